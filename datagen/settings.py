@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from probers.commands.components import Component, choice, fixed
 from probers.commands.compose import key_value
-from probers.commands.settings import OnBadLine, Reading, ReadPool, Resamples, Settings, Several, TextFile
+from probers.commands.settings import (
+    OnBadLine,
+    Reading,
+    ReadPool,
+    Resamples,
+    Screen,
+    Settings,
+    Several,
+    TextFile,
+)
 from probers.data.articles.base import Wikipedia
 from probers.options import Count, Dotted, Limits, Name, Natural, Positive, Seed
 from probers.types import Site, Unit, UserError
@@ -218,6 +227,12 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
     source=judged writes long answers and has their entities or sentences judged.
     """
 
+    screen = Screen(
+        "probers-datagen --source wiki limit=200", "about half a minute",
+        "source out model.name engine limit layers site pool articles corpus label per_article texts.path "
+        "unit prompts reads model.device model.dtype batch_size part seed overwrite",
+    )  # fmt: skip
+
     source: Literal["cot", "wiki", "texts", "judged"] | Dotted = "cot"
     """kind of labels; --source wiki is the same as source=wiki. A dotted path names a class of your own,
     derived from probers.datagen.labels.base.Source"""
@@ -282,6 +297,11 @@ class Judge(Settings):
     by Cohen's kappa, equal verdicts, and how right A is where B decided, each with a 95% interval over
     groups.
     """
+
+    screen = Screen(
+        "probers-judge agreement judge.jsonl hand.jsonl", "seconds",
+        "action files resamples seed out on_bad_line",
+    )  # fmt: skip
 
     action: Literal["agreement"] = "agreement"
     """action, the first word without a key; agreement compares two files"""

@@ -22,7 +22,6 @@ from tqdm import tqdm
 
 from probers.checksums import draw_key, sha256
 from probers.commands.merge import PartRuns
-from probers.commands.runs import tell
 from probers.data.splits import Partition
 from probers.files import write_text, writing
 from probers.store.store import FeatureStore
@@ -75,7 +74,7 @@ def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None
                 batch.states = [_rounded(states, store) for states in batch.states]
                 whole.extend(batch)
             _write(store, source, whole, [unit.id for unit in units])
-            progress.end(len(units))
+            progress.end()
         bar.update(source.items - bar.n)
 
 
@@ -211,10 +210,9 @@ class _Progress:
             f"{total} labels, {total / seconds:.1f} labels/s, {self._tokens / seconds:.0f} tokens/s, {share}"
         )
 
-    def end(self, units: int) -> None:
+    def end(self) -> None:
         """Count a written shard."""
         self._bar.update(self._source.items - self._bar.n)
-        tell(units, f"{self._source.unit_name}s", self._bar.n / self._bar.total if self._bar.total else 0.0)
 
 
 def first_example(rows: Sequence[Mapping[str, Any]], wrong: str) -> list[str]:

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .files import canonical_json, digest, read_json, read_text, regular, write_bytes, write_text, writing
+from .files import (
+    cache_folder,
+    canonical_json,
+    digest,
+    read_json,
+    read_text,
+    regular,
+    write_bytes,
+    write_text,
+    writing,
+)
 from .types import RunError, UserError, first_line
 
 log = logging.getLogger(__name__)
@@ -26,8 +36,6 @@ _RACY = 2_000_000_000  # nanoseconds: clocks of file systems may be this coarse
 #: Key of the checksum that JSON carries of itself.
 _SEAL = "sha256"
 _MANY = 2_000_000_000  # bytes: reading more is announced
-#: Folder in which digests of single files are remembered.
-CACHE = Path("runs/cache")
 
 
 def draw_key(purpose: str, seed: int, text: str) -> int:
@@ -41,10 +49,10 @@ def sha256(path: Path) -> str:
     return _hashed(path, hashlib.sha256)
 
 
-def file_digest(path: Path, cache: Path = CACHE) -> str:
+def file_digest(path: Path, cache: Path | None = None) -> str:
     """Hash the whole file (BLAKE2b, 32 hexadecimal digits), again only after it has changed."""
     stat = path.stat()
-    memory = cache / "files" / f"{digest(str(path.resolve()), 24)}.json"
+    memory = (cache / "files" if cache else cache_folder("files")) / f"{digest(str(path.resolve()), 24)}.json"
     name = f"{stat.st_size} {stat.st_ino}"
     return dict(_digests({name: path}, memory, lambda: hashlib.blake2b(digest_size=16)))[name]
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,15 @@ from typing import Any
 from .types import RunError, UserError
 
 RESUMES = "what was finished is kept, and the same command resumes once that is fixed"
+
+
+def cache_folder(name: str) -> Path:
+    """Return the folder of a cache: below ``PROBERS_CACHE``, else in the user's folder for caches."""
+    if given := os.environ.get("PROBERS_CACHE"):
+        return Path(given) / name
+    home = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local")}
+    user = home.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(user).expanduser() / "probers" / name
 
 
 def write_bytes(path: Path, blob: bytes, then: str = RESUMES) -> None:

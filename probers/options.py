@@ -2,19 +2,24 @@
 
 An annotation such as ``Count`` or ``Literal["mean", "max"] | None`` has three uses: a value is checked
 against it, the message about a wrong value lists what it allows, and ``--help`` shows it. Only the first
-needs pydantic, whose import takes longer than all the rest of ``--help``.
+needs pydantic, whose import takes longer than all the rest of ``--help``. The options of a class are its
+fields or keyword-only parameters, described below the field or in the docstring.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
+import re
+import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from .parts import PARTS
 from .types import STEERING, UserError
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ _LONGEST = 80  # characters of a value in a message
 class Limits:
     """Limits of an annotated type, as in pydantic's ``Field``, and their description in messages."""
 
-    description: str | None = None
+    description: str | Callable[[], str] | None = None
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
@@ -43,6 +48,7 @@ class Limits:
         from pydantic import AfterValidator, Field
 
         given: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
+        given.pop("description", None)
         check = given.pop("check", None)
         limited: Any = Annotated[source, Field(**given)]
         if check is not None:
@@ -65,8 +71,18 @@ Dotted = Annotated[str, Limits("the dotted path of a class", pattern=r"^[A-Za-z_
 Line = Annotated[str, Limits("text on one line", pattern=f"^[^{STEERING}]*$")]
 
 
+def one_of(group: str, *more: str) -> Limits:
+    """Limit a text to the names of a group in the table of parts, or ``more``."""
+
+    def check(value: str) -> None:
+        if value not in PARTS[group] and value not in more:
+            raise ValueError(value)
+
+    return Limits(lambda: f"one of {', '.join((*more, *PARTS[group]))}", check=check)
+
+
 def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check the plain values of any fields of a dataclass; fields that are dataclasses are blocks of options.
+    """Check plain values of a class's fields or parameters; those that are dataclasses are blocks of options.
 
     ``prefix`` precedes the keys in messages, for example "model.".
 
@@ -94,17 +110,9 @@ def check_record(kind: Any, values: Any, prefix: str = "") -> None:
     odd = sorted(set(values) ^ set(names)) if isinstance(values, Mapping) else [shown(values)]
     if odd:
         name = kind.__name__.lstrip("_")
-        told = f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}"
-        raise UserError(told, "bad-file")
+        message = f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}"
+        raise UserError(message, "bad-file")
     check_options(kind, values, prefix)
-
-
-def check_component(target: Callable[..., Any], values: Mapping[str, Any], prefix: str) -> None:
-    """Check values against the parameters of a class or function, like :func:`check_options`."""
-    hints = field_types(target)
-    _refuse_unknown(values, hints, prefix)
-    for name, value in values.items():
-        check_value(f"{prefix}{name}", value, hints[name])
 
 
 def _refuse_unknown(names: Collection[str], known: Collection[str], prefix: str) -> None:
@@ -175,7 +183,7 @@ def _allowed(annotation: Any) -> Iterator[str]:
         limits = next((c for c in constraints if isinstance(c, Limits)), Limits())
         origin, inner = get_origin(base) or base, get_args(base)
         if limits.description is not None:
-            yield limits.description
+            yield limits.description if isinstance(limits.description, str) else limits.description()
         elif origin is Literal:
             yield from map(str, inner)
         elif base is bool:
@@ -236,6 +244,73 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation, config=strict)
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a class: its default as a plain value, its type, and its description."""
+
+    name: str
+    default: Any
+    type: Any
+    about: str
+
+
+@cache
+def options_of(kind: Any) -> tuple[Option, ...]:
+    """List the options of a class: what a configuration can set, which has a default and a plain type."""
+    listed, types_, about = [], field_types(kind), descriptions(kind)
+    made = getattr(kind, "__dataclass_fields__", {})
+    for name, given in inspect.signature(kind).parameters.items():
+        optional = given.default is not given.empty and (made or given.kind is given.KEYWORD_ONLY)
+        if not optional or name.startswith("_") or not _is_typed(types_.get(name)):
+            continue
+        factory = repr(given.default) == "<factory>"
+        default = made[name].default_factory() if factory else given.default
+        default = list(default) if isinstance(default, tuple) else default
+        listed.append(Option(name, default, types_[name], about.get(name, "")))
+    return tuple(listed)
+
+
+def _is_typed(annotation: Any) -> bool:
+    """Tell whether a user can type a value, unlike a loaded corpus."""
+    written = (str, int, float, bool, list, tuple, dict, Mapping, Literal)
+    members = map(_plain, _members(annotation))
+    return any(constraints or (get_origin(base) or base) in written for base, constraints in members)
+
+
+_SECTIONS = r"^(?:Attributes|Args):\n((?:^ +.*\n?|^\n)+)"
+
+
+def about(kind: Any) -> str:
+    """Return the docstring of a class without its sections."""
+    return re.split(r"\n\n(?:Attributes|Args|Raises):", inspect.getdoc(kind) or "")[0]
+
+
+@cache
+def descriptions(kind: type) -> dict[str, str]:
+    """Read the text below each field, or its entry in the docstring, of a class and its bases."""
+    texts: dict[str, str] = {}
+    package = kind.__module__.partition(".")[0]
+    for base in reversed(kind.__mro__):
+        if base.__module__.partition(".")[0] != package:
+            continue
+        for section in re.findall(_SECTIONS, inspect.cleandoc(base.__doc__ or ""), re.M):
+            for entry in re.split(r"\n(?=\w)", inspect.cleandoc(section)):
+                names, _, text = entry.partition(":")
+                texts |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+        body = node.body if (node := _classes(base.__module__).get(base.__name__)) else []
+        for field, text in zip(body, body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(below))):
+                    texts[name] = inspect.cleandoc(below)
+    return texts
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
 @cache
 def field_types(target: Callable[..., Any]) -> dict[str, Any]:
     """Map the parameters of a class or function to their annotations."""
@@ -250,8 +325,8 @@ def field_types(target: Callable[..., Any]) -> dict[str, Any]:
             break
         except NameError as error:  # imported for type checkers only, so never a configured value
             elsewhere[str(error.name)] = _Unwritable
-    found = ((name, hints[name]) for name in names if name in hints)
-    return {name: hint.type if isinstance(hint, InitVar) else hint for name, hint in found}
+    given = ((name, hints[name]) for name in names if name in hints)
+    return {name: hint.type if isinstance(hint, InitVar) else hint for name, hint in given}
 
 
 class _Unwritable:

@@ -19,45 +19,6 @@ StopReason = Literal["eos", "stop", "length", "skipped"]
 Unit = Literal["span", "sentence", "claim", "answer", "token"]
 #: What text outside of the spans is: right, or not judged.
 Outside = Literal["right", "unknown"]
-#: Layouts of files of labelled texts (:mod:`probers.data.texts.formats`).
-TextFormat = Literal[
-    "jsonl", "ragtruth", "lettucedetect", "hallucination_probes", "halueval", "shroom", "helm", "factscore",
-    "truthfulqa", "statements",
-]  # fmt: skip
-#: Heads by the names that users type, and the class of each below :mod:`probers.heads`.
-HEADS = {
-    "probing_rag": "mlp.ProbingRagHead",
-    "linear": "linear.LinearHead",
-    "radio": "mlp.RadioHead",
-    "mind": "mlp.MindHead",
-    "mean_difference": "linear.MeanDifferenceHead",
-    "attention_pool": "attention_pool.AttentionPoolHead",
-    "concat": "layers.ConcatHead",
-    "mix": "layers.MixHead",
-    "layer_attention": "layers.LayerAttentionHead",
-    "sequence": "sequence.SequenceHead",
-    "stacked": "stacked.StackedHead",
-}
-#: Sets of questions by the names that users type, and the class of each below :mod:`probers.data.questions`.
-DATASETS = {
-    "testbed": "jsonl.Testbed",
-    "hotpotqa": "multihop.HotpotQA",
-    "2wikimultihopqa": "multihop.TwoWikiMultihopQA",
-    "nq": "factoid.NaturalQuestions",
-    "triviaqa": "factoid.TriviaQA",
-    "musique": "multihop.MuSiQue",
-    "strategyqa": "multihop.StrategyQA",
-    "iirc": "multihop.IIRC",
-    "squad": "factoid.SQuAD",
-    "popqa": "factoid.PopQA",
-    "webquestions": "factoid.WebQuestions",
-    "bamboogle": "factoid.Bamboogle",
-    "simpleqa": "factoid.SimpleQA",
-    "msmarco": "retrieval.MSMARCO",
-    "beir": "retrieval.BEIR",
-    "completion": "completion.Completion",
-    "file": "jsonl.JSONL",
-}
 
 BESIDE: tuple[Beside, ...] = get_args(Beside)
 SITES: tuple[str, ...] = get_args(Site)

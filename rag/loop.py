@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.commands.runs import tell
 from probers.engine.kv_cache import PrefixCache
 from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
@@ -336,7 +335,6 @@ class RAG:
 
         def ended(count: int) -> None:
             bar.update(count)
-            tell(count, "questions", bar.n / total)
 
         file = TraceFile(path)
         answers = file.resume(questions)

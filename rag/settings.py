@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from probers.commands.components import Component, choice, values_of
-from probers.commands.settings import Answering, Resamples, Split
+from probers.commands.settings import Answering, Resamples, Screen, Split
 from probers.options import Count, Name, Natural
 
 
@@ -18,6 +18,12 @@ class Rag(Answering):
     One question streams to the terminal: where it fired, what was asked and fetched. Several are answered in
     batches into out/traces.jsonl and out/results.json; an interrupted run resumes with the same command.
     """
+
+    screen = Screen(
+        'probers-rag question="Who directed Polish-Russian War?" trigger=rind', "about 10 seconds",
+        "question out model.name engine prober corpus k limit split max_new_tokens max_retrievals "
+        "allow_overlap model.device model.dtype batch_size part seed overwrite",
+    )  # fmt: skip
 
     question: str | None = None
     """a question in plain words; writes nothing unless out is given"""
@@ -37,6 +43,12 @@ class Compare(Answering):
 
     Thresholds without a published value are chosen by one rule on the same validation questions.
     """
+
+    screen = Screen(
+        'probers-compare limit=20 "triggers=[never,always,rind]"', "about a minute",
+        "triggers out model.name engine prober corpus k limit split validation queries vary threshold "
+        "wrong max_new_tokens resamples model.device batch_size part seed overwrite",
+    )  # fmt: skip
 
     out: Name = "runs/compare"
     """folder for results.json, outcomes.jsonl, report.html, report_data.json and traces/<method>.jsonl"""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from probers.commands.components import Component, choice
-from probers.commands.settings import BatchSize, Model, OnBadLine, Settings
+from probers.commands.settings import BatchSize, Model, OnBadLine, Screen, Settings
 from probers.options import Count, Limits, Name, Natural, NotNegative, Seed
 
 
@@ -18,6 +18,12 @@ class Serve(Settings):
     POST /v1/completions and /v1/chat/completions; /v1/models, /health and /metrics; the page at /
     (docs/serving.md).
     """
+
+    screen = Screen(
+        "probers-serve corpus=testbed", "about 10 seconds until it listens",
+        "model.name prober backend host port api_key corpus k thinking max_tokens rows queue model.device "
+        "model.dtype allow_other",
+    )  # fmt: skip
 
     model: Model = field(default_factory=Model)
     host: Name = "127.0.0.1"
@@ -46,8 +52,8 @@ class Serve(Settings):
     """passages for requests with retrieval: testbed, FILE.jsonl[.gz] or FILE.tsv[.gz]; null offers none"""
     passage_words: Count | None = None
     """cut the texts of the corpus into passages of so many words"""
-    corpus_cache: Name = "runs/cache/corpus"
-    """folder for converted large corpora"""
+    corpus_cache: Name | None = None
+    """folder for converted large corpora; null is in the user's cache folder"""
     k: Count = 3
     """passages per retrieval, unless the request says otherwise"""
     max_new_tokens: Count = 64

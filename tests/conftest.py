@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
 
 # The models here are so small that threads cost more than they give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Caches of tests stay out of the user's folder.
+if "PROBERS_CACHE" not in os.environ:
+    os.environ["PROBERS_CACHE"] = tempfile.mkdtemp(prefix="probers-cache-")
+    atexit.register(shutil.rmtree, os.environ["PROBERS_CACHE"], ignore_errors=True)
 # Where there is no network, a model that does not exist is asked for again and again.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

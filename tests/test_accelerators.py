@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from probers.engine.kv_cache import GrowingLayer, select_rows
+from probers.launch import Parts
 from probers.launch.submitit_jobs import Submitit
 from probers.types import Needs
 
@@ -120,6 +121,5 @@ def test_tasks_without_a_gpu_are_told_of(options, told, caplog, monkeypatch, tmp
     submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(submitit, "AutoExecutor", MagicMock())
     caplog.set_level(logging.INFO)
-    parts = type("P", (), {"out": str(tmp_path), "command": "datagen", "typed": ()})
-    Submitit(**options)._submit(parts, [])
+    Submitit(**options)._submit(Parts("datagen", (), str(tmp_path)), [])
     assert ("launch.gpus_per_worker" in caplog.text) is told

@@ -9,6 +9,7 @@ from refusals import fails
 from probers import checksums
 from probers.checksums import Journal, check, file_digest, inputs, take
 from probers.commands.runs import RunFolder
+from probers.files import cache_folder
 
 SIZE = 3_000_000
 
@@ -61,10 +62,11 @@ def test_small_files_and_folders_are_named_by_all_of_their_content(reads):
 
 
 @pytest.mark.parametrize("blob", [b"", b"{", b"[]", b'{"sha256": 1}', b'{"1 1": [1, 2, "a"], "sha256": ""}'])
-def test_a_damaged_memory_is_ignored(reads, blob):
+def test_a_damaged_memory_is_ignored(reads, blob, monkeypatch, tmp_path):
+    monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "caches"))
     Path("f").write_bytes(b"x" * SIZE)
     first = file_digest(Path("f"))
-    (memory,) = Path("runs/cache/files").iterdir()
+    (memory,) = (tmp_path / "caches/files").iterdir()
     assert file_digest(Path("f")) == first and len(reads) == 1
     memory.write_bytes(blob)
     assert file_digest(Path("f")) == first and len(reads) == 2
@@ -79,9 +81,10 @@ def test_a_file_written_a_moment_ago_is_not_remembered(monkeypatch, tmp_path):
     assert file_digest(path, tmp_path / "cache") != first
 
 
-def test_where_nothing_can_be_written_files_are_read_again(reads):
+def test_where_nothing_can_be_written_files_are_read_again(reads, monkeypatch, tmp_path):
+    monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "caches"))
     Path("f").write_bytes(b"x" * SIZE)
-    Path("runs").write_text("a file in the way")
+    Path("caches").write_text("a file in the way")
     assert inputs("f") == inputs("f") and len(reads) == 2
 
 
@@ -124,3 +127,16 @@ def test_a_journal_that_is_no_file_is_refused(tmp_path):
     (tmp_path / "j").mkdir()
     with fails("bad-file", tmp_path / "j"):
         Journal(tmp_path / "j").read()
+
+
+@pytest.mark.parametrize(("platform", "variable", "folder"), [
+    ("linux", "HOME", "/x/.cache/probers/bm25"), ("darwin", "HOME", "/x/Library/Caches/probers/bm25"),
+    ("linux", "XDG_CACHE_HOME", "/x/probers/bm25"), ("win32", "LOCALAPPDATA", "/x/probers/bm25"),
+    ("darwin", "PROBERS_CACHE", "/x/bm25"),
+])  # fmt: skip
+def test_caches_are_in_the_users_folder(platform, variable, folder, monkeypatch):
+    for name in ("PROBERS_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "/x")
+    monkeypatch.setattr("sys.platform", platform)
+    assert cache_folder("bm25") == Path(folder)

@@ -93,41 +93,22 @@ def test_a_run_folder_is_claimed_once(tmp_path):
         RunFolder(tmp_path / "a", "train", {"seed": 0}).claim()
 
 
-@pytest.mark.parametrize("bad", ["pipe", "link", "deep", "folder", "text", "bytes", "types", "closed"])
+@pytest.mark.parametrize("bad", ["pipe", "folder", "{", '{"a":' * 100_000, '{"fingerprint": 1}', "\udcff"])
 def test_one_bad_run_is_noted_and_the_search_goes_on(tmp_path, caplog, bad):
     good = RunFolder(tmp_path / "runs/good", "train", {})
     good.claim()
     good.finish({"model": "a"})
     file = tmp_path / "runs/z/run.json"
     file.parent.mkdir()
-    whole = (good.path / "run.json").read_text()
     if bad == "pipe":
         os.mkfifo(file)
-    elif bad == "link":
-        (tmp_path / "elsewhere").write_text(whole)
-        file.symlink_to(tmp_path / "elsewhere")
     elif bad == "folder":
         file.mkdir()
     else:
-        types = json.dumps(json.loads(whole) | {"summary": [1]})
-        content = {"deep": '{"a":' * 100_000, "types": types, "closed": whole, "text": "{", "bytes": "\udcff"}
-        file.write_text(content[bad], errors="surrogateescape")
-    if bad == "closed":
-        file.parent.chmod(0)
-    try:
-        found = newest_run(["train"], root=tmp_path / "runs")
-    finally:
-        file.parent.chmod(0o700)
-    if bad == "closed":  # to root nothing is closed
-        assert found in (good.path, file.parent)
-    else:
-        assert found == good.path
-        (note,) = caplog.messages
-        assert note.startswith("note: ") and "z/run.json" in note
-    file.unlink() if bad != "folder" else file.rmdir()
-    file.write_text(whole)
-    os.utime(file, (2**32, 2**32))
-    assert newest_run(["train"], root=tmp_path / "runs") == file.parent
+        file.write_text(bad, errors="surrogateescape")
+    assert newest_run(["train"], root=tmp_path / "runs") == good.path
+    (note,) = caplog.messages
+    assert note.startswith("note: ") and "z/run.json" in note
 
 
 def test_newest_takes_complete_runs_of_the_model(tmp_path):

@@ -1,23 +1,21 @@
 """Settings and components: every option is described, composes, and says the same as its class."""
 
-import inspect
-from dataclasses import fields
+import shlex
+from dataclasses import dataclass, field, fields
+from typing import Annotated
 
 import pytest
 from refusals import exits, fails
 
-from probers.commands.components import COMPONENTS, Component, choices, node_of, target_of
-from probers.commands.compose import COMMANDS, compose, groups_of, request, settings_of
-from probers.commands.help import help_of
+from probers.commands.components import Component, choices
+from probers.commands.compose import COMMANDS, compose, groups_of, normalise, request, settings_of
+from probers.commands.help import help_of, help_text
 from probers.commands.settings import Settings
-from probers.commands.signatures import signature
-from probers.data.questions import DATASETS, source_class
-from probers.options import field_types
+from probers.options import options_of
+from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import world_config
 from probers.testbed.world import WorldConfig
-
-COMPONENT_NAMES = [(group, name) for group in COMPONENTS for name in choices(group) if name != "own"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -28,44 +26,80 @@ def test_every_key_of_a_command_is_described(command, capsys):
     assert len(keys) == len(set(keys))
     parts = [key for named in told.groups.values() for choice in named.values() for key in choice.keys]
     assert [key.name for key in (*told.keys, *parts) if not key.about] == []
-    assert not exits(command, ["--help"])
+    assert not exits(command, ["--help", "all"])
     text = capsys.readouterr().out
     assert all(f"{name}=" in text for name in keys)
     assert max(map(len, text.splitlines())) <= 130
 
 
-@pytest.mark.parametrize("group, name", COMPONENT_NAMES)
-def test_the_options_read_from_the_source_are_those_of_the_class(group, name):
-    kind = Component.of(group, name).kind
-    types, empty = field_types(kind), inspect.Parameter.empty
-    given = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
-    # Objects, by the commands; for a judge, passages are a number.
-    handed_in = {"matcher"} if group == "judge" else {"matcher", "passages"}
-    optional = {option for option, default in given.items() if default is not empty}
-    assert optional - handed_in == set(node_of(group, name)) - {"_target_"}
-    for option in signature(target_of(group, name)).options:
-        default = given[option.name]
-        if repr(default) == "<factory>":
-            default = next(f.default_factory() for f in fields(kind) if f.name == option.name)
-        assert (list(default) if isinstance(default, tuple) else default) == option.default, option.name
-        assert option.name in types
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_first_help_is_one_screen_with_an_example_that_the_command_takes(command, capsys):
+    assert not exits(command, ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 80
+    screen = settings_of(command).screen
+    program, *typed = shlex.split(screen.example)
+    assert program == f"probers-{command}" and f"  {screen.example}" in lines
+    request(command, normalise(command, typed))
+    assert set(screen.keys.split()) <= {key.name for key in help_of(command).keys}
+    assert all(f"  {key}=" in "\n".join(lines) for key in screen.keys.split())
 
 
-def test_the_question_sets_of_the_table_are_those_of_the_code():
-    assert set(choices("questions")) == set(DATASETS)
-    for name in DATASETS:
-        made = source_class(name)
-        assert target_of("questions", name) == f"{made.__module__}.{made.__name__}"
+def test_help_has_topics():
+    assert help_text("rag", "trigger").count("  trigger=") == len(choices("trigger"))
+    (line, *_) = help_text("rag", "trigger=rind").splitlines()
+    assert line == "  trigger=rind"
+    assert "model.dtype=auto" in help_text("rag", "model")
+    assert help_text("rag", "k").startswith("k=3\n")
+    with fails("unknown-choice", "did you mean trigger?"):
+        help_text("rag", "triger")
+    with fails("unknown-choice", "did you mean rind?"):
+        help_text("rag", "trigger=rnd")
+
+
+@dataclass
+class Described:
+    """An example.
+
+    Attributes:
+        first, second: numbers.
+    """
+
+    loaded: object
+    first: int = 1
+    second: Annotated[int, "anything"] = 2
+    fifth: object = None
+
+
+@dataclass
+class Derived(Described):
+    """An example with another default."""
+
+    second: int = 3
+    third: list[str] = field(default_factory=lambda: ["a"])
+    """below the field"""
+
+
+def test_a_class_is_described_below_its_fields_or_in_its_docstring():
+    assert [(o.name, o.default, o.about) for o in options_of(Derived)] == [
+        ("first", 1, "numbers."), ("second", 3, "numbers."), ("third", ["a"], "below the field"),
+    ]  # fmt: skip
+
+
+def test_every_line_of_the_table_leads_to_a_part():
+    for group, names in PARTS.items():
+        for name, path in names.items():
+            assert not path or load_part(group, name).__name__ == path.rpartition(".")[2]
 
 
 def test_settings_made_in_python_are_those_that_are_typed():
     for command in COMMANDS:
         typed, made = request(command, []), settings_of(command)()
         assert isinstance(made, Settings)
-        for field in fields(made):
-            value = getattr(made, field.name)
-            if not field.name.startswith("_") and "${" not in str(value):  # a reference to another key
-                assert getattr(typed, field.name) == value, (command, field.name)
+        for each in fields(made):
+            value = getattr(made, each.name)
+            if not each.name.startswith("_") and "${" not in str(value):  # a reference to another key
+                assert getattr(typed, each.name) == value, (command, each.name)
     assert settings_of("datagen")(limit=5).record["limit"] == 5
 
 

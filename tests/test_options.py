@@ -1,9 +1,5 @@
 """Options: every value passes or is one sentence that names its key; presets pass; free text is not read."""
 
-import math
-import operator
-from dataclasses import fields
-from pkgutil import resolve_name
 from typing import Any, Literal
 
 import pytest
@@ -13,13 +9,14 @@ from hypothesis import strategies as st
 from refusals import fails
 
 from probers import options
-from probers.commands.components import COMPONENTS, choices, node_of
+from probers.commands.components import choices
 from probers.commands.compose import COMMANDS, normalise, request, settings_of
 from probers.commands.main import combinations
 from probers.commands.presets import methods, presets
 from probers.commands.runs import RunFolder, taking_back
 from probers.commands.settings import BatchSize, Device, Names
 from probers.options import Count, Name, Natural, NotNegative, Positive, Seed, Share, check_value
+from probers.parts import PARTS as TABLE
 from probers.types import UserError
 
 often = settings(derandomize=True, max_examples=300)
@@ -55,17 +52,6 @@ def test_every_value_passes_or_is_one_sentence_that_names_the_key(place, value):
         assert " must be " in said or " is too large: " in said
 
 
-@often
-@given(st.sampled_from(sorted(SETTINGS)), st.dictionaries(st.text(max_size=12), PLAIN, max_size=3))
-def test_what_is_no_key_is_named_beside_those_that_are(command, values):
-    kind = SETTINGS[command]
-    unknown = sorted(set(values) - {field.name for field in fields(kind)})
-    if not unknown:
-        return
-    with fails("unknown-key", repr(unknown[0])):
-        options.check_options(kind, values)
-
-
 INF, NAN, LARGE = float("inf"), float("nan"), 2**32
 
 
@@ -91,26 +77,7 @@ def test_an_annotation_takes_what_it_says_and_nothing_else(annotation, good, bad
         assert refusal("key", value, annotation) is not None
 
 
-@often
-@given(PLAIN)
-def test_numbers_have_no_other_form_than_a_number(value):
-    number = (type(value) is int and abs(value) < LARGE) or (type(value) is float and math.isfinite(value))
-    for annotation, holds in ((Positive, operator.gt), (NotNegative, operator.ge)):
-        assert (refusal("key", value, annotation) is None) == (number and holds(value, 0))
-    assert (refusal("key", value, Natural) is None) == (type(value) is int and 0 <= value < LARGE)
-
-
-PARTS = [(group, name) for group in COMPONENTS for name in choices(group) if name != "own"]
-
-
-def test_what_is_allowed_is_told_of_every_key_and_of_every_part():
-    found = [(f"{command} {key}", hint) for (command, key), hint in HINTS.items()]
-    for group, name in PARTS:
-        node = node_of(group, name)
-        hints = options.field_types(resolve_name(node["_target_"]))
-        found += [(f"{group}.{key}", hint) for key, hint in hints.items() if key in node]
-    for key, hint in found:
-        assert options.allowed(hint), key
+PARTS = [(group, name) for group in TABLE if group != "format" for name in choices(group) if name != "own"]
 
 
 @pytest.mark.parametrize("command", SETTINGS)
@@ -198,17 +165,3 @@ def test_what_comes_from_the_environment_is_used_and_not_written(tmp_path, monke
     assert any("${oc.env:PLACE}" in text for text in written)
     unset = request("rag", ["corpus=${oc.env:NOPE,3}"])
     assert unset.corpus == "3" and unset.record["corpus"] == "${oc.env:NOPE,3}"
-
-
-TEXT = st.text(st.characters(exclude_characters="\0"), max_size=30)
-
-
-@rarely
-@given(st.sampled_from(sorted(SETTINGS)), TEXT, TEXT)
-@pytest.mark.long
-def test_any_argument_passes_or_is_one_sentence(command, key, value):
-    for argument in (key, f"{key}={value}", f"seed={value}", f"out={value}"):
-        try:
-            request(command, normalise(command, [argument]))
-        except UserError as error:
-            assert len(str(error).splitlines()) == 1

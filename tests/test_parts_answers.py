@@ -106,15 +106,6 @@ def test_a_part_that_died_goes_on_and_the_whole_is_the_same(place, monkeypatch):
     assert computed(out) == computed(Path("whole")) and whole["n"] == 40
 
 
-def test_parts_of_traces_made_twice_differ_in_time_alone_and_count_once(place):  # noqa: F811
-    typed = [*ASKED, "trigger=probing"]
-    folders = in_parts("rag", typed, Path("run"), 2)
-    twin = cli.run("rag", [*typed, "out=again", "part=1/2"])
-    assert (twin / "traces.jsonl").read_bytes() != (Path(folders[0]) / "traces.jsonl").read_bytes()
-    whole = cli.run("rag", [*typed, "out=whole"])
-    assert computed(merged([*folders, str(twin)], Path("run"))) == computed(whole)
-
-
 def test_parts_of_two_commands_or_of_one_question_are_refused(place):  # noqa: F811
     rag = cli.run("rag", [*ASKED, "trigger=never", "out=a", "part=1/2"])
     compare = cli.run("compare", [*ASKED, "triggers=[never]", "resamples=100", "out=b", "part=2/2"])

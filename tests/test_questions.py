@@ -24,7 +24,6 @@ from probers.data import load_questions
 from probers.data.articles import open_articles
 from probers.data.corpus import load_corpus
 from probers.data.questions import (
-    DATASETS,
     EmptySplitError,
     Layout,
     QuestionSource,
@@ -36,6 +35,7 @@ from probers.data.questions import (
 from probers.data.questions.multihop import TwoWikiMultihopQA
 from probers.data.splits import Splits
 from probers.evaluation.answers import normalize_answer
+from probers.parts import PARTS
 from probers.types import Question, RunError
 from probers.words.spelling import load_aliases
 from probers.words.vectors import load_vectors
@@ -638,8 +638,8 @@ def test_a_wrong_request_is_named_with_its_choices(name, options, code, named):
 
 
 def test_every_published_set_is_reachable_by_name():
-    assert set(DATASETS) == {*OFFICIAL, "testbed", "completion", "file"}
-    for name in DATASETS:
+    assert set(PARTS["questions"]) == {*OFFICIAL, "testbed", "completion", "file"}
+    for name in PARTS["questions"]:
         made = source_class(name)
         assert made.name == name and {"path", "hub", "hub_split"} <= {f.name for f in fields(made)}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from probers.commands.components import Component, choice
-from probers.commands.settings import Device, Names, Part, ReadPool, Resamples, Run, Several, TextFile
+from probers.commands.settings import Device, Names, Part, ReadPool, Resamples, Run, Screen, Several, TextFile
 from probers.options import Count, Limits, Name, Natural, NotNegative, Positive, Seed, check_options
 from probers.types import Beside, Site, UserError
 
@@ -144,6 +144,12 @@ class Train(Fitting, Assembling, Stores):
     One head per layer; together they are the prober. All layers, sites and seeds train in one pass.
     """
 
+    screen = Screen(
+        "probers-train layer=10", "about half a minute",
+        "data layer out test pool site combine threshold calibration epochs lr batch_size balance "
+        "resamples learning_curve device logger part seed overwrite",
+    )  # fmt: skip
+
     layer: Layers = "all"
     """layers to train on: all, 10, 1-20 or [6,8,10]; layer k is the residual stream after block k"""
     test: Names | None = None
@@ -183,6 +189,12 @@ class Search(Fitting, Assembling, Stores):
     Every candidate is trained on some training groups and scored on others, by folds; after each round the
     better half goes on. Validation and test groups take no part in the choice, so that the test figures hold.
     """
+
+    screen = Screen(
+        "probers-search minutes=2", "about 3 minutes",
+        "data heads layer_sets sites pool minutes folds out combine threshold epochs lr device seed "
+        "overwrite",
+    )  # fmt: skip
 
     heads: Names | None = None
     """heads to try, each with options as typed after it: [linear,"radio hidden=64"]; null takes those that

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from probers.commands.runs import tell
 from probers.files import digest, regular, write_bytes, writing
 from probers.types import first_line
 
@@ -201,7 +200,6 @@ class _Progress(Callback):
             loss = float(self._module.recent[self._probing].mean())
             self._bar.set_postfix_str(f"loss {loss:.3f}{self._best}", refresh=False)
         self._bar.update()
-        tell(1, "steps", self._bar.n / self._bar.total)
 
     def on_validation_end(self, *_: Any) -> None:
         scores = self._module.auroc[self._probing]

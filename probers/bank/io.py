@@ -22,7 +22,7 @@ from ..data.splits import SEEN, Seen
 from ..engine import adapters
 from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
-from ..options import Name, check_component, check_record, shown
+from ..options import Name, check_options, check_record, shown
 from ..store.spec import FeatureSpec
 from ..types import UserError, first_line
 from . import value_head
@@ -235,7 +235,7 @@ def load_head(
         raise UserError(f"{told}: pass head_class to from_pretrained", "own-class")
     make = factory(partial(cls, **options))
     if name in HEADS:
-        check_component(cls, options, "head.")
+        check_options(cls, options, "head.")
     try:
         regular(file)
         if config["weights"] != sha256(file):

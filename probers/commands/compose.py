@@ -1,11 +1,15 @@
-"""Composition of a command's settings from typed arguments, by Hydra's overrides, groups and presets."""
+"""Composition of a command's settings from typed arguments, by Hydra's overrides, groups and presets.
+
+Hydra gets the nodes of the components that a command line chooses, itself, by default or by a preset; no
+other component is imported.
+"""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -13,9 +17,10 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from ..options import shown, text_keys
+from ..parts import PARTS
 from ..types import UserError, first_line
-from .components import COMPONENTS, choices, node_of
-from .presets import check_preset, departures, methods, presets
+from .components import choices, node_of
+from .presets import check_preset, chosen_by, departures, presets
 from .settings import Settings, default_values, read
 
 if TYPE_CHECKING:
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Command -> its settings, and the function that runs it; each is imported only when needed.
 COMMANDS = {
-    "demo": ("commands.settings.Demo", "commands.demo.run"),
+    "demo": ("commands.demo.Demo", "commands.demo.run"),
     "datagen": ("datagen.settings.Datagen", "datagen.labelling.run"),
     "train": ("train.settings.Train", "train.run.run"),
     "search": ("train.settings.Search", "train.search.run"),
@@ -36,7 +41,7 @@ COMMANDS = {
     "import": ("score.settings.Import", "score.exchange.run_import"),
     "export": ("score.settings.Export", "score.exchange.run_export"),
     "judge": ("datagen.settings.Judge", "datagen.judges.agreement.run"),
-    "merge": ("commands.settings.Merge", "commands.merge.run"),
+    "merge": ("commands.merge.Merge", "commands.merge.run"),
 }
 #: Groups in which a preset chooses a component and sets options of that component.
 _OF_A_CHOICE = ("trigger", "query")
@@ -134,7 +139,7 @@ def _quoted(command: str, argument: str) -> str:
         return argument
     key = {"model": "model.name", "texts": "texts.path"}.get(key, key)
     if _FREE.fullmatch(key):  # the text holds no reference
-        value = _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", value)
+        value = _OPENING.sub(lambda opening: f"{opening[1] * 2}\\${{", value)
     override = parsed(f"{key}={value}")
     if override is None or key == "question" or (key in _texts(command) and _is_no_text(override)):
         value = quote(value)
@@ -195,8 +200,8 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
 def _resolved(config: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    found: Any = OmegaConf.to_container(config, resolve=True)
-    return {str(key): value for key, value in found.items() if key != "commands"}
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    return {str(key): value for key, value in values.items() if key != "commands"}
 
 
 def _unread(config: DictConfig) -> dict[str, Any]:
@@ -214,20 +219,34 @@ def _unread(config: DictConfig) -> dict[str, Any]:
         OmegaConf.register_new_resolver("oc.env", env, replace=True)
 
 
+def fill_store(command: str, overrides: Sequence[str]) -> None:
+    """Tell Hydra the defaults of a command, and those of the components that the overrides choose."""
+    groups = _store_command(command)
+    typed = dict(map(key_value, overrides))
+    preset = chosen_by(typed) if "experiment" in typed else {}
+    for group, name in (groups | preset | typed).items():
+        if group in groups and name in choices(group):
+            _store_component(group, name if name in PARTS[group] else "testbed")  # other files are prompts
+
+
 @cache
-def fill_store(command: str) -> None:
-    """Tell Hydra the defaults of a command and of every component that it may choose."""
+def _store_command(command: str) -> dict[str, str | None]:
     from hydra.core.config_store import ConfigStore
 
-    store, kind = ConfigStore.instance(), settings_of(command)
-    groups = groups_of(kind)
+    kind, groups = settings_of(command), _groups(command)
     defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
     if presets(command):
         defaults.append({"experiment": None})
-    store.store(name=command, node={"defaults": defaults, **default_values(kind)}, provider="probers")
-    for group in groups:
-        for name in COMPONENTS[group]:
-            store.store(group=group, name=name, node=node_of(group, name), provider="probers")
+    node = {"defaults": defaults, **default_values(kind)}
+    ConfigStore.instance().store(name=command, node=node, provider="probers")
+    return groups
+
+
+@cache
+def _store_component(group: str, name: str) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(group=group, name=name, node=node_of(group, name), provider="probers")
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
@@ -238,10 +257,8 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    fill_store(command)
-    read = [_checked(override) for override in overrides]
-    for override, found in zip(overrides, read, strict=True):
-        _check_kind(command, override, found)
+    for override in overrides:
+        _check(command, override)
     overrides = [o for o in overrides if o not in _NONE]
     typed = dict(map(key_value, overrides))
     preset = not typed.keys().isdisjoint(("experiment", "method"))
@@ -249,23 +266,25 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
         check_preset(command, typed)
     try:
         with initialize_config_module("probers.configs", version_base="1.3"):
+            fill_store(command, overrides)
             config = hydra_compose(command, overrides=overrides)
             for group in departures(typed) if preset else ():
-                own = [o for o in overrides if key_value(o)[0].partition(".")[0] == group]
-                _depart(config, group, hydra_compose(command, overrides=own)[group])
+                chosen = [o for o in overrides if key_value(o)[0].partition(".")[0] == group]
+                fill_store(command, chosen)
+                _replace_choice(config, group, hydra_compose(command, overrides=chosen)[group])
             for group in _OWN:
                 if f"{group}._target_" in typed and group not in typed:
-                    _keep(config, group, typed)
+                    _drop_options(config, group, typed)
             OmegaConf.to_container(config, resolve=True)  # references to missing keys fail here
             return config
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain(command, overrides, error) from error
     except ValueError as error:  # about a key within a list
-        told = f"cannot read {shown(' '.join(overrides))}: give a list whole, as in key=[a,b]"
-        raise UserError(told) from error
+        message = f"cannot read {shown(' '.join(overrides))}: give a list whole, as in key=[a,b]"
+        raise UserError(message) from error
 
 
-def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
+def _replace_choice(config: DictConfig, group: str, plain: DictConfig) -> None:
     """Apply the user's choice in a group, ``plain``, without a preset's options for another choice."""
     from omegaconf import OmegaConf, open_dict
 
@@ -276,7 +295,7 @@ def _depart(config: DictConfig, group: str, plain: DictConfig) -> None:
         config[group] = plain
 
 
-def _keep(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
+def _drop_options(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
     """Apply a class of the user's own without the options of the component that it replaces."""
     from omegaconf import OmegaConf, open_dict
 
@@ -285,105 +304,72 @@ def _keep(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
         config[group] = OmegaConf.masked_copy(config[group], given)
 
 
-def _checked(override: str) -> Override:
-    """Parse an override by Hydra's grammar; refuse others in one sentence."""
+def _check(command: str, override: str) -> None:
+    """Refuse what Hydra's grammar cannot read, several values, and a value other than a name for a name."""
     from omegaconf import grammar_parser
     from omegaconf.errors import OmegaConfBaseException
 
     key, equals, value = override.partition("=")
-    told = shown(override)
+    group, typed = key_value(override)[0], shown(override)
     if not equals or override.startswith("-"):
-        raise UserError(f"cannot read the argument {told!r}: write key=value (see --help)")
+        raise UserError(f"cannot read the argument {typed!r}: write key=value (see --help)")
     if not _KEY.fullmatch(key):
-        raise UserError(f"cannot read the key {shown(key)!r} of {told}: give a name like seed or model.name")
+        raise UserError(f"cannot read the key {shown(key)!r} of {typed}: give a name like seed or model.name")
     if max(itertools.accumulate((c in "[{(") - (c in "]})") for c in value), default=0) > _DEEPEST:
-        raise UserError(f"{told} nests more than {_DEEPEST} brackets: give fewer")
+        raise UserError(f"{typed} nests more than {_DEEPEST} brackets: give fewer")
     try:
         grammar_parser.parse(value if "${" in value else "-")
     except OmegaConfBaseException:
-        raise UserError(f"{told} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}") from None
-    if (found := parsed(override)) is None:
-        raise UserError(f"cannot read {told}: close its quotes and brackets, or put the text into quotes")
-    return found
-
-
-def _check_kind(command: str, override: str, found: Override) -> None:
-    """Refuse several values, and values other than a name where a name chooses a file."""
-    group, told = key_value(override)[0], shown(override)
-    if found.is_sweep_override():
-        text = f"\"{override.partition('=')[0]}='a,b'\""
-        raise UserError(f"{told} gives several values: add -m to run each, or write [a,b] or the text {text}")
-    if group in _groups(command) and not isinstance(found.value(), str) and override not in _NONE:
-        raise UserError(f"{told} is no name: give {group}=NAME, one of {', '.join(_names(command, group))}")
+        raise UserError(f"{typed} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}") from None
+    if (read := parsed(override)) is None:
+        raise UserError(f"cannot read {typed}: close its quotes and brackets, or put the text into quotes")
+    if read.is_sweep_override():
+        remedy = f"add -m to run each, or write [a,b] or the text \"{key}='a,b'\""
+        raise UserError(f"{typed} gives several values: {remedy}")
+    if group in _groups(command) and override not in _NONE and read.value() not in choices(group):
+        listed = ", ".join(choices(group))
+        raise UserError(f"unknown {group} {shown(read.value())!r}: choose one of {listed}", "unknown-choice")
 
 
 @cache
-def _groups(command: str) -> set[str]:
-    """List a command's keys whose value is a name of components or presets."""
-    found = set(groups_of(settings_of(command)))
-    return found | {"experiment", "method"} if presets(command) else found
-
-
-def _names(command: str, group: str) -> list[str]:
-    special = {"experiment": presets, "method": methods}
-    return special[group](command) if group in special else choices(group)
+def _groups(command: str) -> dict[str, str | None]:
+    return groups_of(settings_of(command))
 
 
 def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:
     """Explain Hydra's refusal in one sentence: the first override that names nothing known."""
+    from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
-    if isinstance(error, InterpolationKeyError) and (found := re.search("'(.+)'", str(error))):
-        told = f"{error.full_key} is taken from {found[1]}, which does not exist: choose another value for it"
-        return UserError(told, "unknown-key")
+    if isinstance(error, InterpolationKeyError) and (missing := re.search("'(.+)'", str(error))):
+        message = f"{error.full_key} is taken from {missing[1]}, which does not exist"
+        return UserError(f"{message}: choose another value for it", "unknown-key")
     if isinstance(error, InterpolationResolutionError):
         return UserError(f"{error.full_key} cannot be read: {first_line(error).rpartition(': ')[2]}")
-    choosing: list[str] = []
-    for override in overrides:
-        group, name = key_value(override)
-        if group not in _groups(command):
-            continue
-        if name not in (names := _names(command, group)):
-            told = f"unknown {group} {shown(name)!r}: choose one of {', '.join(names)}"
-            return UserError(told, "unknown-choice")
-        choosing.append(override)
+    choosing = [o for o in overrides if key_value(o)[0] in {*_groups(command), "experiment", "method"}]
     if len(choosing) < len(overrides):
-        there = compose(command, choosing)
+        keys = [*_dotted(OmegaConf.to_container(compose(command, choosing), resolve=False))]
         for override in overrides:
             key = key_value(override)[0]
-            if not override.startswith("+") and not _is_there(there, key):
-                return UserError(_unknown(command, key, choosing), "unknown-key")
+            if not override.startswith("+") and key not in keys:
+                return UserError(_unknown(command, key, keys), "unknown-key")
     return UserError(f"cannot read {shown(' '.join(overrides))}: {first_line(error)}", "argument")
 
 
-def _is_there(config: Any, key: str) -> bool:
-    """Tell whether a configuration has a dotted key."""
-    from omegaconf import OmegaConf
-
-    for name in key.split("."):
-        if not OmegaConf.is_dict(config) or name not in config:
-            return False
-        config = config._get_node(name)
-    return True
+def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
+    """List the dotted keys of a configuration."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        yield f"{prefix}{name}"
+        yield from _dotted(value, f"{prefix}{name}.")
 
 
-def _unknown(command: str, key: str, choosing: Sequence[str]) -> str:
-    """Describe an unknown key: the keys beside it, and the nearest."""
-    from omegaconf import OmegaConf
-
-    group = key.partition(".")[0]
-    chosen = [o for o in choosing if key_value(o)[0] == group]
-    config = compose(command, chosen)
-    if group == "launch" and group in _groups(command) and not chosen:
-        return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(group))}"
+def _unknown(command: str, key: str, keys: Sequence[str]) -> str:
+    """Describe an unknown key: the nearest, and the keys beside it."""
     block = key.rpartition(".")[0]
-    while block and not OmegaConf.is_dict(OmegaConf.select(config, block)):
-        block = block.rpartition(".")[0]
-    beside = config if not block else OmegaConf.select(config, block)
-    keys = sorted(f"{block}.{k!s}".lstrip(".") for k in beside if k != "_target_")
-    if not block:
-        keys += [f"model.{k}" for k in config.get("model", {})]
+    if block in _groups(command) and f"{block}._target_" not in keys:
+        return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(block))}"
     near = difflib.get_close_matches(key, keys, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    listed = f"the keys are {', '.join(keys)}" if keys else f"{block} has none"
-    return f"unknown key {key!r}{hint}: {listed}; --help explains them"
+    beside = [each for each in keys if each.rpartition(".")[0] == block and not each.endswith("._target_")]
+    listed = f"the keys are {', '.join(sorted(beside))}" if beside else f"{block} has none"
+    return f"unknown key {key!r}{hint}: {listed}; --help all explains them"

@@ -6,14 +6,14 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..files import read_json, write_text
-from ..store.store import FeatureStore
-from .main import run as run_command
+from ..options import Count, Name
 from .runs import RunFolder
-from .settings import Demo
+from .settings import BatchSize, Run, Screen
 
 #: Title, command and overrides.
 Step = tuple[str, str, list[str]]
@@ -32,11 +32,61 @@ _TRIGGERS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DemoModel:
+    """The language model."""
+
+    name: Name = "testbed"
+    """testbed, smollm2, or the folder of a model trained by tools/testbed; model=NAME for short"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Run):
+    """Run the whole job on the embedded testbed.
+
+    Both kinds of labels with cached hidden states, heads on all layers and on single tokens, a classifier of
+    questions, every trigger on the same questions, and a report of who was right. With articles=FILE
+    model=smollm2 it does the same on a real model and real text.
+    """
+
+    screen = Screen(
+        "probers-demo", "5 to 8 minutes",
+        "out model.name articles full judged cot wiki compare batch_size seed overwrite",
+    )  # fmt: skip
+
+    out: Name = "runs/demo"
+    """folder for everything; report.html and results.json are directly in it"""
+    model: DemoModel = field(default_factory=DemoModel)
+    articles: Name = "testbed"
+    """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
+    completed and searched; give model= too"""
+    cot: Count | None = None
+    """questions for the cot labels, each with and without passages; null is 1600, with articles 150, with
+    articles and full=true 1000. With judged=true: long answers, null is 700, with full=true 2000"""
+    wiki: Count | None = None
+    """articles for the wiki labels; null is 600, with articles 200 (judged=true: 300), with articles and
+    full=true 2000"""
+    compare: Count | None = None
+    """test questions that every trigger answers; null is 200, with articles 40, with articles and
+    full=true 300"""
+    full: bool = False
+    """true also draws the learning curves of the heads and the curves of triggers that fire within an
+    answer (sweep=4 of probers-compare), which takes as long again; with articles it also takes more of
+    them"""
+    judged: bool = False
+    """true instead has the model write long answers about the articles, judges their entities by these, and
+    compares heads on them with heads on cut articles, each tested on both; the tables are in report.md"""
+    batch_size: BatchSize = "auto"
+    """prompts per forward pass; auto halves when memory runs out"""
+
+
 def run(settings: Demo) -> Path:
     """Make labels of both kinds, train on them and compare triggers; returns the report's path.
 
     Each step is a run of its own below ``out``, so that an interrupted demo resumes.
     """
+    from .main import run as run_command
+
     out = Path(settings.out)
     folder = RunFolder(out, "demo", settings.record)
     folder.claim()
@@ -135,6 +185,8 @@ def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]
 
 def on_testbed(settings: Demo) -> Iterator[Step]:
     """Yield the steps on the testbed; a step may read the results of those before it."""
+    from ..store.store import FeatureStore
+
     out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *_TESTBED)
     common, generating, training, comparing = _shared(settings)
     yield ("labels: questions with and without passages", "datagen",

@@ -1,35 +1,43 @@
-"""The help of a command: its keys with defaults and ranges, and its components."""
+"""The help of a command: one screen of the keys that people set, all of it, or one group, block or key."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pkgutil import resolve_name
 from typing import Any
 
-from ..options import allowed, field_types
-from .components import COMPONENTS, choices, told_of
+from ..options import Option, about, allowed, field_types, options_of
+from ..parts import PARTS
+from ..types import UserError
+from .components import choices, kind_of
 from .compose import groups_of, settings_of
 from .presets import methods, presets
 from .settings import default_component
-from .signatures import Option, signature
 
-_WIDTH = 100
-_FLAGS = """\
-Flags:
-  --help       this text
+_WIDTH, _SCREEN = 100, 80
+_COLUMN = 26  # characters of a key and its default on the first screen
+_MORE = """\
+More:
+  --help all   every key and every component
+  --help NAME  a group (trigger), component (trigger=rind), block (model) or key
   --cfg job    print the resolved configuration and stop
-  -m           run every combination of comma-separated values (key=a,b) and compare them"""
-
+  -m           run every combination of comma-separated values (key=a,b)"""
+_OWN = """\
+A class of your own derived from torch.nn.Module, as +head._target_=my_package.MyHead. It takes the width
+first and maps states (n, width) to logits (n, 2), wrong and correct, or to one logit of "correct". Its
+options are +head.OPTION=value."""
 #: Keys whose default is a file of values.
 _FILED = {"methods": "(see configs/methods.yaml)"}
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A dotted key, its default as typed, its range in words ("" for obvious ones), and more."""
+    """A dotted key, its default as typed, its range in words, and its description."""
 
     name: str
     default: str
@@ -57,53 +65,42 @@ class Help:
 
 
 def help_of(command: str) -> Help:
-    """Build the help of a command from the classes of its settings and components."""
+    """Build the complete help of a command from the classes of its settings and components."""
     kind = settings_of(command)
-    groups = {
-        group: {name: _choice(group, name) for name in choices(group)} for group in sorted(groups_of(kind))
-    }
-    about, keys = signature(_path(kind)).about, tuple(_keys(kind))
-    return Help(about, keys, groups, presets(command), methods(command))
+    groups = {group: group_help(group) for group in sorted(groups_of(kind))}
+    return Help(about(kind), tuple(_keys(kind)), groups, presets(command), methods(command))
 
 
-def _path(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def group_help(group: str, *names: str) -> dict[str, Choice]:
+    """Import the components of a group, or those with ``names``, and describe them and their options."""
+    return {name: _choice(group, name) for name in names or choices(group)}
+
+
+def _choice(group: str, name: str) -> Choice:
+    if name not in PARTS[group]:
+        return Choice("", ())  # a file of values for the keys of the others
+    if (kind := kind_of(group, name)) is None:
+        return Choice(_OWN, ())
+    return Choice(_plain(about(kind)), tuple(_key(option, f"{group}.") for option in options_of(kind)))
 
 
 def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
     """List the keys of settings or of a block, those of blocks last."""
-    types, told = field_types(kind), {option.name: option for option in signature(_path(kind)).options}
-    blocks: list[Key] = []
+    for option in options_of(kind):
+        yield _key(option, prefix)
     for each in fields(kind):
-        name, type_ = each.name, types[each.name]
-        if name.startswith("_") or "choice" in each.metadata:
-            continue
-        if "fixed" in each.metadata:
-            component = default_component(each)
-            assert component is not None
-            options = signature(component.target).options
-            blocks += [_key(o, f"{prefix}{name}.", component.options[o.name]) for o in options]
-        elif isinstance(type_, type) and is_dataclass(type_):
-            blocks += _keys(type_, f"{prefix}{name}.")
-        else:
-            option = told[name]
-            default = option.default if option.default is not None else _FILED.get(name)
-            yield Key(f"{prefix}{name}", _typed(default), allowed(type_), _plain(option.about))
-    yield from blocks
-
-
-def _choice(group: str, name: str) -> Choice:
-    if name not in COMPONENTS[group]:
-        return Choice("", ())  # a file of values for the keys of the others
-    told = told_of(group, name)
-    return Choice(_plain(told.about), tuple(_key(option, f"{group}.") for option in told.options))
+        block = field_types(kind)[each.name]
+        if "fixed" in each.metadata and (component := default_component(each)) is not None:
+            for option in options_of(resolve_name(component.target)):
+                yield _key(option, f"{prefix}{each.name}.", component.options[option.name])
+        elif "choice" not in each.metadata and is_dataclass(block):
+            assert isinstance(block, type)
+            yield from _keys(block, f"{prefix}{each.name}.")
 
 
 def _key(option: Option, prefix: str, default: Any = ...) -> Key:
-    value = option.default if default is ... else default
-    return Key(
-        f"{prefix}{option.name}", _typed(value), ", ".join(map(str, option.choices)), _plain(option.about)
-    )
+    default = _FILED.get(option.name, option.default) if default is ... else default
+    return Key(f"{prefix}{option.name}", _typed(default), allowed(option.type), _plain(option.about))
 
 
 def _typed(value: Any) -> str:
@@ -123,35 +120,80 @@ def _plain(text: str) -> str:
     return re.sub(r"\b(None|True|False)\b", lambda m: _WORDS[m[1]], text)
 
 
-def help_text(command: str) -> str:
-    """Format the help of a command as plain text."""
-    told = help_of(command)
-    lines = [f"Usage: probers-{command} [key=value ...]", "", told.about, "", "Keys with their defaults:"]
-    for key in told.keys:
-        lines += _shown(key, "  ")
-    if told.presets:
-        lines += ["", *_wrapped(f"experiment=NAME, one of: {', '.join(told.presets)}", "")]
-    if told.methods:
-        lines += _wrapped(f"with method=NAME, one of: {', '.join(told.methods)}", "  ")
-    for group, named in told.groups.items():
-        lines += ["", *_wrapped(f"{group}=NAME, one of: {', '.join(named)}", "")]
-        for name, choice in named.items():
-            if not choice.about and not choice.keys:
-                continue
-            lines += [f"  {group}={name}", *_wrapped(choice.about.split("\n\n")[0], "      ")]
+def help_text(command: str, topic: str = "") -> str:
+    """Format the first screen of a command's help, ``all`` of it, or its topic: a group, component or key.
+
+    UserError "unknown-choice" for a topic that the command does not have.
+    """
+    if not topic:
+        return "\n".join(_screen(command))
+    if topic == "all":
+        return "\n".join([*_all(help_of(command)), "", _MORE])
+    group, _, name = topic.partition("=")
+    groups = groups_of(settings_of(command))
+    if group in groups and (not name or name in choices(group)):
+        return "\n".join(_group(group, group_help(group, *filter(None, [name]))))
+    keys = [*_keys(settings_of(command))]
+    if lines := [line for key in keys if f"{key.name}.".startswith(f"{topic}.") for line in _shown(key, "")]:
+        return "\n".join(lines)
+    topics = choices(group) if group in groups and name else [*groups, *(key.name for key in keys)]
+    near = difflib.get_close_matches(name or topic, topics, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    listed = ", ".join(topics if name else [*groups, "all"])
+    raise UserError(f"--help {topic}: no such name{hint}; choose {listed}, or a key", "unknown-choice")
+
+
+def _screen(command: str) -> Iterator[str]:
+    """Yield the lines of the first screen: the keys that the settings mark, with one line each."""
+    kind: Any = settings_of(command)
+    screen = kind.screen
+    yield from _wrapped(about(kind).split("\n\n")[0], "", _SCREEN)
+    yield from ("", f"Example, {screen.takes}:", f"  {screen.example}", "", "Keys and their defaults:")
+    for dotted in screen.keys.split():
+        block, _, name = dotted.rpartition(".")
+        holder: Any = field_types(kind)[block] if block else kind
+        options = options_of(holder)
+        key = _key(next(option for option in options if option.name == name), f"{block}." if block else "")
+        default = key.default if len(key.default) < _COLUMN else f"{key.default[:6]}.."
+        left = f"{f'{dotted}={default}':<{_COLUMN}}"
+        text = re.split(r"[;.] ", " ".join(key.about.split()))[0]
+        yield f"  {left} {textwrap.shorten(text, _SCREEN - 3 - len(left), placeholder=' ..')}"
+    if groups := groups_of(kind):
+        listed = [f"{group}={name or 'null'} ({len(choices(group))})" for group, name in groups.items()]
+        text = ", ".join(listed) + (", experiment=null" if presets(command) else "")
+        yield from ("", "Groups of components, with the number of choices:", *_wrapped(text, "  ", _SCREEN))
+    yield from ("", *_MORE.splitlines())
+
+
+def _all(help_: Help) -> Iterator[str]:
+    yield from (help_.about, "", "Keys with their defaults:")
+    for key in help_.keys:
+        yield from _shown(key, "  ")
+    if help_.presets:
+        yield from ("", *_wrapped(f"experiment=NAME, one of: {', '.join(help_.presets)}", ""))
+    if help_.methods:
+        yield from _wrapped(f"with method=NAME, one of: {', '.join(help_.methods)}", "  ")
+    for group, named in help_.groups.items():
+        yield from ("", *_group(group, named))
+
+
+def _group(group: str, named: Mapping[str, Choice]) -> Iterator[str]:
+    if len(named) > 1:
+        yield from _wrapped(f"{group}=NAME, one of: {', '.join(named)}", "")
+    for name, choice in named.items():
+        if choice.about or choice.keys:
+            yield from (f"  {group}={name}", *_wrapped(choice.about.split("\n\n")[0], "      "))
             for key in choice.keys:
-                lines += _shown(key, "    ")
-    return "\n".join([*lines, "", _FLAGS])
+                yield from _shown(key, "    ")
 
 
 def _shown(key: Key, indent: str) -> Iterator[str]:
     yield from _wrapped(f"{key.name}={key.default}", indent)
-    about = f"{key.about} [{key.allowed}]" if key.allowed else key.about
-    yield from _wrapped(about, f"{indent}    ")
+    yield from _wrapped(f"{key.about} [{key.allowed}]", f"{indent}    ")
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrapped(text: str, indent: str, width: int = _WIDTH) -> list[str]:
     return textwrap.wrap(
-        " ".join(text.split()), _WIDTH, initial_indent=indent, subsequent_indent=indent,
+        " ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip

@@ -74,7 +74,7 @@ def _begun_on(folder: RunFolder) -> str | None:
 def keep_model() -> None:
     """Make :func:`load_model` return the last model again when its options are the same."""
     global _kept
-    _kept = {}
+    _kept = {} if _kept is None else _kept
 
 
 def _loaded(kind: type[CausalLM], options: dict[str, Any]) -> CausalLM:

@@ -7,7 +7,6 @@ interrupted). Nothing heavy is imported before the request has been checked.
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
 import sys
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 #: Command, given as name and configuration -> function that runs it in parts for ``launch``.
-_LAUNCHER = "probers.launch.run.run"
+_LAUNCHER = "probers.launch.run"
 #: Command -> function (varied options of each job, folders) -> the table at the end of a sweep.
 _TABLES = dict.fromkeys(("train", "search"), "probers.train.report.compare_runs")
 #: Control and direction characters, except line ends, tabs and colours.
@@ -105,7 +104,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
         sys.stderr.close()
         code = 1
     except (ProbersError, OSError) as error:
-        message, code = told(error)
+        message, code = described(error)
         _fail(f"probers-{command}: {message}", code)
     sys.exit(code)
 
@@ -122,13 +121,11 @@ def _fail(message: str, code: int) -> int:
 
 
 def _main(command: str, arguments: list[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
+    if help_flags := {"-h", "--help"} & set(arguments):
         from .help import help_text
 
-        gc.disable()  # making the help frees nothing, and looking for garbage takes a third of its time
-        print(help_text(command))
-        gc.freeze()
-        gc.enable()
+        topic = arguments[arguments.index(help_flags.pop()) + 1 :]
+        print(help_text(command, *topic[:1]))
         return 0
     several = {"-m", "--multirun"} & set(arguments)
     arguments = [a for a in arguments if a not in several]
@@ -188,7 +185,7 @@ def _run_all(
         except BrokenPipeError:
             raise
         except (ProbersError, OSError) as error:
-            message, code = told(error)
+            message, code = described(error)
             worst = max(worst, _fail(f"probers-{command}: {' '.join(name)}: {message}", code))
             continue
         if isinstance(folder, Path) and getattr(settings, "part", None) is None:
@@ -200,7 +197,7 @@ def _run_all(
     return worst
 
 
-def told(error: Exception) -> tuple[str, int]:
+def described(error: Exception) -> tuple[str, int]:
     """Return the message of an error, and the exit code."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else ""), 1

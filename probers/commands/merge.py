@@ -6,28 +6,53 @@ command without ``part``, and takes the model's output or the trained heads from
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..checksums import sha256
 from ..data.splits import PARTS, Partition
-from ..files import digest
-from ..types import RunError, UserError, first_line
+from ..options import Name
+from ..types import UserError, first_line
 from .compose import key_value, quote, request
-from .runs import CONFIG_FILE, RUN_FILE, RunFolder, identity, read_state, told_apart
-from .settings import Merge
+from .runs import CONFIG_FILE, RunFolder, identity, read_state, told_apart
+from .settings import Device, Screen, Settings
 
 log = logging.getLogger(__name__)
 
 #: Options about the execution of a command; the merge has its own.
 _OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Settings):
+    """Join the parts of a run: probers-merge runs/x/parts/*, after the command with part=1/n to part=n/n.
+
+    The result is the run in one piece: the same examples in the same order, with answers and heads from
+    the parts; what depends on the whole (balance, audit, calibration, report) is done here by the code
+    of the command. It reads the inputs of the command, so run it where the command was run. The parts
+    are only read; a killed merge can be resumed.
+    """
+
+    screen = Screen(
+        "probers-merge runs/datagen/cot/parts/*", "seconds",
+        "parts out device overwrite wait",
+    )  # fmt: skip
+
+    parts: list[Name] = field(default_factory=lambda: [])
+    """folders of the parts, given without a key, each once, in any order"""
+    out: Name | None = None
+    """folder to write; null is the folder that holds parts/"""
+    device: Device | None = None
+    """device of the model where the whole needs one (probers-compare); null is that of the parts"""
+    overwrite: bool = False
+    """true sets an earlier run in out aside, as <out>.old-1, and makes it again"""
+    wait: bool = False
+    """true waits while another process writes to out"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +76,8 @@ class PartRun:
             typed = yaml.safe_load((path / CONFIG_FILE).read_text("utf-8"))["typed"]
             return cls(path, Partition.parse(part), state, tuple(map(str, typed)))
         except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
-            told = f"{path / CONFIG_FILE} is damaged ({first_line(error)}): make the part again"
-            raise UserError(told, "damaged") from error
+            message = f"{path / CONFIG_FILE} is damaged ({first_line(error)}): make the part again"
+            raise UserError(message, "damaged") from error
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -78,12 +103,12 @@ class PartRuns:
 
     def of_one(self, what: str, read: Callable[[PartRun], Any]) -> Any:
         """Return a value, named ``what``, that all parts must share; UserError names two that differ."""
-        first, found = self.runs[0], read(self.runs[0])
+        first, value = self.runs[0], read(self.runs[0])
         for run in self.runs[1:]:
-            if read(run) != found:
-                told = f"{first.path} and {run.path} differ in {what}: run one where the other was run"
-                raise UserError(f"{told}, with overwrite=true", "parts")
-        return found
+            if read(run) != value:
+                message = f"{first.path} and {run.path} differ in {what}: run one where the other was run"
+                raise UserError(f"{message}, with overwrite=true", "parts")
+        return value
 
     def begin(self, folder: RunFolder, what: str = "run") -> bool:
         """Begin the whole run (:meth:`RunFolder.begin`); UserError if its command now asks for another."""
@@ -119,10 +144,9 @@ class PartRuns:
 
 
 def gather(paths: Sequence[str | Path]) -> PartRuns:
-    """Read the parts of one run; two copies of a part count once.
+    """Read the parts of one run.
 
-    Refuse parts of several runs or models, and a part that is missing, unfinished, or given twice with
-    different contents.
+    Refuse parts of several runs or models, and a part that is missing, unfinished, or given twice.
     """
     if not paths:
         raise UserError("give the folders of the parts to merge, as runs/x/parts/*", "missing-value")
@@ -133,20 +157,18 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
     for run in given.values():
         if not run.state["complete"]:
             raise UserError(f"{run.path} is not finished: resume it with {run.command()}", "parts")
-    found: dict[int, PartRun] = {}
+    runs: dict[int, PartRun] = {}
     for run in given.values():
-        twin = found.setdefault(run.part.number, run)
-        if twin is not run and contents(twin.path) != contents(run.path):
-            told = f"{twin.path} and {run.path} are both part {run.part} but differ: give one of them"
-            raise UserError(told, "parts")
+        if (twin := runs.setdefault(run.part.number, run)) is not run:
+            message = f"{twin.path} and {run.path} are both part {run.part}: give one of them"
+            raise UserError(message, "parts")
     count = first.part.count
-    missing = [Partition(i, count) for i in range(1, count + 1) if i not in found]
+    missing = [Partition(i, count) for i in range(1, count + 1) if i not in runs]
     if missing:
-        listed = ", ".join(map(str, missing[:5]))
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        lacks = f"part {listed} is" if len(missing) == 1 else f"parts {listed}{more} are"
-        raise UserError(f"{lacks} missing: make {missing[0]} with {first.command(missing[0])}", "parts")
-    return PartRuns(first.state["command"], tuple(found[i] for i in sorted(found)))
+        listed = ", ".join(map(str, missing[:5])) + (" .." if len(missing) > 5 else "")
+        remedy = f"make {missing[0]} with {first.command(missing[0])}"
+        raise UserError(f"{len(missing)} of {count} parts are missing ({listed}): {remedy}", "parts")
+    return PartRuns(first.state["command"], tuple(runs[i] for i in sorted(runs)))
 
 
 def _check_alike(first: PartRun, other: PartRun) -> None:
@@ -159,33 +181,8 @@ def _check_alike(first: PartRun, other: PartRun) -> None:
     weights = [{"model": chosen.get("model", "")} for chosen in (ours, theirs)]  # before other choices
     for here, there in ((first.whole, other.whole), weights, (ours, theirs)):
         if apart := told_apart(here, there, at):
-            told = f"{first.path} and {other.path} are parts of two runs ({apart})"
-            raise UserError(f"{told}: make one of them again", "parts")
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Hash each file of a run's results, without measured times."""
-    found = {}
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.name.startswith(".") and path.name not in (RUN_FILE, CONFIG_FILE):
-            traces = path.suffix == ".jsonl"
-            found[str(path.relative_to(folder))] = digest(_untimed(path), 64) if traces else sha256(path)
-    return found
-
-
-def _untimed(traces: Path) -> str:
-    """Return traces without seconds, and without checksums, which cover the seconds."""
-    found = []
-    try:
-        for line in traces.read_text("utf-8").splitlines():
-            trace = json.loads(line)
-            trace.pop("sha256", None)
-            trace.get("counters", {}).pop("seconds", None)
-            found.append(json.dumps(trace, sort_keys=True))
-    except (ValueError, AttributeError, TypeError) as error:
-        told = f"{traces} is damaged ({first_line(error)}): make the part again"
-        raise RunError(told, "damaged") from error
-    return "\n".join(found)
+            message = f"{first.path} and {other.path} are parts of two runs ({apart})"
+            raise UserError(f"{message}: make one of them again", "parts")
 
 
 def key_of(override: str) -> str:
@@ -195,15 +192,15 @@ def key_of(override: str) -> str:
 
 def run(settings: Merge) -> Any:
     """Merge the parts ``settings.parts``; return the command's result."""
-    found = gather(settings.parts)
-    out = Path(settings.out) if settings.out is not None else found.place
+    parts = gather(settings.parts)
+    out = Path(settings.out) if settings.out is not None else parts.place
     if out is None:
         raise UserError("the parts are in several places: give out=FOLDER to write to", "missing-value")
-    if settings.overwrite and any(out.resolve() in run.path.resolve().parents for run in found.runs):
+    if settings.overwrite and any(out.resolve() in run.path.resolve().parents for run in parts.runs):
         raise UserError(f"overwrite=true would move the parts inside out={out}: choose another", "conflict")
-    typed = [o for o in found.runs[0].typed if key_of(o) not in _OF_A_PART]
+    typed = [o for o in parts.runs[0].typed if key_of(o) not in _OF_A_PART]
     means = {"overwrite": settings.overwrite, "wait": settings.wait}
     typed += [f"out={quote(str(out))}", *(f"{key}={value}".lower() for key, value in means.items())]
-    if settings.device is not None and found.command != "train":
+    if settings.device is not None and parts.command != "train":
         typed.append(f"model.device={settings.device}")
-    return found.merge(typed)
+    return parts.merge(typed)

@@ -28,13 +28,13 @@ def methods(command: str, preset: str | None = None) -> list[str]:
 
     With a preset, list only those that need no number beyond it, its own paper's first.
     """
-    found = [name for name in choices("method") if command in _commands("method", name)]
+    names = [name for name in choices("method") if command in _commands("method", name)]
     if preset is None:
-        return found
+        return names
     given = set(file_of("experiment", preset).get("published", {}))
-    own = _chosen("experiment", preset).get("method", "")
-    fitting = [m for m in found if {*_published(file_of("method", m))} <= given]
-    return sorted(fitting, key=lambda name: (not own or not name.startswith(own), name))
+    paper = _chosen("experiment", preset).get("method", "")
+    fitting = [name for name in names if {*_published(file_of("method", name))} <= given]
+    return sorted(fitting, key=lambda name: (not paper or not name.startswith(paper), name))
 
 
 def check_preset(command: str, typed: Mapping[str, str]) -> None:
@@ -44,31 +44,29 @@ def check_preset(command: str, typed: Mapping[str, str]) -> None:
         return
     if preset == "null":
         if method is not None:
-            told = f"method={method} takes its numbers from a published setting"
-            raise UserError(f"{told}: add experiment=NAME, one of {', '.join(known)}", "missing-value")
+            problem = f"method={method} takes its numbers from a published setting"
+            raise UserError(f"{problem}: add experiment=NAME, one of {', '.join(known)}", "missing-value")
         return
-    if preset not in choices("experiment"):
-        raise UserError(f"unknown experiment {preset!r}: choose one of {', '.join(known)}", "unknown-choice")
-    if preset not in known:
-        own, there = _listed("experiment", preset), ", ".join(known)
-        raise UserError(f"experiment={preset} is for {own}; probers-{command} has {there}", "unknown-choice")
-    fitting = methods(command, preset)
-    if method is None:
-        default = _chosen("experiment", preset).get("method")
-        if default is not None and command not in _commands("method", default):
-            first, *others = fitting
-            more = f" (or {', '.join(others)})" if others else ""
-            told = f"experiment={preset} needs a method of probers-{command}: add method={first}{more}"
-            raise UserError(told, "missing-value")
-    elif method not in fitting:
-        if method not in choices("method"):
-            problem = f"unknown method {method!r}"
-        elif command not in _commands("method", method):
-            problem = f"method={method} is for {_listed('method', method)}, not for probers-{command}"
-        else:
-            problem = f"method={method} needs numbers that experiment={preset} does not give"
-        choose = f"choose one of {', '.join(fitting)}" if fitting else "leave it out"
-        raise UserError(f"{problem}: {choose}", "unknown-choice")
+    _check_choice(command, "experiment", preset, known)
+    fitting, default = methods(command, preset), _chosen("experiment", preset).get("method")
+    if method is not None:
+        _check_choice(command, "method", method, fitting)
+    elif default is not None and command not in _commands("method", default):
+        problem = f"experiment={preset} needs a method of probers-{command}"
+        raise UserError(f"{problem}: add method=NAME, one of {', '.join(fitting)}", "missing-value")
+
+
+def _check_choice(command: str, group: str, name: str, fitting: Sequence[str]) -> None:
+    if name in fitting:
+        return
+    problem = f"{group}={name} needs numbers that the experiment does not give"
+    if name not in choices(group):
+        problem = f"unknown {group} {name!r}"
+    elif command not in (commands := _commands(group, name)):
+        listed = ", ".join(f"probers-{each}" for each in commands)
+        problem = f"{group}={name} is for {listed}, not for probers-{command}"
+    remedy = f"choose one of {', '.join(fitting)}" if fitting else "leave it out"
+    raise UserError(f"{problem}: {remedy}", "unknown-choice")
 
 
 def note_on(typed: Mapping[str, str], settings: Settings) -> str | None:
@@ -84,22 +82,21 @@ def note_on(typed: Mapping[str, str], settings: Settings) -> str | None:
 
 def departures(typed: Mapping[str, str]) -> list[str]:
     """List the groups with another component than the preset's, whose options there are then void."""
-    preset = typed.get("experiment", "null")
-    if preset == "null":
-        return []
-    chosen = _chosen("experiment", preset)
-    default = chosen.pop("method", None)
-    if (method := typed.get("method", default)) is not None:
-        chosen |= _chosen("method", method)
+    chosen = chosen_by(typed)
     return [group for group in chosen if typed.get(group, chosen[group]) != chosen[group]]
+
+
+def chosen_by(typed: Mapping[str, str]) -> dict[str, str]:
+    """Map group to choice of the typed preset and its method."""
+    if (preset := typed.get("experiment", "null")) not in choices("experiment"):
+        return {}
+    chosen = _chosen("experiment", preset)
+    method = typed.get("method", chosen.pop("method", None))
+    return chosen | (_chosen("method", method) if method in choices("method") else {})
 
 
 def _commands(group: str, name: str) -> Sequence[str]:
     return file_of(group, name).get("commands", ())
-
-
-def _listed(group: str, name: str) -> str:
-    return ", ".join(f"probers-{command}" for command in _commands(group, name))
 
 
 def _chosen(group: str, name: str) -> dict[str, str]:

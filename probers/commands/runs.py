@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -35,7 +35,7 @@ _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebu
 #: Dotted keys that change how a run is carried out, but not its results.
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
-    "save_every", "shard_size", "suffix", "memory", "corpus_cache", "typed", "retriever.cache",
+    "save_every", "shard_size", "suffix", "memory", "corpus_cache", "wikipedia.cache", "typed", "retriever.cache",
     "retriever.device", "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
@@ -50,26 +50,6 @@ _PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
 _HELD: dict[Path, FileLock] = {}
 #: Folders begun by the running command: path, whether new, and new place of an earlier run.
 _MADE: list[tuple[Path, bool, Path | None]] = []
-
-#: Called with the number of further finished units, their name, and the finished share of the whole work.
-Listener = Callable[[int, str, float], None]
-_LISTENERS: list[Listener] = []
-
-
-def tell(more: int, unit: str, share: float) -> None:
-    """Report to listeners that ``more`` units are done, and the ``share`` (0 to 1) of the running bar."""
-    for listener in _LISTENERS:
-        listener(more, unit, share)
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Report progress to a listener within the block: a launcher shows it for all its workers."""
-    _LISTENERS.append(listener)
-    try:
-        yield
-    finally:
-        _LISTENERS.remove(listener)
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:

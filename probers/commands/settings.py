@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from dataclasses import Field as Field_
-from typing import Annotated, Any, Literal, TypeVar
+from pkgutil import resolve_name
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from ..data.splits import Partition
-from ..options import Count, Limits, Name, Natural, Seed, check_options, field_types
-from ..types import Outside, TextFormat
-from .components import Component, choice, fixed, node_of
-from .signatures import signature
+from ..options import Count, Limits, Name, Natural, Seed, check_options, field_types, one_of, options_of
+from ..types import Outside
+from .components import Component, choice, fixed
 
 Kind = TypeVar("Kind")
 _Each = TypeVar("_Each")
@@ -48,10 +48,20 @@ Part = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """The first screen of ``--help``: an example, its time on two cores, and the keys that people set."""
+
+    example: str
+    takes: str
+    keys: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The options of a command."""
 
+    screen: ClassVar[Screen]
     _record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,27 +89,26 @@ class Settings:
 def default_component(key: Field_[Any]) -> Component | None:
     """Make the default component of a settings field."""
     if (target := key.metadata.get("fixed")) is not None:
-        return Component(key.name, target, signature(target).defaults | key.metadata["defaults"], named=False)
-    if (name := key.metadata.get("choice")) is None:
-        return None
-    node = node_of(key.name, name)
-    return Component(key.name, node.pop("_target_"), node)
+        defaults = {option.name: option.default for option in options_of(resolve_name(target))}
+        return Component(key.name, target, defaults | key.metadata["defaults"], named=False)
+    name = key.metadata.get("choice")
+    return None if name is None else Component.of(key.name, name)
 
 
 def default_values(kind: Any) -> dict[str, Any]:
     """List the default of every key, except components chosen by name."""
-    types, found = field_types(kind), dict[str, Any]()
+    types, defaults = field_types(kind), dict[str, Any]()
     for key in fields(kind):
         if key.name.startswith("_") or "choice" in key.metadata:
             continue
         if "fixed" in key.metadata:
-            found[key.name] = plain(default_component(key))
+            defaults[key.name] = plain(default_component(key))
         elif is_dataclass(types[key.name]):
-            found[key.name] = default_values(types[key.name])
+            defaults[key.name] = default_values(types[key.name])
         else:
             value = key.default if key.default_factory is MISSING else key.default_factory()
-            found[key.name] = list(value) if isinstance(value, tuple) else value
-    return found
+            defaults[key.name] = list(value) if isinstance(value, tuple) else value
+    return defaults
 
 
 def plain(value: Any) -> Any:
@@ -111,8 +120,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def read(kind: Callable[..., Kind], values: Mapping[str, Any], **kept: Any) -> Kind:
-    """Make settings of a class from plain values, all checked, with ``kept`` beside them."""
+def read(kind: Callable[..., Kind], values: Mapping[str, Any], **more: Any) -> Kind:
+    """Make settings of a class from plain values, all checked, with ``more`` beside them."""
     types, made = field_types(kind), dict(values)
     metadata = {f.name: f.metadata for f in fields(kind)}  # type: ignore[arg-type]
     components = {name: m.get("fixed") for name, m in metadata.items() if "choice" in m or "fixed" in m}
@@ -122,7 +131,7 @@ def read(kind: Callable[..., Kind], values: Mapping[str, Any], **kept: Any) -> K
             made[name] = None if value is None else Component.read(name, value, components[name])
         elif is_dataclass(types[name]):
             made[name] = read(types[name], value)
-    return kind(**made, **kept)
+    return kind(**made, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +145,8 @@ class Model:
     """revision on the hub"""
     gguf: Name | None = None
     """name of a GGUF file in that folder or hub repository"""
-    cache: Name = "runs/cache/models"
-    """folder for de-quantised GGUF files"""
+    cache: Name | None = None
+    """folder for de-quantised GGUF files; null is in the user's cache folder"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """number format; auto on a CPU is bfloat16 where the processor computes in it, else float32"""
     device: Device = "auto"
@@ -179,7 +188,7 @@ class TextFile:
 
     path: Name | None = None
     """file with labelled texts (.gz too), or hf:ID[:config][:split]; texts=FILE for short"""
-    format: Literal["auto"] | TextFormat = "auto"
+    format: Annotated[str, one_of("format", "auto")] = "auto"
     """layout of the file; auto tells it by its fields. jsonl has answer, prompt or messages, and wrong,
     spans, sentences or claims"""
     columns: Mapping[str, Name] | None = None
@@ -199,8 +208,8 @@ class Reading(Run):
     passage_words: Count | None = None
     """cut the texts of the corpus into passages of this many words; null keeps them whole, and makes
     passages of articles from whole sentences, up to 100 words each"""
-    corpus_cache: Name = "runs/cache/corpus"
-    """folder for converted large corpora"""
+    corpus_cache: Name | None = None
+    """folder for converted large corpora; null is in the user's cache folder"""
     on_bad_line: OnBadLine = "error"
     """treatment of a malformed input line: stop before the model runs, or leave it out"""
     batch_size: BatchSize = "auto"
@@ -246,68 +255,3 @@ class Answering(Reading):
     draft: Natural = 8
     """number of tokens to guess from prompt and earlier text for a question that runs alone; they are checked
     in one pass, and 0 guesses none"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoModel:
-    """The language model."""
-
-    name: Name = "testbed"
-    """testbed, smollm2, or the folder of a model trained by tools/testbed; model=NAME for short"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demo(Run):
-    """Run the whole job on the embedded testbed.
-
-    Both kinds of labels with cached hidden states, heads on all layers and on single tokens, a classifier of
-    questions, every trigger on the same questions, and a report of who was right. With articles=FILE
-    model=smollm2 it does the same on a real model and real text.
-    """
-
-    out: Name = "runs/demo"
-    """folder for everything; report.html and results.json are directly in it"""
-    model: DemoModel = field(default_factory=DemoModel)
-    articles: Name = "testbed"
-    """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
-    completed and searched; give model= too"""
-    cot: Count | None = None
-    """questions for the cot labels, each with and without passages; null is 1600, with articles 150, with
-    articles and full=true 1000. With judged=true: long answers, null is 700, with full=true 2000"""
-    wiki: Count | None = None
-    """articles for the wiki labels; null is 600, with articles 200 (judged=true: 300), with articles and
-    full=true 2000"""
-    compare: Count | None = None
-    """test questions that every trigger answers; null is 200, with articles 40, with articles and
-    full=true 300"""
-    full: bool = False
-    """true also draws the learning curves of the heads and the curves of triggers that fire within an
-    answer (sweep=4 of probers-compare), which takes as long again; with articles it also takes more of
-    them"""
-    judged: bool = False
-    """true instead has the model write long answers about the articles, judges their entities by these, and
-    compares heads on them with heads on cut articles, each tested on both; the tables are in report.md"""
-    batch_size: BatchSize = "auto"
-    """prompts per forward pass; auto halves when memory runs out"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merge(Settings):
-    """Join the parts of a run: probers-merge runs/x/parts/*, after the command with part=1/n to part=n/n.
-
-    The result is the run in one piece: the same examples in the same order, with answers and heads from
-    the parts; what depends on the whole (balance, audit, calibration, report) is done here by the code
-    of the command. It reads the inputs of the command, so run it where the command was run. The parts
-    are only read; a killed merge can be resumed.
-    """
-
-    parts: list[Name] = field(default_factory=lambda: [])
-    """folders of the parts, given without a key, each once, in any order"""
-    out: Name | None = None
-    """folder to write; null is the folder that holds parts/"""
-    device: Device | None = None
-    """device of the model where the whole needs one (probers-compare); null is that of the parts"""
-    overwrite: bool = False
-    """true sets an earlier run in out aside, as <out>.old-1, and makes it again"""
-    wait: bool = False
-    """true waits while another process writes to out"""

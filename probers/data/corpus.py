@@ -21,11 +21,12 @@ import numpy as np
 from tqdm import tqdm
 
 from ..checksums import draw_key, file_digest
-from ..files import digest, given_file
+from ..files import cache_folder, digest, given_file
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
-from .records import BadLine, bad_line, check_bad_line, records_of
+from .records import BadLine, bad_line, check_bad_line
+from .rows import as_rows
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
@@ -85,7 +86,7 @@ def as_passages(rows: Rows) -> Sequence[Passage]:
         return rows
     if isinstance(rows, (str, bytes, Mapping)):
         raise UserError(f"passages={rows!r:.80} is one passage: give a list of passages", "bad-value")
-    passages = [_passage(row, number) for number, row in enumerate(records_of(rows), 1)]
+    passages = [_passage(row, number) for number, row in enumerate(as_rows(rows), 1)]
     if not passages:
         raise UserError("passages=[] is empty: give at least one text, or corpus=testbed or a file", "empty")
     places: dict[str, int] = {}
@@ -125,8 +126,6 @@ def _decode(line: bytes) -> Passage:
     return Passage(name, title, text)
 
 
-CACHE = Path("runs/cache/corpus")
-
 #: Files up to this many bytes are read into memory.
 IN_MEMORY = 4 << 20
 
@@ -150,7 +149,7 @@ def load_corpus(
         source: the file; :func:`probers.data.corpus_formats.read_passages` describes its formats.
         on_bad_line: whether a malformed line or a repeated id is an "error" or left out ("skip").
         passage_words: cut texts, or articles, into passages of this many words; None keeps them whole.
-        cache: the folder for passage stores, made from files of over ``in_memory`` bytes.
+        cache: the folder for passage stores, made from files of over ``in_memory`` bytes; None is the user's.
 
     Raises:
         UserError: missing file, malformed line, repeated id, or no passage at all.
@@ -160,7 +159,7 @@ def load_corpus(
 
         return assets.load_corpus()
     path = given_file("corpus", source, "'testbed' or the path of a JSONL or TSV file")
-    cache = Path(cache or CACHE)
+    cache = Path(cache or cache_folder("corpus"))
     check_bad_line(on_bad_line)
     request = _Request(path, on_bad_line, passage_words)
     if path.stat().st_size <= in_memory:

@@ -38,6 +38,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
 _OPPOSITE = ("correct", "is_correct", "right", "truthful", "factual", "supported", "faithful")
 
 
+def as_rows(rows: Any) -> Any:
+    """Return the rows of a table of pandas as dictionaries, and any other rows as they are."""
+    return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
+
+
 def records_of(rows: Any) -> list[dict[str, Any]]:
     """Turn rows into plain records, in their order; cells without a value are None.
 
@@ -48,10 +53,7 @@ def records_of(rows: Any) -> list[dict[str, Any]]:
     Raises:
         UserError: no rows, or something else.
     """
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas
-        rows = rows.to_dict("records")
-    elif isinstance(rows, Mapping):
-        rows = _of_columns(rows)
+    rows = _of_columns(rows) if isinstance(rows, Mapping) else as_rows(rows)
     if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
         raise UserError(f"rows must be a table or a list of dictionaries, found {type(rows).__name__}")
     records = []

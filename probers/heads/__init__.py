@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from pkgutil import resolve_name
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from ..types import HEADS as PLACES
+from ..parts import PARTS, exporting, exports, load_part
 from .base import CORRECT, WRONG, Memory, Moments, ProbeHead
 from .custom import ForeignHead, factory
 from .stacked import StackedHead
 
 __all__ = [
     "CORRECT", "HEADS", "WRONG", "ForeignHead", "Memory", "Moments", "ProbeHead", "StackedHead", "factory",
-    "head_name", "is_joint",
+    "head_name", "is_joint", *exports("heads"),
 ]  # fmt: skip
 
-#: Classes of heads by their names in ``config.json`` of saved probers and in ``head=``.
-HEADS: dict[str, type[ProbeHead]] = {
-    name: resolve_name(f"{__name__}.{place}") for name, place in PLACES.items()
-}
+__getattr__ = exporting(__name__)
+
+
+class _Heads(Mapping[str, type[ProbeHead]]):
+    """Classes of heads by name, imported when asked for; ensembles are saved as "stacked"."""
+
+    def __getitem__(self, name: str) -> type[ProbeHead]:
+        if name == "stacked":
+            return StackedHead
+        if not PARTS["head"].get(name, "").startswith("heads."):
+            raise KeyError(name)
+        kind: type[ProbeHead] = load_part("head", name)
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name, path in PARTS["head"].items() if path.startswith("heads."))
+        yield "stacked"
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+#: Names of heads in ``config.json`` of saved probers and in ``head=``.
+HEADS = _Heads()
 StackedHead.kinds = HEADS
-
-
-def __getattr__(name: str) -> Any:
-    """Look up the class of a head by its own name."""
-    for kind in HEADS.values():
-        if kind.__name__ == name:
-            return kind
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def head_name(head: ProbeHead | type[ProbeHead]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..options import Name, check_component, check_record
+from ..options import Name, check_options, check_record
 from .base import CORRECT, WRONG, Memory, ProbeHead
 
 
@@ -81,7 +81,7 @@ class StackedHead(ProbeHead):
         if kind is None:
             raise ValueError(f"a member's head {member['head']} is unknown")
         own: dict[str, Any] = member["options"]
-        check_component(kind, own, "members.options.")
+        check_options(kind, own, "members.options.")
         names = [f"layer{k}" for k in member["layers"]]
         head = kind(names[:1], self.width, layers, **own) if kind.joint else kind(names, self.width, **own)
         if len(member["ensemble"]["weights"]) != len(head.streams):

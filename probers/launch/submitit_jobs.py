@@ -8,42 +8,35 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..data.splits import Partition
 from ..options import Count, Natural
 from ..types import RunError, UserError, first_line
-from .run import DONE, REFUSED, Parts, PartsBar, enter, logs, make_part
-
-_LOOK = 1.0  # seconds between two readings of the parts' progress
+from . import Made, Parts, make_part
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Function of the array's tasks; its argument is a part as ``i/n``."""
+    """Function of the array's tasks; its argument is the number of a part."""
 
-    command: str
-    typed: tuple[str, ...]
-    out: str
+    parts: Parts
     folder: str
     threads: int
 
-    def __call__(self, part: str) -> list[str]:
-        """Make a part (:func:`.run.make_part`); waits while another process writes it."""
-        enter(self.folder, self.threads)
-        one = Partition.parse(part)
-        return list(make_part(Parts(self.command, self.typed, self.out, one.count), one, "wait=true"))
+    def __call__(self, number: int) -> Made:
+        """Make a part (:func:`.make_part`)."""
+        return make_part(self.parts, number, self.folder, self.threads)
 
-    def checkpoint(self, part: str) -> Any:
+    def checkpoint(self, number: int) -> Any:
         """Queue the same task again when its time is up."""
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, part)
+        return DelayedSubmission(self, number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,82 +64,66 @@ class Submitit:
     merge: bool = True
     """false leaves the joining of the parts to probers-merge"""
 
-    def make(self, command: str, typed: tuple[str, ...], out: str) -> Parts | None:
-        """Make the missing parts; return all parts, or None with ``wait=false``."""
-        parts = Parts(command, typed, out, self.parts)
-        told: dict[Partition, str] = {}
-        for turn in range(self.tries):
+    def make(self, parts: Parts) -> Parts | None:
+        """Make the missing parts; return all of them, or None with ``wait=false``."""
+        parts, problems = replace(parts, count=self.parts), dict[Partition, str]()
+        for _ in range(self.tries):
             if not (left := parts.left):
                 return parts
-            if turn:
-                part = next(part for part in left if part in told)
-                log.info("%d parts are begun again; part %s: %s", len(left), part, told[part])
-            jobs = dict(zip(left, self._submit(parts, left), strict=True))
-            queued = f"{len(left)} of {parts.count} parts are queued"
-            where = f"jobs {jobs[left[0]].job_id} to {jobs[left[-1]].job_id}"
-            log.info("%s, %s; their output is in %s", queued, where, logs(out))
+            jobs = self._submit(parts, left)
+            log.info("%d of %d parts are queued, jobs %s to %s; their output is in %s",
+                     len(left), parts.count, jobs[0].job_id, jobs[-1].job_id, parts.logs)  # fmt: skip
             if not self.wait:
-                log.info("when every part is there: %s", parts.merge_command())
+                log.info("when every part is there: %s", parts.merge_command)
                 return None
-            told = self._watch(parts, jobs)
+            problems = _wait(parts, dict(zip(left, jobs, strict=True)))
         if left := parts.left:
-            part, how = left[0], told.get(left[0], "it ended")
-            failed = f"part {part} failed {self.tries} times; the last time {how}"
-            raise RunError(f"{failed}; see {parts.log(part)}", "worker")
+            failed = f"part {left[0]} failed {self.tries} times; the last time {problems.get(left[0])}"
+            raise RunError(f"{failed}; see {parts.log(left[0])}", "worker")
         return parts
 
     def _submit(self, parts: Parts, left: Sequence[Partition]) -> list[Any]:
         try:
             import submitit
         except ImportError as error:
-            told = 'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n'
-            raise UserError(told, "missing-extra") from error
-        given = dict(self.slurm or {})
+            problem = 'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n'
+            raise UserError(problem, "missing-extra") from error
+        options = dict(self.slurm or {})
         if self.workers is not None:
-            given["array_parallelism"] = self.workers
+            options["array_parallelism"] = self.workers
+        requests = {key: value for key, value in options.items() if key != "partition"}
+        if self.cluster == "slurm" and not self.gpus_per_worker and "gpu" not in str(requests):
+            log.warning("launch.gpus_per_worker=0: tasks run without a GPU; give 1 on a cluster of GPUs")
         try:
-            if self.cluster == "slurm" and not self.gpus_per_worker and not _asks_for_gpus(given):
-                log.warning("launch.gpus_per_worker=0: tasks run without a GPU; give 1 on a cluster of GPUs")
-            executor = submitit.AutoExecutor(logs(parts.out) / "submitit", cluster=self.cluster)
+            executor = submitit.AutoExecutor(parts.logs / "submitit", cluster=self.cluster)
             executor.update_parameters(
                 name=f"probers-{parts.command}", timeout_min=self.timeout_min, nodes=1, tasks_per_node=1,
                 cpus_per_task=self.cpus_per_worker, gpus_per_node=self.gpus_per_worker,
-                **{f"slurm_{key}": value for key, value in given.items()},
+                **{f"slurm_{key}": value for key, value in options.items()},
             )  # fmt: skip
-            task = Task(parts.command, parts.typed, parts.out, os.getcwd(), self.cpus_per_worker)
-            return executor.map_array(task, list(map(str, left)))
+            task = Task(parts, os.getcwd(), self.cpus_per_worker)
+            return executor.map_array(task, [part.number for part in left])
         except (RuntimeError, NameError, ValueError, submitit.core.utils.FailedJobError) as error:
             raise UserError(f"launch.cluster={self.cluster}: {first_line(error)}", "worker") from error
 
-    def _watch(self, parts: Parts, jobs: Mapping[Partition, Any]) -> dict[Partition, str]:
-        """Wait for the tasks; return a sentence about each that was lost or failed."""
-        running, told = dict(jobs), {}
-        with PartsBar(parts, jobs) as bar:
-            try:
-                while running:
-                    time.sleep(_LOOK)
-                    bar.look()
-                    for part in [part for part, job in running.items() if job.done()]:
-                        job = running.pop(part)
-                        became, sentence = _result(job)
-                        if became == REFUSED:
-                            raise UserError(sentence)
-                        if became == DONE:
-                            bar.finished(part, f"job {job.job_id}")
-                        else:
-                            told[part] = sentence
-                            bar.say(f"part {part} failed: {sentence}")
-            finally:
-                for job in running.values():
-                    job.cancel()
-        return told
 
-
-def _asks_for_gpus(slurm: Mapping[str, Any]) -> bool:
-    named = ("gres", "additional_parameters")  # options whose values name GPUs
-    return any("gpu" in key or (key in named and "gpu" in str(value)) for key, value in slurm.items())
-
-
-def _result(job: Any) -> Sequence[str]:
-    error = job.exception()
-    return job.result() if error is None else ("lost", f"job {job.job_id} was lost ({first_line(error)})")
+def _wait(parts: Parts, jobs: Mapping[Partition, Any]) -> dict[Partition, str]:
+    """Wait for the tasks; return a sentence about each that was lost or failed."""
+    problems = {}
+    try:
+        with parts.bar() as bar:
+            for part, job in jobs.items():
+                if (error := job.exception()) is not None:
+                    problems[part] = f"job {job.job_id} was lost or failed ({first_line(error)})"
+                    bar.write(f"part {part}: {problems[part]}")
+                    continue
+                done, sentence = job.result()
+                if not done:
+                    raise UserError(sentence, "worker")
+                bar.update()
+                bar.write(f"part {part} is done (job {job.job_id})")
+    finally:
+        for job in jobs.values():
+            if not job.done():
+                job.cancel()
+    return problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..commands.settings import BatchSize, Model, OnBadLine, Resamples, Run, Settings, TextFile
+from ..commands.settings import BatchSize, Model, OnBadLine, Resamples, Run, Screen, Settings, TextFile
 from ..options import Count, Limits, Name, Natural, Positive
 
 
@@ -17,6 +17,12 @@ class Score(Run):
     spans, sentences and claims. The answer directly follows the prompt. out/scores.jsonl and a page to
     read, out/scores.html, are written; an interrupted run resumes with the same command.
     """
+
+    screen = Screen(
+        "probers-score answers.jsonl", "about 10 seconds",
+        "texts.path texts.format out model.name prober threshold shown model.device batch_size seed "
+        "overwrite",
+    )  # fmt: skip
 
     model: Model = field(default_factory=Model)
     texts: TextFile = field(default_factory=TextFile)
@@ -43,6 +49,11 @@ class Check(Settings):
 
     The right layers, before the final norm. Exits with 1 and names the mistake where they are not.
     """
+
+    screen = Screen(
+        "probers-check engine=transformers", "about 10 seconds",
+        "engine model.name prober prompts max_new_tokens tolerance model.device model.dtype",
+    )  # fmt: skip
 
     model: Model = field(default_factory=Model)
     engine: Name = "transformers"
@@ -82,6 +93,11 @@ class Import(Run):
     the threshold is 0, and P(wrong) is not calibrated.
     """
 
+    screen = Screen(
+        "probers-import my/probe model=my/model texts=texts.jsonl", "about a minute",
+        "probe model.name texts.path texts.format limit threshold out model.device batch_size overwrite",
+    )  # fmt: skip
+
     probe: Name | None = None
     """folder with both files, or hub id; given without a key too"""
     subfolder: Name | None = None
@@ -112,6 +128,11 @@ class Export(Settings):
     For head=linear trained on pool=tokens and site=resid_post. Standardisation goes into weight and bias;
     threshold and calibration have no place in probe_config.json and probe_head.bin, and are shown.
     """
+
+    screen = Screen(
+        "probers-export runs/prober layer=10 out=runs/export", "seconds",
+        "prober layer out",
+    )  # fmt: skip
 
     prober: Name | None = None
     """prober folder or hub id; given without a key too"""

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from probers.parts import exporting, exports
 
-from probers.types import lazily
+from ..protocol import QueryFormulator
 
-if TYPE_CHECKING:
-    from ..protocol import QueryFormulator
-    from .attention import CIOQF, QFS
-    from .text import (
-        AnswerQuery,
-        FlareQuery,
-        FullContextQuery,
-        LastSentenceQuery,
-        LastTokensQuery,
-        QuestionQuery,
-    )
+__all__ = ["QueryFormulator", *exports(__name__)]
 
-__all__ = [
-    "CIOQF", "QFS", "AnswerQuery", "FlareQuery", "FullContextQuery", "LastSentenceQuery", "LastTokensQuery",
-    "QueryFormulator", "QuestionQuery",
-]  # fmt: skip
-
-__getattr__ = lazily("probers.rag", {
-    "protocol": "QueryFormulator",
-    "queries.attention": "CIOQF QFS",
-    "queries.text": (
-        "AnswerQuery FlareQuery FullContextQuery LastSentenceQuery LastTokensQuery QuestionQuery"
-    ),
-})  # fmt: skip
+__getattr__ = exporting(__name__)

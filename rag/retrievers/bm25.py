@@ -35,7 +35,7 @@ from tqdm import tqdm
 from probers.checksums import sealed, take, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import PassageStore, Rows
-from probers.files import write_text
+from probers.files import cache_folder, write_text
 from probers.types import Passage, first_line
 
 from . import lexical
@@ -66,7 +66,7 @@ class BM25(lexical.LexicalRetriever):
         passages: the corpus, or rows of :func:`probers.data.corpus.as_passages` such as texts.
         k1: how soon repeated tokens stop adding; larger is later.
         b: how much long passages are held back, 0 (not) to 1 (fully).
-        cache: folder for the indexes of corpora that are too large for memory.
+        cache: folder for the indexes of corpora that are too large for memory; None is the user's.
 
     Raises:
         UserError: an empty corpus, no passage with a word, parameters out of range.
@@ -75,12 +75,12 @@ class BM25(lexical.LexicalRetriever):
 
     def __init__(
         self, passages: Rows, *, k1: float = lexical.K1, b: float = lexical.B,
-        cache: str | Path = "runs/cache/bm25",
+        cache: str | Path | None = None,
     ) -> None:  # fmt: skip
         super().__init__(passages, k1, b)
         self._index: Any
         if isinstance(passages, PassageStore):
-            self._index, vocabulary = _open_index(passages, k1, b, Path(cache))
+            self._index, vocabulary = _open_index(passages, k1, b, Path(cache or cache_folder("bm25")))
             self._number = vocabulary.get
         else:
             documents = lexical.document_tokens(self._passages)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from probers.checksums import sealed, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import as_passages, fingerprint, passages_from
-from probers.files import digest, write_text
+from probers.files import cache_folder, digest, write_text
 from probers.types import Passage, RunError, UserError, first_line
 
 from ..protocol import at_least, one_of
@@ -216,7 +216,7 @@ class Dense(Encoder):
     Args:
         passages: the corpus.
         index: "flat" (exact), "hnsw", "ivfpq", or "auto" by the size of the corpus.
-        cache: folder for vectors and indexes.
+        cache: folder for vectors and indexes; None is the user's.
 
     The other options are those of :class:`probers.rag.retrievers.encoder.Encoder`.
 
@@ -227,14 +227,14 @@ class Dense(Encoder):
 
     passages: Sequence[Passage] = field(kw_only=False)
     index: Literal["auto", "flat", "hnsw", "ivfpq"] = "auto"
-    cache: str | Path = "runs/cache/dense"
+    cache: str | Path | None = None
 
     def __post_init__(self) -> None:
         self.passages = as_passages(self.passages)
         method = choose(self.index, len(self.passages))
         super().__post_init__()
         identity = f"1 {fingerprint(self.passages)} {self.fingerprint}"  # 1: the format of files
-        folder = Path(self.cache) / digest(identity, 20)
+        folder = Path(self.cache or cache_folder("dense")) / digest(identity, 20)
         what = f"vectors of {len(self.passages):,} passages by {self.name}"
         encode = partial(encode_corpus, self.passages, self)
         made = build_once(folder, what, encode, self._estimate)

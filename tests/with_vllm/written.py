@@ -13,8 +13,9 @@ from probers.bank.bank import Prober
 from probers.bank.domain import Domain
 from probers.capture.pooling import PER_TOKEN, as_stored
 from probers.engine import adapters
-from probers.engine.loading import CACHE, dequantised, locate
+from probers.engine.loading import dequantised, locate
 from probers.engine.model import CausalLM
+from probers.files import cache_folder
 from probers.heads import LinearHead, ProbeHead, SequenceHead
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
@@ -67,7 +68,7 @@ def folder_of(model: str) -> str:
         return model
     file = locate(model, None, None)
     assert file is not None
-    return str(dequantised(file, CACHE))
+    return str(dequantised(file, cache_folder("models")))
 
 
 def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) -> Prober:

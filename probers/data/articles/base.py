@@ -51,8 +51,8 @@ class Wikipedia:
     """language of the Wikipedia"""
     contact: Name | None = None
     """your e-mail address or page for the user agent, which Wikipedia asks for"""
-    cache: Name = "runs/cache/wikipedia"
-    """folder for fetched pages and lists"""
+    cache: Name | None = None
+    """folder for fetched pages and lists; null is in the user's cache folder"""
     rate: Positive = 2
     """largest number of requests per second"""
     retries: Natural = 5

@@ -24,7 +24,7 @@ import httpx
 import probers
 
 from ...checksums import seal, unsealed
-from ...files import check_file, digest, write_bytes
+from ...files import cache_folder, check_file, digest, write_bytes
 from ...types import Article, Code, RunError, UserError, first_line
 from ..records import UnusableError
 from ..splits import Splits
@@ -168,7 +168,8 @@ class _Client:
     def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
-        self._cache = Path(options.cache) / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
+        cache = Path(options.cache or cache_folder("wikipedia"))
+        self._cache = cache / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
         self.transport = _Transport(options, notice)
         self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
         self._failures = 0

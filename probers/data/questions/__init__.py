@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from tqdm import tqdm
 
 from ...files import digest
-from ...types import DATASETS, SPLITS, Question, UserError, count
+from ...parts import PARTS, load_part
+from ...types import SPLITS, Question, UserError, count
 from ..records import (
     BadLine,
     LeftOut,
@@ -26,16 +26,16 @@ from ..records import (
     UnusableError,
     check_bad_line,
     check_object,
-    records_of,
     what_is_wrong,
 )
+from ..rows import as_rows
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .jsonl import Given
 from .values import Record, check_names
 
 __all__ = [
-    "DATASETS", "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
+    "EmptySplitError", "Excluded", "Layout", "QuestionSet", "QuestionSource", "UnusableError",
     "layout", "load_questions", "make_source", "open_questions", "source_class",
 ]  # fmt: skip
 
@@ -101,7 +101,7 @@ def open_questions(
     """Read a question set and draw from it.
 
     Args:
-        source: a name of :data:`DATASETS`, the path of a JSONL file, or an object.
+        source: a name in the table of parts, the path of a JSONL file, or an object.
         limit: number of usable questions, drawn by ``seed``; a smaller limit is a part of a larger one. None
             takes all. A mapping has a number for each split; unnamed splits give none.
         split: only those of "train", "validation" or "test".
@@ -253,7 +253,7 @@ class _Reading:
         """Refuse a file that begins with records of another dataset, and name it."""
         if self._fitted or not isinstance(row.record, dict):
             return
-        for name in DATASETS:
+        for name in PARTS["questions"]:
             if name == self.source.name:
                 continue
             for known in source_class(name).layouts:
@@ -266,8 +266,9 @@ class _Reading:
 
 
 def source_class(name: str) -> type[QuestionSource]:
-    """Import the class of a name of :data:`DATASETS`."""
-    return resolve_name(f"{__name__}.{DATASETS[name]}")  # type: ignore[no-any-return]
+    """Import the class of a question set."""
+    kind: type[QuestionSource] = load_part("questions", name)
+    return kind
 
 
 def make_source(source: Any, **options: Any) -> QuestionSource:
@@ -278,12 +279,12 @@ def make_source(source: Any, **options: Any) -> QuestionSource:
     if isinstance(source, Path):
         source, options = "file", {**options, "path": str(source)}
     elif not isinstance(source, (str, QuestionSource)):
-        source = Given(given=tuple(records_of(source)))
-    if isinstance(source, str) and source not in DATASETS:
+        source = Given(given=tuple(as_rows(source)))
+    if isinstance(source, str) and source not in PARTS["questions"]:
         if options.get("path") is not None or not (Path(source).suffix or Path(source).exists()):
-            near = difflib.get_close_matches(source, DATASETS, n=1)
+            near = difflib.get_close_matches(source, PARTS["questions"], n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            choices = f"choose {', '.join(DATASETS)} or give a JSONL file"
+            choices = f"choose {', '.join(PARTS['questions'])} or give a JSONL file"
             raise UserError(f"questions={source} is unknown{hint}: {choices}", "unknown-choice")
         source, options = "file", {**options, "path": source}
     kind = source_class(source) if isinstance(source, str) else type(source)

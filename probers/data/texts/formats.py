@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...options import shown
-from ...types import TextFormat, UserError
+from ...parts import PARTS, load_part
+from ...types import UserError
 from ...words import Recogniser
 from ..questions.values import Record, optional, records, strings, text
 from ..records import Row, file_rows, open_text
@@ -38,11 +39,29 @@ class Place:
     sources: Mapping[str, Record] = field(default_factory=dict)
 
 
-def _jsonl(record: Record, place: Place) -> Iterator[Line]:
+Reader = Callable[[Record, Place], Iterator[Line]]
+#: Reader of a format -> sets of fields; a record of the format has all of one set.
+_FIELDS: dict[Reader, tuple[set[str], ...]] = {}
+
+
+def recognised(*fields: set[str]) -> Callable[[Reader], Reader]:
+    """Register the fields of a format at its reader."""
+
+    def register(reader: Reader) -> Reader:
+        _FIELDS[reader] = fields
+        return reader
+
+    return register
+
+
+@recognised({"answer"})
+def jsonl(record: Record, place: Place) -> Iterator[Line]:
+    """Lines of this package: answer, prompt or messages, and labels."""
     yield dict(record)
 
 
-def _ragtruth(record: Record, place: Place) -> Iterator[Line]:
+@recognised({"labels", "response", "source_id"})
+def ragtruth(record: Record, place: Place) -> Iterator[Line]:
     """RAGTruth (Niu et al. 2024): ``response.jsonl``, its prompts in ``source_info.jsonl`` beside it."""
     source = str(record["source_id"])
     if place.sources and source not in place.sources:
@@ -55,7 +74,8 @@ def _ragtruth(record: Record, place: Place) -> Iterator[Line]:
     }  # fmt: skip
 
 
-def _lettucedetect(record: Record, place: Place) -> Iterator[Line]:
+@recognised({"answer", "labels", "prompt"})
+def lettucedetect(record: Record, place: Place) -> Iterator[Line]:
     """LettuceDetect (Kovács and Recski 2025): answers with the spans that the passages do not support."""
     yield {
         "prompt": text(record, "prompt"), "answer": record["answer"], "spans": _wrong(record, "label"),
@@ -74,7 +94,8 @@ def _wrong(record: Record, kind: str) -> list[Line] | None:
     ]
 
 
-def _hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
+@recognised({"annotations", "conversation"})
+def hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
     """Obeso et al. 2025: a conversation whose last message is judged span by span."""
     *before, last = records(record, "conversation") or [{}]
     spans = [
@@ -89,7 +110,8 @@ def _hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
     }  # fmt: skip
 
 
-def _halueval(record: Record, place: Place) -> Iterator[Line]:
+@recognised({"chatgpt_response", "user_query"}, {"right_answer"}, {"right_response"}, {"right_summary"})
+def halueval(record: Record, place: Place) -> Iterator[Line]:
     """HaluEval (Li et al. 2023): a right and a wrong text of one question, or a judged answer of ChatGPT."""
     if "user_query" in record:
         wrong, answer = truth(record["hallucination"], "hallucination"), text(record, "chatgpt_response")
@@ -126,7 +148,8 @@ _PAIRS = {
 }
 
 
-def _shroom(record: Record, place: Place) -> Iterator[Line]:
+@recognised({"model_input", "model_output_text"}, {"llm_answer"})
+def shroom(record: Record, place: Place) -> Iterator[Line]:
     """mu-SHROOM (Vázquez et al. 2025) and PsiloQA: answers with ranges, marked by most annotators."""
     psilo = "llm_answer" in record
     asked, answered = ("question", "llm_answer") if psilo else ("model_input", "model_output_text")
@@ -143,7 +166,8 @@ def _shroom(record: Record, place: Place) -> Iterator[Line]:
     }  # fmt: skip
 
 
-def _helm(record: Record, place: Place) -> Iterator[Line]:
+@recognised({"id", "prompt", "sentences"})
+def helm(record: Record, place: Place) -> Iterator[Line]:
     """HELM (Su et al. 2024, MIND): articles that a model continued, labelled sentence by sentence."""
     answer, sentences = "", []
     for each in records(record, "sentences"):
@@ -158,7 +182,8 @@ def _helm(record: Record, place: Place) -> Iterator[Line]:
     }  # fmt: skip
 
 
-def _factscore(record: Record, place: Place) -> Iterator[Line]:
+@recognised({"annotations", "input", "output"})
+def factscore(record: Record, place: Place) -> Iterator[Line]:
     """FActScore (Min et al. 2023): biographies whose atomic facts are judged, each at its sentence."""
     answer, end = text(record, "output"), 0
     sentences, claims = [], []
@@ -178,7 +203,11 @@ def _factscore(record: Record, place: Place) -> Iterator[Line]:
     }  # fmt: skip
 
 
-def _truthfulqa(record: Record, place: Place) -> Iterator[Line]:
+@recognised(
+    {"question", "correct", "incorrect"}, {"Question", "Correct Answers"},
+    {"question", "correct_answers", "incorrect_answers"},
+)  # fmt: skip
+def truthfulqa(record: Record, place: Place) -> Iterator[Line]:
     """TruthfulQA (Lin et al. 2022): the right and wrong answers to each question, one text each."""
     question = text(record, "question" if "question" in record else "Question")
     for wrong, kind in ((False, "correct"), (True, "incorrect")):
@@ -192,7 +221,8 @@ def _truthfulqa(record: Record, place: Place) -> Iterator[Line]:
             }  # fmt: skip
 
 
-def _statements(record: Record, place: Place) -> Iterator[Line]:
+@recognised({"label", "statement"})
+def statements(record: Record, place: Place) -> Iterator[Line]:
     """True and false statements (Azaria and Mitchell 2023; Marks and Tegmark 2024): label 1 is true."""
     statement = text(record, "statement")
     label = truth(record["label"], "label")
@@ -233,49 +263,26 @@ def _mark(text_: Any) -> str:
     return hashlib.blake2b(" ".join(str(text_).split()).encode(), digest_size=8).hexdigest()
 
 
-#: Format -> fields, of which a record has all of one set, and the lines of a record.
-FORMATS: dict[TextFormat, tuple[list[set[str]], Callable[[Record, Place], Iterator[Line]]]] = {
-    "ragtruth": ([{"response", "source_id", "labels"}], _ragtruth),
-    "lettucedetect": ([{"prompt", "answer", "labels"}], _lettucedetect),
-    "hallucination_probes": ([{"conversation", "annotations"}], _hallucination_probes),
-    "halueval": (
-        [{"user_query", "chatgpt_response"}, {"right_answer"}, {"right_response"}, {"right_summary"}],
-        _halueval,
-    ),
-    "shroom": ([{"model_input", "model_output_text"}, {"llm_answer"}], _shroom),
-    "helm": ([{"prompt", "sentences", "id"}], _helm),
-    "factscore": ([{"input", "output", "annotations"}], _factscore),
-    "truthfulqa": (
-        [
-            {"question", "correct", "incorrect"}, {"Question", "Correct Answers"},
-            {"question", "correct_answers", "incorrect_answers"},
-        ],
-        _truthfulqa,
-    ),
-    "statements": ([{"statement", "label"}], _statements),
-    "jsonl": ([{"answer"}], _jsonl),
-}  # fmt: skip
-
-
-def format_of(record: Any, path: str) -> TextFormat:
+def format_of(record: Any, path: str) -> str:
     """Tell the format by the fields of the first record (UserError: of none)."""
     names = set(record) if isinstance(record, Mapping) else set()
-    for name, (fields, _) in FORMATS.items():
+    for name in PARTS["format"]:
+        fields = _FIELDS[load_part("format", name)]
         if any(one <= names for one in fields) and not (name == "helm" and "answer" in names):
             return name
-    message = f"texts={path} is of no known format (texts.format is one of {', '.join(FORMATS)})"
+    message = f"texts={path} is of no known format (texts.format is one of {', '.join(PARTS['format'])})"
     raise UserError(f"{message}: {lacking('answer', sorted(names))}", "bad-file")
 
 
-def lines_of(format_: TextFormat, record: Any, place: Place) -> Iterable[Line]:
+def lines_of(format_: str, record: Any, place: Place) -> Iterable[Line]:
     """Turn a record into lines (ValueError, KeyError: it is of another format)."""
     if not isinstance(record, Mapping):
         raise ValueError(f"expected a JSON object, found {shown(record)}")
-    fields, make = FORMATS[format_]
-    if not any(one <= set(record) for one in fields):
-        needed = " or ".join(", ".join(sorted(one)) for one in fields)
+    reader: Reader = load_part("format", format_)
+    if not any(one <= set(record) for one in _FIELDS[reader]):
+        needed = " or ".join(", ".join(sorted(one)) for one in _FIELDS[reader])
         raise ValueError(f"no {needed}, the fields of texts.format={format_}")
-    return make(record, place)
+    return reader(record, place)
 
 
 def rows_of(path: Path) -> Iterator[Row]:

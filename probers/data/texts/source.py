@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ...checksums import draw_key
 from ...checksums import inputs as content_of
 from ...files import digest, given_file
-from ...types import SPLITS, Outside, TextFormat, Unit, UserError, count
+from ...types import SPLITS, Outside, Unit, UserError, count
 from ..records import BadLine, LeftOut, Row, hub_splits, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits
@@ -44,7 +44,7 @@ class TextSource:
 
     path: Any
     columns: Mapping[str, str] | None = None
-    format: Literal["auto"] | TextFormat = "auto"
+    format: str = "auto"
     outside: Literal["auto"] | Outside = "auto"
     on_bad_line: BadLine = "error"
     limit: int | None = None
@@ -108,7 +108,7 @@ class TextSource:
         """Read every text with its place, or the reason why a line holds none."""
         # Rows have no files beside them.
         place = Place(Path(self._spec) if self._records is None else Path("rows", "rows"))
-        format_: TextFormat | None = None if self.format == "auto" else self.format
+        format_ = None if self.format == "auto" else self.format
         outside = None if self.outside == "auto" else self.outside
         seen: dict[int, str] = {}
         for row in self._rows():
