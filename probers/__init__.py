@@ -7,26 +7,36 @@ from typing import TYPE_CHECKING
 from .types import lazily
 
 if TYPE_CHECKING:
-    from .bank.bank import ProbeBank, Prober
-    from .engine.language_model import Sampling
+    from .bank.bank import Prober
+    from .datagen.labelling import label
+    from .datagen.labels.cot import Questions
+    from .datagen.labels.judged import Prompts
+    from .datagen.labels.texts import Texts
+    from .datagen.labels.wiki import Articles
     from .engine.model import CausalLM
-    from .engine.tokens import SentenceEnd
-    from .store.store import FeatureStore
-    from .types import Needs
+    from .rag.comparison.compare import compare
+    from .rag.loop import RAG
+    from .verbs import fit
 
 __version__ = "0.2.0"
 __all__ = [
+    "RAG",
+    "Articles",
     "CausalLM",
-    "FeatureStore",
-    "Needs",
-    "ProbeBank",
     "Prober",
-    "Sampling",
-    "SentenceEnd",
+    "Prompts",
+    "Questions",
+    "Texts",
     "__version__",
-]
+    "compare",
+    "fit",
+    "label",
+]  # fmt: skip
 
 __getattr__ = lazily(__name__, {
-    "bank.bank": "Prober ProbeBank", "engine.language_model": "Sampling", "engine.model": "CausalLM",
-    "engine.tokens": "SentenceEnd", "store.store": "FeatureStore", "types": "Needs",
+    "bank.bank": "Prober ProbeBank", "datagen.labelling": "label", "datagen.labels.cot": "Questions",
+    "datagen.labels.judged": "Prompts", "datagen.labels.texts": "Texts", "datagen.labels.wiki": "Articles",
+    "engine.language_model": "Sampling", "engine.model": "CausalLM", "engine.tokens": "SentenceEnd",
+    "rag.comparison.compare": "compare", "rag.loop": "RAG", "store.store": "FeatureStore", "types": "Needs",
+    "verbs": "fit",
 })  # fmt: skip

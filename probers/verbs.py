@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from .bank.bank import Prober
 from .data.rows import FIELDS
-from .datagen.label import OPTIONS, label
-from .datagen.sources.texts import Texts
+from .datagen.labelling import label
+from .datagen.labels.texts import Texts
+from .datagen.settings import Options
 from .engine.language_model import LanguageModel
-from .train.fit import fit as fit_stores
+from .train.fitting import fit as fit_stores
 from .types import UserError
+
+#: Options of reading and of labelling rows; the others are those of training.
+_READING = {field.name for field in fields(Texts) if field.init} - {"texts", "columns"}
+_LABELLING = {field.name for field in fields(Options) if field.init} - {"layers"}
 
 
 def fit(
@@ -28,12 +34,12 @@ def fit(
     Args:
         data: a model, which reads ``rows``; or a store of labelled states, its folder, or several of these.
         rows: labelled texts: a DataFrame, a list of dictionaries, a ``datasets.Dataset`` or a file.
-        head: name of a head, or a class of your own.
+        head: name of a head, with its options as typed ("radio hidden=64"), or a class of your own.
         layers: "all", a number, or a list of numbers from 1.
         out: folder that keeps the prober, and ``<out>.states`` that keeps its states; both resume. None keeps
             nothing.
-        options: names of columns (``answer="output"``), options of ``Texts``, of :func:`label` and of
-            probers-train, under the names of the commands' keys.
+        options: names of columns (``answer="output"``), and options of ``Texts``, :func:`probers.label` and
+            probers-train under the names of the commands' keys.
 
     Raises:
         UserError: rows that cannot be used, one class only, an unknown option, layers that are not there.
@@ -41,13 +47,19 @@ def fit(
     if not isinstance(data, LanguageModel):
         if rows is not None:
             message = f"fit takes a model and rows, or stores alone, found {type(data).__name__} and rows"
-            raise UserError(f"{message}: wrap a model as CausalLM(model, tokenizer)", "bad-value")
+            raise UserError(f"{message}: wrap a model as CausalLM(model, tokenizer)")
         return fit_stores(data, head=head, layers=layers, out=out, **options)
     if rows is None:
         raise UserError("fit(lm, rows) needs rows: texts with answer and wrong", "missing-value")
     columns = {name: options.pop(name) for name in FIELDS if name in options}
-    reading = {name: options.pop(name) for name in Texts.options() if name in options}
-    labelling = {name: options.pop(name) for name in OPTIONS if name in options}
-    source = Texts(rows, columns=columns or None, **reading)
-    store = label(data, source, layers=layers, out=None if out is None else f"{out}.states", **labelling)
-    return fit_stores(store, head=head, layers=layers, out=out, **options)
+    source = Texts(rows, columns=columns or None, **_taken(options, _READING))
+    labelling = {"limit": None, **_taken(options, _LABELLING)}
+    shared = {name: labelling[name] for name in ("seed",) if name in labelling}
+    states = None if out is None else f"{out}.states"
+    store = label(data, source, layers=layers, out=states, **labelling)
+    return fit_stores(store, head=head, layers=layers, out=out, **shared, **options)
+
+
+def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Take some options out of others."""
+    return {name: options.pop(name) for name in names & options.keys()}

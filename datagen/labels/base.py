@@ -104,7 +104,8 @@ class Source(ABC):
             given["passages"] = settings.corpus
         if isinstance(texts := given.get("texts"), TextFile):
             given |= {"texts": texts.path}
-            given |= {name: getattr(texts, name) for name in ("format", "outside") if name in names}
+            beside = ("columns", "format", "outside")
+            given |= {name: getattr(texts, name) for name in beside if name in names}
         return cls(**given, **settings.own)
 
     def plan(self, options: Options) -> Inputs:

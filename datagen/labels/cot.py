@@ -23,9 +23,10 @@ from probers.engine.language_model import Decoding, GenerationRequest
 from probers.engine.model import CausalLM
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
 from probers.options import Count
+from probers.parts import PARTS
 from probers.prompts import passages_that_fit
 from probers.store.store import FeatureStore
-from probers.types import DATASETS, Generation, Needs, Question, Retriever, UserError
+from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.uncertainty.detectors import Asked, Detectors
 from probers.uncertainty.meaning import by_matcher
 from probers.uncertainty.rarity import Counts, lowest_frequencies
@@ -107,7 +108,7 @@ class Questions(Corpus, OfCot, Source):
             log.info("%s", matcher.told())
         source = self.questions
         if isinstance(source, str):
-            path = {} if source in DATASETS else {"path": source}
+            path = {} if source in PARTS["questions"] else {"path": source}
             source = Component.of("questions", "file" if path else source, **path)
         if isinstance(source, Component):
             source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))

@@ -6,7 +6,7 @@ pool "tokens" every token of the answer is stored with its own label.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from probers.engine.language_model import ScoreRequest, Scoring
 from probers.engine.model import CausalLM
 from probers.engine.tokens import encode_answer
 from probers.store.store import FeatureStore
-from probers.types import Needs, Outside, TextFormat, Unit, UserError
+from probers.types import Needs, Outside, Unit, UserError
 from probers.words.thinking import position_of
 
 from ..settings import OfTexts
@@ -33,12 +33,14 @@ class Texts(OfTexts, Source):
     """Texts with labels, read in one pass each; features are pooled over the tokens of a unit.
 
     Attributes:
-        texts: file, ``hf:ID[:config][:split]``, or rows.
+        texts: file, ``hf:ID[:config][:split]``, or rows (:func:`probers.data.rows.records_of`).
+        columns: name of the column of each field that has another, as ``{"answer": "output"}``.
     """
 
     texts: Any = None
     _: KW_ONLY
-    format: Literal["auto"] | TextFormat = "auto"
+    columns: Mapping[str, str] | None = None
+    format: str = "auto"
     outside: Literal["auto"] | Outside = "auto"
     source: TextSource = state()
     example_unit: Unit = state()
@@ -54,14 +56,14 @@ class Texts(OfTexts, Source):
         unit = unit_for(options, self.unit, "answer")
         limit = self.one_limit()
         source = TextSource(
-            self.texts, self.format, self.outside, on_bad_line=options.on_bad_line, limit=limit,
-            seed=options.seed,
+            self.texts, self.columns, self.format, self.outside, on_bad_line=options.on_bad_line,
+            limit=limit, seed=options.seed,
         )  # fmt: skip
         source.survey(unit)
         self.keep(
             source=source, example_unit=unit, position=position_of(self.reads) if unit == "answer" else unit
         )
-        return Inputs([self.texts] if isinstance(self.texts, str) else [])
+        return Inputs(record={"texts_read": source.inputs})
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         super().begin(lm, needs, folder)
