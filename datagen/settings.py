@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from probers.commands.components import Component, choice, fixed
 from probers.commands.compose import key_value
 from probers.commands.settings import (
+    TESTBED,
     OnBadLine,
     Reading,
     ReadPool,
@@ -243,6 +244,12 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
     """feature store to write; an unfinished one is resumed"""
     own: Mapping[str, Any] = field(default_factory=dict)
     """fields of a source of your own, which are typed as KEY=value"""
+
+    @property
+    def of_testbed(self) -> Sequence[str]:
+        keys = SOURCES[self.source].keys if self.source in SOURCES else set()
+        read = [*super().of_testbed, *(["articles"] if self.articles == TESTBED else [])]
+        return [key for key in read if key in keys]
 
     @classmethod
     def accepted(cls, typed: Sequence[str]) -> list[str]:

@@ -14,8 +14,6 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from jinja2 import TemplateError
-
 from .files import digest, given_file
 from .types import UserError, first_line
 
@@ -191,6 +189,8 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     if not getattr(tokenizer, "chat_template", None):
         choose = "choose a prompt without chat, or a model that was tuned for it"
         raise UserError(f"{what}, and the model's tokenizer has no chat template: {choose}", "model")
+    from jinja2 import TemplateError  # loads slowly
+
     try:
         asked: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
         text = tokenizer.apply_chat_template(list(messages), **asked, **more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,6 +34,12 @@ class Rag(Answering):
     """folder to write; null is runs/rag/<trigger> for several questions, and none for one"""
     trigger: Component = choice("probing")
     query: Component = choice("answer")
+
+    @property
+    def of_testbed(self) -> Sequence[str]:
+        needless = {"questions"} if self.question is not None else set()
+        needless |= {"corpus"} if self.trigger.target.endswith(".Never") else set()
+        return [key for key in super().of_testbed if key not in needless]
 
 
 @dataclass(frozen=True, kw_only=True)

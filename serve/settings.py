@@ -84,6 +84,6 @@ class Serve(Settings):
     """prompts per forward pass outside the running batch"""
     seed: Seed = 0
     """unused: answers follow the seed of the request"""
-    prompt: Component = choice("testbed")
+    prompt: Component = choice("auto")
     query: Component = choice("answer")
     retriever: Component = choice("bm25")

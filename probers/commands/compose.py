@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..options import shown, text_keys
 from ..parts import PARTS
+from ..prompts import TESTBED_FILE
 from ..types import UserError, first_line
 from .components import choices, node_of
 from .presets import check_preset, chosen_by, departures, presets
-from .settings import Settings, default_values, read
+from .settings import TESTBED, Settings, default_values, read
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -195,6 +196,20 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
         record["typed"] = list(overrides)
     values = {key: value for key, value in _resolved(config).items() if key not in _OF_PRESETS}
     return read(kind, values, _record=record)
+
+
+def check_world(typed: Sequence[str], settings: Settings) -> None:
+    """Refuse questions, passages or articles of the testbed that nobody asked for with a real model."""
+    model = getattr(settings, "model", None)
+    if model is None or model.name == TESTBED or Path(model.name, TESTBED_FILE).is_file():
+        return
+    given = {key_value(override)[0].partition(".")[0] for override in typed}
+    for key in settings.of_testbed:
+        if key not in given:
+            message = f"{key} is not given, and those of the testbed are of a fictional world"
+            raise UserError(
+                f"{message}: with model={model.name} give {key}=FILE (or {key}=testbed)", "missing-value"
+            )
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:

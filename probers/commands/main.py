@@ -19,7 +19,17 @@ from typing import Any
 
 from ..files import digest
 from ..types import STEERING, ProbersError, UserError
-from .compose import COMMANDS, combinations, compose, key_value, normalise, quote, request, settings_of
+from .compose import (
+    COMMANDS,
+    check_world,
+    combinations,
+    compose,
+    key_value,
+    normalise,
+    quote,
+    request,
+    settings_of,
+)
 from .presets import note_on
 from .runs import taking_back
 from .settings import Settings
@@ -135,6 +145,8 @@ def _main(command: str, arguments: list[str]) -> int:
     if len(jobs) > 1:
         jobs = _with_folders(command, jobs)
     requests = [request(command, job) for job in jobs]
+    for job, settings in zip(jobs, requests, strict=True):
+        check_world(job, settings)
     if show:
         from omegaconf import OmegaConf
 

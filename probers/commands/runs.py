@@ -35,8 +35,8 @@ _OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebu
 #: Dotted keys that change how a run is carried out, but not its results.
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
-    "save_every", "shard_size", "suffix", "memory", "corpus_cache", "wikipedia.cache", "typed", "retriever.cache",
-    "retriever.device", "retriever.batch_size",
+    "save_every", "shard_size", "suffix", "memory", "corpus_cache", "wikipedia.cache", "typed",
+    "retriever.cache", "retriever.device", "retriever.batch_size",
     *(f"retriever.{option}" for option in _OF_SERVERS),
 )  # fmt: skip
 

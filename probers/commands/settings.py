@@ -13,8 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from ..data.splits import Partition
 from ..options import Count, Limits, Name, Natural, Seed, check_options, field_types, one_of, options_of
+from ..prompts import AUTO
 from ..types import Outside
 from .components import Component, choice, fixed
+
+#: Name of the embedded model, and of its questions, passages and articles.
+TESTBED = "testbed"
 
 Kind = TypeVar("Kind")
 _Each = TypeVar("_Each")
@@ -73,6 +77,11 @@ class Settings:
     def accepted(cls, typed: Sequence[str]) -> list[str]:
         """Return typed options as this command's keys; UserError for keys that do not go together."""
         return list(typed)
+
+    @property
+    def of_testbed(self) -> Sequence[str]:
+        """Keys that the command reads and whose value is the testbed's."""
+        return ()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -223,10 +232,21 @@ class Reading(Run):
     """i/n does one of n parts of the work, split by hash of groups of questions, in out/parts/iofn;
     probers-merge joins them"""
     questions: Component = choice("testbed")
-    prompt: Component = choice("testbed")
+    prompt: Component = choice("auto")
     matcher: Component = fixed("probers.words.matcher.EntityMatcher", vectors="auto")
     retriever: Component = choice("bm25")
     launch: Component | None = choice(None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        made_for = getattr(self.questions.kind, "prompt", None)
+        if made_for is not None and self.prompt == Component.of("prompt", AUTO):
+            object.__setattr__(self, "prompt", Component.of("prompt", made_for))
+
+    @property
+    def of_testbed(self) -> Sequence[str]:
+        asked = ["questions"] if getattr(self.questions.kind, "name", None) == TESTBED else []
+        return [*asked, *(["corpus"] if self.corpus == TESTBED else [])]
 
 
 @dataclass(frozen=True, kw_only=True)
