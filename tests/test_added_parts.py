@@ -91,7 +91,7 @@ def test_a_trigger_is_a_file_and_a_line(add):
 
 def test_a_format_is_a_file_and_a_line(add, tmp_path):
     add("format", "minutes", "data.texts.minutes.minutes", FORMAT)
-    assert request("datagen", ["texts.format=minutes"]).texts.format == "minutes"
+    assert request("datagen", ["source=texts", "texts.format=minutes"]).texts.format == "minutes"
     assert "minutes" in help_text("datagen", "texts.format")
     file = tmp_path / "minutes.jsonl"
     file.write_text(json.dumps({"said": "Sales doubled.", "lie": True}))
