@@ -73,9 +73,7 @@ def label(
     if unknown := sorted(given.keys() - set(known)):
         message = f"label has no option {unknown[0]!r}: its options are {', '.join(known)}"
         raise UserError(f"{message}; those of a source are given to the source", "unknown-key")
-    components: dict[str, Any] = {
-        name: _component(name, given[name]) for name in ("prompt", "matcher") if name in given
-    }
+    components: dict[str, Any] = {n: _component(n, given[n]) for n in ("prompt", "matcher") if n in given}
     check_options(Options, {name: value for name, value in given.items() if name not in components})
     chosen = Options(**given | components)
     read = source.plan(chosen)

@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple
 
 from probers.commands.components import Component, choice, fixed
-from probers.commands.compose import key_value
+from probers.commands.compose import compose, key_value
 from probers.commands.settings import (
     TESTBED,
     OnBadLine,
@@ -255,7 +255,8 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
     def accepted(cls, typed: Sequence[str]) -> list[str]:
         """Write ``source.KEY`` as KEY; refuse the keys of sources that are not chosen (UserError)."""
         pairs = [key_value(override) for override in typed]
-        name = dict(pairs).get("source", "cot")
+        named = [f"{key}={value}" for key, value in pairs if key in ("experiment", "method", "source")]
+        name = str(compose("datagen", named)["source"]) if named else "cot"
         keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
         there, accepted = {f.name for f in fields(cls)}, []
         for (key, _), override in zip(pairs, typed, strict=True):
