@@ -14,13 +14,15 @@ from probers.engine.language_model import Sampling
 from probers.prompts import TESTBED_PROMPT
 from probers.types import Needs, RunError
 from probers.uncertainty import Draws, Entailment, by_matcher, clusters, draw
-from probers.uncertainty.eigenscore import eigenscore
-from probers.uncertainty.lexical_similarity import lexical_similarity
-from probers.uncertainty.p_true import FORM, p_true, question_of
+from probers.uncertainty.agreement import (
+    best_cut,
+    eigenscore,
+    lexical_similarity,
+    self_consistency,
+    semantic_entropy,
+)
 from probers.uncertainty.samples import Prompt
-from probers.uncertainty.self_consistency import self_consistency
-from probers.uncertainty.semantic_entropy import best_cut, semantic_entropy
-from probers.uncertainty.verbalised import stated
+from probers.uncertainty.self_evaluation import P_TRUE_FORM, p_true, question_of, stated
 from probers.words import EntityMatcher
 
 SAME = by_matcher(EntityMatcher(wordnet=""))
@@ -227,7 +229,10 @@ def test_samples_without_an_answer_are_completed_like_greedy_texts(lm):
 
 
 def test_p_true_is_the_first_tokens_probability(lm):
-    prompts = [question_of(FORM, "Who?", "Ada"), question_of(FORM, "Who?", "", ["Ada", "Ada", "Bo"])]
+    prompts = [
+        question_of(P_TRUE_FORM, "Who?", "Ada"),
+        question_of(P_TRUE_FORM, "Who?", "", ["Ada", "Ada", "Bo"]),
+    ]
     assert "Possible answers: Ada; Bo\n" in prompts[1] and "Possible" not in prompts[0]
     found, read = p_true(lm, prompts)
     for prompt, probability in zip(prompts, found, strict=True):

@@ -27,11 +27,11 @@ from probers.parts import PARTS
 from probers.prompts import passages_that_fit
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
+from probers.uncertainty.agreement import best_cut
 from probers.uncertainty.detectors import Asked, Detectors
 from probers.uncertainty.meaning import by_matcher
 from probers.uncertainty.rarity import Counts, lowest_frequencies
 from probers.uncertainty.samples import Draws
-from probers.uncertainty.semantic_entropy import best_cut
 from probers.words import EntityMatcher, Recogniser, tokens_of
 from probers.words.thinking import answer_in, part_of, position_of
 

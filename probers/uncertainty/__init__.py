@@ -1,6 +1,6 @@
 """Training-free detectors: signals of a generation's own tokens, of drawn samples, and of further questions.
 
-Every signal of samples or questions is a function in its own module, with its name, formula and source. All
+Every signal is a function with its formula and source, :mod:`.detectors` has all of them by name. They
 are computed from plain values, so that datagen, triggers and tests share them; :mod:`.samples` draws the
 answers to compare.
 """

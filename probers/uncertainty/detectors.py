@@ -9,16 +9,12 @@ from typing import Any, NamedTuple
 from ..engine.language_model import LanguageModel
 from ..prompts import PromptTemplate
 from ..types import Generation
-from .eigenscore import eigenscore
-from .lexical_similarity import lexical_similarity
+from .agreement import eigenscore, lexical_similarity, self_consistency, semantic_entropy
 from .meaning import Same, clusters
-from .p_true import FORM as P_TRUE
-from .p_true import p_true, question_of
 from .samples import Draws, Prompt, Samples, draw, middle_layer
-from .self_consistency import self_consistency
-from .semantic_entropy import semantic_entropy
-from .verbalised import FORM as VERBALISED
-from .verbalised import verbalised
+from .self_evaluation import CONFIDENCE_FORM as VERBALISED
+from .self_evaluation import P_TRUE_FORM as P_TRUE
+from .self_evaluation import p_true, question_of, verbalised
 
 
 class Asked(NamedTuple):

@@ -15,16 +15,19 @@ from typing import Any
 from probers.prompts import PromptTemplate
 from probers.store.spec import ModelSpec
 from probers.types import Decision, Generation, UserError
-from probers.uncertainty.eigenscore import ALPHA, eigenscore
-from probers.uncertainty.lexical_similarity import lexical_similarity
+from probers.uncertainty.agreement import (
+    ALPHA,
+    Variant,
+    eigenscore,
+    lexical_similarity,
+    self_consistency,
+    semantic_entropy,
+)
 from probers.uncertainty.meaning import Clusters, Entailment, Same, by_matcher, clusters
-from probers.uncertainty.p_true import FORM as P_TRUE
-from probers.uncertainty.p_true import p_true, question_of
 from probers.uncertainty.samples import Draws, Prompt, Samples, draw, middle_layer
-from probers.uncertainty.self_consistency import self_consistency
-from probers.uncertainty.semantic_entropy import Variant, semantic_entropy
-from probers.uncertainty.verbalised import FORM as VERBALISED
-from probers.uncertainty.verbalised import verbalised
+from probers.uncertainty.self_evaluation import CONFIDENCE_FORM as VERBALISED
+from probers.uncertainty.self_evaluation import P_TRUE_FORM as P_TRUE
+from probers.uncertainty.self_evaluation import p_true, question_of, verbalised
 from probers.words import EntityMatcher
 
 from ..protocol import UNANSWERED, State, Trigger, one_of, verdict
