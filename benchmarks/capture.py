@@ -27,7 +27,7 @@ from timing import Results
 from workload import ABOUT, REAL, SECTIONS, SHAPES, Options, build
 
 from probers import CausalLM
-from probers.engine.loading import pick_device
+from probers.model.loading import pick_device
 from probers.types import RunError, UserError
 
 TITLES = {

@@ -22,7 +22,7 @@ from report import invocation, publish
 from timing import Results, by_turns, ratios, spread, verdict
 
 from probers import CausalLM
-from probers.commands.components import Component
+from probers.cli.components import Component
 from probers.data.articles.cuts import Cut
 from probers.datagen import Articles
 from probers.datagen.labels.rows import Examples
@@ -53,7 +53,7 @@ def labels_of(source: Articles, lm: CausalLM, cuts: list[Cut], *, shares: bool) 
     if shares:
         label()
     else:
-        with patch("probers.engine.model.nested", return_value=None):
+        with patch("probers.model.causal_lm.nested", return_value=None):
             label()
     after = resource.getrusage(resource.RUSAGE_SELF)
     return found, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -36,8 +36,8 @@ from workload import SHAPES, Options, build, long_prompts
 import serve
 import train
 from probers import CausalLM, Prober
-from probers.engine.loading import native_bfloat16, pick_device
 from probers.heads import HEADS as KINDS
+from probers.model.loading import native_bfloat16, pick_device
 from probers.store.spec import FeatureSpec
 from probers.types import UserError, first_line
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from probers import CausalLM
-from probers.engine.forward import Decoder
-from probers.engine.kv_cache import new_cache
+from probers.model.forward import Decoder
+from probers.model.kv_cache import new_cache
 from probers.types import Generation, Needs
 
 Tokens = list[tuple[int, ...]]

@@ -30,7 +30,7 @@ from timing import Results, by_turns, ratios, spread, verdict
 from transformers import AutoModelForCausalLM
 
 from probers import CausalLM
-from probers.bank.bank import Prober
+from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.rag import RAG, Answer
 from probers.rag.queries import QFS

@@ -42,14 +42,14 @@ def modules_called(work: Callable[[], Any]) -> list[str]:
 
 def question() -> None:
     """Answer one question with ``trigger=rind query=qfs``."""
-    from probers.commands.main import run
+    from probers.cli.main import run
 
     run("rag", ["question=Who does Lena Zaser work for?", "trigger=rind", "query=qfs"])
 
 
 def article() -> None:
     """Cut, continue and label one article into a store."""
-    from probers.commands.main import run
+    from probers.cli.main import run
 
     with tempfile.TemporaryDirectory() as folder:
         run("datagen", ["--source", "wiki", "limit=1", f"out={Path(folder) / 'store'}"])

@@ -33,7 +33,7 @@ from retrieval import megabytes, numbers, spell
 from timing import Results
 
 from probers import FeatureStore
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.store.files import COLUMNS
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.testbed.assets import load_articles

@@ -29,7 +29,7 @@ from timing import Results, by_turns, ratios, spread, verdict
 
 from probers import CausalLM, Prober
 from probers.data.articles import open_articles
-from probers.engine.loading import pick_device
+from probers.model.loading import pick_device
 
 TITLES = {"serve": "Serving", "first": "Serving: seconds to the first token"}
 HEADS = {

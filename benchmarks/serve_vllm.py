@@ -31,8 +31,8 @@ from report import invocation, publish
 from streams import NEW, together
 from timing import Results, ratios, spread, verdict
 
-from probers.commands.compose import request
-from probers.engine.loading import CACHE, dequantised, locate
+from probers.cli.compose import request
+from probers.model.loading import CACHE, dequantised, locate
 from probers.testbed.assets import model_path
 
 TITLES = {"engine": "vLLM with scores", "served": "vLLM with scores, served"}

@@ -90,7 +90,7 @@ def samples(model: str, data: Path, count: int, rounds: int) -> str:
     import torch
 
     from probers import CausalLM
-    from probers.engine.language_model import Sampling
+    from probers.model.language_model import Sampling
 
     lm = CausalLM.from_pretrained(model)
     lines = (data / "qa" / "nq.jsonl").read_text().splitlines()[: EXEMPLARS + count]

@@ -37,7 +37,7 @@ from probers.data.texts import Text, TextSource
 from probers.datagen import Texts
 from probers.datagen.settings import Options
 from probers.datagen.writer import fill
-from probers.engine.tokens import encode_continuation, encode_prompts, without_end
+from probers.model.tokens import encode_continuation, encode_prompts, without_end
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import Needs

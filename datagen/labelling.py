@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from probers.capture.hidden_states import vector_width
 from probers.checksums import inputs
-from probers.commands.components import Component
-from probers.commands.inputs import load_model, prompt_files
-from probers.commands.merge import PartRuns
-from probers.commands.runs import RunFolder, identity, taking_back
-from probers.commands.settings import plain
+from probers.cli.components import Component
+from probers.cli.inputs import load_model, prompt_files
+from probers.cli.merge import PartRuns
+from probers.cli.runs import RunFolder, identity, taking_back
+from probers.cli.settings import plain
 from probers.data.articles.base import Wikipedia
 from probers.data.splits import Partition
-from probers.engine.model import CausalLM
 from probers.files import digest, write_text
+from probers.model.causal_lm import CausalLM
+from probers.model.hidden_states import vector_width
 from probers.options import check_options
 from probers.prompts import PromptTemplate
 from probers.store.files import read_manifest

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple
 
-from probers.commands.components import Component, choice, fixed
-from probers.commands.compose import compose, key_value
-from probers.commands.settings import (
+from probers.cli.components import Component, choice, fixed
+from probers.cli.compose import compose, key_value
+from probers.cli.settings import (
     TESTBED,
     OnBadLine,
     Reading,

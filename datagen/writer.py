@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from probers.checksums import draw_key, sha256
-from probers.commands.merge import PartRuns
+from probers.cli.merge import PartRuns
 from probers.data.splits import Partition
 from probers.files import write_text, writing
 from probers.store.store import FeatureStore

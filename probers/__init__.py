@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from .types import lazily
 
 if TYPE_CHECKING:
-    from .bank.bank import Prober
     from .datagen.labelling import label
     from .datagen.labels.cot import Questions
     from .datagen.labels.judged import Prompts
     from .datagen.labels.texts import Texts
     from .datagen.labels.wiki import Articles
-    from .engine.model import CausalLM
+    from .model.causal_lm import CausalLM
+    from .prober.prober import Prober
     from .rag.comparison.compare import compare
     from .rag.loop import RAG
     from .verbs import fit
@@ -34,9 +34,9 @@ __all__ = [
 ]  # fmt: skip
 
 __getattr__ = lazily(__name__, {
-    "bank.bank": "Prober ProbeBank", "datagen.labelling": "label", "datagen.labels.cot": "Questions",
+    "prober.prober": "Prober ProbeBank", "datagen.labelling": "label", "datagen.labels.cot": "Questions",
     "datagen.labels.judged": "Prompts", "datagen.labels.texts": "Texts", "datagen.labels.wiki": "Articles",
-    "engine.language_model": "Sampling", "engine.model": "CausalLM", "engine.tokens": "SentenceEnd",
+    "model.language_model": "Sampling", "model.causal_lm": "CausalLM", "model.tokens": "SentenceEnd",
     "rag.comparison.compare": "compare", "rag.loop": "RAG", "store.store": "FeatureStore", "types": "Needs",
     "verbs": "fit",
 })  # fmt: skip

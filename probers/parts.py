@@ -111,8 +111,8 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "prompt": {"testbed": "prompts.PromptTemplate"},
     "launch": {
-        "ray": "launch.ray_workers.Ray",
-        "submitit": "launch.submitit_jobs.Submitit",
+        "ray": "cli.launch.ray_workers.Ray",
+        "submitit": "cli.launch.submitit_jobs.Submitit",
     },
 }  # fmt: skip
 #: Packages that export their parts; configurations name a class of theirs without its module.

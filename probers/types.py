@@ -143,7 +143,7 @@ class Feature:
         site: "resid_post" is the stream after the block (only this has a layer 0), "resid_mid" the one
             between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. The other three
             are one vector of no single layer, so that ``layers`` must be (L,), the last: "lookback" and
-            "attention" are numbers of all attention heads (:mod:`probers.capture.attention`),
+            "attention" are numbers of all attention heads (:mod:`probers.model.attention`),
             "probabilities" the log-probability of a token, and the entropy and the two highest probabilities
             of the distribution that it was drawn from.
         pool: over the generated tokens "mean" or "last"; "prompt" is the state at the prompt's last token,
@@ -152,7 +152,7 @@ class Feature:
             every token; "mind" is the vector of Su et al. 2024 (MIND), of width 2 d: the last token averaged
             over layers 1 to L, then the mean over tokens of the last layer after the final norm: ``layers``
             must be (L,). "mind_tokens" keeps what that vector is made of for every token
-            (:func:`probers.capture.pooling.pool_tokens`).
+            (:func:`probers.model.pooling.pool_tokens`).
         beside: what is read beside the states. Its numbers fill further places after those of the layers, as
             many as they need, each as long as a state, with zeros behind the last.
     """

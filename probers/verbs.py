@@ -6,12 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .bank.bank import Prober
 from .data.rows import FIELDS
 from .datagen.labelling import label
 from .datagen.labels.texts import Texts
 from .datagen.settings import Options
-from .engine.language_model import LanguageModel
+from .model.language_model import LanguageModel
+from .prober.prober import Prober
 from .train.fitting import fit as fit_stores
 from .types import UserError
 

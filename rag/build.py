@@ -11,11 +11,11 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.bank.io import CONFIG, locate
-from probers.commands.components import Component, values_of
-from probers.commands.runs import RunFolder
+from probers.cli.components import Component, values_of
+from probers.cli.runs import RunFolder
 from probers.data.corpus import load_corpus
 from probers.data.splits import Seen
+from probers.prober.io import CONFIG, locate
 from probers.prompts import AUTO, AUTO_PROMPT, PromptTemplate
 from probers.types import Question, Retriever, UserError
 
@@ -24,8 +24,8 @@ from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
 
 if TYPE_CHECKING:
-    from probers.bank.bank import Prober
-    from probers.commands.settings import Answering
+    from probers.cli.settings import Answering
+    from probers.prober.prober import Prober
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def make_trigger(given: Any) -> Trigger:
 
 def is_prober(given: Any) -> bool:
     """Tell whether an object is a trained prober."""
-    from probers.bank.bank import Prober  # loads torch
+    from probers.prober.prober import Prober  # loads torch
 
     return isinstance(given, Prober)
 
@@ -155,7 +155,7 @@ def with_bank(trigger: Component, **parts: Callable[[], Any]) -> dict[str, Any]:
 
 def for_other(bank: Any) -> dict[str, Any]:
     """Load a prober given by its path so that it accepts a model with other weights."""
-    from probers.bank.bank import Prober
+    from probers.prober.prober import Prober
 
     return {"bank": Prober.from_pretrained(bank, allow_other=True)} if isinstance(bank, str) else {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from probers.checksums import inputs
-from probers.commands.inputs import (
+from probers.cli.inputs import (
     ProberKind,
     find_classifier,
     find_prober,
@@ -20,8 +20,8 @@ from probers.commands.inputs import (
     prompt_files,
     question_source,
 )
-from probers.commands.merge import PartRuns
-from probers.commands.runs import RunFolder
+from probers.cli.merge import PartRuns
+from probers.cli.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
 from probers.evaluation.metrics import exact_match
 from probers.files import canonical_json, write_text

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.engine.kv_cache import PrefixCache
-from probers.engine.tokens import SentenceEnd, Stop
 from probers.evaluation.answers import final_answer
+from probers.model.kv_cache import PrefixCache
+from probers.model.tokens import SentenceEnd, Stop
 from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.words.text import split_sentences
@@ -33,7 +33,7 @@ from .protocol import (
 from .traces import Answer, Listener, OpenQuestion, TraceFile
 
 if TYPE_CHECKING:
-    from probers.engine.model import CausalLM
+    from probers.model.causal_lm import CausalLM
 
     from .remote import RemoteLM
 
@@ -265,7 +265,7 @@ class RAG:
         answer_tokens: further tokens for a final answer if the text ended without one and the announcing
             words had to be appended; 0 leaves the text without a final answer.
         draft: tokens guessed at once from prompt and discarded text and checked in one pass, while a question
-            is alone in its batch (:mod:`probers.engine.decode`); 0 guesses none.
+            is alone in its batch (:mod:`probers.model.decode`); 0 guesses none.
     """
 
     lm: CausalLM | RemoteLM
@@ -312,7 +312,7 @@ class RAG:
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], **options: Any
     ) -> list[Generation]:
-        """Generate every text of the loop, as :meth:`probers.engine.model.CausalLM.generate`."""
+        """Generate every text of the loop, as :meth:`probers.model.causal_lm.CausalLM.generate`."""
         return self.lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
 
     def answer(

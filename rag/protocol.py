@@ -13,16 +13,16 @@ from weakref import WeakSet
 
 import numpy as np
 
-from probers.engine.tokens import SentenceEnd
+from probers.model.tokens import SentenceEnd
 from probers.prompts import PromptTemplate
+from probers.signals import Variant
+from probers.signals.rarity import Counts
 from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, RunError, UserError
-from probers.uncertainty import Variant
-from probers.uncertainty.rarity import Counts
 from probers.words.text import content_filter
 
 if TYPE_CHECKING:
-    from probers.commands.inputs import ProberKind, TrainedKind
-    from probers.engine.model import CausalLM
+    from probers.cli.inputs import ProberKind, TrainedKind
+    from probers.model.causal_lm import CausalLM
     from probers.store.spec import ModelSpec
 
     from .remote import RemoteLM
@@ -136,7 +136,7 @@ class Trigger:
         prober: the kind of heads that read states for it: of whole "answers", single "tokens", "entities"
             or "prompts".
         served: it reads the scores of the server that writes.
-        counts: it counts phrases in the retriever's index (:class:`probers.uncertainty.rarity.Counts`).
+        counts: it counts phrases in the retriever's index (:class:`probers.signals.rarity.Counts`).
     """
 
     before: ClassVar[bool] = False

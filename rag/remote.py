@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 import numpy as np
 from pydantic import BaseModel, Field
 
-from probers.bank.response import Response
-from probers.commands.openai_client import NotThere, Server
-from probers.engine.language_model import (
+from probers.cli.openai_client import NotThere, Server
+from probers.model.language_model import (
     Decoding,
     GenerationRequest,
     LanguageModel,
@@ -28,10 +27,11 @@ from probers.engine.language_model import (
     ScoreRequest,
     Scoring,
 )
-from probers.engine.tokens import Stops
+from probers.model.tokens import Stops
+from probers.prober.response import Response
+from probers.signals import entropy_of_top
 from probers.store.spec import ModelSpec
 from probers.types import Generation, Needs, RunError, UserError
-from probers.uncertainty import entropy_of_top
 
 #: Numbers of likeliest tokens to ask for, tried in this order: most servers return 20, OpenAI 5.
 _TOPS = (20, 5)
@@ -177,7 +177,7 @@ def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
 
 
 def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:
-    """Count the tokens that stay (:mod:`probers.engine.tokens`), and tell whether a stop ended the text."""
+    """Count the tokens that stay (:mod:`probers.model.tokens`), and tell whether a stop ended the text."""
     inside = sum(end <= len(text) for _, end in spans)
     known = 0
     for count, (_, end) in enumerate(spans[:inside], 1):
@@ -201,7 +201,7 @@ class RemoteLM(LanguageModel):
     Attributes:
         prober: the server's description of the prober whose scores come with each text; None without one.
         top: number of likeliest tokens that it returns for each place.
-        exact: entropies are those of whole distributions, not :func:`~probers.uncertainty.entropy_of_top`.
+        exact: entropies are those of whole distributions, not :func:`~probers.signals.entropy_of_top`.
     """
 
     #: Out of reach.

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from probers.commands.components import Component, choice, values_of
-from probers.commands.settings import Answering, Resamples, Screen, Split
+from probers.cli.components import Component, choice, values_of
+from probers.cli.settings import Answering, Resamples, Screen, Split
 from probers.options import Count, Name, Natural
 
 

@@ -15,7 +15,7 @@ from probers.types import Decision, Generation, Passage, Question, Round, UserEr
 from probers.words.text import split_sentences
 
 if TYPE_CHECKING:
-    from probers.commands.merge import PartRuns
+    from probers.cli.merge import PartRuns
     from probers.data.splits import Partition
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from probers.bank.assessment import WrittenText
-from probers.engine.tokens import Span, shown_bytes, token_bytes
-from probers.online.growing_spans import ScoredSpan
+from probers.model.tokens import Span, shown_bytes, token_bytes
+from probers.prober.assessment import WrittenText
+from probers.prober.online.growing_spans import ScoredSpan
 from probers.types import StopReason
 from probers.words.thinking import Thinking, tokens_in
 

@@ -10,13 +10,13 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.commands.inputs import find_prober, load_model, load_passages
+from probers.cli.inputs import find_prober, load_model, load_passages
 from probers.types import UserError
 
 from .settings import Serve
 
 if TYPE_CHECKING:
-    from probers.bank.bank import Prober
+    from probers.prober.prober import Prober
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 #: Options of backend=transformers only; vLLM has its own.
@@ -82,9 +82,9 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     import torch
     import uvicorn
 
-    from probers.bank.bank import Prober
-    from probers.capture.blocks import decoder_layers
-    from probers.online.scores import check_growing
+    from probers.model.blocks import decoder_layers
+    from probers.prober.online.scores import check_growing
+    from probers.prober.prober import Prober
     from probers.words.thinking import Thinking
 
     from .app import make_app

@@ -18,9 +18,9 @@ import anyio
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
 
-from probers.engine.decode import Request as Wanted
-from probers.engine.language_model import Sampling
-from probers.engine.tokens import Prompt, encode_prompts, token_offsets
+from probers.model.decode import Request as Wanted
+from probers.model.language_model import Sampling
+from probers.model.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text
 from probers.words.thinking import Thinking
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from probers.commands.components import Component
-from probers.online.growing_spans import ScoredSpan
+from probers.cli.components import Component
+from probers.prober.online.growing_spans import ScoredSpan
 from probers.rag.build import for_engine
 from probers.rag.protocol import State
 from probers.rag.remote import ServedGeneration

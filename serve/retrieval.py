@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any
 
-from probers.bank.assessment import Assessor, WrittenText
-from probers.commands.components import Component, choices
-from probers.online.scores import text_needs, text_scores
+from probers.cli.components import Component, choices
+from probers.prober.assessment import Assessor, WrittenText
+from probers.prober.online.scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
 from probers.rag.loop import RAG
 from probers.rag.protocol import QueryFormulator, Trigger, as_trigger

@@ -1,7 +1,7 @@
 """Thread of generation, on which all passes of the model and all scores run.
 
 Other threads submit :class:`ScoredText`. All are written together in one
-:class:`probers.engine.continuous.ContinuousBatch` and are read by their makers while they grow: lists are
+:class:`probers.model.continuous.ContinuousBatch` and are read by their makers while they grow: lists are
 only appended to, and ``changed`` is called when there is more. :class:`SharedLM` is the same model for the
 loop of retrieval.
 """
@@ -23,13 +23,11 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
-from probers.bank.assessment import WrittenText
-from probers.bank.bank import Prober
-from probers.capture.pooling import PER_TOKEN, pool_tokens, token_vectors
-from probers.engine.continuous import ContinuousBatch, LiveText
-from probers.engine.decode import Request
-from probers.engine.kv_cache import BlockCache
-from probers.engine.language_model import (
+from probers.model.causal_lm import CausalLM
+from probers.model.continuous import ContinuousBatch, LiveText
+from probers.model.decode import Request
+from probers.model.kv_cache import BlockCache
+from probers.model.language_model import (
     NOTHING,
     Decoding,
     GenerationRequest,
@@ -37,9 +35,11 @@ from probers.engine.language_model import (
     ScoreRequest,
     Scoring,
 )
-from probers.engine.model import CausalLM
-from probers.engine.tokens import Stops
-from probers.online.scores import GrowingScores, GrowingSentences, pools_sentences
+from probers.model.pooling import PER_TOKEN, pool_tokens, token_vectors
+from probers.model.tokens import Stops
+from probers.prober.assessment import WrittenText
+from probers.prober.online.scores import GrowingScores, GrowingSentences, pools_sentences
+from probers.prober.prober import Prober
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
 from .protocol import ApiError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from probers.commands.components import Component, choice
-from probers.commands.settings import BatchSize, Model, OnBadLine, Screen, Settings
+from probers.cli.components import Component, choice
+from probers.cli.settings import BatchSize, Model, OnBadLine, Screen, Settings
 from probers.options import Count, Limits, Name, Natural, NotNegative, Seed
 
 

@@ -39,7 +39,7 @@ class Artefacts:
 
     def __call__(self, name: str) -> Path:
         """The folder of a run, which the first to ask makes."""
-        from probers.commands import main as cli
+        from probers.cli import main as cli
 
         path, made = self.folder / name, self.folder / f"{name}.made"
         with FileLock(self.folder / f"{name}.lock"):
@@ -86,7 +86,7 @@ def shard_by_shard(
     patch: pytest.MonkeyPatch, typed: list[str], stopped: Callable[[], object] = lambda: None
 ) -> int:
     """Run probers-datagen to its end, interrupted before every second shard; return the interruptions."""
-    from probers.commands import main as cli
+    from probers.cli import main as cli
     from probers.store.store import FeatureStore
 
     write = FeatureStore.write_shard

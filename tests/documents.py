@@ -27,10 +27,10 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from probers.commands import main as cli
-from probers.commands.components import choices
-from probers.commands.compose import COMMANDS, compose, normalise, request
-from probers.commands.help import help_of
+from probers.cli import main as cli
+from probers.cli.components import choices
+from probers.cli.compose import COMMANDS, compose, normalise, request
+from probers.cli.help import help_of
 from probers.rag.comparison.methods import Selection
 from probers.types import UserError
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from probers.bank.bank import Prober
 from probers.datagen.labels.base import Source
 from probers.datagen.settings import Options
 from probers.heads import HEADS, WRONG
+from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import AttentionRows, Feature, Generation, Needs, Passage

@@ -8,7 +8,7 @@ from typing import Any
 
 from artefacts import contents
 
-from probers.commands import main as cli
+from probers.cli import main as cli
 
 #: What says where a run was and what it was typed as, and not what it computed.
 PAPERS = ("run.json", "config.yaml", "README.md", "report.html")

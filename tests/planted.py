@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probers.commands.runs import RunFolder
+from probers.cli.runs import RunFolder
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
 from probers.train.module import ProberModule

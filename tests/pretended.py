@@ -68,7 +68,7 @@ class Copies:
         return self.counts.total()
 
     def lines(self) -> dict[str, int]:
-        """Copies that each line ("probers/engine/decode.py:222") asked for."""
+        """Copies that each line ("probers/model/decode.py:222") asked for."""
         found: Counter[str] = Counter()
         for (line, _), count in self.counts.items():
             found[line] += count

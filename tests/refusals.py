@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from probers.commands import main as cli
-from probers.commands.runs import RunFolder, taking_back
+from probers.cli import main as cli
+from probers.cli.runs import RunFolder, taking_back
 from probers.types import Code, ProbersError, UserError
 
 

@@ -11,9 +11,9 @@ import openai
 import uvicorn
 
 from probers import CausalLM, Prober
-from probers.bank.calibration import Platt
 from probers.data import load_corpus
 from probers.heads import LinearHead, ProbeHead, SequenceHead
+from probers.prober.calibration import Platt
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers.bm25 import BM25

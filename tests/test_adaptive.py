@@ -18,9 +18,9 @@ from probers.adaptive.classifiers import STRATEGIES, AdaptiveClassifier, load_cl
 from probers.adaptive.strategies import Labelled, joined, label, of_store, read, seen
 from probers.adaptive.training import measure, write_card
 from probers.checksums import sealed_lines
-from probers.commands import main as cli
-from probers.commands.inputs import newest_classifier
-from probers.commands.runs import RunFolder
+from probers.cli import main as cli
+from probers.cli.inputs import newest_classifier
+from probers.cli.runs import RunFolder
 from probers.data.splits import Seen
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Adaptive, State

@@ -8,9 +8,9 @@ import pytest
 import torch
 from refusals import fails
 
-from probers.commands.components import Component
-from probers.commands.compose import request
-from probers.commands.help import help_of, help_text
+from probers.cli.components import Component
+from probers.cli.compose import request
+from probers.cli.help import help_of, help_text
 from probers.data.texts.source import TextSource
 from probers.heads import HEADS, head_name
 from probers.parts import PARTS

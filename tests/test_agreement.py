@@ -11,8 +11,8 @@ from artefacts import write_lines
 from refusals import fails
 from sklearn.metrics import cohen_kappa_score
 
-from probers.commands.compose import normalise
-from probers.commands.main import run
+from probers.cli.compose import normalise
+from probers.cli.main import run
 from probers.datagen.judges.agreement import VERDICTS, Pair, Part, cohen_kappa, measure
 from probers.datagen.judges.base import WRONG
 

@@ -26,14 +26,13 @@ LIMITS = {
     "modules with a raw DictConfig": 0,  # goal 0
 }
 #: Modules that write to the terminal themselves; all others log.
-PRINTING = {"probers.commands.main", "probers.rag.command"}
+PRINTING = {"probers.cli.main", "probers.rag.command"}
 #: The module that turns typed words into settings and alone sees Hydra's configuration.
-COMPOSING = "probers.commands.compose"
+COMPOSING = "probers.cli.compose"
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
-    "shared", "words", "evaluation", "data", "store", "capture", "engine",
-    "uncertainty", "heads", "online", "bank", "commands", "launch", "adaptive", "datagen", "train", "rag",
-    "serve", "score",
+    "shared", "words", "evaluation", "data", "store", "model", "signals", "heads", "prober", "cli", "adaptive",
+    "datagen", "train", "rag", "serve", "score", "verbs",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {

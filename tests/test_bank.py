@@ -21,22 +21,22 @@ from refusals import fails
 from safetensors.torch import load_file, save_file
 from test_heads import Own
 
-from probers.bank import io
-from probers.bank.bank import Prober
-from probers.bank.calibration import EntropyModel, Isotonic, Temperature
-from probers.bank.decision import Ensemble, half_precision
-from probers.bank.risk_control import Promise
-from probers.bank.value_head import FILES as VALUE_HEAD
-from probers.capture.pooling import as_stored
 from probers.checksums import sealed, sha256, unseal, unsealed
-from probers.commands.compose import compose
-from probers.commands.inputs import find_prober
+from probers.cli.compose import compose
+from probers.cli.inputs import find_prober
 from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory, is_joint
-from probers.online.scores import GrowingScores
+from probers.model.pooling import as_stored
+from probers.prober import io
+from probers.prober.calibration import EntropyModel, Isotonic, Temperature
+from probers.prober.decision import Ensemble, half_precision
+from probers.prober.online.scores import GrowingScores
+from probers.prober.prober import Prober
+from probers.prober.risk_control import Promise
+from probers.prober.value_head import FILES as VALUE_HEAD
 from probers.rag.triggers import Probing
+from probers.signals import SIGNALS
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Code, Needs, Pool, RunError
-from probers.uncertainty import SIGNALS
 
 SPEC = FeatureSpec(ModelSpec("testbed", "abc", 6, 8, "float32"), layers=(2, 5), width=8, prompt="p1")
 ENTROPY = EntropyModel((0.0,) * 5, (1.0,) * 5, (1.0, 2.0, 0.5, -1.0, -1.0), 0.25, threshold=0.1)

@@ -13,12 +13,12 @@ from refusals import fails
 from test_watch import PROMPTS, batch, plain
 from tiny import tiny_lm
 
-from probers.bank.bank import Prober
-from probers.bank.calibration import Isotonic, Platt, Temperature, sigmoid
-from probers.capture.hidden_states import decoder_layers
-from probers.engine.tokens import decode, token_offsets
 from probers.heads import CORRECT, WRONG, LinearHead
-from probers.online.watch import GrowingText
+from probers.model.hidden_states import decoder_layers
+from probers.model.tokens import decode, token_offsets
+from probers.prober.calibration import Isotonic, Platt, Temperature, sigmoid
+from probers.prober.online.watch import GrowingText
+from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
 from probers.rag.queries import CIOQF, QFS

@@ -38,9 +38,9 @@ from workload import Options
 import rag as rag_benchmark
 import train as training
 from probers import CausalLM, FeatureStore
-from probers.bank.bank import Prober
 from probers.data.texts import TextSource
 from probers.heads import HEADS
+from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
 from probers.types import Needs, RunError

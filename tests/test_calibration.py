@@ -11,12 +11,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from probers.bank import calibration as c
-from probers.bank.calibration import CALIBRATIONS, Isotonic, Platt, Temperature, fit_calibration
-from probers.bank.decision import Ensemble, ThresholdRule, fit_ensemble
-from probers.commands.main import compose, normalise
+from probers.cli.main import compose, normalise
 from probers.evaluation import metrics as m
-from probers.online.scores import aggregate, extend
+from probers.prober import calibration as c
+from probers.prober.calibration import CALIBRATIONS, Isotonic, Platt, Temperature, fit_calibration
+from probers.prober.decision import Ensemble, ThresholdRule, fit_ensemble
+from probers.prober.online.scores import aggregate, extend
 from probers.types import Code, RunError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]

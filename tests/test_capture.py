@@ -13,12 +13,12 @@ from tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm, tiny_path
 from torch import nn
 from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
 
-import probers.capture.recorder
-from probers.capture.attention import AttentionTap
-from probers.capture.blocks import block_parts, decoder_layers
-from probers.capture.hidden_states import StateTap
-from probers.capture.pooling import pool_tokens
-from probers.engine.model import CausalLM
+import probers.model.recorder
+from probers.model.attention import AttentionTap
+from probers.model.blocks import block_parts, decoder_layers
+from probers.model.causal_lm import CausalLM
+from probers.model.hidden_states import StateTap
+from probers.model.pooling import pool_tokens
 from probers.types import Feature, Needs, RunError
 
 LAYERS = (0, 1, 2, 3)
@@ -240,7 +240,7 @@ def test_nothing_is_read_that_nobody_asked_for(monkeypatch):
     with AttentionTap(lm.model):  # the last block alone is tapped
         used = [block.self_attn.config._attn_implementation for block in decoder_layers(lm.model)]
     assert used == ["sdpa", "sdpa", "probers_tap"]
-    monkeypatch.setattr(probers.capture.recorder, "AttentionTap", forbidden)
+    monkeypatch.setattr(probers.model.recorder, "AttentionTap", forbidden)
     made = lm.generate(PROMPTS[:1], max_new_tokens=3)[0]
     assert made.state is None and made.attention is None
     made = lm.generate(PROMPTS[:1], max_new_tokens=3, needs=Needs.of((1,)))[0]

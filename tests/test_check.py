@@ -10,7 +10,7 @@ from refusals import exits, fails
 from serving import bank_for, running
 from tiny import PROMPTS, tiny_lm
 
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.score import check
 from probers.score.check import compare_states, our_states, relative_difference
 from probers.types import RunError, UserError

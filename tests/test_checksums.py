@@ -8,7 +8,7 @@ from refusals import fails
 
 from probers import checksums
 from probers.checksums import Journal, check, file_digest, inputs, take
-from probers.commands.runs import RunFolder
+from probers.cli.runs import RunFolder
 from probers.files import cache_folder
 
 SIZE = 3_000_000

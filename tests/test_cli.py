@@ -10,9 +10,9 @@ import time
 import pytest
 from refusals import exits, fails
 
-from probers.commands import main as cli
-from probers.commands.inputs import newest_run
-from probers.commands.runs import RunFolder
+from probers.cli import main as cli
+from probers.cli.inputs import newest_run
+from probers.cli.runs import RunFolder
 from probers.types import RunError, UserError
 
 COMMANDS = (
@@ -28,7 +28,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
     heavy = {"torch", "transformers", "lightning", "sklearn", "pandas", "numpy", "nltk", "jinja2", "hydra"}
     heavy.add("probers.words.language")  # reads the word lists
     code = (
-        "import sys\nsys.argv = ['x', '--help']\nfrom probers.commands import main as cli\n"
+        "import sys\nsys.argv = ['x', '--help']\nfrom probers.cli import main as cli\n"
         "for command in cli.COMMANDS:\n"
         "    try:\n        cli.main(command)\n    except SystemExit:\n        pass\n"
         f"print(sorted({heavy} & set(sys.modules)))"

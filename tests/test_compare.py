@@ -14,14 +14,14 @@ from fake_lm import FakeLM, linear_bank
 from refusals import fails, interrupted
 from sklearn.metrics import roc_auc_score
 
-from probers.bank.bank import Prober
-from probers.bank.decision import ALWAYS, ThresholdRule
 from probers.checksums import unsealed_lines
-from probers.commands import main as cli
-from probers.commands.components import choices
-from probers.commands.compose import request
-from probers.commands.main import Console
+from probers.cli import main as cli
+from probers.cli.components import choices
+from probers.cli.compose import request
+from probers.cli.main import Console
 from probers.data.splits import Seen
+from probers.prober.decision import ALWAYS, ThresholdRule
+from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.comparison import findings as showcase
 from probers.rag.comparison.methods import Selection

@@ -12,7 +12,7 @@ from fake_lm import SPEC, linear_bank
 from refusals import fails
 from test_compare import TEST, VALIDATION, place  # noqa: F401
 
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.data.splits import Seen
 from probers.rag.build import named
 

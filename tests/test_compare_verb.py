@@ -11,10 +11,10 @@ from fake_lm import FakeLM, FakeRetriever, linear_bank, passage
 from refusals import fails, interrupted
 from test_compare import TEST, VALIDATION, model, place, stable  # noqa: F401
 
-from probers.bank.bank import Prober
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.data.splits import Seen
 from probers.heads import HEADS
+from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG, Comparison, compare
 from probers.rag.queries import QuestionQuery

@@ -8,8 +8,8 @@ import pytest
 from artefacts import write_lines
 from refusals import fails
 
-import probers.commands.compose as config
-from probers.commands import main as cli
+import probers.cli.compose as config
+from probers.cli import main as cli
 from probers.data import load_corpus
 from probers.data.articles import open_articles
 from probers.data.corpus_formats import WORDS

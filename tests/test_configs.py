@@ -7,10 +7,10 @@ from typing import Annotated
 import pytest
 from refusals import exits, fails
 
-from probers.commands.components import Component, choices
-from probers.commands.compose import COMMANDS, compose, groups_of, normalise, request, settings_of
-from probers.commands.help import help_of, help_text
-from probers.commands.settings import Settings
+from probers.cli.components import Component, choices
+from probers.cli.compose import COMMANDS, compose, groups_of, normalise, request, settings_of
+from probers.cli.help import help_of, help_text
+from probers.cli.settings import Settings
 from probers.options import options_of
 from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT

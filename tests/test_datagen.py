@@ -9,7 +9,7 @@ from test_kill import check
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.datagen.labelling import layers_to_read
 from probers.datagen.labels.cot import parse_label
 from probers.evaluation.answers import accuracy_contains, exact_match, f1_score

@@ -8,8 +8,8 @@ import pytest
 from planted import DEPTH, make_token_store
 from refusals import fails
 
-from probers.commands import demo
-from probers.commands import main as cli
+from probers.cli import demo
+from probers.cli import main as cli
 
 
 @cache

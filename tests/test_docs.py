@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from documents import ROOT, Block, Page, faults, page, read, written_to
 
-from probers.commands.compose import COMMANDS
+from probers.cli.compose import COMMANDS
 
 #: Whose blocks other tests run: tests/test_tables.py, and that of the notebook below.
 ELSEWHERE = ("docs/tables.md", "docs/notebooks/reading_a_store.md")
@@ -79,7 +79,7 @@ def documented() -> set[str]:
 
 #: Packages whose public names programs import.
 DOORS = [
-    "probers", "probers.capture", "probers.data", "probers.data.articles", "probers.data.questions",
+    "probers", "probers.model", "probers.data", "probers.data.articles", "probers.data.questions",
     "probers.words", "probers.heads", "probers.store", "probers.rag",
     "probers.rag.triggers", "probers.rag.queries", "probers.rag.retrievers",
 ]  # fmt: skip

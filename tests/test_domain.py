@@ -12,14 +12,14 @@ from refusals import fails
 from serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
-from probers.bank.assessment import Assessor, WrittenText
-from probers.bank.bank import Prober
-from probers.bank.domain import FILE, Domain, limit_of
-from probers.bank.io import CONFIG
 from probers.checksums import sealed
 from probers.datagen.labels.rows import recorded, recorded_needs
-from probers.engine.language_model import Sampling
-from probers.online.scores import GrowingScores, text_needs, text_scores
+from probers.model.language_model import Sampling
+from probers.prober.assessment import Assessor, WrittenText
+from probers.prober.domain import FILE, Domain, limit_of
+from probers.prober.io import CONFIG
+from probers.prober.online.scores import GrowingScores, text_needs, text_scores
+from probers.prober.prober import Prober
 from probers.train.assemble import fit_domain, surprise_of
 from probers.train.data import Dataset
 from probers.types import Needs, RunError

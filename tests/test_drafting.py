@@ -8,9 +8,9 @@ import pytest
 from test_lm import assert_all_same, assert_same
 from tiny import FAMILIES, forwarded, tiny_lm
 
-from probers.engine.decode import guess
-from probers.engine.kv_cache import PrefixCache
-from probers.engine.language_model import Sampling
+from probers.model.decode import guess
+from probers.model.kv_cache import PrefixCache
+from probers.model.language_model import Sampling
 from probers.types import Feature, Needs
 
 PROMPTS = [

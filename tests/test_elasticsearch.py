@@ -13,8 +13,8 @@ import pytest
 from fake_elasticsearch import FULL, FakeElasticsearch, FakeIndex
 from refusals import fails
 
-from probers.commands.components import Component
-from probers.commands.compose import request
+from probers.cli.components import Component
+from probers.cli.compose import request
 from probers.rag.build import named_part
 from probers.rag.retrievers import BM25, elasticsearch
 from probers.rag.retrievers.elasticsearch import Elasticsearch

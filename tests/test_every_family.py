@@ -11,7 +11,7 @@ from tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as FAMILIES
 
-from probers.engine.model import CausalLM
+from probers.model.causal_lm import CausalLM
 from probers.types import Feature, Needs, UserError
 
 pytestmark = pytest.mark.long

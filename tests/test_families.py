@@ -11,7 +11,7 @@ from test_lm import CLOSE, alone, assert_all_same, rescored
 from tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from transformers import AutoModelForCausalLM
 
-from probers.engine.model import CausalLM
+from probers.model.causal_lm import CausalLM
 from probers.types import Feature, Needs
 
 BASE = {

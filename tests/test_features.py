@@ -6,9 +6,9 @@ from refusals import fails
 from test_capture import CLOSE, MANY, hidden_of
 from tiny import PROMPTS, tiny_lm
 
-from probers.capture.pooling import token_pool
 from probers.datagen.labels.rows import span_needs, span_rows
-from probers.engine.kv_cache import PrefixCache
+from probers.model.kv_cache import PrefixCache
+from probers.model.pooling import token_pool
 from probers.types import Feature, Needs, RunError
 
 LAYERS = (0, 1, 2)

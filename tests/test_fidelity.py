@@ -9,15 +9,15 @@ import torch
 from fake_lm import FakeLM
 
 import probers.words.text
-from probers.engine.model import CausalLM
+from probers.model.causal_lm import CausalLM
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
 from probers.rag.queries import QFS, FlareQuery
 from probers.rag.retrievers import BM25
 from probers.rag.triggers import Flare, Rind, State
+from probers.signals import rind_scores
 from probers.testbed.assets import load_corpus, load_questions, model_path
 from probers.types import AttentionRows, Decision, Generation, Needs, Question
-from probers.uncertainty import rind_scores
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from refusals import fails
 from tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM
 
-from probers.engine import loading
-from probers.engine.loading import fingerprint
-from probers.engine.model import CausalLM
+from probers.model import loading
+from probers.model.causal_lm import CausalLM
+from probers.model.loading import fingerprint
 from probers.types import Needs
 
 pytest.importorskip("gguf")

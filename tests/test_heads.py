@@ -16,7 +16,7 @@ from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from probers import heads as h
-from probers.commands.compose import compose
+from probers.cli.compose import compose
 from probers.heads import HEADS, LinearHead, Moments, ProbeHead, factory, head_name, is_joint
 from probers.heads.base import Dropout
 

@@ -20,8 +20,8 @@ from refusals import claimed, exits, fails
 
 from probers import CausalLM, FeatureStore, Prober
 from probers.adaptive.classifiers import AdaptiveClassifier
-from probers.commands.inputs import newest_prober, newest_run
-from probers.commands.runs import RunFolder, read_state, taking_back
+from probers.cli.inputs import newest_prober, newest_run
+from probers.cli.runs import RunFolder, read_state, taking_back
 from probers.data import load_corpus
 from probers.data.articles import open_articles
 from probers.data.cache import build_once

@@ -17,11 +17,11 @@ from test_watch import Loop, states_of
 from tiny import tiny_lm
 from torch.nn import functional as F
 
-from probers.bank.bank import Prober
-from probers.capture.recorder import as_places
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.heads import HEADS, ConcatHead, LinearHead, MixHead, SequenceHead
-from probers.online.scores import GrowingScores, text_scores
+from probers.model.recorder import as_places
+from probers.prober.online.scores import GrowingScores, text_scores
+from probers.prober.prober import Prober
 from probers.store.joined import Sources
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
@@ -362,7 +362,7 @@ def test_a_long_text_is_scored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     bank = Prober(TOKENS, sequence(), aggregate="max")
     x = torch.randn(50, 2, WIDTH)
     whole = bank.score_states(x)
-    monkeypatch.setattr("probers.bank.decision.CHUNK", 7)
+    monkeypatch.setattr("probers.prober.decision.CHUNK", 7)
     np.testing.assert_allclose(bank.score_states(x), whole, atol=1e-5)
 
 

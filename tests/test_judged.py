@@ -16,7 +16,7 @@ from test_judges import Scripted, asked, said
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.data.texts import Mark, TextSource
 from probers.data.topics import PromptFile, Topic
 from probers.datagen import Prompts

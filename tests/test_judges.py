@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
 
-from probers.commands.components import Component
+from probers.cli.components import Component
 from probers.data.texts.base import Mark
 from probers.datagen.judges import openai as replies
 from probers.datagen.judges.base import Answer, Grounds, HandJudge, Judge, MajorityJudge, Ruling

@@ -35,7 +35,7 @@ def launch(where: Path, limit: int) -> subprocess.Popen[str]:
     """The command, in a folder of its own, so that its ``out`` has the same name everywhere."""
     where.mkdir(exist_ok=True)
     arguments = ["source=cot", f"limit={limit}", f"shard_size={SHARD}", "out=store"]
-    code = "from probers.commands.main import datagen; datagen()"
+    code = "from probers.cli.main import datagen; datagen()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=where, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

@@ -5,7 +5,7 @@ from test_lm import assert_all_same, assert_same
 from test_prefix import EXEMPLARS, NEEDS
 from tiny import FAMILIES, forwarded, tiny_lm
 
-from probers.engine.kv_cache import PrefixCache
+from probers.model.kv_cache import PrefixCache
 
 PROMPTS = [
     EXEMPLARS + "Question: Who founded the mill in Jomholm?\nAnswer:",

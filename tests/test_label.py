@@ -9,7 +9,7 @@ from artefacts import write_lines
 from refusals import fails, interrupted
 
 from probers import CausalLM, FeatureStore
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.datagen import Articles, Prompts, Questions, Texts, label
 
 TOWNS = ["Hull", "e"] * 6

@@ -14,7 +14,7 @@ from refusals import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.data.texts import TextSource
 from probers.testbed.assets import load_articles, model_path
 

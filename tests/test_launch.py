@@ -18,12 +18,12 @@ import pytest
 from parts import computed, in_parts
 from refusals import fails
 
-from probers import launch
-from probers.commands import inputs as shared
-from probers.commands import main as cli
-from probers.commands.runs import read_state
+from probers.cli import inputs as shared
+from probers.cli import launch
+from probers.cli import main as cli
+from probers.cli.launch import Parts, ray_workers, submitit_jobs
+from probers.cli.runs import read_state
 from probers.data.splits import Partition
-from probers.launch import Parts, ray_workers, submitit_jobs
 from probers.types import RunError, UserError
 
 #: One prompt at a time: the arithmetic is then the same however the work is cut.
@@ -47,7 +47,7 @@ def made(tmp_path_factory):
 
 def driver(out: Path, *more: str, limit: int = 8, before: str = "", **given) -> subprocess.Popen:
     """The command as it is typed, in a process of its own."""
-    code = f"from probers.commands.main import datagen\n{before}\ndatagen()"
+    code = f"from probers.cli.main import datagen\n{before}\ndatagen()"
     typed = ["source=cot", f"limit={limit}", *ALONE, f"out={out}", "launch=ray", *more]
 
     # Also where who runs the tests does not hear Ctrl-C.
@@ -282,8 +282,8 @@ def test_a_launcher_that_is_not_installed_says_the_extra(name, tmp_path, monkeyp
 
 
 def test_what_a_driver_needs_is_not_torch():
-    code = "import sys, probers.launch.ray_workers, probers.launch.submitit_jobs;"
-    code += "from probers.commands.main import request; request('datagen', ['launch=ray']);"
+    code = "import sys, probers.cli.launch.ray_workers, probers.cli.launch.submitit_jobs;"
+    code += "from probers.cli.main import request; request('datagen', ['launch=ray']);"
     code += "print({'torch', 'ray', 'submitit'} & set(sys.modules))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "set()\n"

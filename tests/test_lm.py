@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from refusals import fails
 from tiny import CONTEXT, FAMILIES, PROMPTS, forwarded, save_tiny, sentence_piece, tiny_lm, tiny_path
 
-import probers.engine.model
-from probers.engine import batch_size
-from probers.engine.batch_size import Batches
-from probers.engine.language_model import collected
-from probers.engine.loading import fingerprint
-from probers.engine.model import CausalLM
+import probers.model.causal_lm
+from probers.model import batch_size
+from probers.model.batch_size import Batches
+from probers.model.causal_lm import CausalLM
+from probers.model.language_model import collected
+from probers.model.loading import fingerprint
 from probers.types import Feature, Generation, Needs, RunError
 
 ALL = Needs.of((0, 1, 2, 3), attention=True)
@@ -260,14 +260,14 @@ def test_a_model_spread_over_devices_is_the_same_model():
 def test_batches_halve_when_memory_runs_out(monkeypatch, caplog):
     lm = tiny_lm()
     expected = [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)]
-    work = probers.engine.model.generate_batch
+    work = probers.model.causal_lm.generate_batch
 
     def scarce(decoder, tokenizer, requests, *how):
         if len(requests) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return work(decoder, tokenizer, requests, *how)
 
-    monkeypatch.setattr(probers.engine.model, "generate_batch", scarce)
+    monkeypatch.setattr(probers.model.causal_lm, "generate_batch", scarce)
     assert [g.token_ids for g in lm.generate(PROMPTS, max_new_tokens=6)] == expected
     assert "batch_size=2" in caplog.text and "batch_size=1" in caplog.text
     with fails("memory", "batch_size=4", kind=RunError):
@@ -425,7 +425,7 @@ def test_half_precision_is_close():
 
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch):
-    monkeypatch.setattr(probers.engine.model, "generate_batch", Mock(side_effect=RuntimeError("shapes")))
+    monkeypatch.setattr(probers.model.causal_lm, "generate_batch", Mock(side_effect=RuntimeError("shapes")))
     with pytest.raises(RuntimeError, match="shapes"):
         tiny_lm().generate(PROMPTS, max_new_tokens=2)
 

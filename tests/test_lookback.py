@@ -10,11 +10,11 @@ from test_families import make
 from test_watch import batch, hooks, plain
 from tiny import FAMILIES, PROMPTS, reference, tiny_lm
 
-from probers.bank.bank import Prober
-from probers.bank.calibration import Temperature
 from probers.datagen.labelling import layers_to_read
-from probers.engine.model import CausalLM
 from probers.heads import ProbingRagHead
+from probers.model.causal_lm import CausalLM
+from probers.prober.calibration import Temperature
+from probers.prober.prober import Prober
 from probers.store.spec import FeatureSpec
 from probers.types import Feature, Generation, Needs
 

@@ -16,12 +16,12 @@ from refusals import fails
 from tiny import tiny_path
 from transformers import AutoModelForCausalLM
 
-from probers.bank.bank import Prober
-from probers.capture.blocks import decoder_layers
-from probers.commands import main as cli
-from probers.commands.settings import TextFile
-from probers.engine import adapters
-from probers.engine.model import CausalLM
+from probers.cli import main as cli
+from probers.cli.settings import TextFile
+from probers.model import adapters
+from probers.model.blocks import decoder_layers
+from probers.model.causal_lm import CausalLM
+from probers.prober.prober import Prober
 from probers.rag.triggers import Radio
 from probers.store.store import FeatureStore
 from probers.train.data import Dataset
@@ -315,7 +315,7 @@ def test_what_cannot_be_trained_is_refused(store, file, bank, tmp_path, monkeypa
         load(str(tiny_path("gpt2")))
     with fails("no-file", "adapter_config.json"):
         load(str(tiny_path()), adapter=tmp_path)
-    monkeypatch.setattr("probers.engine.adapters.find_spec", lambda name: None)
+    monkeypatch.setattr("probers.model.adapters.find_spec", lambda name: None)
     refuse("missing-extra", "probers[lora]")
 
 

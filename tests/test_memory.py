@@ -6,8 +6,8 @@ from test_lm import assert_all_same
 from tiny import FAMILIES, PROMPTS, tiny_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import probers.engine.forward as forward
-from probers.engine.kv_cache import BlockCache
+import probers.model.forward as forward
+from probers.model.kv_cache import BlockCache
 from probers.types import Needs
 
 NEEDS = Needs.of((0, 1, 2, 3), attention=True)

@@ -11,8 +11,8 @@ from refusals import fails
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
 from tiny import tiny_lm
 
-from probers.commands.compose import request
-from probers.engine.model import CausalLM
+from probers.cli.compose import request
+from probers.model.causal_lm import CausalLM
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.comparison.methods import Selection
 from probers.rag.comparison.trajectories import tune
@@ -339,7 +339,7 @@ def test_probing_rag_by_hand(theta, limit, written):
 def test_a_model_without_readable_attention_is_refused_before_anything_runs(trigger, monkeypatch):
     lm = tiny_lm()
     # As of a family whose attention does not ask transformers for its function.
-    monkeypatch.setattr("probers.capture.attention.hasattr", lambda *_: False, raising=False)
+    monkeypatch.setattr("probers.model.attention.hasattr", lambda *_: False, raising=False)
     monkeypatch.setattr(lm, "generate", None)  # would fail if it was called
     retriever = FakeRetriever(find)
     with fails("unsupported", "trigger=rind cannot be used with this model: attention of Llama"):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_train_figures import card_of, evaluator_of, make_examples, make_trained
 
-from probers.bank.figures import Cost
 from probers.evaluation import metrics as m
 from probers.evaluation.baselines import pooled_auroc
+from probers.prober.figures import Cost
 from probers.train.assemble import FREE
 from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.evaluate import Evaluator, summarise

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from test_lm import alone, assert_all_same
 from tiny import FAMILIES, forwarded, tiny_lm
 
-from probers.engine import batch_size as nesting
-from probers.engine.batch_size import longest
-from probers.engine.language_model import Decoding, GenerationRequest
+from probers.model import batch_size as nesting
+from probers.model.batch_size import longest
+from probers.model.language_model import Decoding, GenerationRequest
 from probers.types import Needs
 
 ONE = "She was born in 1931 in Jomholm, where her father had a mill, and moved when she was ten to the coast."

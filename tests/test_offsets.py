@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import PROMPTS, byte_level, save_tiny, sentence_piece, without_specials, word_piece
 
-from probers.engine.model import CausalLM
-from probers.engine.tokens import TextStream, decode, token_offsets
-from probers.uncertainty import words
+from probers.model.causal_lm import CausalLM
+from probers.model.tokens import TextStream, decode, token_offsets
+from probers.signals import words
 
 TOKENIZERS = {"bytes": lambda: byte_level(every_byte=True), "pieces": sentence_piece}
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from refusals import fails
 
 from probers import options
-from probers.commands.components import choices
-from probers.commands.compose import COMMANDS, normalise, request, settings_of
-from probers.commands.main import combinations
-from probers.commands.presets import methods, presets
-from probers.commands.runs import RunFolder, taking_back
-from probers.commands.settings import BatchSize, Device, Names
+from probers.cli.components import choices
+from probers.cli.compose import COMMANDS, normalise, request, settings_of
+from probers.cli.main import combinations
+from probers.cli.presets import methods, presets
+from probers.cli.runs import RunFolder, taking_back
+from probers.cli.settings import BatchSize, Device, Names
 from probers.options import Count, Name, Natural, NotNegative, Positive, Seed, Share, check_value
 from probers.parts import PARTS as TABLE
 from probers.types import UserError

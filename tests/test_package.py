@@ -12,7 +12,7 @@ import yaml
 from documents import page
 
 import probers
-from probers.commands.compose import COMMANDS
+from probers.cli.compose import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fake_serving import PAGE, FakeServer, Prepared, Token
 
-from probers.commands.components import choices, node_of
+from probers.cli.components import choices, node_of
 from probers.rag.protocol import State, Trigger
 from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
 from probers.serve.protocol import ApiError

@@ -13,8 +13,8 @@ from parts import computed, in_parts, merged, tree
 from refusals import fails, interrupted
 
 from probers import FeatureStore
-from probers.commands import main as cli
-from probers.commands.inputs import newest_store
+from probers.cli import main as cli
+from probers.cli.inputs import newest_store
 from probers.data.splits import Partition
 from probers.types import RunError
 

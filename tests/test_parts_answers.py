@@ -9,7 +9,7 @@ from parts import apart, computed, in_parts, merged, tree
 from refusals import fails
 from test_compare import place  # noqa: F401
 
-from probers.commands import main as cli
+from probers.cli import main as cli
 
 ASKED = ["questions=questions.jsonl", "corpus=corpus.jsonl", "prober=prober", "limit=null"]
 EVERY = "[never,always,random,oracle,fixed_sentence,entropy,flare,rind_paper,rind_released,probing]"

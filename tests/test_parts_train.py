@@ -10,8 +10,8 @@ from parts import apart, computed, in_parts, merged
 from planted import make_store
 from refusals import fails, interrupted
 
-from probers.bank.bank import Prober
-from probers.commands import main as cli
+from probers.cli import main as cli
+from probers.prober.prober import Prober
 from probers.train import sweeps
 from probers.types import RunError
 

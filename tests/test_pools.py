@@ -9,10 +9,10 @@ import torch
 from refusals import fails
 
 from probers import FeatureStore
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.datagen.labelling import features_to_read
 from probers.datagen.settings import Options
-from probers.engine.model import CausalLM
+from probers.model.causal_lm import CausalLM
 from probers.prompts import TESTBED_PROMPT
 from probers.store.joined import by_site, chosen
 from probers.types import Feature

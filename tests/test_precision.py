@@ -10,10 +10,10 @@ from refusals import fails
 from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM
 
-from probers.commands.compose import request
-from probers.commands.inputs import load_model
-from probers.commands.runs import RunFolder
-from probers.engine import loading
+from probers.cli.compose import request
+from probers.cli.inputs import load_model
+from probers.cli.runs import RunFolder
+from probers.model import loading
 from probers.types import Needs
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from test_lm import assert_all_same
 from tiny import FAMILIES, forwarded, tiny_lm
 from transformers import DynamicCache
 
-from probers.engine.decode import closed
-from probers.engine.kv_cache import GrowingLayer, new_cache
+from probers.model.decode import closed
+from probers.model.kv_cache import GrowingLayer, new_cache
 from probers.types import Feature, Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"

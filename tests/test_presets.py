@@ -19,17 +19,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from refusals import exits, fails
 from tiny import save_tiny, tiny_lm
 
-from probers.bank.bank import Prober
-from probers.commands import main as cli
-from probers.commands import presets as published
-from probers.commands.components import Component, choices
-from probers.commands.compose import fill_store, request
-from probers.commands.help import help_text
+from probers.cli import main as cli
+from probers.cli import presets as published
+from probers.cli.components import Component, choices
+from probers.cli.compose import fill_store, request
+from probers.cli.help import help_text
 from probers.data.splits import Seen
 from probers.datagen.labelling import layers_to_read
 from probers.datagen.labels.cot import parse_label
-from probers.engine.model import CausalLM
 from probers.heads import HEADS, WRONG
+from probers.model.causal_lm import CausalLM
+from probers.prober.prober import Prober
 from probers.rag.comparison.methods import Selection
 from probers.rag.queries import QFS
 from probers.rag.triggers import Always, FixedLength, Never, Rind

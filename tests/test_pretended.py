@@ -16,14 +16,14 @@ from test_continuous import Recorded, asked, drain
 from test_loop import without_seconds
 from tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 
-from probers.bank.bank import Prober
-from probers.capture.blocks import decoder_layers, decoder_of
 from probers.data import load_corpus
-from probers.engine.continuous import ContinuousBatch
-from probers.engine.language_model import Sampling
-from probers.engine.model import CausalLM
 from probers.heads import LinearHead
-from probers.online.scores import GrowingScores
+from probers.model.blocks import decoder_layers, decoder_of
+from probers.model.causal_lm import CausalLM
+from probers.model.continuous import ContinuousBatch
+from probers.model.language_model import Sampling
+from probers.prober.online.scores import GrowingScores
+from probers.prober.prober import Prober
 from probers.rag import RAG, triggers
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers import BM25
@@ -221,7 +221,7 @@ def test_a_token_is_one_copy_whatever_is_read(family: str, where: str):
 
         assert more_copies(write, copies) == 1
         of_tokens = [line.split(":")[0] for line, count in copies.lines().items() if count >= 6]
-        assert of_tokens == ["probers/engine/decode.py"]
+        assert of_tokens == ["probers/model/decode.py"]
         assert more_copies(lambda n: write(n, needs=everything(family), sampling=DRAWN), copies) == 1
 
 
@@ -241,7 +241,7 @@ def test_states_that_fill_the_room_for_them_leave_in_between(monkeypatch: pytest
         lm = on(FIRST)
         whole = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
         step = len(PROMPTS) * 3 * lm.width * 4
-        monkeypatch.setattr("probers.capture.pooling._HELD", 3 * step)  # the fourth is too much
+        monkeypatch.setattr("probers.model.pooling._HELD", 3 * step)  # the fourth is too much
         assert_same(lm.generate(PROMPTS, max_new_tokens=9, needs=needs), whole)
         write = partial(lm.generate, PROMPTS, needs=needs)
         assert more_copies(lambda n: write(max_new_tokens=n), copies, 4, 12) == 1 + 1 / 4
@@ -305,7 +305,7 @@ def test_the_loop_of_every_trigger_is_that_of_the_cpu(name, passages, monkeypatc
     assert passes
     texts = sum(rows for rows, columns in passes if columns > 1)
     for line, count in copies.lines().items():
-        of_tokens = line.startswith("probers/engine/decode.py") and count <= len(passes)
+        of_tokens = line.startswith("probers/model/decode.py") and count <= len(passes)
         assert count <= 2 * texts or of_tokens, (line, count, passes)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from probers.bank.bank import Prober
-from probers.engine.model import CausalLM
 from probers.heads import HEADS
+from probers.model.causal_lm import CausalLM
+from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery

@@ -9,9 +9,9 @@ import pytest
 from refusals import fails
 from tiny import tiny_lm
 
-from probers.commands.compose import request as settings
-from probers.commands.inputs import load_model
-from probers.commands.runs import RunFolder
+from probers.cli.compose import request as settings
+from probers.cli.inputs import load_model
+from probers.cli.runs import RunFolder
 from probers.evaluation.answers import extract_answer
 from probers.prompts import PromptTemplate, chat_text
 from probers.words.text import split_sentences
@@ -211,7 +211,7 @@ def test_a_run_says_one_day_however_long_it_takes(template, tmp_path, monkeypatc
     texts = []
     for day in ("2024-03-01", "2025-07-09"):
         clock = SimpleNamespace(today=partial(date.fromisoformat, day))
-        monkeypatch.setattr("probers.commands.inputs.date", clock)
+        monkeypatch.setattr("probers.cli.inputs.date", clock)
         tokenizer = load_model(settings("rag", given), folder).tokenizer
         texts.append(chat_text(tokenizer, [{"role": "user", "content": "Hi"}], "it"))
     assert texts[0] == texts[1] and "2024" in texts[0] and "01" in texts[0]

@@ -17,11 +17,11 @@ from refusals import exits, fails
 from test_compare import model, of_other_weights, place  # noqa: F401
 
 from probers.adaptive.classifiers import AdaptiveClassifier
-from probers.commands import main as cli
-from probers.commands.components import choices
-from probers.commands.compose import request
-from probers.commands.inputs import find_classifier, find_prober
-from probers.commands.runs import RunFolder
+from probers.cli import main as cli
+from probers.cli.components import choices
+from probers.cli.compose import request
+from probers.cli.inputs import find_classifier, find_prober
+from probers.cli.runs import RunFolder
 from probers.data.splits import Seen
 from probers.rag.build import named_part
 from probers.rag.comparison.methods import Selection, available

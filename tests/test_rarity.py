@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from refusals import fails
 from test_loop import without_seconds
 
-from probers.commands.components import Component
-from probers.commands.compose import request
+from probers.cli.components import Component
+from probers.cli.compose import request
 from probers.data.corpus import load_corpus
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG
@@ -29,9 +29,9 @@ from probers.rag.queries import FlareQuery, QuestionQuery
 from probers.rag.retrievers import BM25, Dense, RankBM25, lexical
 from probers.rag.retrievers.lexical import NOWHERE, intersection
 from probers.rag.triggers import Never, Rarity
+from probers.signals.rarity import Counts, question_rarity, rarity
 from probers.testbed import assets
 from probers.types import Decision, Passage, Question, RunError
-from probers.uncertainty.rarity import Counts, question_rarity, rarity
 
 
 @lru_cache(10_000)

@@ -16,7 +16,7 @@ from test_page import browser, luminance  # noqa: F401
 from test_sample import PAYLOAD
 from test_sample import Page as Parsed
 
-from probers.commands.main import run
+from probers.cli.main import run
 from probers.data.texts import Text, TextSource
 from probers.datagen.judges.page import draw_verdicts, reading_page
 

@@ -18,12 +18,12 @@ from scipy.stats import entropy
 from serving import PROMPT, Running, bank_for, running
 
 from probers import CausalLM
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.data import load_corpus
 from probers.data.texts.base import Mark
 from probers.datagen.judges.base import Answer, Grounds
 from probers.datagen.judges.openai import NO_JSON, OpenAIJudge
-from probers.engine.tokens import SentenceEnd, Stops
+from probers.model.tokens import SentenceEnd, Stops
 from probers.rag import RAG, triggers
 from probers.rag.remote import Choice, Logprobs, RemoteLM, ServedGeneration, entropy_of_top, generation
 from probers.rag.retrievers.bm25 import BM25

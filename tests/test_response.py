@@ -11,12 +11,12 @@ from refusals import fails
 from serving import bank_for, running
 
 from probers import CausalLM
-from probers.bank import assessment, response
-from probers.bank.assessment import Assessor, WrittenText
-from probers.bank.response import Response, TokenScores
-from probers.bank.scoring import score_texts
 from probers.checksums import Journal
 from probers.data.texts import TextSource
+from probers.prober import assessment, response
+from probers.prober.assessment import Assessor, WrittenText
+from probers.prober.response import Response, TokenScores
+from probers.prober.scoring import score_texts
 from probers.rag.remote import Choice
 from probers.serve.on_high import OnHigh
 from probers.serve.vllm.choice import ForeignChoice

@@ -14,8 +14,8 @@ from refusals import fails
 from tiny import PROMPTS, tiny_lm
 
 import probers.words.text
+from probers.signals import BEFORE, SIGNALS, Part, rind_scores, signals, signals_before, words
 from probers.types import AttentionRows, Generation, Needs, RunError
-from probers.uncertainty import BEFORE, SIGNALS, Part, rind_scores, signals, signals_before, words
 from probers.words.text import content_filter, is_content, is_stop_word, split_sentences, stop_words
 
 

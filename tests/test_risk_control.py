@@ -13,8 +13,8 @@ import pytest
 from refusals import fails
 from scipy.stats import binom
 
-from probers.bank.decision import ALWAYS, ThresholdRule
-from probers.bank.risk_control import STEPS, Promise, groups_needed, p_value, passing_groups
+from probers.prober.decision import ALWAYS, ThresholdRule
+from probers.prober.risk_control import STEPS, Promise, groups_needed, p_value, passing_groups
 from probers.types import RunError
 
 RISKS, CONFIDENCES = (0.01, 0.05, 0.1, 0.3, 0.5, 0.9), (0.5, 0.9, 0.95, 0.999)

@@ -13,7 +13,7 @@ from fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from refusals import exits, fails
 
 from probers import CausalLM
-from probers.commands.components import Component
+from probers.cli.components import Component
 from probers.datagen.labels.cot import BY_ENTROPY
 from probers.rag import triggers as rules
 from probers.rag.build import unserved

@@ -12,20 +12,20 @@ from artefacts import read_lines
 from refusals import fails, interrupted
 from tiny import BOS, CONTEXT, byte_level, save_tiny
 
-from probers.bank.bank import Prober
-from probers.bank.calibration import Temperature
-from probers.bank.domain import Domain
-from probers.bank.response import Response
-from probers.bank.risk_control import Promise
 from probers.checksums import Journal
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.data.splits import Seen
 from probers.data.texts import TextSource
-from probers.engine.model import CausalLM
-from probers.engine.tokens import without_end
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
-from probers.online.scores import GrowingScores, text_needs, text_scores
+from probers.model.causal_lm import CausalLM
+from probers.model.tokens import without_end
+from probers.prober.calibration import Temperature
+from probers.prober.domain import Domain
+from probers.prober.online.scores import GrowingScores, text_needs, text_scores
+from probers.prober.prober import Prober
+from probers.prober.response import Response
+from probers.prober.risk_control import Promise
 from probers.score.page import level, parts
 from probers.score.run import _summary
 from probers.store.spec import FeatureSpec

@@ -13,11 +13,11 @@ from planted import SPEC, make_store, make_token_store
 from refusals import fails, interrupted
 from test_joint_heads import planted
 
-from probers.bank.bank import Prober
 from probers.checksums import Journal, draw_key
-from probers.commands import main as cli
-from probers.commands.inputs import newest_prober
+from probers.cli import main as cli
+from probers.cli.inputs import newest_prober
 from probers.data.splits import Partition
+from probers.prober.prober import Prober
 from probers.store.store import FeatureStore
 from probers.train import search
 from probers.train.data import Dataset

@@ -19,11 +19,11 @@ from refusals import fails
 from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
-from probers.bank.assessment import Assessor, WrittenText
-from probers.capture.blocks import decoder_layers
-from probers.engine.language_model import Sampling
-from probers.engine.tokens import shown_bytes, token_bytes
-from probers.online.scores import GrowingScores, GrowingSentences, text_needs, text_scores
+from probers.model.blocks import decoder_layers
+from probers.model.language_model import Sampling
+from probers.model.tokens import shown_bytes, token_bytes
+from probers.prober.assessment import Assessor, WrittenText
+from probers.prober.online.scores import GrowingScores, GrowingSentences, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
 from probers.serve.protocol import ApiError, ChatRequest
@@ -496,7 +496,7 @@ def test_without_a_prober_there_are_no_scores(lm):
 
 def test_what_the_model_breaks_on_ends_alone(lm, server, monkeypatch):
     broken = Mock(side_effect=RuntimeError("out of memory"))
-    monkeypatch.setattr("probers.engine.continuous.ContinuousBatch._write", broken)
+    monkeypatch.setattr("probers.model.continuous.ContinuousBatch._write", broken)
     with pytest.raises(openai.InternalServerError, match="out of memory"):
         completion(server)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from probers.commands import main as cli
+from probers.cli import main as cli
 
 SCRIPT = str(Path(sys.executable).with_name("probers-serve"))
 NONE = ("prober=none", "port=0")

@@ -14,12 +14,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from test_joint_heads import grown
 
-from probers.bank.bank import Prober
-from probers.bank.calibration import fit_logistic
-from probers.bank.decision import Ensemble
-from probers.commands.components import Component
+from probers.cli.components import Component
 from probers.heads import HEADS, ConcatHead, LinearHead, ProbeHead, SequenceHead, StackedHead, is_joint
-from probers.online.scores import GrowingScores, text_scores
+from probers.prober.calibration import fit_logistic
+from probers.prober.decision import Ensemble
+from probers.prober.online.scores import GrowingScores, text_scores
+from probers.prober.prober import Prober
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.train.assemble import assemble

@@ -9,8 +9,8 @@ from refusals import fails
 from test_lm import assert_all_same, rescored
 from tiny import PROMPTS, tiny_lm
 
-from probers.engine.language_model import Sampling
-from probers.engine.tokens import SentenceEnd, Stops
+from probers.model.language_model import Sampling
+from probers.model.tokens import SentenceEnd, Stops
 from probers.types import Needs
 from probers.words.text import split_sentences
 

@@ -25,7 +25,7 @@ import pytest
 from artefacts import contents, harm
 from refusals import fails
 
-from probers.commands.runs import identity
+from probers.cli.runs import identity
 from probers.store import reader
 from probers.store.files import encode_rows, read_rows
 from probers.store.spec import FeatureSpec, ModelSpec

@@ -11,8 +11,8 @@ from pytest import MonkeyPatch
 from refusals import exits, fails
 from test_train_figures import evaluator_of, make_examples, make_trained
 
-from probers.commands import main as cli
-from probers.commands.main import combinations, folder_names, varied
+from probers.cli import main as cli
+from probers.cli.main import combinations, folder_names, varied
 from probers.train import report
 from probers.train.evaluate import summarise
 from probers.train.report import compare_runs

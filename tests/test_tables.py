@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from probers.commands import main as cli
-from probers.commands.components import choices, file_of
-from probers.commands.compose import compose, normalise, request
-from probers.commands.main import combinations
-from probers.commands.presets import methods
+from probers.cli import main as cli
+from probers.cli.components import choices, file_of
+from probers.cli.compose import compose, normalise, request
+from probers.cli.main import combinations
+from probers.cli.presets import methods
 
 TEXT = (Path(__file__).parents[1] / "docs" / "tables.md").read_text()
 

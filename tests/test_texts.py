@@ -16,7 +16,7 @@ from tiny import byte_level, sentence_piece, word_piece
 from probers.data.records import Row
 from probers.data.texts import TextSource, token_labels
 from probers.data.texts.base import read_text, truth
-from probers.engine.tokens import token_offsets
+from probers.model.tokens import token_offsets
 
 ADA = {
     "id": "7",

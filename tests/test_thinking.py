@@ -16,12 +16,12 @@ from serving import Running, running
 from thinking import CHATS, thinking_model
 
 from probers import CausalLM, Prober
-from probers.bank.assessment import Assessor, WrittenText
-from probers.commands.main import run
+from probers.cli.main import run
 from probers.data.texts import TextSource
 from probers.evaluation.answers import final_answer
 from probers.heads import LinearHead
-from probers.online.scores import check_growing, text_needs, text_scores
+from probers.prober.assessment import Assessor, WrittenText
+from probers.prober.online.scores import check_growing, text_needs, text_scores
 from probers.prompts import TESTBED_PROMPT, chat_text
 from probers.rag.protocol import UNANSWERED
 from probers.rag.triggers import Probing

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch.nn import functional as F
 
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.heads import LinearHead
 from probers.store.store import FeatureStore
 from probers.train import sweeps

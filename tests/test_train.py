@@ -16,9 +16,10 @@ from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
 from test_heads import Own
 
-from probers.bank.bank import Prober
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.heads import LinearHead
+from probers.prober.prober import Prober
+from probers.signals import SIGNALS
 from probers.store.joined import by_site
 from probers.store.reader import StateReader
 from probers.store.store import FeatureStore
@@ -26,7 +27,6 @@ from probers.train.assemble import control_detectors
 from probers.train.data import CHUNK
 from probers.train.examples import SplitRequest, load_examples
 from probers.train.sweeps import sets_of
-from probers.uncertainty import SIGNALS
 
 
 def without(row: dict, *columns: str) -> dict:

@@ -17,15 +17,15 @@ from pytest import MonkeyPatch
 from refusals import fails
 from sklearn import metrics as sk
 
-from probers.bank import figures as schema
-from probers.bank.calibration import fit_calibration
-from probers.bank.decision import ThresholdRule
-from probers.bank.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Figures
-from probers.bank.report import report, warnings
 from probers.evaluation import metrics as m
 from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
 from probers.pages import hub_id, public_model
+from probers.prober import figures as schema
+from probers.prober.calibration import fit_calibration
+from probers.prober.decision import ThresholdRule
+from probers.prober.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Figures
+from probers.prober.report import report, warnings
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.train import plots as draw
 from probers.train.assemble import Detector, control_detectors
@@ -343,7 +343,7 @@ def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None
 
 def test_what_is_written_is_what_the_schema_reads_and_the_docs_list(run: Any) -> None:
     assert Figures.read(run.figures).to_dict() == run.figures
-    shipped = sorted((Path(__file__).parents[1] / "probers/bank/shipped").glob("*/metrics.json"))
+    shipped = sorted((Path(__file__).parents[1] / "probers/prober/shipped").glob("*/metrics.json"))
     for file in shipped:  # of earlier versions
         assert "It is better than words alone" in str(report(json.loads(file.read_text())))
     assert len(shipped) == 2

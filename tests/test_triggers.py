@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import fails
 
-from probers.bank.calibration import EntropyModel, Temperature
-from probers.bank.decision import Ensemble
+from probers.prober.calibration import EntropyModel, Temperature
+from probers.prober.decision import Ensemble
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.build import named_part
 from probers.rag.protocol import UNANSWERED, decide, name_of

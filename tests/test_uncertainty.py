@@ -10,19 +10,19 @@ import torch
 from refusals import fails
 
 from probers import CausalLM
-from probers.engine.language_model import Sampling
+from probers.model.language_model import Sampling
 from probers.prompts import TESTBED_PROMPT
-from probers.types import Needs, RunError
-from probers.uncertainty import Draws, Entailment, by_matcher, clusters, draw
-from probers.uncertainty.agreement import (
+from probers.signals import Draws, Entailment, by_matcher, clusters, draw
+from probers.signals.agreement import (
     best_cut,
     eigenscore,
     lexical_similarity,
     self_consistency,
     semantic_entropy,
 )
-from probers.uncertainty.samples import Prompt
-from probers.uncertainty.self_evaluation import P_TRUE_FORM, p_true, question_of, stated
+from probers.signals.samples import Prompt
+from probers.signals.self_evaluation import P_TRUE_FORM, p_true, question_of, stated
+from probers.types import Needs, RunError
 from probers.words import EntityMatcher
 
 SAME = by_matcher(EntityMatcher(wordnet=""))

@@ -15,16 +15,16 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from tiny import tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from probers.bank import value_head
-from probers.bank.bank import Prober
-from probers.bank.calibration import Temperature
-from probers.bank.decision import Ensemble, half_precision
-from probers.bank.value_head import fold, read_value_head
 from probers.checksums import Journal
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.data.texts.base import read_text
 from probers.heads import LinearHead, Moments, ProbingRagHead
-from probers.online.scores import text_needs, text_scores
+from probers.prober import value_head
+from probers.prober.calibration import Temperature
+from probers.prober.decision import Ensemble, half_precision
+from probers.prober.online.scores import text_needs, text_scores
+from probers.prober.prober import Prober
+from probers.prober.value_head import fold, read_value_head
 from probers.score.exchange import judged
 from probers.store.spec import FeatureSpec
 

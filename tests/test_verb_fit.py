@@ -16,10 +16,10 @@ from refusals import fails
 from test_lora import LAYER, line, store_of
 from test_stacked import halves
 
-from probers.bank.bank import Prober
-from probers.commands import main as cli
-from probers.commands.components import Component
+from probers.cli import main as cli
+from probers.cli.components import Component
 from probers.heads import LinearHead
+from probers.prober.prober import Prober
 from probers.store.store import FeatureStore
 from probers.train import fit
 
@@ -133,7 +133,7 @@ class EchoHead(LinearHead):
 TRAIN = """
 import sys
 from probers import Prober
-from probers.commands import main
+from probers.cli import main
 from probers.train import fit
 
 assert "echo" in main.request("train", ["head=echo"]).head.target

@@ -9,12 +9,12 @@ import pytest
 from refusals import fails
 from serving import bank_for
 
-from probers.bank.bank import Prober
-from probers.commands.main import main, run
-from probers.commands.settings import Model
-from probers.engine.model import CausalLM
-from probers.engine.vllm.records import check_options
+from probers.cli.main import main, run
+from probers.cli.settings import Model
 from probers.heads import LinearHead
+from probers.model.causal_lm import CausalLM
+from probers.model.vllm.records import check_options
+from probers.prober.prober import Prober
 from probers.serve.on_high import OnHigh
 from probers.serve.settings import Serve
 from probers.serve.vllm.choice import ForeignChoice

@@ -9,7 +9,7 @@ import torch
 from refusals import exits
 from tiny import PROMPTS, tiny_lm
 
-from probers.engine.vllm.records import TextRecord
+from probers.model.vllm.records import TextRecord
 from probers.types import Feature, Needs
 
 DEPTH = 3
@@ -74,7 +74,7 @@ def test_the_first_broken_state_is_named_by_token_and_layer() -> None:
 
 @pytest.mark.parametrize("command", ["datagen", "compare", "rag", "check"])
 def test_without_vllm_the_extra_is_named(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("probers.engine.vllm.lm.find_spec", lambda name: None)
+    monkeypatch.setattr("probers.model.vllm.lm.find_spec", lambda name: None)
     more = {"compare": ["triggers=[never]"], "rag": ["trigger=never", "question=Who?"]}.get(command, [])
     out = [] if command == "check" else [f"out={tmp_path / 'out'}", "limit=4"]
     assert exits(command, ["engine=vllm", *out, *more]) == 2

@@ -16,12 +16,12 @@ from refusals import fails
 from tiny import CACHE, FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from probers.bank.bank import Prober
-from probers.bank.calibration import Temperature
-from probers.capture.hidden_states import decoder_layers
-from probers.engine.model import CausalLM
 from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
-from probers.online.watch import Scores, StopOnScore
+from probers.model.causal_lm import CausalLM
+from probers.model.hidden_states import decoder_layers
+from probers.prober.calibration import Temperature
+from probers.prober.online.watch import Scores, StopOnScore
+from probers.prober.prober import Prober
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Feature, Needs, RunError
 

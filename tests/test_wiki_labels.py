@@ -19,7 +19,7 @@ from fake_lm import SPEC, FakeLM, begun
 from refusals import fails, interrupted
 
 from probers import CausalLM, FeatureStore
-from probers.commands import main as cli
+from probers.cli import main as cli
 from probers.datagen import Articles
 from probers.datagen.labels.wiki import may_go_on
 from probers.datagen.writer import balance, fill

@@ -13,7 +13,7 @@ from fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
 from probers import FeatureStore
 from probers.datagen import Articles, Questions, writer
 from probers.datagen.writer import balance, fill, first_example
-from probers.engine.batch_size import Batches
+from probers.model.batch_size import Batches
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.types import Feature, Needs

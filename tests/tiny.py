@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, MptConfig, PreTrainedTokenizerFast
 
-from probers.engine.model import CausalLM
+from probers.model.causal_lm import CausalLM
 
 EOS, PAD, BOS = "<|end|>", "<|pad|>", "<|begin|>"
 CONTEXT = 256

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from pandas.api.types import is_numeric_dtype
 
-from probers.bank.bank import Prober
-from probers.bank.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
-from probers.bank.decision import KINDS, Ensemble, fit_ensemble, half_precision
-from probers.bank.domain import Domain
-from probers.bank.figures import EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
 from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
 from probers.heads import CORRECT, WRONG, ProbeHead
-from probers.online.scores import Aggregate, aggregate
+from probers.prober.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
+from probers.prober.decision import KINDS, Ensemble, fit_ensemble, half_precision
+from probers.prober.domain import Domain
+from probers.prober.figures import EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
+from probers.prober.online.scores import Aggregate, aggregate
+from probers.prober.prober import Prober
+from probers.signals import SIGNALS
 from probers.store.files import COLUMNS
 from probers.types import RunError
-from probers.uncertainty import SIGNALS
 
 from .data import CHUNK, Column, Dataset, Padded
 from .examples import Examples

@@ -13,14 +13,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from probers.bank import figures as schema
-from probers.bank.calibration import fit_logistic
-from probers.bank.figures import ENSEMBLE, Cost, Difference
 from probers.evaluation import metrics
 from probers.evaluation.baselines import Strata, numbers, pooled_auroc
 from probers.evaluation.bootstrap import Bootstrap, Sample
+from probers.prober import figures as schema
+from probers.prober.calibration import fit_logistic
+from probers.prober.figures import ENSEMBLE, Cost, Difference
+from probers.signals import BEFORE, SIGNALS
 from probers.store.spec import FeatureSpec
-from probers.uncertainty import BEFORE, SIGNALS
 
 from .assemble import Detector, Trained
 from .examples import Examples

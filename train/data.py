@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from probers.capture.recorder import as_places
 from probers.heads import ProbeHead, head_name
+from probers.model.recorder import as_places
 from probers.options import shown
 from probers.store.joined import Stored
 from probers.store.spec import BesideSpec, FeatureSpec, parse_layers, places_for, ranges

@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from probers.bank import figures as schema
-from probers.bank.calibration import fit_platt, sigmoid
-from probers.bank.decision import ALWAYS, ThresholdRule
-from probers.bank.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detection, Figures
-from probers.bank.risk_control import passing_groups
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
 from probers.heads.stacked import StackedHead
+from probers.prober import figures as schema
+from probers.prober.calibration import fit_platt, sigmoid
+from probers.prober.decision import ALWAYS, ThresholdRule
+from probers.prober.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detection, Figures
+from probers.prober.risk_control import passing_groups
 
 from .assemble import Detector, Trained, surprise_of
 from .before_after import auroc_samples, moment_figures, paired

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from probers.bank.bank import Prober
-from probers.commands.components import Component
-from probers.commands.settings import default_values, plain, read
+from probers.cli.components import Component
+from probers.cli.settings import default_values, plain, read
+from probers.prober.prober import Prober
 from probers.store.store import FeatureStore
 from probers.types import UserError
 

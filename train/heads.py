@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probers.bank.figures import EMBEDDING
 from probers.checksums import draw_key
-from probers.commands.components import Component
-from probers.commands.compose import parsed
-from probers.commands.merge import PartRuns
+from probers.cli.components import Component
+from probers.cli.compose import parsed
+from probers.cli.merge import PartRuns
 from probers.data.splits import Partition
 from probers.heads import HEADS, Moments, ProbeHead, factory, is_joint
+from probers.prober.figures import EMBEDDING
 from probers.store.joined import Stored
 from probers.types import Beside, RunError, Site, UserError, first_line
 

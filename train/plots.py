@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from probers.bank.calibration import sigmoid
-from probers.bank.figures import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Decision, Figures
-from probers.bank.report import layer_name
 from probers.evaluation.metrics import auprc, auroc, ece, risk_coverage
+from probers.prober.calibration import sigmoid
+from probers.prober.figures import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Decision, Figures
+from probers.prober.report import layer_name
 
 from .assemble import Trained
 from .evaluate import Evaluator

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from probers.bank import report as shared
-from probers.bank.bank import Prober
-from probers.bank.figures import ENSEMBLE, ENSEMBLES, Figures, Moments, Quality, Subset
-from probers.bank.report import COLUMNS, Report, best_name, cut
 from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.files import read_json
 from probers.heads import head_name
 from probers.pages import hub_id, public_model, public_path, render
+from probers.prober import report as shared
+from probers.prober.figures import ENSEMBLE, ENSEMBLES, Figures, Moments, Quality, Subset
+from probers.prober.prober import Prober
+from probers.prober.report import COLUMNS, Report, best_name, cut
 from probers.store.spec import ranges
 from probers.types import RunError
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probers import checksums
-from probers.bank.bank import Prober
-from probers.bank.figures import Figures
-from probers.bank.report import Report
-from probers.commands.inputs import newest_store
-from probers.commands.merge import PartRuns
-from probers.commands.runs import RunFolder
+from probers.cli.inputs import newest_store
+from probers.cli.merge import PartRuns
+from probers.cli.runs import RunFolder
 from probers.files import canonical_json, write_text
+from probers.prober.figures import Figures
+from probers.prober.prober import Prober
+from probers.prober.report import Report
 from probers.store.files import fingerprint
 from probers.store.joined import Sources
 from probers.store.store import FeatureStore

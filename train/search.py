@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probers.bank.report import cut
 from probers.checksums import Journal, draw_key
-from probers.commands.components import Component
-from probers.commands.runs import RunFolder
+from probers.cli.components import Component
+from probers.cli.runs import RunFolder
 from probers.data.splits import Partition
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, Sample, bounds, number
 from probers.files import canonical_json, write_text
 from probers.heads import ProbeHead, is_joint
+from probers.prober.report import cut
 from probers.store.joined import JoinedStores, Stored, of_site
 from probers.store.store import FeatureStore
 from probers.types import BESIDE, SPLITS, Beside, RunError, Site, UserError

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from probers.commands.components import Component, choice
-from probers.commands.settings import Device, Names, Part, ReadPool, Resamples, Run, Screen, Several, TextFile
+from probers.cli.components import Component, choice
+from probers.cli.settings import Device, Names, Part, ReadPool, Resamples, Run, Screen, Several, TextFile
 from probers.options import Count, Limits, Name, Natural, NotNegative, Positive, Seed, check_options
 from probers.types import Beside, Site, UserError
 
 if TYPE_CHECKING:
-    from probers.bank.decision import ThresholdRule
+    from probers.prober.decision import ThresholdRule
 
 Loss = Literal["ce", "double_softmax", "span_max"]
 Balance = Literal["none", "weights", "sampling"]
@@ -68,7 +68,7 @@ class Fitting:
 
     def hardware(self) -> dict[str, Any]:
         """Options of Lightning's trainer for ``device``; UserError for one that this machine lacks."""
-        from probers.engine.loading import pick_device
+        from probers.model.loading import pick_device
 
         kind, _, index = self.device.partition(":")
         if kind == "xpu":
@@ -105,7 +105,7 @@ class Assembling:
 
     def rule(self) -> ThresholdRule:
         """Read the rule that chooses thresholds; UserError for an unknown one or a wrong number."""
-        from probers.bank.decision import ThresholdRule
+        from probers.prober.decision import ThresholdRule
 
         return ThresholdRule.parse(self.threshold)
 

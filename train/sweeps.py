@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from probers.bank.bank import Prober
 from probers.data.splits import Seen
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import Bootstrap, bounds, number
 from probers.files import canonical_json, write_text
+from probers.prober.prober import Prober
 from probers.store.joined import Sources
 from probers.types import UserError
 

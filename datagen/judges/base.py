@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from probers.commands.components import Component
+from probers.cli.components import Component
 from probers.data.texts.base import Mark, Text
 from probers.data.texts.source import TextSource
 from probers.files import given_file

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel, Field
 
 from probers.checksums import Journal
-from probers.commands.openai_client import Server
+from probers.cli.openai_client import Server
 from probers.files import digest
 from probers.types import RunError, count
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from probers.commands.openai_client import Server
+from probers.cli.openai_client import Server
 from probers.files import check_file
 from probers.options import Count, Natural, Positive
 from probers.types import Passage, UserError, count, first_line

@@ -9,12 +9,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from probers.commands.components import Component
-from probers.commands.settings import TextFile, plain
+from probers.cli.components import Component
+from probers.cli.settings import TextFile, plain
 from probers.data import load_corpus
 from probers.data.articles import ArticleSource, Rules, open_articles
 from probers.data.topics import Topic
-from probers.engine.model import CausalLM
+from probers.model.causal_lm import CausalLM
 from probers.options import Count, Name, check_value, field_types, shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore

@@ -16,22 +16,22 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from probers.checksums import draw_key
-from probers.commands.components import Component
-from probers.commands.inputs import load_matcher, question_source, wordnet_found
+from probers.cli.components import Component
+from probers.cli.inputs import load_matcher, question_source, wordnet_found
 from probers.data.questions import QuestionSet, open_questions
-from probers.engine.language_model import Decoding, GenerationRequest
-from probers.engine.model import CausalLM
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
+from probers.model.causal_lm import CausalLM
+from probers.model.language_model import Decoding, GenerationRequest
 from probers.options import Count
 from probers.parts import PARTS
 from probers.prompts import passages_that_fit
+from probers.signals.agreement import best_cut
+from probers.signals.detectors import Asked, Detectors
+from probers.signals.meaning import by_matcher
+from probers.signals.rarity import Counts, lowest_frequencies
+from probers.signals.samples import Draws
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
-from probers.uncertainty.agreement import best_cut
-from probers.uncertainty.detectors import Asked, Detectors
-from probers.uncertainty.meaning import by_matcher
-from probers.uncertainty.rarity import Counts, lowest_frequencies
-from probers.uncertainty.samples import Draws
 from probers.words import EntityMatcher, Recogniser, tokens_of
 from probers.words.thinking import answer_in, part_of, position_of
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from probers.checksums import Journal
-from probers.commands.components import Component
-from probers.commands.inputs import load_matcher, wordnet_found
-from probers.commands.settings import plain
+from probers.cli.components import Component
+from probers.cli.inputs import load_matcher, wordnet_found
+from probers.cli.settings import plain
 from probers.data.texts import Mark, TextSource
 from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
-from probers.engine.language_model import Decoding, GenerationRequest, Sampling
-from probers.engine.model import CausalLM
 from probers.files import write_text
+from probers.model.causal_lm import CausalLM
+from probers.model.language_model import Decoding, GenerationRequest, Sampling
 from probers.options import Name
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore

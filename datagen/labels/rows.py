@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probers.capture.pooling import pool_tokens, span_of, token_pool
 from probers.data.texts import Mark, Text, token_labels
-from probers.engine.language_model import LanguageModel
+from probers.model.language_model import LanguageModel
+from probers.model.pooling import pool_tokens, span_of, token_pool
+from probers.signals import rind_scores, signals, signals_before, surprise
 from probers.store.store import FeatureStore
 from probers.types import Feature, Generation, Needs, Pool, Unit, count
-from probers.uncertainty import rind_scores, signals, signals_before, surprise
 from probers.words import tokens_of
 from probers.words.thinking import Part, part_of
 

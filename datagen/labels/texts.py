@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probers.data.texts import Text, TextSource
-from probers.engine.language_model import ScoreRequest, Scoring
-from probers.engine.model import CausalLM
-from probers.engine.tokens import encode_answer
+from probers.model.causal_lm import CausalLM
+from probers.model.language_model import ScoreRequest, Scoring
+from probers.model.tokens import encode_answer
 from probers.store.store import FeatureStore
 from probers.types import Needs, Outside, Unit, UserError
 from probers.words.thinking import position_of

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from probers.commands.inputs import wordnet_found
+from probers.cli.inputs import wordnet_found
 from probers.data.articles.cuts import Cut, CutPlan, natural, shortened
-from probers.engine.language_model import Decoding, GenerationRequest
-from probers.engine.model import CausalLM
-from probers.engine.tokens import encode_continuation, encode_prompts
+from probers.model.causal_lm import CausalLM
+from probers.model.language_model import Decoding, GenerationRequest
+from probers.model.tokens import encode_continuation, encode_prompts
 from probers.options import Name
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, UserError

@@ -11,7 +11,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from probers.commands.help import Help, Key, help_of
+from probers.cli.help import Help, Key, help_of
 
 #: In a description: a page of this site, or a key with its value.
 _MARKED = re.compile(r"docs/(\w+)\.md|[\w.]+=[^\s,;)]*[^\s,;).:]")

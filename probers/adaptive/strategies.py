@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from ..checksums import sha256, unsealed_lines
-from ..commands.runs import read_state
+from ..cli.runs import read_state
 from ..data.splits import Seen
 from ..options import Limits
 from ..store.files import fingerprint

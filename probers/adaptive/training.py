@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..commands.inputs import newest_store
-from ..commands.runs import RunFolder
+from ..cli.inputs import newest_store
+from ..cli.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
 from ..evaluation.metrics import auroc
 from ..files import canonical_json, write_text

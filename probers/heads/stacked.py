@@ -143,7 +143,7 @@ class StackedHead(ProbeHead):
         scores = []
         for member, logits in zip(self.members, each, strict=True):
             rule, margins = member["ensemble"], logits[..., WRONG] - logits[..., CORRECT]
-            # Like Ensemble of probers.bank.decision.
+            # Like Ensemble of probers.prober.decision.
             margins = torch.tanh(margins / 2) if rule["kind"] == "probabilities" else margins
             scores.append((margins * margins.new_tensor(rule["weights"])).sum(dim=-1) + rule["intercept"])
         standard = (torch.stack(scores, dim=-1) - self.mean[0]) / self.scale[0]

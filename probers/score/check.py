@@ -16,15 +16,15 @@ import httpx
 import numpy as np
 import torch
 
-from ..bank.bank import Prober
-from ..commands.inputs import find_prober, load_model
+from ..cli.inputs import find_prober, load_model
 from ..data.records import what_is_wrong
-from ..online.scores import check_growing, text_needs, text_scores
+from ..prober.online.scores import check_growing, text_needs, text_scores
+from ..prober.prober import Prober
 from ..rag.remote import Completion
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line
 
 if TYPE_CHECKING:
-    from ..engine.model import CausalLM
+    from ..model.causal_lm import CausalLM
     from .settings import Check
 
 #: Relative differences due to the order and size of batches, by number format, and due to another format.

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..bank.bank import Prober
-from ..bank.calibration import fit_calibration
-from ..bank.decision import ThresholdRule
-from ..bank.io import locate
-from ..bank.scoring import readable, score_texts
-from ..bank.value_head import CONFIG, WEIGHTS, ValueHead, fold, read_value_head
 from ..checksums import Journal, inputs
-from ..commands.inputs import load_model
-from ..commands.runs import RunFolder
-from ..commands.settings import plain
+from ..cli.inputs import load_model
+from ..cli.runs import RunFolder
+from ..cli.settings import plain
 from ..data.splits import Seen
 from ..data.texts import Text, TextSource, token_labels
 from ..evaluation.bootstrap import Bootstrap, bounded
 from ..evaluation.metrics import auprc, auroc, ece, recall_at_fpr
 from ..files import write_bytes
+from ..prober.calibration import fit_calibration
+from ..prober.decision import ThresholdRule
+from ..prober.io import locate
+from ..prober.prober import Prober
+from ..prober.scoring import readable, score_texts
+from ..prober.value_head import CONFIG, WEIGHTS, ValueHead, fold, read_value_head
 from ..types import UserError, count
 from .run import UNFINISHED
 
 if TYPE_CHECKING:
-    from ..engine.model import CausalLM
+    from ..model.causal_lm import CausalLM
     from .settings import Export, Import
 
 log = logging.getLogger(__name__)

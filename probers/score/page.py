@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from ..bank.response import DomainDistance, Response
 from ..data.texts import Text
-from ..online.growing_spans import ScoredSpan
 from ..pages import num, render
+from ..prober.online.growing_spans import ScoredSpan
+from ..prober.response import DomainDistance, Response
 
 #: Steps of the colours of the report's style sheet, and number of them above the threshold.
 LEVELS, ABOVE = 7, 3

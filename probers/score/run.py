@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..bank.assessment import Assessor
-from ..bank.bank import Prober
-from ..bank.risk_control import Promise
-from ..bank.scoring import readable, score_texts
 from ..checksums import Journal, inputs
-from ..commands.inputs import find_prober, load_model
-from ..commands.runs import RunFolder
-from ..commands.settings import plain
+from ..cli.inputs import find_prober, load_model
+from ..cli.runs import RunFolder
+from ..cli.settings import plain
 from ..data.texts import Text, TextSource
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
-from ..online.scores import check_growing
+from ..prober.assessment import Assessor
+from ..prober.online.scores import check_growing
+from ..prober.prober import Prober
+from ..prober.risk_control import Promise
+from ..prober.scoring import readable, score_texts
 from ..types import SPLITS, count
 from .page import Scored, scores_html
 

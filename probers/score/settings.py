@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..commands.settings import BatchSize, Model, OnBadLine, Resamples, Run, Screen, Settings, TextFile
+from ..cli.settings import BatchSize, Model, OnBadLine, Resamples, Run, Screen, Settings, TextFile
 from ..options import Count, Limits, Name, Natural, Positive
 
 

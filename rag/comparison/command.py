@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probers.checksums import inputs
-from probers.commands.inputs import load_model, load_passages, prompt_files, question_source
-from probers.commands.merge import PartRun, PartRuns
-from probers.commands.runs import RunFolder
+from probers.cli.inputs import load_model, load_passages, prompt_files, question_source
+from probers.cli.merge import PartRun, PartRuns
+from probers.cli.runs import RunFolder
 from probers.files import write_bytes
 from probers.types import Question, UserError
 

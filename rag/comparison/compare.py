@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from probers.checksums import inputs
-from probers.commands.components import Component, values_of
-from probers.commands.inputs import find_prober, load_matcher
-from probers.commands.runs import RunFolder, taking_back
-from probers.commands.settings import Model
+from probers.cli.components import Component, values_of
+from probers.cli.inputs import find_prober, load_matcher
+from probers.cli.runs import RunFolder, taking_back
+from probers.cli.settings import Model
 from probers.data.corpus import as_passages, fingerprint, load_corpus
 from probers.data.questions import QuestionSource, make_source
 from probers.files import digest
@@ -40,7 +40,7 @@ from .methods import Method, Selection, Terms, available
 from .plan import Choice, Plan
 
 if TYPE_CHECKING:
-    from probers.bank.bank import Prober
+    from probers.prober.prober import Prober
 
 __all__ = ["Comparison", "compare", "plan_of"]
 
@@ -156,7 +156,7 @@ def plan_of(
     ``settings`` has the terms; ``validation`` are other questions to choose thresholds on, or the largest
     number of the source's own; ``prober`` is a trained prober in place of that of the settings.
     """
-    from probers.bank.bank import Prober
+    from probers.prober.prober import Prober
 
     banks, objects = dict[str, Prober](), dict[str, Prober]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None

@@ -29,7 +29,7 @@ from .outcomes import TOKENS, Evaluation, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
 
 if TYPE_CHECKING:
-    from probers.commands.merge import PartRun, PartRuns
+    from probers.cli.merge import PartRun, PartRuns
 
 #: Folder of recorded answers in a comparison, and a part's index of them.
 REPLAY, _INDEX = "replay", "index.json"

@@ -29,7 +29,7 @@ from .trajectories import thinned
 if TYPE_CHECKING:
     import pandas as pd
 
-    from probers.bank.bank import Prober
+    from probers.prober.prober import Prober
 
 
 _ELSEWHERE = " on questions of another split"

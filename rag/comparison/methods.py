@@ -9,10 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.bank.decision import ThresholdRule
-from probers.commands.components import Component
-from probers.commands.inputs import TrainedKind, how_to_make, newest_classifier, newest_prober
+from probers.cli.components import Component
+from probers.cli.inputs import TrainedKind, how_to_make, newest_classifier, newest_prober
 from probers.evaluation.answers import RULES, Rule, right_by
+from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Pool, Retriever, UserError
 from probers.words import EntityMatcher
 
@@ -367,7 +367,7 @@ def grouped(values: Mapping[str, str]) -> dict[str, list[str]]:
 
 def available(key: str, *, model: str, prober: str | None) -> str | None:
     """Find the part for a key of :data:`TRAINED`: ``prober`` if it is one, else the newest of the model."""
-    from probers.bank.bank import Prober
+    from probers.prober.prober import Prober
 
     kind = TRAINED[key]
     if kind == "questions":

@@ -9,7 +9,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probers.commands.components import Component
+from probers.cli.components import Component
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
 from probers.types import SPLITS, Needs, Passage, Question, Retriever, UserError
 
@@ -23,9 +23,9 @@ from .shared_generations import GenerationCache, SharedRAG, joined
 from .trajectories import Tuned, tune_once
 
 if TYPE_CHECKING:
-    from probers.bank.bank import Prober
-    from probers.commands.merge import PartRuns
+    from probers.cli.merge import PartRuns
     from probers.data.splits import Partition
+    from probers.prober.prober import Prober
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from probers.engine.language_model import Sampling
-from probers.engine.tokens import SentenceEnd, Stop
+from probers.model.language_model import Sampling
+from probers.model.tokens import SentenceEnd, Stop
 from probers.types import Feature, Generation, Needs, Question
 
 from ..loop import RAG, Ended

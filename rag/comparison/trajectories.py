@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from probers.bank.calibration import Platt, fit_platt
-from probers.bank.decision import ThresholdRule
 from probers.checksums import made_once
 from probers.evaluation.answers import MATCH, Rule, right_by_em
+from probers.prober.calibration import Platt, fit_platt
+from probers.prober.decision import ThresholdRule
 from probers.types import Decision, Generation, Needs, Question
 from probers.words import EntityMatcher
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from probers.signals import Part, Variant, words
 from probers.types import Decision, Generation, Needs, Question, RunError
-from probers.uncertainty import Part, Variant, words
 from probers.words.text import is_content, split_sentences
 from probers.words.vectors import load_vectors
 
@@ -19,7 +19,7 @@ from ..protocol import PaperOrReleased, State, at_least, name_of, one_of
 from .text import LimitedQuery, sentence_at, whole_text
 
 if TYPE_CHECKING:
-    from probers.engine.model import CausalLM
+    from probers.model.causal_lm import CausalLM
 
 
 @dataclass(frozen=True, slots=True)

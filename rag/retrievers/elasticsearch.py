@@ -130,7 +130,7 @@ class Elasticsearch:
         return [self._best(query, min(k, len(self.passages))) for query in queries]
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
-        """Count the passages that hold each phrase, as :class:`~probers.uncertainty.rarity.Counts`.
+        """Count the passages that hold each phrase, as :class:`~probers.signals.rarity.Counts`.
 
         The index keeps no places of words. Up to :data:`~.counts.READ` passages with all words of a phrase,
         by its analyzer, are therefore read here for those words in a row; a larger number counts as it is.

@@ -160,7 +160,7 @@ class LexicalRetriever:
         return [self._best(self._scores(tokenize(query)), k) for query in queries]
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
-        """Count the passages that hold each phrase, like :class:`~probers.uncertainty.rarity.Counts`."""
+        """Count the passages that hold each phrase, like :class:`~probers.signals.rarity.Counts`."""
         return [self._counts.count([phrase]) for phrase in phrases]
 
     def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:

@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from probers.bank.calibration import Platt, Temperature, sigmoid
+from probers.prober.calibration import Platt, Temperature, sigmoid
+from probers.signals import Part, margins
+from probers.signals.rarity import Counts, pair_rarity, question_rarity
 from probers.types import Decision, Generation, Needs, Question, RunError, count
-from probers.uncertainty import Part, margins
-from probers.uncertainty.rarity import Counts, pair_rarity, question_rarity
 from probers.words import Entity, Recogniser, tokens_of, with_scores, written_entities
 from probers.words.recogniser import HEAD
 
@@ -186,7 +186,7 @@ class Rarity(Trigger):
     of question and text so far. As in FLARE, one pass looks at all sentences, and a sentence written from
     passages fetched for it is accepted as it is.
 
-    Both signals have one scale (:func:`probers.uncertainty.rarity.rarity`), on which 0.5 stands for the two
+    Both signals have one scale (:func:`probers.signals.rarity.rarity`), on which 0.5 stands for the two
     counts. The score of a text is its highest: that of its entities, or that of the question unless it fired
     for it. A question without entities never fires, and is counted in the report.
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from probers.bank.calibration import sigmoid
-from probers.bank.decision import Ensemble
+from probers.prober.calibration import sigmoid
+from probers.prober.decision import Ensemble
+from probers.signals import signals, words
 from probers.types import Decision, Generation, Needs, RunError, UserError
-from probers.uncertainty import signals, words
 from probers.words import Recogniser, tokens_of, written_entities
 from probers.words.thinking import PARTS, Part, part_at, part_of
 
@@ -22,7 +22,7 @@ from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
 from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
-    from probers.bank.bank import Prober
+    from probers.prober.prober import Prober
     from probers.prompts import PromptTemplate
     from probers.store.spec import ModelSpec
 
@@ -37,7 +37,7 @@ class ReadsBank(Trigger):
     @property
     def make(self) -> str:
         """How to get a prober."""
-        from probers.commands.inputs import how_to_make
+        from probers.cli.inputs import how_to_make
 
         key, kind = next((key, kind) for key, kind in TRAINED.items() if kind == self.prober)
         made = how_to_make(kind).replace("a prober", "one")
@@ -53,7 +53,7 @@ class ReadsBank(Trigger):
 
     def load(self) -> Prober:
         """Return the prober in ``bank``, loaded if that is a folder (UserError: there is none)."""
-        from probers.bank.bank import Prober
+        from probers.prober.prober import Prober
 
         if self.bank is None:
             raise UserError(f"trigger={self.name} needs a prober: {self.make}", "no-artifact")
@@ -70,7 +70,7 @@ class ReadsBank(Trigger):
 
         The shape is (layers of the bank, d) float32, or (n, layers, d) if every token's states are kept.
         """
-        from probers.capture.pooling import as_stored  # loads torch
+        from probers.model.pooling import as_stored  # loads torch
 
         if generation.state is None:
             raise RunError(f"trigger={self.name} needs hidden states, but none were recorded", "mismatch")
@@ -179,7 +179,7 @@ class Probing(ReadsBank):
     def needs(self) -> Needs:
         if self._part == "both":
             return self._bank.needs
-        from probers.online.scores import text_needs  # loads torch
+        from probers.prober.online.scores import text_needs  # loads torch
 
         return text_needs(self._bank)
 
@@ -213,7 +213,7 @@ class Probing(ReadsBank):
 
     def _of_part(self, generation: Generation) -> float:
         """Score the part that the prober was trained on; a text without it is scored like an empty one."""
-        from probers.online.scores import text_scores  # loads torch
+        from probers.prober.online.scores import text_scores  # loads torch
 
         span = part_of(generation.text, self._part)
         tokens = [] if span is None else tokens_of(generation.offsets, *span)

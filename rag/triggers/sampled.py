@@ -1,6 +1,6 @@
 """Triggers of drawn answers and of further questions to the model: they judge whole answers.
 
-The signals are those of :mod:`probers.uncertainty`. Triggers with equal settings share one set of samples per
+The signals are those of :mod:`probers.signals`. Triggers with equal settings share one set of samples per
 prompt; every draw and every further question counts among the calls of the model.
 """
 
@@ -13,9 +13,7 @@ from functools import cache
 from typing import Any
 
 from probers.prompts import PromptTemplate
-from probers.store.spec import ModelSpec
-from probers.types import Decision, Generation, UserError
-from probers.uncertainty.agreement import (
+from probers.signals.agreement import (
     ALPHA,
     Variant,
     eigenscore,
@@ -23,11 +21,13 @@ from probers.uncertainty.agreement import (
     self_consistency,
     semantic_entropy,
 )
-from probers.uncertainty.meaning import Clusters, Entailment, Same, by_matcher, clusters
-from probers.uncertainty.samples import Draws, Prompt, Samples, draw, middle_layer
-from probers.uncertainty.self_evaluation import CONFIDENCE_FORM as VERBALISED
-from probers.uncertainty.self_evaluation import P_TRUE_FORM as P_TRUE
-from probers.uncertainty.self_evaluation import p_true, question_of, verbalised
+from probers.signals.meaning import Clusters, Entailment, Same, by_matcher, clusters
+from probers.signals.samples import Draws, Prompt, Samples, draw, middle_layer
+from probers.signals.self_evaluation import CONFIDENCE_FORM as VERBALISED
+from probers.signals.self_evaluation import P_TRUE_FORM as P_TRUE
+from probers.signals.self_evaluation import p_true, question_of, verbalised
+from probers.store.spec import ModelSpec
+from probers.types import Decision, Generation, UserError
 from probers.words import EntityMatcher
 
 from ..protocol import UNANSWERED, State, Trigger, one_of, verdict

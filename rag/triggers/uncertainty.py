@@ -1,6 +1,6 @@
 """Triggers of the model's own uncertainty: entropy, token probabilities (FLARE) and RIND (DRAGIN).
 
-The signals themselves are computed by :mod:`probers.uncertainty`.
+The signals themselves are computed by :mod:`probers.signals`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from probers.signals import Part, Variant, parts, rind_scores, words
 from probers.types import AttentionRows, Decision, Generation
-from probers.uncertainty import Part, Variant, parts, rind_scores, words
 from probers.words.text import split_sentences
 
 from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, one_of, verdict
@@ -95,7 +95,7 @@ class Rind(PaperOrReleased, Trigger):
     Attributes:
         threshold: fires above it. The two variants have different scales, and the published 0.6 to 1.5 belong
             to the released one. probers-compare chooses it.
-        variant: formula (:func:`probers.uncertainty.rind_scores`) and loop.
+        variant: formula (:func:`probers.signals.rind_scores`) and loop.
             "paper": the text ends before the word that fired; the text written from there with the passages
             is judged too, except for its first word, which could fire for ever.
             "released": it ends before the sentence of that word; one sentence is written with the passages

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probers.bank.assessment import WrittenText
-from probers.engine.tokens import Span, TextStream, decode, token_offsets
-from probers.online.growing_spans import ScoredSpan
+from probers.model.tokens import Span, TextStream, decode, token_offsets
+from probers.prober.assessment import WrittenText
+from probers.prober.online.growing_spans import ScoredSpan
 
 from ..on_high import Judgement, OnHigh
 

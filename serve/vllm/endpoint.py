@@ -29,8 +29,8 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
 
-from probers.bank.bank import Prober
-from probers.engine.vllm import KEY
+from probers.model.vllm import KEY
+from probers.prober.prober import Prober
 
 from ..answers import as_events, usage
 from ..on_high import FINISH, OnHigh, headers

@@ -16,16 +16,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from probers.bank.bank import Prober
-from probers.capture.hidden_states import StateTap
-from probers.capture.pooling import BEFORE
-from probers.commands.settings import Model
-from probers.engine import adapters
-from probers.engine.loading import fingerprint, model_source
-from probers.engine.vllm import KEY
+from probers.cli.settings import Model
 from probers.files import read_json
-from probers.online.scores import check_growing
+from probers.model import adapters
+from probers.model.hidden_states import StateTap
+from probers.model.loading import fingerprint, model_source
+from probers.model.pooling import BEFORE
+from probers.model.vllm import KEY
 from probers.options import check_record
+from probers.prober.online.scores import check_growing
+from probers.prober.prober import Prober
 from probers.store.spec import ModelSpec
 from probers.types import UserError, first_line
 

@@ -35,9 +35,9 @@ from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from probers.engine.vllm import KEY
-from probers.engine.vllm.worker import ReadingWorker
-from probers.online.scores import GrowingScores
+from probers.model.vllm import KEY
+from probers.model.vllm.worker import ReadingWorker
+from probers.prober.online.scores import GrowingScores
 from probers.types import RunError
 
 from .prober import ServedProber, adapter_of, check_model

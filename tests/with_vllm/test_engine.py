@@ -11,13 +11,13 @@ import pytest
 from refusals import fails, interrupted
 from written import PROMPTS, save_tiny
 
-from probers.capture.hidden_states import StateTap
-from probers.commands import main as cli
-from probers.engine.language_model import Decoding, GenerationRequest
-from probers.engine.model import CausalLM
-from probers.engine.tokens import SentenceEnd
-from probers.engine.vllm import lm as vllm_lm
-from probers.engine.vllm.lm import VllmLM
+from probers.cli import main as cli
+from probers.model.causal_lm import CausalLM
+from probers.model.hidden_states import StateTap
+from probers.model.language_model import Decoding, GenerationRequest
+from probers.model.tokens import SentenceEnd
+from probers.model.vllm import lm as vllm_lm
+from probers.model.vllm.lm import VllmLM
 from probers.store.store import FeatureStore
 from probers.types import Feature, Generation, Needs, RunError
 
@@ -258,7 +258,7 @@ def test_the_check_finds_the_states_the_same_and_names_a_wrong_layer(
         return layers if feature.of_mind else tuple(max(0, k - 1) for k in layers)
 
     shifted = SimpleNamespace(layers_of=one_too_low)
-    monkeypatch.setattr("probers.engine.vllm.records.StateTap", shifted)
+    monkeypatch.setattr("probers.model.vllm.records.StateTap", shifted)
     with fails(None, "off by one", kind=RunError):
         cli.run("check", given)
 

@@ -21,12 +21,12 @@ from thinking import CHATS, thinking_model
 from thinking import TEMPLATE as CHAT_TEMPLATE
 from written import DRAFTS, make_bank, save_tiny, with_adapter
 
-from probers.bank.assessment import Assessor, WrittenText
-from probers.bank.bank import Prober
-from probers.capture.pooling import as_stored
-from probers.commands.settings import Model
-from probers.engine.model import CausalLM
-from probers.online.scores import text_scores
+from probers.cli.settings import Model
+from probers.model.causal_lm import CausalLM
+from probers.model.pooling import as_stored
+from probers.prober.assessment import Assessor, WrittenText
+from probers.prober.online.scores import text_scores
+from probers.prober.prober import Prober
 from probers.prompts import chat_text
 from probers.serve.settings import Serve
 from probers.serve.vllm.prober import command

@@ -22,9 +22,9 @@ from written import (
     write,
 )
 
-from probers.bank.bank import Prober
-from probers.engine.model import CausalLM
-from probers.engine.vllm.records import readable
+from probers.model.causal_lm import CausalLM
+from probers.model.vllm.records import readable
+from probers.prober.prober import Prober
 from probers.serve.vllm.worker import key_of
 
 

@@ -9,14 +9,14 @@ import torch
 from tiny import byte_level
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from probers.bank.bank import Prober
-from probers.bank.domain import Domain
-from probers.capture.pooling import PER_TOKEN, as_stored
-from probers.engine import adapters
-from probers.engine.loading import dequantised, locate
-from probers.engine.model import CausalLM
 from probers.files import cache_folder
 from probers.heads import LinearHead, ProbeHead, SequenceHead
+from probers.model import adapters
+from probers.model.causal_lm import CausalLM
+from probers.model.loading import dequantised, locate
+from probers.model.pooling import PER_TOKEN, as_stored
+from probers.prober.domain import Domain
+from probers.prober.prober import Prober
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import Needs

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import yaml
 
-from probers.engine.model import CausalLM
 from probers.evaluation.answers import exact_match, extract_answer
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
+from probers.model.causal_lm import CausalLM
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.retrievers import BM25
+from probers.signals import signals
 from probers.testbed.assets import load_corpus, load_questions, load_world
 from probers.testbed.world import World, WorldConfig
 from probers.types import Passage, Question, Retriever
-from probers.uncertainty import signals
 
 from .curriculum import Curriculum
 from .recipe import Recipe, train_model, train_tokenizer

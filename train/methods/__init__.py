@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
-from probers.commands.components import Component
-from probers.commands.merge import PartRuns
-from probers.commands.settings import default_values
+from probers.cli.components import Component
+from probers.cli.merge import PartRuns
+from probers.cli.settings import default_values
 from probers.store.joined import Stored
 from probers.types import UserError
 

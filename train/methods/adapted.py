@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from probers.capture.blocks import decoder_layers, first_tensor
 from probers.checksums import draw_key
-from probers.engine import adapters
-from probers.engine.language_model import ScoreRequest
-from probers.engine.model import CausalLM
-from probers.engine.tokens import Prompt
 from probers.heads import ProbeHead
+from probers.model import adapters
+from probers.model.blocks import decoder_layers, first_tensor
+from probers.model.causal_lm import CausalLM
+from probers.model.language_model import ScoreRequest
+from probers.model.tokens import Prompt
 from probers.options import Count, Limits, NotNegative, Positive
 from probers.types import UserError
 

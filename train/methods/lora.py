@@ -16,27 +16,27 @@ import numpy as np
 import pandas as pd
 import torch
 
-from probers.bank.figures import WITHOUT
-from probers.bank.io import ADAPTER
-from probers.capture.pooling import as_stored
-from probers.commands.components import Component
-from probers.commands.runs import read_state
-from probers.commands.settings import Model, TextFile, plain
+from probers.cli.components import Component
+from probers.cli.runs import read_state
+from probers.cli.settings import Model, TextFile, plain
 from probers.data.texts import Text, TextSource
-from probers.engine import adapters
-from probers.engine.language_model import ScoreRequest, Scoring
-from probers.engine.model import CausalLM
-from probers.engine.tokens import decode, encode_answer, encode_prompts, token_offsets
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.heads import ProbeHead
+from probers.model import adapters
+from probers.model.causal_lm import CausalLM
+from probers.model.language_model import ScoreRequest, Scoring
+from probers.model.pooling import as_stored
+from probers.model.tokens import decode, encode_answer, encode_prompts, token_offsets
 from probers.pages import public_model
+from probers.prober.figures import WITHOUT
+from probers.prober.io import ADAPTER
 from probers.prompts import PromptTemplate
+from probers.signals import signals, signals_before, surprise
 from probers.store.joined import Stored
 from probers.store.spec import ModelSpec
 from probers.store.store import FeatureStore
 from probers.types import Feature, Generation, Needs, RunError, UserError, count
-from probers.uncertainty import signals, signals_before, surprise
 from probers.words.text import split_sentences
 
 from ..assemble import Trained, assemble

@@ -13,16 +13,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from probers.bank.bank import Prober
-from probers.bank.calibration import Logistic, fit_logistic
-from probers.bank.io import CONFIG, locate
 from probers.checksums import draw_key, inputs
-from probers.commands.components import Component
+from probers.cli.components import Component
 from probers.data.splits import Seen
 from probers.evaluation.metrics import auroc
 from probers.heads import head_name
 from probers.heads.stacked import StackedHead
 from probers.options import Name
+from probers.prober.calibration import Logistic, fit_logistic
+from probers.prober.io import CONFIG, locate
+from probers.prober.prober import Prober
 from probers.store.joined import Stored
 from probers.store.spec import ranges
 from probers.types import SPLITS, UserError

@@ -1,1 +1,0 @@
-"""Trained heads with their decision rule and calibration, as one frozen object."""

@@ -1,0 +1,1 @@
+"""Machinery of commands: settings, components by name, help, run folders, parts and launchers."""

@@ -1,0 +1,272 @@
+"""Inputs of commands: model, passages, questions, matcher, and the probers of other runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from ..files import canonical_json, read_json
+from ..types import Passage, UserError
+from .runs import RunFolder, read_state
+from .settings import plain
+
+if TYPE_CHECKING:
+    from ..data.questions import QuestionSource
+    from ..model.causal_lm import CausalLM
+    from ..words import EntityMatcher
+
+log = logging.getLogger(__name__)
+
+#: The last loaded model, by its options; None if none is kept.
+_kept: dict[str, CausalLM] | None = None
+#: Keys of a run for the number format that the processor chose, and the date in its chats.
+_DTYPE, _DATE = "model.dtype", "model.chat_date"
+
+
+def load_model(
+    settings: Any, folder: RunFolder | None = None, *, engine: str = "transformers",
+    adapter: Path | None = None,
+) -> CausalLM:  # fmt: skip
+    """Load ``settings.model``, by default with the ``adapter`` of its prober.
+
+    The run in ``folder`` keeps its first number format and date.
+    """
+    from ..model.causal_lm import CausalLM
+    from ..model.vllm.lm import VllmLM
+
+    begun = None if folder is None else folder.chosen.get(_DTYPE)
+    if begun is not None:
+        log.warning("%s=%s, the number format that this run began with", _DTYPE, begun)
+    day = settings.model.chat_date
+    if folder is not None:
+        day = _begun_on(folder) or day or date.today().isoformat()
+    options = plain(settings.model) | {
+        "dtype": begun or settings.model.dtype, "batch_size": settings.batch_size, "chat_date": day,
+        "adapter": settings.model.adapter or (adapter and str(adapter)),
+    }  # fmt: skip
+    lm = _loaded(VllmLM if engine == "vllm" else CausalLM, options)
+    if folder is None:
+        return lm
+    if settings.model.dtype == "auto" and begun is None:
+        folder.choose(_DTYPE, lm.spec.dtype)
+    said = getattr(lm.tokenizer, "chat_date", None)
+    if said is not None and _DATE not in folder.chosen:
+        folder.choose(_DATE, said)
+    if folder.config.get("part") is not None:  # merging compares the weights at the start of the parts
+        now = str(lm.spec)
+        if (begun := folder.chosen.get("model", now)) != now:
+            told = f"{folder.path} was begun with the model {begun}, not {now}"
+            raise UserError(f"{told}: give model.revision, or overwrite=true", "mismatch")
+        folder.choose("model", now)
+    return lm
+
+
+def _begun_on(folder: RunFolder) -> str | None:
+    """Return the date in a run's prompts, for a part also that of other parts; None if there is none yet."""
+    others = folder.path.parent.iterdir() if folder.config.get("part") is not None else ()
+    found = ((read_state(path) or {}).get("chosen", {}).get(_DATE) for path in (folder.path, *others))
+    return next(filter(None, found), None)
+
+
+def keep_model() -> None:
+    """Make :func:`load_model` return the last model again when its options are the same."""
+    global _kept
+    _kept = {} if _kept is None else _kept
+
+
+def _loaded(kind: type[CausalLM], options: dict[str, Any]) -> CausalLM:
+    if _kept is None:
+        return kind.from_pretrained(**options)
+    key = canonical_json([kind.__name__, options])
+    if key in _kept:
+        _kept[key].forget()
+    else:
+        _kept.clear()  # frees its memory before the next one is loaded
+        _kept[key] = kind.from_pretrained(**options)
+    return _kept[key]
+
+
+def load_passages(settings: Any) -> Sequence[Passage]:
+    """Open the passages of ``settings.corpus``; passages of large files are read on demand."""
+    from ..data import load_corpus
+
+    return load_corpus(
+        settings.corpus, on_bad_line=settings.on_bad_line, passage_words=settings.passage_words,
+        cache=settings.corpus_cache,
+    )  # fmt: skip
+
+
+def load_matcher(settings: Any) -> EntityMatcher:
+    """Make the matcher of answers, with word vectors if a file of them is given."""
+    from ..words import EntityMatcher
+
+    options = settings.matcher.options
+    if options["vectors"] == "own":
+        told = "matcher.vectors=own needs the articles of --source wiki: give a file, or auto for none"
+        raise UserError(told, "conflict")
+    return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
+
+
+def wordnet_found(settings: Any) -> dict[str, bool]:
+    """Tell whether the matcher finds and uses WordNet: a store must not mix labels with and without it."""
+    from ..words import wordnet_available
+
+    auto = settings.matcher.options["wordnet"] == "auto"
+    return {"wordnet_found": wordnet_available()} if auto else {}
+
+
+def question_source(settings: Any) -> QuestionSource:
+    """Make the source of questions; log a note if they are made for another prompt."""
+    asked: QuestionSource = settings.questions.make()
+    made_for, prompt = asked.prompt, settings.prompt.name
+    if made_for not in (None, prompt):
+        told = "note: questions=%s are made for prompt=%s, but the prompt is %s"
+        log.info(told, asked.name, made_for, prompt)
+    return asked
+
+
+def prompt_files(settings: Any) -> tuple[str, ...]:
+    """List the files that the prompt reads; they must be readable."""
+    settings.prompt.make()
+    file = settings.prompt.get("exemplars_file")
+    return () if file is None else (str(file),)
+
+
+#: Probers score whole generated answers, single tokens, entities before they are written, or prompts.
+ProberKind = Literal["answers", "tokens", "entities", "prompts"]
+
+#: Trained parts: probers, and classifiers of questions.
+TrainedKind = ProberKind | Literal["questions"]
+
+#: By kind: its trigger, its description, the commands that make one, and the option that names it.
+_TRAINED: dict[TrainedKind, tuple[str, str, str, str, str]] = {
+    "answers": ("probing", "prober of whole answers", "--source cot", "layer=all", "prober=PATH"),
+    "tokens": ("radio", "prober of single tokens", "--source wiki pool=tokens", "head=radio", "prober=PATH"),
+    "entities": (
+        "before_entity", "prober of entities before they are written", "--source wiki pool=predicting",
+        "layer=all", "prober=PATH",
+    ),
+    "prompts": (
+        "probing_before", "prober of the state before an answer", "--source cot pool=prompt", "layer=all",
+        "prober=PATH",
+    ),
+    "questions": (
+        "adaptive", "classifier of questions", "--source cot", "head=adaptive",
+        "its folder, or a sequence classifier of transformers, as trigger.classifier",
+    ),
+}  # fmt: skip
+
+
+def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, level: int = logging.INFO) -> str:
+    """Find the prober that the settings name, else the newest for their model, else the shipped one.
+
+    The preferred kind comes first in ``kinds``; none means "answers". Without a prober the UserError names
+    the commands that make one, and the command that ``asks`` or the kind's trigger.
+    """
+    if settings.prober is not None:
+        log.log(level, "prober: %s", settings.prober)
+        return str(settings.prober)
+    from ..prober.io import shipped
+
+    model = settings.model.name
+    kinds = kinds or ("answers",)
+    for kind in kinds:
+        if (found := newest_prober(kind, model=model)) is not None:
+            of = _TRAINED[kind][1].removeprefix("prober ")
+            log.log(level, "prober: %s (the newest %s for model=%s)", found, of, model)
+            return str(found)
+    if not {"entities", "prompts"}.issuperset(kinds) and (own := shipped(model)) is not None:
+        log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", own)
+        return own
+    _none(model, kinds[0], asks)
+
+
+def find_classifier(settings: Any) -> str:
+    """Find the newest classifier of questions for the settings' model; errors as in :func:`find_prober`."""
+    model = settings.model.name
+    found = newest_classifier(model=model) or _none(model, "questions")
+    log.info("classifier: %s (the newest for model=%s)", found, model)
+    return str(found)
+
+
+def _none(model: str, kind: TrainedKind, asks: str | None = None) -> NoReturn:
+    trigger, what, *_, given = _TRAINED[kind]
+    told = f"{asks or f'trigger={trigger}'} needs a {what} for model={model} and there is none under runs/"
+    raise UserError(f"{told}: {how_to_make(kind, 'one')}, or pass {given}", "no-artifact")
+
+
+def how_to_make(kind: TrainedKind, what: str = "") -> str:
+    """Tell the commands that make a trained part, by its description or ``what``, as part of a sentence."""
+    _, told, data, training, _ = _TRAINED[kind]
+    return f"make {what or f'a {told}'} with 'probers-datagen {data}' and 'probers-train {training}'"
+
+
+def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
+    """Find the newest complete prober of a model that scores units of a kind."""
+
+    def fits(folder: Path, _: Mapping[str, Any]) -> bool:
+        config = _config(folder)
+        spec = config.get("spec")
+        if not isinstance(spec, dict):
+            return False
+        if kind == "tokens":  # heads that pool a text's tokens themselves need no aggregation
+            return spec.get("pool") == "tokens" and config.get("aggregate") is not None
+        if kind == "entities":
+            return spec.get("position") == "entity" and spec.get("pool") == "predicting"
+        if kind == "prompts":
+            return spec.get("position") == "generated" and spec.get("pool") == "prompt"
+        others = ("tokens", "predicting", "prompt")
+        return spec.get("position") == "generated" and spec.get("pool") not in others
+
+    return newest_run(("train", "search"), fits, model=model, root=root)
+
+
+def newest_classifier(*, model: str) -> Path | None:
+    """Find the newest complete classifier of questions trained on answers of a model."""
+
+    def fits(folder: Path, _: Mapping[str, Any]) -> bool:
+        return _config(folder).get("format") == "probers-adaptive" or (folder / "adaptive.json").exists()
+
+    return newest_run(("train",), fits, model=model)
+
+
+def newest_store(source: str | None = None, *, root: Path = Path("runs")) -> Path | None:
+    """Find the newest complete feature store, of a source ("cot", "wiki") or of any."""
+    return newest_run(("datagen",), lambda _, summary: source in (None, summary.get("source")), root=root)
+
+
+def newest_run(
+    commands: Sequence[str],
+    fits: Callable[[Path, Mapping[str, Any]], bool] = lambda folder, summary: True, *,
+    model: str | None = None, root: Path = Path("runs"),
+) -> Path | None:  # fmt: skip
+    """Find the newest complete run of some commands below ``root`` whose folder and summary fit.
+
+    Parts of split runs do not count, nor runs with another model than ``model``.
+    """
+    found = []
+    for file in root.glob("**/run.json"):
+        try:
+            state, written = read_state(file.parent), file.stat().st_mtime
+        except (UserError, OSError) as error:
+            log.warning("note: %s", error)
+            continue
+        if not state or not state["complete"] or "part" in state["identity"]:
+            continue
+        summary = state["summary"]
+        own = state["command"] in commands and model in (None, summary.get("model"))
+        if own and fits(file.parent, summary):
+            found.append((written, file.parent))
+    return max(found)[1] if found else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Read a folder's ``config.json``; {} if it is missing or unreadable."""
+    try:
+        found = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

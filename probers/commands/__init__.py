@@ -1,1 +1,0 @@
-"""Common machinery of commands: settings, run folders, and components by name."""

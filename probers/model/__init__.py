@@ -1,0 +1,1 @@
+"""The language model: loading, decoding in batches, scoring, and its hidden states and attention while it runs."""

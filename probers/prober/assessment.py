@@ -1,0 +1,262 @@
+"""Assessment of a finished text by the scores of its tokens: the whole text, and its spans.
+
+- Heads of the tokens of entities: a span for each entity of the text, scored by its tokens.
+- Heads of the state before an entity: a span for each entity, scored before its first token.
+- Heads of pooled states: one span, the whole text; or each piece of it for heads of spans, sentences
+  or claims.
+- Heads of the tokens of whole answers: each sentence, scored by its tokens.
+
+The text's own score is that of its worst span. Without an entity, heads that were trained on the tokens of
+whole texts score it by all of them, and heads of entities give no score. Heads of whole texts can also
+judge every sentence, every token, or the text as one span: the ``unit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+
+from ..signals import surprise
+from ..types import Generation, UserError
+from ..words import Recogniser, tokens_of, with_scores, written_entities
+from ..words.language import ENGLISH
+from ..words.text import split_sentences
+from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
+from .domain import Domain
+from .online.growing_spans import ScoredSpan
+from .online.scores import PIECES, Scorer, aggregate
+from .response import DomainDistance, Response, TokenScores
+from .risk_control import Promise
+
+
+class Bank(Scorer, Protocol):
+    """The part of :class:`probers.prober.prober.Prober` that this module uses."""
+
+    @property
+    def promise(self) -> Promise | None: ...
+    @property
+    def domain(self) -> Domain | None: ...
+
+
+#: Units judged one by one: the prober's own spans, sentences, tokens, or the text as a whole.
+Unit = Literal["span", "sentence", "token", "answer"]
+UNITS: tuple[str, ...] = get_args(Unit)
+
+
+def units_of(bank: Bank) -> tuple[str, ...]:
+    """List the units that a prober can judge, its own first.
+
+    Only heads of the tokens of whole texts have other units than their own: heads of entities were never
+    tested on other tokens, and pooled states cover their whole unit.
+    """
+    spec = bank.spec
+    if spec.pool == "tokens" and spec.position != "entity":
+        return UNITS
+    whole = spec.pool not in ("tokens", "predicting") and spec.position not in PIECES
+    return ("answer",) if whole else ("span",)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """A text, growing or finished, with what is known of its n tokens.
+
+    UserError (mismatch) for lists of different lengths.
+
+    Attributes:
+        offsets: [start, end) of each token in ``text``, characters.
+        scores, distances: one per token, None for a token without one; no ``distances`` without a domain.
+        logprobs, entropies: one per token, nats; None if the engine returns none.
+    """
+
+    prompt: str
+    text: str
+    offsets: Sequence[Span] = ()
+    scores: Sequence[float | None] = ()
+    distances: Sequence[float | None] | None = None
+    logprobs: Sequence[float | None] | None = None
+    entropies: Sequence[float | None] | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in self._lists().items():
+            if values is not None and len(values) != len(self.offsets):
+                raise _mismatch(name, len(values), len(self.offsets))
+
+    @classmethod
+    def of(
+        cls, written: Generation, scores: Sequence[float | None],
+        distances: Sequence[float | None] | None = None,
+    ) -> WrittenText:  # fmt: skip
+        """Take a generation with ``scores`` and ``distances`` (n,) of its tokens."""
+        records = written.logprobs.tolist(), written.entropies.tolist()
+        return cls(written.prompt, written.text, written.offsets, scores, distances, *records)
+
+    def first(self, count: int, text: str) -> WrittenText:
+        """Cut the record to its first ``count`` tokens, which wrote ``text``."""
+        names = ("offsets", "scores", "distances", "logprobs", "entropies")
+        lists = {name: getattr(self, name) for name in names}
+        return replace(self, text=text, **{name: each and each[:count] for name, each in lists.items()})
+
+    def part(self, span: Span, tokens: Sequence[int]) -> WrittenText:
+        """Take characters [start, end) as a text of their own, with the ``tokens`` that wrote any of them."""
+        own, (start, end) = tokens_in(self.offsets, span, tokens), span
+        lists: dict[str, Any] = {
+            name: values and [values[i] for i in own] for name, values in self._lists().items()
+        }
+        places = [place_in(self.offsets, span, i) for i in own]
+        return replace(
+            self, prompt=self.prompt + self.text[:start], text=self.text[start:end], offsets=places, **lists
+        )
+
+    def _lists(self) -> dict[str, Sequence[float | None] | None]:
+        return {name: getattr(self, name) for name in ("scores", "distances", "logprobs", "entropies")}
+
+
+def _mismatch(name: str, given: int, tokens: int) -> UserError:
+    told = f"{name} has {given} values and offsets have {tokens} tokens"
+    return UserError(f"{told}: give one for each token", "mismatch")
+
+
+class Assessor:
+    """Assessor of texts by one prober, which fires above ``threshold``; None means the prober's own.
+
+    Each ``unit`` is judged by itself; None means the prober's own. UserError for one that it cannot judge.
+    """
+
+    def __init__(self, bank: Bank, threshold: float | None = None, unit: str | None = None) -> None:
+        known = units_of(bank)
+        if unit is not None and unit not in known:
+            told = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"
+            raise UserError(f"{told}: choose {' or '.join(known)}", "unsupported")
+        self._bank, self.unit = bank, unit or known[0]
+        self.threshold = float(bank.threshold if threshold is None else threshold)
+        same = self.threshold == bank.threshold and self.unit == known[0]
+        self.promise = bank.promise if same else None
+        spec = bank.spec
+        self._pooled = spec.pool not in ("tokens", "predicting")
+        self._part = part_at(spec.position)
+        own = self.unit == "span" and spec.position in ("sentence", "claim", "token")
+        self._sentences = own or self.unit == "sentence"
+        of_entities = self.unit == "span" and not own and (not self._pooled or spec.position == "span")
+        recognise = None
+        if of_entities or (self._sentences and bank.recogniser):  # it also tells the language
+            recognise = Recogniser(bank.recogniser or "rules", quiet=True)
+        self._recognise = recognise if of_entities else None
+        self._language = ENGLISH if recognise is None else recognise.language
+
+    def __call__(self, record: WrittenText) -> Response:
+        """Assess a text by its worst span."""
+        read = [i for i, score in enumerate(record.scores) if score is not None]
+        values = np.array([record.scores[i] for i in read], dtype=np.float64)
+        spans, judged = self._spans(record.prompt, record.text, [record.offsets[i] for i in read], values)
+        worst = max((span.score for span in spans), default=None)
+        how = self._bank.aggregate
+        if worst is None and how is not None and self._bank.spec.position != "entity" and len(values):
+            judged = list(range(len(values)))
+            worst = float(aggregate(values, [(0, len(values))], how)[0])
+        return Response(
+            **self.token_scores(record).wire(),
+            score=worst,
+            p_wrong=None if worst is None else self._probabilities([worst])[0],
+            threshold=self.threshold,
+            fires=worst is not None and worst > self.threshold,
+            spans=tuple(spans),
+            domain=self._distance(record, [read[place] for place in judged]),
+            promise=self.promise,
+        )
+
+    def token_scores(self, record: WrittenText) -> TokenScores:
+        """List what is known of a text's tokens."""
+        p_wrong = zip(
+            record.scores, self._probabilities([score or 0.0 for score in record.scores]), strict=True
+        )
+        return TokenScores(
+            token_scores=tuple(record.scores),
+            token_p_wrong=tuple(None if score is None else p for score, p in p_wrong),
+            token_offsets=tuple(record.offsets),
+            token_logprobs=None if record.logprobs is None else tuple(record.logprobs),
+            token_entropies=None if record.entropies is None else tuple(record.entropies),
+        )
+
+    def _distance(self, record: WrittenText, judged: Sequence[int]) -> DomainDistance | None:
+        """Average the distance over the tokens that judged a text: the limit is for means over spans."""
+        domain, distances = self._bank.domain, record.distances
+        if domain is None or distances is None or not judged:
+            return None
+        distance, surprised = float(np.mean([distances[token] or 0.0 for token in judged])), None
+        known = [values for values in (record.logprobs, record.entropies) if values and None not in values]
+        if domain.surprise is not None and len(known) == 2:
+            surprised = surprise(*known)
+        return DomainDistance(
+            distance=distance, limit=domain.limit, unlike=bool(domain.unlike(distance, surprised)),
+            surprise=surprised, surprise_range=domain.surprise,
+        )  # fmt: skip
+
+    def spans(
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]
+    ) -> list[ScoredSpan]:
+        """Return only the spans of ``text`` after ``prompt``, of tokens that all have a score."""
+        if len(scores) != len(offsets):
+            raise _mismatch("scores", len(scores), len(offsets))
+        return self._spans(prompt, text, offsets, np.asarray(scores, dtype=np.float64))[0]
+
+    def _spans(
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray
+    ) -> tuple[list[ScoredSpan], list[int]]:
+        """Find the spans, and the tokens whose states they are judged by."""
+        if not len(values):
+            return [], []
+        pieces = self.pieces(prompt, text, offsets)
+        if self.unit == "answer" and self._part == "both":
+            score = self._of_piece(values)
+            judged = [len(values) - 1] if self._pooled else list(range(len(values)))
+            return self._scored([(0, len(text))], [score]), judged
+        if pieces is not None:
+            spans = self._scored(list(pieces), [self._of_piece(values[tokens]) for tokens in pieces.values()])
+            last = [tokens[-1] for tokens in pieces.values()]
+            return spans, last if self._pooled else list(range(len(values)))
+        assert self._recognise is not None
+        if (how := self._bank.aggregate) is None:  # heads of the state before an entity
+            begun = with_scores(written_entities(text, self._recognise, prompt=prompt), offsets, values)
+            places = [(each.entity.start, each.entity.end) for each in begun]
+            return self._scored(places, [each.score for each in begun]), [each.tokens[0] for each in begun]
+        found = written_entities(text, self._recognise, prompt=prompt, openings=True)
+        read = [(e, tokens) for e in found if (tokens := tokens_of(offsets, e.start, e.end))]
+        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for _, tokens in read], how)
+        spans = self._scored([(entity.start, entity.end) for entity, _ in read], scores)
+        return spans, [token for _, tokens in read for token in tokens]
+
+    def _of_piece(self, values: np.ndarray) -> float:
+        """Score a piece by its tokens' scores: of pooled heads the last one, which covers all of it."""
+        if self._pooled:
+            return float(values[-1])
+        return float(aggregate(values, [(0, len(values))], self._bank.aggregate or "max")[0])
+
+    def pieces(
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], list[int]] | None:
+        """Return characters and tokens of the pieces that the prober judges alone; None: the whole text."""
+        if self.unit == "token":
+            return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
+        if self._sentences:
+            places = list(split_sentences(text, self._language))
+        elif self._part != "both":
+            found = part_of(text, self._part)
+            places = [] if found is None else [found]
+        elif self._pooled and self._recognise is not None:
+            entities = written_entities(text, self._recognise, prompt=prompt, openings=True)
+            places = [(each.start, each.end) for each in entities]
+        else:
+            return None
+        return {(a, b): tokens for a, b in places if (tokens := tokens_of(offsets, a, b))}
+
+    def _scored(
+        self, places: Sequence[tuple[int, int]], scores: Sequence[float] | np.ndarray
+    ) -> list[ScoredSpan]:
+        each = zip(places, scores, self._probabilities(scores), strict=True)
+        return [ScoredSpan(start, end, float(score), p) for (start, end), score, p in each]
+
+    def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
+        return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]

@@ -1,0 +1,280 @@
+"""A prober's files: readable JSON, and weights as safetensors in half precision.
+
+They are ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md`` and ``plots/``; if known also
+``seen.json`` and ``domain.safetensors``; with a LoRA adapter also ``adapter/``, in peft's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as encode
+from torch import nn
+
+from ..checksums import sealed, sha256, unseal
+from ..data.splits import SEEN, Seen
+from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
+from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
+from ..model import adapters
+from ..options import Name, check_options, check_record, shown
+from ..store.spec import FeatureSpec
+from ..types import UserError, first_line
+from . import value_head
+from .domain import FILE as DOMAIN
+from .risk_control import Promise
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+CONFIG = "config.json"
+_HEADS, _METRICS, _CARD = "heads.safetensors", "metrics.json", "README.md"
+#: Folder of the adapter that the model runs with.
+ADAPTER = "adapter"
+#: Files of a prober; nothing else is downloaded.
+FILES = (CONFIG, _HEADS, _METRICS, _CARD, SEEN, DOMAIN, *(f"{ADAPTER}/{name}" for name in adapters.FILES))
+#: Folder of the card's pictures.
+PICTURES = "plots"
+#: Probers that come with this package, each in a folder named after its model.
+_SHIPPED = Path(__file__).parent / "shipped"
+_FORMAT, _SCHEMA = "probers-bank", 2
+#: Limits of the number of pictures and of the bytes of each.
+_MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
+_LARGEST_ADAPTER = 16 << 30
+
+
+class HubOptions(TypedDict, total=False):
+    """Options of a download from the Hugging Face Hub, as in :func:`huggingface_hub.snapshot_download`."""
+
+    revision: str | None
+    token: str | bool | None
+    cache_dir: str | Path | None
+    force_download: bool
+    local_files_only: bool
+
+
+@dataclass(frozen=True)
+class _Head:
+    name: Name
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Domain:
+    limit: float
+    rate: float
+    sha256: Name
+    surprise: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    sha256: Name
+    rank: int
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The fields of ``config.json`` besides its format, schema and own checksum.
+
+    ``weights`` is the SHA-256 of their file. ``domain``, ``promise`` and ``adapter`` are there only if the
+    prober has one.
+    """
+
+    spec: dict[str, Any]
+    head: _Head
+    weights: str
+    ensemble: dict[str, Any]
+    aggregate: str | None
+    threshold: float
+    calibration: dict[str, Any]
+    entropy_model: dict[str, Any] | None
+    recogniser: Name | None
+    domain: _Domain | None
+    promise: Promise | None
+    adapter: _Adapter | None
+
+
+def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
+    """Write a prober, with one tensor per head and parameter: ``layer.<k>.<name>``, or ``layers.<name>``.
+
+    ``config`` has all settings besides the heads that scoring needs, ``papers`` are as in :func:`read`.
+    """
+    learned = dict(head.named_parameters())
+    tensors = {
+        f"{of}.{name}": (value[i].half() if name in learned else value[i]).cpu().contiguous()
+        for name, value in head.state_dict().items()
+        for i, of in enumerate(_places(type(head), config["spec"]["layers"]))
+    }
+    blob = encode(tensors)
+    write_bytes(folder / _HEADS, blob)
+    write_text(folder / _METRICS, canonical_json(dict(papers["metrics"])))
+    write_text(folder / _CARD, papers["card"])
+    if papers["seen"] is not None:
+        papers["seen"].save(folder)
+    for name, picture in papers["pictures"].items():
+        write_bytes(folder / PICTURES / name, picture)
+    if (adapter := papers.get("adapter")) is not None:
+        about = {"sha256": adapters.digest_of(adapter), "rank": read_json(adapter / adapters.CONFIG)["r"]}
+        config = {**config, "adapter": about}
+        for name in adapters.FILES:
+            write_bytes(folder / ADAPTER / name, read_bytes(adapter / name, most=_LARGEST_ADAPTER))
+    # Last: without it there is no prober.
+    about = {"name": head_name(head), "options": head.options}
+    marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64), "head": about}
+    write_text(folder / CONFIG, sealed({**marks, **config}))
+
+
+def _places(kind: object, layers: Sequence[int]) -> list[str]:
+    """Return the prefix of the names of each head's tensors."""
+    return ["layers"] if is_joint(kind) else [f"layer.{k}" for k in layers]
+
+
+def heads_of(config: Mapping[str, Any], head_class: type[nn.Module] | None) -> int:
+    """Count the heads; arguments as in :func:`load_head`."""
+    return len(_places(HEADS.get(config["head"]["name"], head_class), config["spec"]["layers"]))
+
+
+def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read configuration and papers of the prober in a folder; ``name`` is the user's name for it.
+
+    UserError if there is none, or a damaged one, or one of another version of this package.
+    """
+    config = _read(read_json, folder / CONFIG, name)
+    if not isinstance(config, dict) or config.get("format") != _FORMAT:
+        raise UserError(f"{name} is not a prober: its {CONFIG} has another format", "bad-file")
+    if config.get("schema") != _SCHEMA:
+        found = shown(config.get("schema"))
+        told = f"the prober {name} has schema {found}, but schema {_SCHEMA} is needed: train it again"
+        raise UserError(told, "bad-file")
+    try:
+        about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
+        about = dict.fromkeys(("domain", "promise", "adapter")) | about
+        check_record(_Config, about)
+        check_record(_Head, about["head"], "head.")
+    except (UserError, ValueError) as error:
+        told = f"{folder / CONFIG} is damaged ({error}): train the prober again"
+        raise UserError(told, "damaged") from error
+    files = sorted((folder / PICTURES).glob("*.png"))
+    if len(files) > _MOST_PICTURES or (folder / PICTURES).is_symlink():
+        told = f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it"
+        raise UserError(told, "damaged")
+    picture = partial(read_bytes, most=_LARGEST_PICTURE)
+    adapter = about["adapter"] and folder / ADAPTER
+    if adapter and about["adapter"]["sha256"] != adapters.digest_of(adapter):
+        raise UserError(f"the adapter in {adapter} was altered: train the prober again", "damaged")
+    return about, {
+        "adapter": adapter,
+        "metrics": _read(read_json, folder / _METRICS, name),
+        "card": _read(read_text, folder / _CARD, name),
+        "seen": Seen.read(folder),
+        "pictures": {file.name: _read(picture, file, name) for file in files},
+    }
+
+
+def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
+    """Read a file of the prober ``name`` with ``how``."""
+    try:
+        return how(file)
+    except (FileNotFoundError, NotADirectoryError):
+        told = f"{name} is not a prober (no {file.name}): probers-train makes one"
+        raise UserError(told, "no-artifact") from None
+    except ValueError as error:
+        told = f"the prober {name} is damaged ({file.name} {error}): train it again"
+        raise UserError(told, "damaged") from error
+
+
+def shipped(model: str) -> str | None:
+    """Return the name of the prober that comes with this package for a model by name; None without one."""
+    return model if Path(model).name == model and (_SHIPPED / model / CONFIG).is_file() else None
+
+
+def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOptions]) -> Path:
+    """Find a prober: a folder, ``smollm2`` that comes with this package, or ``owner/name`` on the Hub.
+
+    ``subfolder`` is the prober's within it. TypeError for an unknown keyword, UserError if it is neither a
+    folder nor on the Hub.
+    """
+    if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
+        raise TypeError(f"from_pretrained has no keyword {unknown[0]!r}")
+    folder, below = Path(path), subfolder or ""
+    if not folder.exists() and (own := shipped(str(path))) is not None:
+        return _SHIPPED / own
+    owner, _, name = str(path).partition("/")
+    if folder.exists() or not owner.strip(".~") or not name or "/" in name or owner == "runs":
+        return folder / below
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = [*FILES, *value_head.FILES, f"{PICTURES}/*.png"]
+    patterns = [f"{below.strip('/')}/{name}".lstrip("/") for name in wanted]
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=patterns, **hub)) / below
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        told = f"prober={path} is neither a folder nor on the Hub ({first_line(error)})"
+        raise UserError(told, "no-artifact") from error
+
+
+def load_head(
+    folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: type[nn.Module] | None
+) -> ProbeHead:
+    """Load the heads of a feature; ``config`` as in :func:`read`.
+
+    ``head_class`` is their class if it is not from this package. Nothing is allocated beyond the size of the
+    weights.
+    """
+    file, name, options = folder / _HEADS, config["head"]["name"], config["head"]["options"]
+    cls = HEADS.get(name, head_class)
+    if cls is None:
+        told = f"the prober's head {name!r} is not one of {', '.join(HEADS)}"
+        raise UserError(f"{told}: pass head_class to from_pretrained", "own-class")
+    make = factory(partial(cls, **options))
+    if name in HEADS:
+        check_options(cls, options, "head.")
+    try:
+        regular(file)
+        if config["weights"] != sha256(file):
+            raise ValueError("was altered")
+        with safe_open(file, framework="pt") as tensors:
+            sizes = (spec.width, spec.places) if is_joint(cls) else (spec.width,)
+            places = _places(cls, spec.layers)
+            _check_sizes(tensors, partial(make, ["a head"], *sizes), places, own=name not in HEADS)
+            head = make(places, *sizes)
+            stacked = {
+                key: torch.stack([tensors.get_tensor(f"{of}.{key}").float() for of in places])
+                for key in head.state_dict()
+            }
+        head.load_state_dict(stacked)
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        told = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
+        raise UserError(told, "damaged") from error
+    if not all(torch.isfinite(value).all() for value in stacked.values()):
+        raise UserError(f"{file} holds weights that are not finite: train the prober again", "damaged")
+    return head
+
+
+def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[str], *, own: bool) -> None:
+    """Refuse tensors that do not fit such heads (ValueError); only their shapes are made and read.
+
+    The user's ``own`` class is built normally if it needs numbers.
+    """
+    try:
+        with torch.device("meta"):
+            head = make()
+    except UserError:
+        if not own:
+            raise
+        head = make()
+    learned, there = dict(head.named_parameters()), set(tensors.keys())
+    for name, value in head.state_dict().items():
+        for key in (f"{of}.{name}" for of in places):
+            if key not in there:
+                raise ValueError(f"it lacks {key}")
+            found, shape = tensors.get_slice(key), list(value.shape[1:])
+            if found.get_shape() != shape or (name in learned and found.get_dtype() != "F16"):
+                raise ValueError(f"{key} is {found.get_dtype()} of {found.get_shape()}, not of {shape}")

@@ -1,0 +1,221 @@
+"""Report of a prober, from its figures alone: text for a terminal, HTML for a notebook."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from textwrap import fill
+from typing import Any
+
+from ..evaluation.bootstrap import bounded, bounds, number
+from ..pages import render
+from ..store.spec import ranges
+from .figures import ENSEMBLE, ENSEMBLES, SHUFFLED, WITH_ENTROPY, WITHOUT, WORDS, Detection, Figures, Layer
+from .risk_control import Promise
+
+_NAME = 38
+#: Title and name of the figures in the terminal after AUROC, and in HTML.
+_SHORT = (("AUPRC", "auprc"), ("acc.", "accuracy"), ("F1", "f1"), ("ECE", "ece"))
+COLUMNS = (
+    ("AUROC", "auroc"), ("AUPRC", "auprc"), ("accuracy", "accuracy"), ("F1", "f1"), ("PRR", "prr"),
+    ("recall at 10% FPR", "recall_at_fpr10"), ("ECE", "ece"), ("Brier", "brier"),
+)  # fmt: skip
+
+
+def report(metrics: Mapping[str, Any] | Figures, pictures: Mapping[str, bytes] | None = None) -> Report:
+    """Make the report of a prober from its ``metrics``, with its ``pictures`` (PNG files by name) in HTML.
+
+    ValueError for metrics of something else, or none.
+    """
+    figures = metrics if isinstance(metrics, Figures) else Figures.read(metrics)
+    return Report(figures, pictures or {})
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """Figures to look at: ``str()`` is about ten lines of at most 100 columns; a notebook shows tables."""
+
+    figures: Figures
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        test = self.figures.splits["test"]
+        titles = "".join(f"{title:>7}" for title, _ in _SHORT)
+        lines = [
+            f"test: {test.n:,} texts, {test.groups:,} groups, {test.wrong:.0%} wrong; 95% intervals",
+            f"{'':{_NAME}}{'AUROC':20}{titles}",
+        ]
+        for name, entry in self.summary:
+            cells = "".join(f"{number(entry.get(key)):>7}" for _, key in _SHORT)
+            lines.append(
+                f"  {cut(name, _NAME - 3):{_NAME - 2}}{bounded(entry, 'auroc', absent='-'):20}{cells}"
+            )
+        lines += [fill(line, 98, subsequent_indent="  ") for line in self.sentences]
+        notes = [*warnings(self.figures), *self.figures.notes]
+        lines += [fill(note, 98, initial_indent="note: ", subsequent_indent="  ") for note in notes]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        pictures = {name: base64.b64encode(png).decode() for name, png in self.pictures.items()}
+        return render(
+            "probers.prober/report.html.j2",
+            figures=self.figures, rows=self.rows, sentences=self.sentences, notes=warnings(self.figures),
+            columns=COLUMNS, pictures=pictures, bounded=bounded, layer_name=layer_name,
+        )  # fmt: skip
+
+    @property
+    def rows(self) -> list[tuple[str, Detection]]:
+        """Every layer, way to join them, member and control, by name."""
+        figures = self.figures
+        rows: list[tuple[str, Detection]] = [(layer_name(figures, entry), entry) for entry in figures.layers]
+        if len(rows) > 1:
+            for kind, entry in figures.ensembles.items():
+                saved = " (saved)" if kind == figures.combine else ""
+                rows.append((f"{ENSEMBLE}: {ENSEMBLES.get(kind, kind)}{saved}", entry))
+        if figures.with_entropy:
+            rows.append((WITH_ENTROPY, figures.with_entropy))
+        rows += [(f"member: {name}", member) for name, member in figures.members.items()]
+        return rows + [(f"control: {name}", control) for name, control in figures.controls.items()]
+
+    @property
+    def summary(self) -> list[tuple[str, Detection]]:
+        """The prober's scores, and the controls to compare them with."""
+        figures, single = self.figures, len(self.figures.layers) == 1
+        rows: list[tuple[str, Detection]] = [
+            (layer_name(figures, figures.best) if single else ENSEMBLE, figures.ensemble)
+        ]
+        if not single:
+            rows.append((f"best layer ({best_name(figures)})", figures.best))
+        if figures.members:
+            best = best_member(figures)
+            rows.append((f"best member: {best}", figures.members[best]))
+        if figures.with_entropy:
+            rows.append(("with entropy" if single else WITH_ENTROPY, figures.with_entropy))
+        rivals = {name: c for name, c in figures.controls.items() if name != SHUFFLED and c.auroc is not None}
+        if rivals:
+            best = max(rivals, key=lambda name: rivals[name].auroc or 0.0)
+            rows.append((f"best control: {best}", rivals[best]))
+            if (words := self._words) and words != best:
+                rows.append((f"control: {words}", rivals[words]))
+        if SHUFFLED in figures.controls:
+            rows.append((f"control: {SHUFFLED}", figures.controls[SHUFFLED]))
+        return rows
+
+    @property
+    def sentences(self) -> list[str]:
+        """Lead over words alone and over the best member, calibration, promise, and what more there is."""
+        figures, calibration = self.figures, self.figures.calibration
+        lines = []
+        if words := self._words:
+            lines.append(
+                f"{self._against(words)} words alone ({words}): difference in AUROC {self._pair(words)}."
+            )
+        if figures.members:
+            best = best_member(figures)
+            weights = ", ".join(f"{name} {entry.weight:.2f}" for name, entry in figures.members.items())
+            lines.append(f"Stack minus {best}: AUROC {self._pair(best)}; weights: {weights}.")
+        for name, before, after in adapter_rows(figures):
+            lines.append(f"{name}: {before} without adapters, {after} with them.")
+        before, after = number(calibration.before.ece), number(calibration.after.ece)
+        fires = f"It fires on {figures.ensemble.fired:.0%} of the texts"
+        lines.append(f"{fires}; ECE of P(wrong) {before} before {calibration.method}, {after} after.")
+        lines += [promised(figures)] if figures.promise else []
+        return [
+            *lines,
+            "Every layer, control and group of texts: README.md, metrics.json and plots of the prober.",
+        ]
+
+    @property
+    def _words(self) -> str:
+        """Name of the best control of words alone; "" without one."""
+        names = [name for name in self.figures.controls if f"{ENSEMBLE} vs {name}" in self.figures.pairs]
+        of_words = [name for name in names if name.startswith(WORDS)]
+        return max(of_words, key=lambda name: self.figures.controls[name].auroc or 0.0, default="")
+
+    def _against(self, name: str) -> str:
+        low, high = self.figures.pairs[f"{ENSEMBLE} vs {name}"]["auroc"].ci95 or (0.0, 0.0)
+        return (
+            "It is better than"
+            if low > 0
+            else "It is worse than"
+            if high < 0
+            else "It is not shown to be better than"
+        )
+
+    def _pair(self, name: str) -> str:
+        pair = self.figures.pairs[f"{ENSEMBLE} vs {name}"]["auroc"]
+        return f"{number(pair.diff, '+.3f')} {bounds(pair.ci95, '+.3f')}"
+
+
+def cut(text: str, width: int) -> str:
+    """Shorten a text to ``width`` columns, ending in two dots."""
+    return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def layer_name(figures: Figures, entry: Layer) -> str:
+    """Name a layer, or those of one head, with the site where there are several."""
+    site = f"{entry.site} " if len(figures.sites) > 1 else ""
+    named = f"{site}layer{'s' * bool(entry.together)} {_layers(entry)}"
+    return " + ".join([named, *entry.beside])
+
+
+def best_name(figures: Figures) -> str:
+    """Number of the layer that is best on validation, with its site where there are several."""
+    site = f"{figures.best_site} " if len(figures.sites) > 1 else ""
+    return f"{site}{_layers(figures.best)}"
+
+
+def _layers(entry: Layer) -> str:
+    return ranges(entry.together) if entry.together else str(entry.layer)
+
+
+def best_member(figures: Figures) -> str:
+    """Name the member of a stack that is best on validation."""
+    return max(figures.members, key=lambda name: figures.members[name].validation["auroc"])
+
+
+def warnings(figures: Figures) -> list[str]:
+    """List reasons to distrust the figures, one sentence each."""
+    messages = []
+    shuffled = figures.controls.get(SHUFFLED)
+    if shuffled is not None and not shuffled.at_chance:
+        why = "by chance (one run in twenty) or because something is wrong; train with another seed"
+        reached = bounds(shuffled.auroc_ci)
+        messages.append(f"a head on shuffled labels reached AUROC {reached}, not 0.5: {why}")
+    if figures.calibration.constant:
+        why = "on validation, higher scores are not more often wrong"
+        messages.append(f"P(wrong) is the same for every text: {why}")
+    train, test = (set(figures.splits[split].datasets) for split in ("train", "test"))
+    if train and test and not train & test:
+        sets = f"trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"
+        messages.append(f"out of domain: {sets}")
+    return messages
+
+
+def adapter_rows(figures: Figures) -> list[tuple[str, str, str]]:
+    """List what adapters below the head do: name, without them, with them; [] where none were kept."""
+    adapter = figures.adapter
+    if not adapter or not adapter["kept"]:
+        return []
+    limit = "" if adapter["kl_limit"] is None else f" (limit {adapter['kl_limit']:.3g})"
+    texts = adapter["perplexity"]
+    return [
+        ("AUROC", bounded(figures.controls[WITHOUT], "auroc"), bounded(figures.ensemble, "auroc")),
+        (f"KL to the model, nats a token{limit}", "0", bounded(adapter, "kl", ".4f")),
+        (f"perplexity of its own {texts['texts']} texts", f"{texts['without']:.3f}", f"{texts['with']:.3f}"),
+        ("trained parameters of the model", "0", f"{adapter['parameters']:,}"),
+    ]
+
+
+def promised(figures: Figures) -> str:
+    """Say what the threshold promises and what came of it on the test texts; "" without a promise."""
+    if (entry := figures.promise) is None:
+        return ""
+    promise = Promise(entry.risk, entry.confidence, entry.groups, entry.passing, entry.wrong)
+    passing, wrong = entry.test["passing"], entry.test["wrong"]
+    share = f" ({wrong / passing:.0%})" if passing else ""
+    tested = f"of {passing} test groups that pass {wrong} are wrong{share}"
+    return f"promise: {promise}; {tested}"

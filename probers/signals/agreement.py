@@ -1,0 +1,145 @@
+"""Agreement of drawn answers: their words, their meanings and their states.
+
+- Self-consistency: share of samples that agree with the greedy one (Wang et al. 2022; SelfCheckGPT).
+- Lexical similarity: likeness of texts word by word (Fomicheva et al. 2020), by ROUGE-L.
+- Semantic entropy: entropy of their meanings (Kuhn et al. 2023; Farquhar et al. 2024),
+  H = -sum_c p(c) log p(c) over clusters c of answers with one meaning. p(c) is the share of samples in c ("discrete"), or the share of
+  c in the sum of the samples' sequence probabilities ("weighted").
+- EigenScore: spread of their states (INSIDE, Chen et al. 2024; SeaKR, Yao et al. 2024),
+  (1/K) log det(Z^T J Z + alpha I). The columns of Z (d x K) are the states of the last tokens of K samples in
+  a middle layer, and J = I - 11^T / d subtracts from each state the mean of its d numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Literal, get_args
+
+import numpy as np
+
+from ..types import RunError, UserError
+from .meaning import Same
+
+_WORD = re.compile(r"[a-z0-9]+")
+Variant = Literal["discrete", "weighted"]
+ALPHA = 0.001
+
+
+def self_consistency(greedy: str, answers: Sequence[str], same: Same) -> float:
+    """Compute the share of n ``answers`` that mean the same as the ``greedy`` one, in [0, 1].
+
+    An undecided pair does not agree. UserError without answers.
+    """
+    if not answers:
+        raise UserError("samples=0 leaves nothing to compare: draw one sample or more", "missing-value")
+    return sum(same(greedy, answer) is True for answer in answers) / len(answers)
+
+
+def lexical_similarity(texts: Sequence[str]) -> float:
+    """Compute the mean ROUGE-L of all pairs of ``texts``, in [0, 1]; UserError for fewer than two."""
+    if len(texts) < 2:
+        told = f"samples={len(texts)} gives no pair of texts to compare: draw two or more"
+        raise UserError(told, "missing-value")
+    words = [_WORD.findall(text.lower()) for text in texts]
+    pairs = list(combinations(words, 2))
+    return sum(rouge_l(a, b) for a, b in pairs) / len(pairs)
+
+
+def rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
+    """Compute ROUGE-L, F1 of the longest common subsequence of words; 1 for two texts without a word."""
+    if not a and not b:
+        return 1.0
+    common = _longest_common(a, b)
+    return 2 * common / (len(a) + len(b))
+
+
+def _longest_common(a: Sequence[str], b: Sequence[str]) -> int:
+    best = [0] * (len(b) + 1)
+    for word in a:
+        before = 0  # the entry above and to the left
+        for j, other in enumerate(b):
+            above = best[j + 1]
+            best[j + 1] = before + 1 if word == other else max(above, best[j])
+            before = above
+    return best[-1]
+
+
+def semantic_entropy(
+    of: Sequence[int], logprobs: Sequence[float] | np.ndarray | None = None, *, variant: Variant = "discrete"
+) -> float:
+    """Compute the entropy in nats of n samples' clusters; 0 if all mean the same.
+
+    Args:
+        of: number of each sample's cluster, from 0 (:func:`.meaning.clusters`).
+        logprobs: (n,) log-probability of each sample's sequence in nats, for ``weighted``; NaN, for a sample
+            without a token, counts with the mean weight of the others.
+        variant: "discrete" or "weighted".
+
+    Raises:
+        UserError: no samples, an unknown variant, or no log-probabilities for "weighted".
+    """
+    if not len(of):
+        raise UserError("semantic entropy needs samples: draw two or more", "missing-value")
+    weights = np.ones(len(of))
+    if variant == "weighted":
+        if logprobs is None or len(logprobs) != len(of):
+            told = "variant=weighted of semantic entropy needs the log-probability of each sample"
+            raise UserError(told, "missing-value")
+        weights = _weights(np.asarray(logprobs, dtype=np.float64))
+    elif variant != "discrete":
+        raise UserError(f"variant={variant} is unknown: choose {' or '.join(get_args(Variant))}")
+    shares = np.bincount(of, weights=weights) / weights.sum()
+    shares = shares[shares > 0]
+    return float(-(shares * np.log(shares)).sum()) + 0.0
+
+
+def _weights(logprobs: np.ndarray) -> np.ndarray:
+    known = ~np.isnan(logprobs)
+    if not known.any():
+        return np.ones(len(logprobs))
+    # Relative to the likeliest, for sequences of very low probability.
+    weights = np.exp(np.where(known, logprobs, 0.0) - logprobs[known].max())
+    weights[~known] = weights[known].mean()
+    return weights
+
+
+def best_cut(entropies: np.ndarray) -> float:
+    """Find the threshold that divides values (n,) into two groups with the least variance within.
+
+    Kossen et al. (2024) make labels of semantic entropy by this rule, "high" above it. It lies midway
+    between two neighbouring values, or at the value itself if all are equal.
+    """
+    values = np.sort(np.asarray(entropies, dtype=np.float64))
+    if not len(values):
+        raise UserError("no semantic entropy to divide into high and low", "empty")
+    places = np.flatnonzero(np.diff(values)) + 1  # sizes of the lower group
+    if not len(places):
+        return float(values[0])
+    sums, squares = np.cumsum(values), np.cumsum(values**2)
+    low = squares[places - 1] - sums[places - 1] ** 2 / places
+    rest = len(values) - places
+    high = squares[-1] - squares[places - 1] - (sums[-1] - sums[places - 1]) ** 2 / rest
+    best = places[int(np.argmin(low + high))]
+    return float((values[best - 1] + values[best]) / 2)
+
+
+def eigenscore(states: np.ndarray, alpha: float = ALPHA) -> float:
+    """Compute the score of ``states`` (K, d), which is higher if the samples disagree.
+
+    Raises:
+        UserError: fewer than two states, or ``alpha`` is not above 0.
+        RunError: a state is not finite.
+    """
+    if len(states) < 2:
+        told = f"eigenscore compares the states of samples, and there are {len(states)}: draw two or more"
+        raise UserError(told, "missing-value")
+    if not alpha > 0:
+        raise UserError(f"alpha={alpha} must be above 0")
+    z = np.asarray(states, dtype=np.float64)
+    if not np.isfinite(z).all():
+        raise RunError("eigenscore: a sample's state is not finite", "model")
+    centred = z - z.mean(axis=1, keepdims=True)  # J is a projection: (JZ)^T JZ = Z^T J Z
+    _, logarithm = np.linalg.slogdet(centred @ centred.T + alpha * np.eye(len(z)))
+    return float(logarithm / len(z))

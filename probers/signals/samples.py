@@ -1,0 +1,146 @@
+"""Samples: answers drawn besides the greedy one, for signals that compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..evaluation.answers import final_answer
+from ..model.language_model import Sampling
+from ..prompts import PromptTemplate
+from ..types import Generation, Needs, UserError
+
+#: A function that writes, like :meth:`probers.model.language_model.LanguageModel.generate`.
+Generate = Callable[..., list[Generation]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Settings of the answers drawn for a question.
+
+    Attributes:
+        samples: number of answers drawn besides the greedy one.
+        temperature: logits are divided by it; 1 draws from the model's own distribution.
+        top_k: draw each token among this many likeliest ones; 0 for all.
+        top_p: draw among the likeliest tokens that together have this probability.
+        seed: other seeds draw other answers; signals with equal settings share their samples.
+    """
+
+    samples: int = 5
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def at_least(self, least: int, who: str) -> None:
+        """Refuse settings that draw too few samples, or cannot draw."""
+        if self.samples < least:
+            told = f"samples={self.samples} is too few for {who}"
+            raise UserError(f"{told}: draw {least} or more")
+        assert self.sampling  # refuses invalid settings
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+def middle_layer(layers: int) -> int:
+    """Return the number of the middle layer, whose states compare samples; 0 without layers."""
+    return layers and max(1, layers // 2)
+
+
+class Prompt(NamedTuple):
+    """A question's prompt: its text, the question's set, most tokens of a sample, and a name for messages."""
+
+    text: str
+    dataset: str
+    limit: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The n samples of one prompt.
+
+    Attributes:
+        texts: the written texts.
+        answers: the final answer in each; "" if it gave none.
+        logprobs: (n,) log-probability of each sequence in nats, from raw logits; NaN without a token.
+        states: (m, d) the last token's state of each sample that has a token; None if not recorded, or
+            if fewer than two have one.
+        calls: all generations that were made, samples first.
+    """
+
+    texts: tuple[str, ...]
+    answers: tuple[str, ...]
+    logprobs: np.ndarray
+    states: np.ndarray | None
+    calls: tuple[Generation, ...]
+
+    def spend(self, add: Callable[..., None]) -> None:
+        """Report every call to ``add``; the prompt shared by all samples is read once."""
+        for i, generation in enumerate(self.calls):
+            add(generation, read=not 0 < i < len(self.texts))
+
+
+def draw(
+    generate: Generate, asked: Sequence[Prompt], how: Draws, prompt: PromptTemplate, *, layer: int = 0,
+    answer_tokens: int = 0,
+) -> list[Samples]:  # fmt: skip
+    """Draw ``how.samples`` continuations of every prompt, in one call of the model.
+
+    Equal prompts share their samples, so that these depend only on prompt and settings.
+
+    Args:
+        generate: writes the texts.
+        asked: prompts of questions.
+        how: number of samples, and settings for drawing tokens.
+        prompt: template of the prompts, with stops and the words that announce an answer.
+        layer: layer whose states are recorded; 0 records none.
+        answer_tokens: tokens for a final answer; samples without one are completed like greedy texts; 0
+            leaves them without.
+    """
+    first = {one.text: one for one in reversed(asked)}
+    rows = [one for text in dict.fromkeys(p.text for p in asked) for one in [first[text]] * how.samples]
+    common = {"stop": prompt.stop, "prefix": prompt.prefix}
+    made = generate(
+        [one.text for one in rows], max_new_tokens=[one.limit for one in rows], sampling=how.sampling,
+        needs=Needs.of([layer], pool="last") if layer else Needs(), names=[one.name for one in rows],
+        **common,
+    )  # fmt: skip
+    texts = [generation.text for generation in made]
+    ends = _complete(generate, made, prompt, answer_tokens, common)
+    found: dict[str, Samples] = {}
+    for place in range(len(first)):
+        one = rows[place * how.samples]
+        own = range(place * how.samples, (place + 1) * how.samples)
+        whole = [texts[j] + (ends[j][0] if j in ends else "") for j in own]
+        states = [made[j].state for j in own]
+        kept = [state[0] for state, j in zip(states, own, strict=True) if state is not None and texts[j]]
+        found[one.text] = Samples(
+            tuple(whole),
+            tuple(final_answer(text, prompt.answer_cue, one.dataset) for text in whole),
+            np.array([made[j].logprobs.sum(dtype=np.float64) if made[j].token_ids else np.nan for j in own]),
+            np.stack(kept) if len(kept) > 1 else None,
+            (*(made[j] for j in own), *(ends[j][1] for j in own if j in ends)),
+        )  # fmt: skip
+    return [found[one.text] for one in asked]
+
+
+def _complete(
+    generate: Generate, made: Sequence[Generation], prompt: PromptTemplate, tokens: int,
+    common: dict[str, Any],
+) -> dict[int, tuple[str, Generation]]:  # fmt: skip
+    """Write the announcing words and the answer after each text without one, by its place."""
+    cue = prompt.answer_cue
+    short = [i for i, g in enumerate(made) if tokens and g.token_ids and cue.lower() not in g.text.lower()]
+    if not short:
+        return {}
+    words = [("" if made[i].text[-1:].isspace() else " ") + cue for i in short]
+    partials = [made[i].prompt + made[i].text + word for i, word in zip(short, words, strict=True)]
+    answers = generate(partials, max_new_tokens=tokens, **common)
+    each = zip(short, words, answers, strict=True)
+    return {i: (word + answer.text, answer) for i, word, answer in each}
