@@ -31,8 +31,8 @@ PRINTING = {"probers.cli.main", "probers.rag.command"}
 COMPOSING = "probers.cli.compose"
 #: From the ground up; a room imports what stands before it, and itself.
 ROOMS = [
-    "shared", "words", "evaluation", "data", "store", "model", "signals", "heads", "prober", "cli", "adaptive",
-    "datagen", "train", "rag", "serve", "score", "verbs",
+    "shared", "words", "evaluation", "data", "store", "model", "signals", "heads", "prober", "cli",
+    "adaptive", "datagen", "train", "rag", "serve", "score", "verbs",
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {

@@ -1,1 +1,1 @@
-"""The language model: loading, decoding in batches, scoring, and its hidden states and attention while it runs."""
+"""The language model: loading, decoding, scoring, and its states and attention while it runs."""

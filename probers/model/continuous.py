@@ -80,7 +80,7 @@ class LiveText:
     def generation(
         self, tokenizer: Any, needs: Needs, states: Mapping[Feature, np.ndarray] | None = None
     ) -> Generation:
-        """Return the text like :meth:`probers.model.causal_lm.CausalLM.generate`, with recorded ``states``."""
+        """Return the text like :meth:`.causal_lm.CausalLM.generate`, with recorded ``states``."""
         kept = self.row.kept
         scores = np.array([self.logprobs[:kept], self.entropies[:kept]], dtype=np.float32)
         stop, prompt = self.row.stop or "length", self.request.prompt

@@ -3,8 +3,8 @@
 - Self-consistency: share of samples that agree with the greedy one (Wang et al. 2022; SelfCheckGPT).
 - Lexical similarity: likeness of texts word by word (Fomicheva et al. 2020), by ROUGE-L.
 - Semantic entropy: entropy of their meanings (Kuhn et al. 2023; Farquhar et al. 2024),
-  H = -sum_c p(c) log p(c) over clusters c of answers with one meaning. p(c) is the share of samples in c ("discrete"), or the share of
-  c in the sum of the samples' sequence probabilities ("weighted").
+  H = -sum_c p(c) log p(c) over clusters c of answers with one meaning. p(c) is the share of samples in c
+  ("discrete"), or the share of c in the sum of the samples' sequence probabilities ("weighted").
 - EigenScore: spread of their states (INSIDE, Chen et al. 2024; SeaKR, Yao et al. 2024),
   (1/K) log det(Z^T J Z + alpha I). The columns of Z (d x K) are the states of the last tokens of K samples in
   a middle layer, and J = I - 11^T / d subtracts from each state the mean of its d numbers.
