@@ -32,7 +32,8 @@ from streams import NEW, together
 from timing import Results, ratios, spread, verdict
 
 from probers.cli.compose import request
-from probers.model.loading import CACHE, dequantised, locate
+from probers.files import cache_folder
+from probers.model.loading import dequantised, locate
 from probers.testbed.assets import model_path
 
 TITLES = {"engine": "vLLM with scores", "served": "vLLM with scores, served"}
@@ -88,7 +89,11 @@ def folder(model: str) -> str:
     """Find the model for vLLM: a folder, or an id of the Hub."""
     file = locate(model, None, None)
     return (
-        str(model_path()) if model == "testbed" else model if file is None else str(dequantised(file, CACHE))
+        str(model_path())
+        if model == "testbed"
+        else model
+        if file is None
+        else str(dequantised(file, cache_folder("models")))
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from probers.heads import HEADS, WRONG
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT, PromptTemplate
 from probers.store.spec import FeatureSpec, ModelSpec
+from probers.testbed.assets import model_path
 from probers.types import AttentionRows, Feature, Generation, Needs, Passage
 
 NONE = Needs()
@@ -71,6 +73,7 @@ class FakeLM:
     prefixes: set[str] = field(default_factory=set)
 
     attends, spec, width, batch = True, SPEC, SPEC.width, 1_000_000
+    tokenizer = SimpleNamespace(name_or_path=str(model_path()), chat_template=None)
 
     def generate(
         self, prompts, *, max_new_tokens, needs=NONE, stop=(), prefix="", names=None, **ignored: object

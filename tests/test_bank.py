@@ -79,9 +79,9 @@ def test_layers_are_weighed_as_the_ensemble_says() -> None:
     states = make_states()
     margins = make_bank().margins(states)
     best = make_bank(ensemble=Ensemble("best", (0.0, 1.0)))
-    np.testing.assert_allclose(best.score(states), margins[:, 1])
+    np.testing.assert_allclose(best.score_states(states), margins[:, 1])
     stacked = make_bank(ensemble=Ensemble("stacked", (0.5, -2.0), 0.25))
-    np.testing.assert_allclose(stacked.score(states), margins @ [0.5, -2.0] + 0.25)
+    np.testing.assert_allclose(stacked.score_states(states), margins @ [0.5, -2.0] + 0.25)
     assert make_bank().ensemble == Ensemble("logits", (1.0, 1.0))
     assert make_bank(ensemble=Ensemble("probabilities")).combine == "probabilities"
     with pytest.raises(ValueError):
@@ -103,7 +103,7 @@ def test_entropies_join_the_score() -> None:
     expected = expected - signals["min_prob"] - signals["mean_logprob"] + 0.25
     np.testing.assert_allclose(bank.score_states(states, signals), expected)
     with fails("unsupported", "with_entropy=false"):
-        make_bank().score(states, signals)
+        make_bank().score_states(states, signals)
     with fails("failed", "min_prob", kind=RunError):
         bank.score_states(states, {k: v for k, v in signals.items() if k != "min_prob"})
     signals["max_entropy"][3] = np.nan
@@ -364,7 +364,7 @@ SPANS = [(0, 9), (3, 4), (2, 6)]
 def test_a_span_is_scored_by_its_tokens(how: str) -> None:
     bank, states = make_bank(spec=TOKENS, aggregate=how), make_states()
     alone = bank.score_states(states)
-    np.testing.assert_allclose(alone, make_bank().score(states))
+    np.testing.assert_allclose(alone, make_bank().score_states(states))
     of = {"max": np.max, "mean": np.mean, "last": lambda x: x[-1]}[how]
     expected = [of(alone[start:end]) for start, end in SPANS]
     np.testing.assert_allclose(bank.score_spans(states, SPANS), expected)
@@ -415,7 +415,7 @@ def test_heads_that_pool_tokens_read_spans_of_any_length() -> None:
     rng = np.random.default_rng(3)
     spans = [(s, s + n) for s, n in zip(rng.integers(0, 600, 90), rng.integers(1, 99, 90), strict=True)]
     spans[7] = (699, 700)  # nothing follows it to fill up with
-    expected = pooled.score(np.stack([states[s:e].astype(np.float64).mean(axis=0) for s, e in spans]))
+    expected = pooled.score_states(np.stack([states[s:e].astype(np.float64).mean(axis=0) for s, e in spans]))
     np.testing.assert_allclose(bank.score_spans(states, spans), expected, atol=1e-6)
     np.testing.assert_allclose(bank.score_spans(states, spans[:1]), expected[:1], atol=1e-6)
     mask = np.array([[1, 1, 1], [1, 0, 0]], dtype=bool)
@@ -549,7 +549,7 @@ def test_json_that_is_deep_or_no_text_is_one_sentence(tmp_path: Path, blob: byte
     Prober.from_pretrained(tmp_path / "p")
 
 
-SHIPPED = Path(__file__).parents[1] / "probers" / "bank" / "shipped" / "smollm2"
+SHIPPED = Path(__file__).parents[1] / "probers" / "prober" / "shipped" / "smollm2"
 
 
 def test_the_shipped_one_is_found_by_name(tmp_path: Path, monkeypatch: MonkeyPatch, caplog: Any) -> None:

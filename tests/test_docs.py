@@ -79,7 +79,7 @@ def documented() -> set[str]:
 
 #: Packages whose public names programs import.
 DOORS = [
-    "probers", "probers.model", "probers.data", "probers.data.articles", "probers.data.questions",
+    "probers", "probers.data", "probers.data.articles", "probers.data.questions",
     "probers.words", "probers.heads", "probers.store", "probers.rag",
     "probers.rag.triggers", "probers.rag.queries", "probers.rag.retrievers",
 ]  # fmt: skip

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
 
-from probers import text
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, RankBM25, bm25
 from probers.rag.retrievers.bm25 import Vocabulary, build_index, write_vocabulary
 from probers.rag.retrievers.lexical import document_tokens, tokenize
 from probers.types import Passage
+from probers.words import text
 
 ENGINES = [BM25, RankBM25]
 

@@ -190,7 +190,7 @@ class Corpus:
 
     passages: Any = "testbed"
     passage_words: Count | None = None
-    corpus_cache: Name = "runs/cache/corpus"
+    corpus_cache: Name | None = None
     retriever: Any = "bm25"
 
     def open_retriever(self, options: Options) -> Callable[[], Retriever]:

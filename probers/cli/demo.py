@@ -12,6 +12,7 @@ from typing import Any
 
 from ..files import read_json, write_text
 from ..options import Count, Name
+from .main import run as run_command
 from .runs import RunFolder
 from .settings import BatchSize, Run, Screen
 
@@ -85,8 +86,6 @@ def run(settings: Demo) -> Path:
 
     Each step is a run of its own below ``out``, so that an interrupted demo resumes.
     """
-    from .main import run as run_command
-
     out = Path(settings.out)
     folder = RunFolder(out, "demo", settings.record)
     folder.claim()
