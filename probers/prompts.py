@@ -228,6 +228,12 @@ AUTO_PROMPT = PromptTemplate(AUTO)
 TESTBED_FILE = "testbed.json"
 
 
+def form_name(fingerprint: str, named: str) -> str:
+    """Name the form of prompt=auto that has a fingerprint; any other prompt as it was ``named``."""
+    forms = (TESTBED_PROMPT, CHAT_PROMPT, PLAIN_PROMPT)
+    return next((form.name for form in forms if form.fingerprint == fingerprint), named)
+
+
 def _form_for(tokenizer: Any) -> PromptTemplate:
     """Choose the form in which a model is asked."""
     if of_testbed(tokenizer):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import pytest
 from refusals import exits, fails
+from transformers import AutoTokenizer
 
 from probers.cli.components import Component, choices
 from probers.cli.compose import COMMANDS, compose, groups_of, normalise, request, settings_of
@@ -14,7 +15,7 @@ from probers.cli.settings import Settings
 from probers.options import options_of
 from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
-from probers.testbed.assets import world_config
+from probers.testbed.assets import model_path, world_config
 from probers.testbed.world import WorldConfig
 
 
@@ -105,7 +106,8 @@ def test_settings_made_in_python_are_those_that_are_typed():
 
 def test_the_testbeds_world_and_prompt_are_the_default_ones():
     assert world_config() == WorldConfig()  # which the shipped checkpoint was trained on
-    assert request("datagen", []).prompt.make().fingerprint == TESTBED_PROMPT.fingerprint
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    assert request("datagen", []).prompt.make().bind(tokenizer).fingerprint == TESTBED_PROMPT.fingerprint
 
 
 def test_no_number_of_a_command_has_the_name_of_a_group():

@@ -106,7 +106,7 @@ def test_a_class_a_partial_and_a_name_are_the_same_head(store: FeatureStore) -> 
     assert_same(by_name, by_class)
     assert_same(by_name, by_partial)
     states = np.zeros((3, 1, by_name.spec.width), dtype=np.float32)
-    assert by_name.score(states).shape == (3,) and by_name.layers == (2,)
+    assert by_name.score_states(states).shape == (3,) and by_name.layers == (2,)
 
 
 def test_wrong_calls_are_named(store: FeatureStore) -> None:
@@ -136,7 +136,7 @@ from probers import Prober
 from probers.cli import main
 from probers.train import fit
 
-assert "echo" in main.request("train", ["head=echo"]).head.target
+assert main.request("train", ["head=echo"]).head.target.endswith("EchoHead")
 made = fit(sys.argv[1], head="echo", layers=2, epochs=1, resamples=100, learning_curve=False)
 made.save_pretrained(sys.argv[2])
 assert type(Prober.from_pretrained(sys.argv[2]).head).__name__ == "EchoHead"
@@ -147,14 +147,14 @@ def test_a_new_head_is_its_file_and_one_line(store: FeatureStore, tmp_path: Path
     package = Path(cli.__file__).parents[1]
     (tmp_path / "probers").mkdir()
     for path in package.iterdir():
-        if path.name in ("heads", "commands"):
+        if path.name in ("heads", "cli"):
             shutil.copytree(path, tmp_path / "probers" / path.name)
-        elif path.name != "types.py":
+        elif path.name != "parts.py":
             (tmp_path / "probers" / path.name).symlink_to(path.resolve())
     (tmp_path / "probers/heads/echo.py").write_text(HEAD)
-    table = (package / "types.py").read_text()
-    table = table.replace("HEADS = {\n", 'HEADS = {\n    "echo": "echo.EchoHead",\n', 1)
-    (tmp_path / "probers/types.py").write_text(table)
+    table = (package / "parts.py").read_text()
+    table = table.replace('"head": {\n', '"head": {\n        "echo": "heads.echo.EchoHead",\n', 1)
+    (tmp_path / "probers/parts.py").write_text(table)
     call = [sys.executable, "-c", TRAIN, str(store.path), str(tmp_path / "made")]
     ran = subprocess.run(
         call, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True

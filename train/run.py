@@ -254,10 +254,10 @@ def _matrix(plan: Plan, bank: Prober, out: Path) -> str:
 
 def _recogniser(config: Mapping[str, Any]) -> str | None:
     """Name the recogniser of a prober's texts by the configuration of its stores."""
-    name, language = config.get("recogniser"), config.get("language")
-    if language is not None and name in ("rules", "auto"):
+    name, language = config.get("recogniser"), config.get("language", "en")
+    if language not in ("auto", "en") and name in ("rules", "auto"):
         return f"rules:{language}"
-    return name if config.get("source") == "wiki" or language is not None else None
+    return name if config.get("source") == "wiki" or language not in ("auto", "en") else None
 
 
 def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> str:

@@ -100,7 +100,11 @@ class Component:
         if name not in choices(group):
             listed = ", ".join(choices(group))
             raise UserError(f"unknown {group} {name!r}: choose one of {listed}", "unknown-choice")
-        return cls.read(group, node_of(group, name) | options)
+        node = node_of(group, name)
+        for option in options.keys() - node.keys():
+            known = ", ".join(key for key in node if key != "_target_") or "none"
+            raise UserError(f"{group}={name} has no option {option!r}: it has {known}", "unknown-key")
+        return cls.read(group, node | options)
 
     @property
     def name(self) -> str:

@@ -272,8 +272,8 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    for override in overrides:
-        _check(command, override)
+    for override, value in [(override, _read(override)) for override in overrides]:
+        _check(command, override, value)
     overrides = [o for o in overrides if o not in _NONE]
     typed = dict(map(key_value, overrides))
     preset = not typed.keys().isdisjoint(("experiment", "method"))
@@ -319,13 +319,13 @@ def _drop_options(config: DictConfig, group: str, typed: Mapping[str, str]) -> N
         config[group] = OmegaConf.masked_copy(config[group], given)
 
 
-def _check(command: str, override: str) -> None:
-    """Refuse what Hydra's grammar cannot read, several values, and a value other than a name for a name."""
+def _read(override: str) -> Override:
+    """Read an override; refuse what Hydra's grammar cannot read, in one sentence."""
     from omegaconf import grammar_parser
     from omegaconf.errors import OmegaConfBaseException
 
     key, equals, value = override.partition("=")
-    group, typed = key_value(override)[0], shown(override)
+    typed = shown(override)
     if not equals or override.startswith("-"):
         raise UserError(f"cannot read the argument {typed!r}: write key=value (see --help)")
     if not _KEY.fullmatch(key):
@@ -338,7 +338,14 @@ def _check(command: str, override: str) -> None:
         raise UserError(f"{typed} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}") from None
     if (read := parsed(override)) is None:
         raise UserError(f"cannot read {typed}: close its quotes and brackets, or put the text into quotes")
+    return read
+
+
+def _check(command: str, override: str, read: Override) -> None:
+    """Refuse several values, and a value other than a name where a name chooses a component."""
+    (group, _), typed = key_value(override), shown(override)
     if read.is_sweep_override():
+        key = override.partition("=")[0]
         remedy = f"add -m to run each, or write [a,b] or the text \"{key}='a,b'\""
         raise UserError(f"{typed} gives several values: {remedy}")
     if group in _groups(command) and override not in _NONE and read.value() not in choices(group):

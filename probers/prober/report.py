@@ -96,7 +96,7 @@ class Report:
             rows.append(("with entropy" if single else WITH_ENTROPY, figures.with_entropy))
         rivals = {name: c for name, c in figures.controls.items() if name != SHUFFLED and c.auroc is not None}
         if rivals:
-            best = max(rivals, key=lambda name: rivals[name].auroc or 0.0)
+            best = max(sorted(rivals), key=lambda name: rivals[name].auroc or 0.0)
             rows.append((f"best control: {best}", rivals[best]))
             if (words := self._words) and words != best:
                 rows.append((f"control: {words}", rivals[words]))
@@ -132,7 +132,7 @@ class Report:
     def _words(self) -> str:
         """Name of the best control of words alone; "" without one."""
         names = [name for name in self.figures.controls if f"{ENSEMBLE} vs {name}" in self.figures.pairs]
-        of_words = [name for name in names if name.startswith(WORDS)]
+        of_words = sorted(name for name in names if name.startswith(WORDS))
         return max(of_words, key=lambda name: self.figures.controls[name].auroc or 0.0, default="")
 
     def _against(self, name: str) -> str:
