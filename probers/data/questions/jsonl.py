@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from ...files import given_file
@@ -125,6 +125,16 @@ class Given(JSONL):
     def spec(self) -> str:
         return "questions=[..]"
 
+    def all_asked(self) -> Given:
+        """Make every question one to ask, a test question, unless some name a split."""
+        splits = [
+            each.get("split") if isinstance(each, Mapping) else getattr(each, "split", "")
+            for each in self.given
+        ]
+        if any(splits):
+            return self
+        return replace(self, given=tuple(map(_asked, self.given)))
+
     def rows(self) -> Iterator[Row]:
         return self._checked(self._row(number, each) for number, each in enumerate(self.given, 1))
 
@@ -140,6 +150,14 @@ class Given(JSONL):
             )  # fmt: skip
         record = {"id": str(number), **record}
         return Row(where, record, self.mismatch(record) or "")
+
+
+def _asked(given: Any) -> Any:
+    """Mark a question as one of the test split; leave what is none to its own refusal."""
+    if isinstance(given, Question):
+        return replace(given, split="test")
+    record = {"question": given} if isinstance(given, str) else given
+    return {**record, "split": "test"} if isinstance(record, Mapping) else record
 
 
 def _listed(record: Record, key: str) -> Record:
