@@ -25,7 +25,7 @@ from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
 from probers.options import check_options
-from probers.prompts import PromptTemplate, form_name
+from probers.prompts import AUTO, PromptTemplate, form_with
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
@@ -254,7 +254,8 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     store.finish(figures | {"audit": audited.figures})
     page = folder.path / "sample.html"
     about = {"Model": str(store.spec.model), "Source": settings.source}
-    about |= {"Prompt": form_name(store.spec.prompt, settings.prompt.name), "Labels": lines[0]}
+    prompt = settings.prompt.name if settings.prompt.name != AUTO else form_with(store.spec.prompt).name
+    about |= {"Prompt": prompt, "Labels": lines[0]}
     write_text(page, source.page(store, about, settings.seed))
     folder.finish({"model": settings.model.name, "source": settings.source, **figures})
     for line in [*lines, *audited.lines]:

@@ -228,10 +228,10 @@ AUTO_PROMPT = PromptTemplate(AUTO)
 TESTBED_FILE = "testbed.json"
 
 
-def form_name(fingerprint: str, named: str) -> str:
-    """Name the form of prompt=auto that has a fingerprint; any other prompt as it was ``named``."""
+def form_with(fingerprint: str | None) -> PromptTemplate:
+    """Find the form of prompt=auto that has a fingerprint; prompt=auto itself if none has."""
     forms = (TESTBED_PROMPT, CHAT_PROMPT, PLAIN_PROMPT)
-    return next((form.name for form in forms if form.fingerprint == fingerprint), named)
+    return next((form for form in forms if form.fingerprint == fingerprint), AUTO_PROMPT)
 
 
 def _form_for(tokenizer: Any) -> PromptTemplate:

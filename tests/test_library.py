@@ -192,7 +192,8 @@ def test_prompt_auto_is_the_models_own_form(lm):
     assert AUTO_PROMPT.bind(lm.tokenizer) == TESTBED_PROMPT
     assert AUTO_PROMPT.bind(Tokenizer()) == PLAIN_PROMPT and AUTO_PROMPT.bind(None) == PLAIN_PROMPT
     bound = AUTO_PROMPT.bind(Chat())
-    assert bound.fingerprint == CHAT_PROMPT.fingerprint and bound.question("Who?") == "U: Question: Who?\nAnswer:\nA:"
+    assert bound.fingerprint == CHAT_PROMPT.fingerprint
+    assert bound.question("Who?") == "U: Question: Who?\nAnswer:\nA:"
     changed = replace(AUTO_PROMPT, question_form="Q {question}").bind(Chat())
     assert changed.question("Who?") == "U: Q Who?\nA:"
 

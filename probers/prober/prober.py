@@ -34,7 +34,7 @@ from .report import Report
 from .report import report as make_report
 from .risk_control import Promise
 from .scored import Scored, ScoredTexts
-from .scoring import readable, score_texts
+from .scoring import prompt_of, readable, score_texts
 from .value_head import is_value_head, read_value_head
 from .writing import Action, JudgedWriter, OnHigh
 
@@ -253,12 +253,13 @@ class Prober(ModelHubMixin):
             UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
         """
         source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line)
-        texts = readable(source, list(source.all()), lm.tokenizer)
+        texts = readable(source, list(source.all()), self, lm.tokenizer)
         responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
         pairs = zip(texts, responses, strict=True)
+        prompts = (prompt_of(self, one, lm.tokenizer) for one in texts)
         return ScoredTexts(
-            Scored(one.id, one.prompt_for(lm.tokenizer, source.file), one.answer, response)
-            for one, response in pairs
+            Scored(one.id, prompt, one.answer, response)
+            for prompt, (one, response) in zip(prompts, pairs, strict=True)
         )
 
     def p_wrong(self, lm: CausalLM, rows: Any, **options: Any) -> np.ndarray:

@@ -13,6 +13,7 @@ from ..data.texts import Text, TextSource
 from ..model.causal_lm import CausalLM
 from ..model.language_model import ScoreRequest, Scoring
 from ..model.tokens import encode_answer, without_end
+from ..prompts import form_with
 from ..types import Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
 from .online.scores import check_growing, text_needs, text_scores
@@ -21,14 +22,22 @@ from .response import Response
 log = logging.getLogger(__name__)
 
 
-def readable(source: TextSource, texts: Sequence[Text], tokenizer: Any) -> list[Text]:
-    """Return the texts that the model can write, each without its end marker.
+def prompt_of(prober: Bank, one: Text, tokenizer: Any, file: str = "") -> str:
+    """Put a text's prompt, with passages in the form of the prober's training where that is a known one.
+
+    ``file`` is its file, for messages.
+    """
+    return one.prompt_for(tokenizer, file or one.dataset, form_with(prober.spec.prompt))
+
+
+def readable(source: TextSource, texts: Sequence[Text], prober: Bank, tokenizer: Any) -> list[Text]:
+    """Return the texts that the model can write after their prompts, each without its end marker.
 
     Others are left out and noted in ``source``, or with its ``on_bad_line="error"`` a UserError.
     """
     written = []
     for one in texts:
-        prompt, answer = one.prompt_for(tokenizer, source.file), without_end(tokenizer, one.answer)
+        prompt, answer = prompt_of(prober, one, tokenizer, source.file), without_end(tokenizer, one.answer)
         try:
             encode_answer(tokenizer, prompt, answer, one.id)
             written.append(replace(one, answer=answer))
@@ -60,8 +69,7 @@ def score_texts(
     prober.check_model(lm.spec)
     assess = Assessor(prober, threshold, unit)
     requests = [
-        ScoreRequest(one.prompt_for(lm.tokenizer, one.dataset), one.answer, f"of {one.where}")
-        for one in texts
+        ScoreRequest(prompt_of(prober, one, lm.tokenizer), one.answer, f"of {one.where}") for one in texts
     ]
     responses = {} if journal is None else _resumed(journal, texts)
     before = lm.on_too_long

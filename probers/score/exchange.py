@@ -117,7 +117,7 @@ def calibrated(
         UserError: validation texts with labels of only one kind (:func:`check_labels`, without the model).
     """
     given = [one for one in source.labelled("token") if one.split != "train"]
-    texts = readable(source, given, lm.tokenizer)
+    texts = readable(source, given, bank, lm.tokenizer)
     spans = [span for found in spans_of(bank, lm, texts, journal) for span in found]
     for line in [*source.survey("token").notes, *source.left_out.lines()]:
         log.info("%s", line)

@@ -51,7 +51,7 @@ def run(settings: Score) -> Path:
         return out
     lm = load_model(settings, folder, adapter=bank.adapter)
     bank.check_model(lm.spec)
-    texts = readable(source, given, lm.tokenizer)
+    texts = readable(source, given, bank, lm.tokenizer)
     edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
     if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
         told = "note: %s of %s continue the prompt's last word: begin a new word with a space"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...options import shown
-from ...prompts import TESTBED_PROMPT, PromptTemplate, chat_text
+from ...prompts import AUTO_PROMPT, PromptTemplate, chat_text
 from ...types import SPLITS, Outside, Unit
 from ...words.text import split_sentences
 from ..questions.values import Record, identifier, optional, records, strings
@@ -67,7 +67,7 @@ class Text:
     writer: str = ""
     dataset: str = ""
 
-    def prompt_for(self, tokenizer: Any, file: str, template: PromptTemplate = TESTBED_PROMPT) -> str:
+    def prompt_for(self, tokenizer: Any, file: str, template: PromptTemplate = AUTO_PROMPT) -> str:
         """Put the prompt as the model reads it, passages by the template; "" where there is none.
 
         Raises:
@@ -76,7 +76,7 @@ class Text:
         if self.messages:
             return chat_text(tokenizer, self.messages, f"{file} {self.where} has messages")
         if self.passages:
-            return template.question(self.prompt or "", self.passages)
+            return template.bind(tokenizer).question(self.prompt or "", self.passages)
         return self.prompt or ""
 
     @property
