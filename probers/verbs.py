@@ -10,7 +10,7 @@ from .data.rows import FIELDS
 from .datagen.labelling import label
 from .datagen.labels.texts import Texts
 from .datagen.settings import Options
-from .model.language_model import LanguageModel
+from .model.causal_lm import CausalLM
 from .prober.prober import Prober
 from .train.fitting import fit as fit_stores
 from .types import UserError
@@ -44,7 +44,7 @@ def fit(
     Raises:
         UserError: rows that cannot be used, one class only, an unknown option, layers that are not there.
     """
-    if not isinstance(data, LanguageModel):
+    if not isinstance(data, CausalLM):
         if rows is not None:
             message = f"fit takes a model and rows, or stores alone, found {type(data).__name__} and rows"
             raise UserError(f"{message}: wrap a model as CausalLM(model, tokenizer)")
