@@ -95,28 +95,23 @@ class WrittenText:
 
     def first(self, count: int, text: str) -> WrittenText:
         """Cut the record to its first ``count`` tokens, which wrote ``text``."""
-        names = ("offsets", "scores", "distances", "logprobs", "entropies")
-        lists = {name: getattr(self, name) for name in names}
+        lists: dict[str, Any] = {"offsets": self.offsets, **self._lists()}
         return replace(self, text=text, **{name: each and each[:count] for name, each in lists.items()})
 
     def part(self, span: Span, tokens: Sequence[int]) -> WrittenText:
         """Take characters [start, end) as a text of their own, with the ``tokens`` that wrote any of them."""
-        own, (start, end) = tokens_in(self.offsets, span, tokens), span
-        lists: dict[str, Any] = {
-            name: values and [values[i] for i in own] for name, values in self._lists().items()
-        }
-        places = [place_in(self.offsets, span, i) for i in own]
-        return replace(
-            self, prompt=self.prompt + self.text[:start], text=self.text[start:end], offsets=places, **lists
-        )
+        inside, (start, end) = tokens_in(self.offsets, span, tokens), span
+        lists: dict[str, Any] = {k: v and [v[i] for i in inside] for k, v in self._lists().items()}
+        lists["offsets"] = [place_in(self.offsets, span, i) for i in inside]
+        return replace(self, prompt=self.prompt + self.text[:start], text=self.text[start:end], **lists)
 
     def _lists(self) -> dict[str, Sequence[float | None] | None]:
         return {name: getattr(self, name) for name in ("scores", "distances", "logprobs", "entropies")}
 
 
 def _mismatch(name: str, given: int, tokens: int) -> UserError:
-    told = f"{name} has {given} values and offsets have {tokens} tokens"
-    return UserError(f"{told}: give one for each token", "mismatch")
+    message = f"{name} has {given} values and offsets have {tokens} tokens"
+    return UserError(f"{message}: give one for each token", "mismatch")
 
 
 class Assessor:
@@ -128,8 +123,8 @@ class Assessor:
     def __init__(self, bank: Bank, threshold: float | None = None, unit: str | None = None) -> None:
         known = units_of(bank)
         if unit is not None and unit not in known:
-            told = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"
-            raise UserError(f"{told}: choose {' or '.join(known)}", "unsupported")
+            message = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"
+            raise UserError(f"{message}: choose {' or '.join(known)}", "unsupported")
         self._bank, self.unit = bank, unit or known[0]
         self.threshold = float(bank.threshold if threshold is None else threshold)
         same = self.threshold == bank.threshold and self.unit == known[0]
@@ -137,13 +132,13 @@ class Assessor:
         spec = bank.spec
         self._pooled = spec.pool not in ("tokens", "predicting")
         self._part = part_at(spec.position)
-        own = self.unit == "span" and spec.position in ("sentence", "claim", "token")
-        self._sentences = own or self.unit == "sentence"
-        of_entities = self.unit == "span" and not own and (not self._pooled or spec.position == "span")
+        by_sentence = self.unit == "span" and spec.position in ("sentence", "claim", "token")
+        self._sentences = by_sentence or self.unit == "sentence"
+        by_entity = self.unit == "span" and not by_sentence and (not self._pooled or spec.position == "span")
         recognise = None
-        if of_entities or (self._sentences and bank.recogniser):  # it also tells the language
+        if by_entity or (self._sentences and bank.recogniser):  # it also tells the language
             recognise = Recogniser(bank.recogniser or "rules", quiet=True)
-        self._recognise = recognise if of_entities else None
+        self._recognise = recognise if by_entity else None
         self._language = ENGLISH if recognise is None else recognise.language
 
     def __call__(self, record: WrittenText) -> Response:
@@ -157,28 +152,22 @@ class Assessor:
             judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], how)[0])
         return Response(
-            **self.token_scores(record).wire(),
-            score=worst,
+            **self.token_scores(record).wire(), score=worst, spans=tuple(spans),
             p_wrong=None if worst is None else self._probabilities([worst])[0],
-            threshold=self.threshold,
-            fires=worst is not None and worst > self.threshold,
-            spans=tuple(spans),
-            domain=self._distance(record, [read[place] for place in judged]),
-            promise=self.promise,
-        )
+            threshold=self.threshold, fires=worst is not None and worst > self.threshold,
+            domain=self._distance(record, [read[place] for place in judged]), promise=self.promise,
+        )  # fmt: skip
 
     def token_scores(self, record: WrittenText) -> TokenScores:
         """List what is known of a text's tokens."""
-        p_wrong = zip(
-            record.scores, self._probabilities([score or 0.0 for score in record.scores]), strict=True
-        )
+        p_wrong = self._probabilities([score or 0.0 for score in record.scores])
+        scored = zip(record.scores, p_wrong, strict=True)
         return TokenScores(
-            token_scores=tuple(record.scores),
-            token_p_wrong=tuple(None if score is None else p for score, p in p_wrong),
-            token_offsets=tuple(record.offsets),
+            token_scores=tuple(record.scores), token_offsets=tuple(record.offsets),
+            token_p_wrong=tuple(None if score is None else p for score, p in scored),
             token_logprobs=None if record.logprobs is None else tuple(record.logprobs),
             token_entropies=None if record.entropies is None else tuple(record.entropies),
-        )
+        )  # fmt: skip
 
     def _distance(self, record: WrittenText, judged: Sequence[int]) -> DomainDistance | None:
         """Average the distance over the tokens that judged a text: the limit is for means over spans."""
@@ -222,11 +211,11 @@ class Assessor:
             begun = with_scores(written_entities(text, self._recognise, prompt=prompt), offsets, values)
             places = [(each.entity.start, each.entity.end) for each in begun]
             return self._scored(places, [each.score for each in begun]), [each.tokens[0] for each in begun]
-        found = written_entities(text, self._recognise, prompt=prompt, openings=True)
-        read = [(e, tokens) for e in found if (tokens := tokens_of(offsets, e.start, e.end))]
-        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for _, tokens in read], how)
-        spans = self._scored([(entity.start, entity.end) for entity, _ in read], scores)
-        return spans, [token for _, tokens in read for token in tokens]
+        entities = written_entities(text, self._recognise, prompt=prompt, openings=True)
+        judged_entities = [(e, tokens) for e in entities if (tokens := tokens_of(offsets, e.start, e.end))]
+        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for _, tokens in judged_entities], how)
+        spans = self._scored([(entity.start, entity.end) for entity, _ in judged_entities], scores)
+        return spans, [token for _, tokens in judged_entities for token in tokens]
 
     def _of_piece(self, values: np.ndarray) -> float:
         """Score a piece by its tokens' scores: of pooled heads the last one, which covers all of it."""
@@ -243,8 +232,8 @@ class Assessor:
         if self._sentences:
             places = list(split_sentences(text, self._language))
         elif self._part != "both":
-            found = part_of(text, self._part)
-            places = [] if found is None else [found]
+            part = part_of(text, self._part)
+            places = [] if part is None else [part]
         elif self._pooled and self._recognise is not None:
             entities = written_entities(text, self._recognise, prompt=prompt, openings=True)
             places = [(each.start, each.end) for each in entities]

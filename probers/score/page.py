@@ -15,8 +15,6 @@ from ..prober.response import DomainDistance, Response
 LEVELS, ABOVE = 7, 3
 #: Number of characters shown of the end of a prompt.
 _PROMPT = 400
-
-
 #: A text with its response.
 Scored: TypeAlias = tuple[Text, Response]
 
@@ -48,12 +46,12 @@ def scores_html(
 
 def unlike(domain: DomainDistance) -> str:
     """Tell how far a text is from the training texts, and the limits."""
-    told = f"distance of its states {num(domain.distance)}, limit {num(domain.limit)}"
+    message = f"distance of its states {num(domain.distance)}, limit {num(domain.limit)}"
     if domain.surprise is None or domain.surprise_range is None:
-        return told
+        return message
     low, high = domain.surprise_range
-    told += f"; surprise {num(domain.surprise)} nats per token"
-    return f"{told}, {num(max(low, 0))} to {num(high)} of the training texts"
+    message += f"; surprise {num(domain.surprise)} nats per token"
+    return f"{message}, {num(max(low, 0))} to {num(high)} of the training texts"
 
 
 def level(p: float, limit: float) -> int:

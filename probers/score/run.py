@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,8 @@ def run(settings: Score) -> Path:
     texts = readable(source, given, lm.tokenizer)
     edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
     if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
-        told = "note: %s of %s continue the prompt's last word: begin a new word with a space"
-        log.info(told, f"{glued:,}", count(len(texts), "answer"))
+        line = "note: %s of %s continue the prompt's last word: begin a new word with a space"
+        log.info(line, f"{glued:,}", count(len(texts), "answer"))
     for line in source.left_out.lines():
         log.info("%s", line)
     journal = Journal(out / UNFINISHED)
@@ -65,20 +66,23 @@ def run(settings: Score) -> Path:
     limit = float(bank.probability(np.array([results["threshold"]]))[0])
     promised = _promised(results, known=bank.domain is not None)
     about = {"texts": path, "model": str(lm.spec), "prober": name}
-    page = scores_html(
-        scored, about=about, results=results | {"promised": promised}, limit=limit, most=settings.shown
-    )
+    shown: dict[str, Any] = {"about": about, "results": results | {"promised": promised}, "limit": limit}
     lines = [
         {**one.record, "id": one.id, "text": one.answer, "hallucination": response and response.wire()}
         for one, response in zip(texts, responses, strict=True)
     ]
     write_text(out / _SCORES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     write_text(out / _RESULTS, canonical_json(results))
-    write_text(out / _PAGE, page)
+    write_text(out / _PAGE, scores_html(scored, most=settings.shown, **shown))
     journal.path.unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "n": len(texts), "fires": results["fires"]})
-    for told in [*_unused(texts, results), *_summary(scored, results, limit, promised)]:
-        log.info("%s", told)
+    for name in ("spans", "sentences", "claims"):
+        marked = sum(len(getattr(one, name)) for one in texts)
+        if marked and "pieces" not in results:
+            what = count(marked, f"labelled {name.removesuffix('s')}")
+            log.info("note: %s tell only which answers are wrong: this prober judges whole answers", what)
+    for line in _summary(scored, results, limit, promised):
+        log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(texts), "line"), out / _SCORES, out / _PAGE)
     return out
 
@@ -89,14 +93,14 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
     Texts that the prober was trained or validated on are counted as ``seen`` and left out of all figures.
     """
     judged = [(one, response) for one, response in scored if response.score is not None]
-    sides = [_seen_in(bank, one) for one, _ in judged]
+    seen = Counter(_seen_in(bank, one) for one, _ in judged)
     fresh = [pair for pair in judged if _fresh(bank, pair[0])]
     results: dict[str, Any] = {
         "n": n, "too_long": n - len(scored), "judged": len(judged),
         "fires": sum(response.fires for _, response in judged), "threshold": assessor.threshold,
         "promise": None if assessor.promise is None else assessor.promise.to_dict(),
         "unlike": None if bank.domain is None else sum(r.domain.unlike for _, r in judged if r.domain),
-        "seen": {side: sides.count(side) for side in SPLITS},
+        "seen": {side: seen[side] for side in SPLITS},
     }  # fmt: skip
     curve = [(one.wrong, r.score) for one, r in scored if one.wrong is not None and _fresh(bank, one)]
     if curve:
@@ -143,13 +147,13 @@ def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dic
 
 
 def _quality(
-    found: Sequence[tuple[str, bool | None, float | None, float | None]], seed: int
+    judged: Sequence[tuple[str, bool | None, float | None, float | None]], seed: int
 ) -> dict[str, Any]:
     """Measure AUROC and ECE with 95% intervals over groups; null without both right and wrong ones.
 
     ``found`` has group, label (None is left out), score and P(wrong) of each.
     """
-    known = [(group, float(wrong), *rest) for group, wrong, *rest in found if wrong is not None]
+    known = [(group, float(wrong), *rest) for group, wrong, *rest in judged if wrong is not None]
     figures: dict[str, Any] = {"n": len(known)}
     if not known:
         return figures | {name: {"value": None, "ci95": None} for name in ("auroc", "ece")}
@@ -161,15 +165,6 @@ def _quality(
         value = None if np.isnan(measured.value) else measured.value
         figures[name] = {"value": value, "ci95": measured.limits}
     return figures
-
-
-def _unused(texts: Sequence[Text], results: Mapping[str, Any]) -> Iterator[str]:
-    """Name the labels of the file that only tell whether an answer as a whole is wrong."""
-    for name in ("spans", "sentences", "claims"):
-        marked = sum(len(getattr(one, name)) for one in texts)
-        if marked and "pieces" not in results:
-            what = count(marked, f"labelled {name.removesuffix('s')}")
-            yield f"note: {what} tell only which answers are wrong: this prober judges whole answers"
 
 
 def _promised(results: Mapping[str, Any], *, known: bool) -> list[str]:
@@ -199,8 +194,8 @@ def _summary(
     if silent := results["n"] - results["too_long"] - results["judged"]:
         lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
     if unlike := results["unlike"]:
-        told = f"{unlike:,} of {count(results['judged'], 'judged text')} unlike the prober's training texts: "
-        lines.append(f"{told}their P(wrong) is no tested probability")
+        texts = f"{unlike:,} of {count(results['judged'], 'judged text')}"
+        lines.append(f"{texts} unlike the prober's training texts: their P(wrong) is no tested probability")
     spans = [(span, one) for one, response in scored for span in response.spans]
     for span, one in sorted(spans, key=lambda each: -each[0].score)[:_WORST]:
         words = " ".join(one.answer[span.start : span.end].split())
@@ -209,9 +204,8 @@ def _summary(
     if curve := results.get("risk_coverage"):
         passed = [i for i, threshold in enumerate(curve["threshold"]) if threshold <= results["threshold"]]
         if passed:
-            coverage, risk = curve["coverage"][passed[-1]], curve["risk"][passed[-1]]
-            told = f"{coverage:.0%} of the labelled texts, {risk:.0%} wrong"
-            lines.append(f"on_high=abstain would answer {told}")
+            coverage, risk = (f"{curve[name][passed[-1]]:.0%}" for name in ("coverage", "risk"))
+            lines.append(f"on_high=abstain would answer {coverage} of the labelled texts, {risk} wrong")
     if seen := results["seen"]["train"] + results["seen"]["validation"]:
         lines.append(f"{count(seen, 'text')} that the prober was trained on left out of the figures")
     for what, labelled in (("text", results.get("labelled")), ("piece", results.get("pieces"))):
@@ -220,6 +214,6 @@ def _summary(
         for name, title in (("auroc", "AUROC of wrong"), ("ece", "ECE")):
             value, ci95 = labelled[name]["value"], labelled[name]["ci95"]
             around = f" ({ci95[0]:.2f} to {ci95[1]:.2f})" if ci95 else ""
-            told = "–: needs right and wrong texts" if value is None else f"{value:.2f}{around}"
-            lines.append(f"{title} over {count(labelled['n'], f'labelled {what}')}: {told}")
+            message = "–: needs right and wrong texts" if value is None else f"{value:.2f}{around}"
+            lines.append(f"{title} over {count(labelled['n'], f'labelled {what}')}: {message}")
     return lines

@@ -87,8 +87,8 @@ class ForeignChoice:
     def chunk(self, end: int) -> dict[str, Any]:
         """Make the lists of the new tokens up to ``end``."""
         tokens, self.told = range(self.told, max(self.told, end)), max(self.told, end)
-        thought, said = self._parts(self._stream.full) or ((0, 0), (0, 0))
-        return self._judgement.chunk(self._record(), thought if self._reasoning else None, said, tokens)
+        thought, answer = self._parts(self._stream.full) or ((0, 0), (0, 0))
+        return self._judgement.chunk(self._record(), thought if self._reasoning else None, answer, tokens)
 
     def kept(self) -> int | None:
         """Count the tokens of the finished text; None if a parser has changed the text."""
@@ -98,15 +98,15 @@ class ForeignChoice:
         end = max(stop for _, stop in parts)
         return sum(start < end for start, _ in offsets)
 
-    def whole(self, kept: int) -> dict[str, Any]:
+    def whole(self, count: int) -> dict[str, Any]:
         """Make the field of the finished text, whose tokens :meth:`kept` has counted."""
         record = self._record()
         parts = self._parts(record.text)
         assert parts is not None
-        thought, said = parts
-        kept = self._judgement.returned(record, said, kept)
+        thought, answer = parts
+        count = self._judgement.returned(record, answer, count)
         thoughts = thought if self._reasoning else None
-        return self._judgement.whole(record, thoughts, said, kept, written=len(self.ids))
+        return self._judgement.whole(record, thoughts, answer, count, written=len(self.ids))
 
     def billed(self) -> int:
         """Count the tokens of the returned text."""
@@ -122,10 +122,10 @@ class ForeignChoice:
         """Find the characters of reasoning and answer in the text of all tokens; None if one is not in it."""
         thought = raw.find(self._reasoning)
         after = thought + len(self._reasoning)
-        said = raw.find(self._answer, after)
-        if thought < 0 or said < 0 or (not self._reasoning and said > 0):
+        answer = raw.find(self._answer, after)
+        if thought < 0 or answer < 0 or (not self._reasoning and answer > 0):
             return None
-        return (thought, after), (said, said + len(self._answer)) if self._answer else (after, after)
+        return (thought, after), (answer, answer + len(self._answer)) if self._answer else (after, after)
 
     def _record(self) -> WrittenText:
         """Return the tokens so far; a score that did not come yet is None."""

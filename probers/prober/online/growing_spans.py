@@ -55,8 +55,8 @@ class Judge(Protocol):
 
 def whole_words(text: str) -> str:
     """Return a growing text up to the end of its last whole word."""
-    found = _WHOLE_WORDS.match(text)
-    return found.group() if found else ""
+    match = _WHOLE_WORDS.match(text)
+    return match.group() if match else ""
 
 
 class GrowingSpans:
@@ -103,8 +103,8 @@ class GrowingSpans:
         tokens = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
         places = [(max(offsets[i][0] - start, 0), offsets[i][1] - start) for i in tokens]
         before = (self._prompt + text[:start])[-_CONTEXT:]
-        found = self._assess.spans(before, text[start:end], places, [scores[i] for i in tokens])
-        spans = [replace(span, start=span.start + start, end=span.end + start) for span in found]
+        judged = self._assess.spans(before, text[start:end], places, [scores[i] for i in tokens])
+        spans = [replace(span, start=span.start + start, end=span.end + start) for span in judged]
         self._judge([span for span in spans if span.end <= border])
         quote = _OPEN_QUOTE.search(text, start, end)
         waiting = [span.start for span in spans if span.end > border]
