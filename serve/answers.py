@@ -13,8 +13,7 @@ from pydantic_core import to_json
 
 from probers.model.tokens import Span, shown_bytes, token_bytes
 from probers.prober.assessment import WrittenText
-from probers.prober.online.growing_spans import ScoredSpan
-from probers.types import StopReason
+from probers.types import Needs, StopReason
 from probers.words.thinking import Thinking, tokens_in
 
 from .on_high import FINISH, Judgement, OnHigh
@@ -134,18 +133,13 @@ class Choice:
 
     def look(self) -> None:
         """Judge the text read so far; give up a text with too high a score."""
-        if self.judgement.sure is None or self.high is not None:
+        if self.judgement.sure is None or self.judgement.high is not None:
             return
         count = self.text.row.kept if (over := self.text.over) else self.text.shown
         answer = self._split(self._raw(count, over), over)[1]
         self.judgement.read(self.text.record, answer, count, over=over)
-        if self.high is not None:
+        if self.judgement.high is not None:
             self.text.cancelled = True  # no effect on a finished text
-
-    @property
-    def high(self) -> ScoredSpan | None:
-        """Span that has ended the text."""
-        return self.judgement.high
 
     @property
     def written(self) -> int:
@@ -164,7 +158,7 @@ class Choice:
         """Make the next piece, or None if nothing is certain yet."""
         self.look()
         text, start, sure = self.text, self._tokens, self.judgement.sure
-        if text.over or self.high is not None:
+        if text.over or self.judgement.high is not None:
             self.finished = True
             return self._end(start)
         if (stop := text.shown) <= start:
@@ -186,8 +180,8 @@ class Choice:
     def whole(self) -> dict[str, Any]:
         """Make the whole choice of a finished text, or of the sentence in its place."""
         self.look()
-        choice = self._end(0, whole=True)
-        abstained = None if self._acting is None else self._acting.abstained(choice, self.high, self.written)
+        choice, high, acting = self._end(0, whole=True), self.judgement.high, self._acting
+        abstained = None if acting is None else acting.abstained(choice, high, self.written)
         self.returned = abstained is None
         return abstained or choice
 
@@ -196,13 +190,14 @@ class Choice:
         thought, answer = self._split(text.text, True)
         returned = judgement.returned(record, answer, text.row.kept)
         cut = judgement.cut(answer)
-        reason = FINISH if self.high is not None else finish_reason(text.row.stop)
+        reason = FINISH if self.judgement.high is not None else finish_reason(text.row.stop)
         more: dict[str, Any] = {**self._pieces(thought, cut)}
         more |= self._logprobs(self._among(cut, range(start, returned)))
         if self._acting is not None:
-            if self.high is None:  # the tokenizer knows better which tokens share a character
+            if self.judgement.high is None:  # the tokenizer knows better which tokens share a character
                 distances = None if text.distances is None else text.distances[:returned]
-                record = WrittenText.of(text.recorded(self._tokenizer), text.scores[:returned], distances)
+                written = text.recorded(self._tokenizer, Needs())
+                record = WrittenText.of(written, text.scores[:returned], distances)
             more["hallucination"] = judgement.whole(record, thought, answer, returned, written=self.written)
         return self._frame.choice(self._index, finish=reason, whole=whole, **more)
 

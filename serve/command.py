@@ -18,10 +18,8 @@ from .settings import Serve
 if TYPE_CHECKING:
     from probers.prober.prober import Prober
 
-_EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 #: Options of backend=transformers only; vLLM has its own.
 _OWN = ("thinking", "rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +31,8 @@ def run(settings: Serve) -> None:
     if settings.print_command:
         message = "print_command=true needs backend=vllm, whose command it prints: add backend=vllm"
         raise UserError(message, "conflict")
-    if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
+    extra = ("fastapi", "uvicorn", "prometheus_client")
+    if missing := [name for name in extra if importlib.util.find_spec(name) is None]:
         message = f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"'
         raise UserError(message, "missing-extra")
     key = settings.api_key or os.environ.get("PROBERS_API_KEY") or None
@@ -126,7 +125,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
         options = {name: getattr(settings, name) for name in names}
         prompt, query = settings.prompt.make(), settings.query.make()
         served.retrieving = Retrieving(scheduler, retriever, prompt, options, query)
-    if settings.host not in _LOCAL and key is None:
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and key is None:
         log.info("note: host=%s is open to other machines: give an api_key", settings.host)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

@@ -100,10 +100,9 @@ class Endpoint:
         if served.log_requests:
             log.warning("%s", json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True))
         served.check_name(request.model)
-        latency = served.scheduler.metrics.latency.labels(http.url.path)
 
         def end() -> None:
-            latency.observe(time.perf_counter() - began)
+            served.scheduler.metrics.latency.labels(http.url.path).observe(time.perf_counter() - began)
 
         frame, acting = Frame(request.kind, served.name), self._acting(request)
         if request.retrieval is not None:

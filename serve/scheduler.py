@@ -27,14 +27,7 @@ from probers.model.causal_lm import CausalLM
 from probers.model.continuous import ContinuousBatch, LiveText
 from probers.model.decode import Request
 from probers.model.kv_cache import BlockCache
-from probers.model.language_model import (
-    NOTHING,
-    Decoding,
-    GenerationRequest,
-    Sampling,
-    ScoreRequest,
-    Scoring,
-)
+from probers.model.language_model import Decoding, GenerationRequest, Sampling, ScoreRequest, Scoring
 from probers.model.pooling import PER_TOKEN, pool_tokens, token_vectors
 from probers.model.tokens import Stops
 from probers.prober.assessment import WrittenText
@@ -118,7 +111,7 @@ class ScoredText(LiveText):
         lists = self.scores[known], distances, self.logprobs[known], self.entropies[known]
         return WrittenText(self.request.prompt.text, self.text, self.offsets[known], *lists)
 
-    def recorded(self, tokenizer: Any, needs: Needs = NOTHING) -> Generation:
+    def recorded(self, tokenizer: Any, needs: Needs) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""
         states: dict[Feature, np.ndarray] = {}
         if self.row.kept and self.vectors:

@@ -198,10 +198,8 @@ class Assessor:
         if not len(values):
             return [], []
         pieces = self.pieces(prompt, text, offsets)
-        if self.unit == "answer" and self._part == "both":
-            score = self._of_piece(values)
-            judged = [len(values) - 1] if self._pooled else list(range(len(values)))
-            return self._scored([(0, len(text))], [score]), judged
+        if pieces is None and self.unit == "answer":
+            pieces = {(0, len(text)): list(range(len(values)))}
         if pieces is not None:
             spans = self._scored(list(pieces), [self._of_piece(values[tokens]) for tokens in pieces.values()])
             last = [tokens[-1] for tokens in pieces.values()]
@@ -211,11 +209,11 @@ class Assessor:
             begun = with_scores(written_entities(text, self._recognise, prompt=prompt), offsets, values)
             places = [(each.entity.start, each.entity.end) for each in begun]
             return self._scored(places, [each.score for each in begun]), [each.tokens[0] for each in begun]
-        entities = written_entities(text, self._recognise, prompt=prompt, openings=True)
-        judged_entities = [(e, tokens) for e in entities if (tokens := tokens_of(offsets, e.start, e.end))]
-        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for _, tokens in judged_entities], how)
-        spans = self._scored([(entity.start, entity.end) for entity, _ in judged_entities], scores)
-        return spans, [token for _, tokens in judged_entities for token in tokens]
+        written = written_entities(text, self._recognise, prompt=prompt, openings=True)
+        places = [(entity.start, entity.end) for entity in written]
+        entities = {place: tokens for place in places if (tokens := tokens_of(offsets, *place))}
+        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for tokens in entities.values()], how)
+        return self._scored(list(entities), scores), [token for each in entities.values() for token in each]
 
     def _of_piece(self, values: np.ndarray) -> float:
         """Score a piece by its tokens' scores: of pooled heads the last one, which covers all of it."""

@@ -226,13 +226,11 @@ class ThresholdRule:
         if meaning is None and self.value is not None:
             raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
         value = np.nan if self.value is None else self.value
-        match self.name:
-            case "cost":
-                allowed = 0 < value < np.inf
-            case "risk":
-                allowed = 0 < value < 1 and 0 < (self.confidence or 0.0) < 1
-            case _:
-                allowed = meaning is None or 0 <= value <= 1
+        allowed = meaning is None or 0 <= value <= 1
+        if self.name == "cost":
+            allowed = 0 < value < np.inf
+        elif self.name == "risk":
+            allowed = 0 < value < 1 and 0 < (self.confidence or 0.0) < 1
         if not allowed or (self.confidence is not None and self.name != "risk"):
             raise UserError(f"threshold={self}: {self.name} needs {meaning}")
 

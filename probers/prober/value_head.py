@@ -109,10 +109,8 @@ def read_value_head(folder: Path, name: str) -> ValueHead:
         raise UserError(why, "unsupported")
     layer_idx, width = _config(_read(read_json, folder, CONFIG, name), name)
     tensors = _read(_tensors, folder, WEIGHTS, name)
-    prefixes, names = (
-        zip(*(key.rpartition(".")[::2] for key in tensors), strict=True) if tensors else ((), ())
-    )
-    if sorted(names) != ["bias", "weight"] or len(set(prefixes)) != 1:
+    parts = [key.rpartition(".") for key in tensors]  # any prefix is fine
+    if sorted(part[2] for part in parts) != ["bias", "weight"] or parts[0][0] != parts[1][0]:
         message = f"the probe {name} has the tensors {shown(sorted(tensors))} in {WEIGHTS}"
         why = "only a linear probe with one weight and one bias can be read"
         raise UserError(f"{message}: {why}", "unsupported")

@@ -205,26 +205,22 @@ class _Response:
         for place, entry in enumerate(body["choices"]):
             choice = self._take(body, entry)
             entry["hallucination"] = await self._finished(body["id"], entry["index"], choice)
-            scored = entry["hallucination"] is not None
-            abstained = self._acting.abstained(entry, choice.high, len(choice.ids)) if scored else None
+            scored, high = entry["hallucination"] is not None, choice.judgement.high
+            abstained = self._acting.abstained(entry, high, len(choice.ids)) if scored else None
             if abstained is not None:
                 discarded += len(choice.ids)
                 body["choices"][place] = abstained
-            elif choice.high is not None:
-                discarded += len(choice.ids) - choice.billed()
-                self._cut(entry, choice)
+            elif high is not None:
+                count = choice.billed()
+                discarded += len(choice.ids) - count
+                part, name = (entry["message"], "content") if self._chat else (entry, "text")
+                part[name] = (part[name] or "")[: high.start]
+                entry["finish_reason"] = FINISH
+                for fields, names in ((entry.get("logprobs") or {}, choice.entries), (entry, ("token_ids",))):
+                    fields |= {name: fields[name][:count] for name in names if fields.get(name)}
         if discarded:
             body["usage"] |= usage(prompt, body["usage"]["completion_tokens"] - discarded)
         return self._without(body, null=True)
-
-    def _cut(self, entry: dict[str, Any], choice: ForeignChoice) -> None:
-        """End a whole choice before the span with too high a score."""
-        assert choice.high is not None
-        part, name = (entry["message"], "content") if self._chat else (entry, "text")
-        part[name] = (part[name] or "")[: choice.high.start]
-        entry["finish_reason"] = FINISH
-        for fields, names in ((entry.get("logprobs") or {}, choice.entries), (entry, ("token_ids",))):
-            fields |= {name: fields[name][: choice.billed()] for name in names if fields.get(name)}
 
     async def streamed(self, events: AsyncIterable[Any]) -> AsyncIterator[str]:
         """Complete an answer in server-sent events."""
@@ -269,9 +265,9 @@ class _Response:
             await self._feed.until(lambda: len(choice.scores or ()) >= end)
             start, end = choice.told, await self._aside(choice.look, end)
             entry["hallucination"] = choice.chunk(end)
-            if choice.high is None:
+            if choice.judgement.high is None:
                 self._hold(entry, choice, start, end)
-        if choice.high is not None:
+        if choice.judgement.high is not None:
             self._over.add(index)
             entry["finish_reason"], count = FINISH, choice.kept() or 0
             self._hold(entry, choice, choice.told, choice.billed())

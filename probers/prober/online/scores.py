@@ -18,16 +18,9 @@ import torch
 from torch import Tensor
 
 from ...heads import Memory, ProbeHead
+from ...model import pooling
 from ...model.hidden_states import broken_state
-from ...model.pooling import (
-    BEFORE,
-    PER_TOKEN,
-    StreamingPool,
-    all_finite,
-    as_stored,
-    token_pool,
-    token_vectors,
-)  # fmt: skip
+from ...model.pooling import PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
 from ...store.spec import FeatureSpec, ModelSpec
 from ...types import Needs, Pool, RunError, UserError
 from ...words import Recogniser
@@ -161,7 +154,7 @@ class GrowingScores:
     def __init__(self, bank: Scorer, *, sentences: bool = False) -> None:
         check_growing(bank, sentences=sentences)
         self._bank = bank
-        self.before = bank.spec.pool in BEFORE
+        self.before = bank.spec.pool in pooling.BEFORE
         self._vectors, self._heads = GrowingVectors(bank.spec.pool), GrowingHeads(bank)
         self._distances: dict[Hashable, list[float]] = {}
 
@@ -303,7 +296,7 @@ def distances_of(bank: Scorer, vectors: Tensor) -> list[float] | None:
 
 def text_needs(bank: Scorer) -> Needs:
     """Return the features of a text to record for :func:`text_scores`."""
-    return Needs((replace(bank.spec.feature, pool=token_pool(bank.spec.pool)),))
+    return Needs((replace(bank.spec.feature, pool=pooling.token_pool(bank.spec.pool)),))
 
 
 def text_scores(
