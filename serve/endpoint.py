@@ -205,9 +205,8 @@ class Endpoint:
                 for place, choice in zip(high, again, strict=True):
                     draws[place].append((choice.whole(), choice))
             for i, pairs in enumerate(draws):
-                place, bodies[i] = acting.chosen(
-                    [body for body, _ in pairs], [choice.written for _, choice in pairs]
-                )
+                counts = [choice.written for _, choice in pairs]
+                place, bodies[i] = acting.chosen([body for body, _ in pairs], counts)
                 choices[i] = pairs[place][1]
         self._observe(bodies)
         return frame.whole(bodies, usage_of(choices))

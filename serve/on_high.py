@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from probers.prober.assessment import Assessor, WrittenText, units_of
-from probers.prober.online.growing_spans import GrowingSpans, ScoredSpan
+from probers.prober.assessment import Assessor, GrowingSpans, WrittenText, units_of
 from probers.prober.prober import Prober
-from probers.prober.response import Acted, Response, TokenScores
+from probers.prober.response import Acted, Response, ScoredSpan, TokenScores
 from probers.types import UserError
 from probers.words.thinking import Span
 

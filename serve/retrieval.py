@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from probers.cli.components import Component, choices
 from probers.prober.assessment import Assessor, WrittenText
-from probers.prober.online.growing_spans import ScoredSpan
 from probers.prober.online.scores import text_needs, text_scores
+from probers.prober.response import ScoredSpan
 from probers.prompts import PromptTemplate
 from probers.rag.build import for_engine
 from probers.rag.loop import RAG
@@ -134,14 +134,15 @@ class Answering:
         for chunk in frame.opening(1):
             yield chunk
         try:
-            async for each in self._told():
-                if isinstance(each, str):
-                    yield frame.chunk(frame.choice(0, each))
-                elif each["type"] == "end":
-                    more, used = {name: each[name] for name in ("hallucination", "retrieval")}, each["usage"]
-                    yield frame.chunk(frame.choice(0, "", each["finish"], **more))
+            async for event in self._events():
+                if isinstance(event, str):
+                    yield frame.chunk(frame.choice(0, event))
+                elif event["type"] == "end":
+                    more = {name: event[name] for name in ("hallucination", "retrieval")}
+                    used = event["usage"]
+                    yield frame.chunk(frame.choice(0, "", event["finish"], **more))
                 else:
-                    yield frame.chunk(frame.choice(0, "", retrieval=each))
+                    yield frame.chunk(frame.choice(0, "", retrieval=event))
         except ApiError as error:
             yield sse(error.body())
             return
@@ -152,19 +153,19 @@ class Answering:
     async def whole(self) -> dict[str, Any]:
         """Make the whole response."""
         text, events = "", list[dict[str, Any]]()
-        async for each in self._told():
-            if isinstance(each, str):
-                text += each
-            elif each["type"] == "end":
-                more = {"hallucination": each["hallucination"]}
-                more["retrieval"] = {**each["retrieval"], "events": events}
-                choice = self._frame.choice(0, text, each["finish"], whole=True, **more)
-                return self._frame.whole([choice], each["usage"])
-            elif each["type"] != "draft" or "scores" in each:  # not for every word of a draft
-                events.append(each)
+        async for event in self._events():
+            if isinstance(event, str):
+                text += event
+            elif event["type"] == "end":
+                more = {"hallucination": event["hallucination"]}
+                more["retrieval"] = {**event["retrieval"], "events": events}
+                choice = self._frame.choice(0, text, event["finish"], whole=True, **more)
+                return self._frame.whole([choice], event["usage"])
+            elif event["type"] != "draft" or "scores" in event:  # not for every word of a draft
+                events.append(event)
         raise ApiError(500, "the loop ended without an answer")
 
-    async def _told(self) -> AsyncIterator[str | dict[str, Any]]:
+    async def _events(self) -> AsyncIterator[str | dict[str, Any]]:
         """Relay text and events from the loop's thread; the last is an event of type "end"."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | dict[str, Any] | None]()
         self._tell = lambda what: loop.call_soon_threadsafe(queue.put_nowait, what)

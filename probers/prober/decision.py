@@ -37,7 +37,7 @@ def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
         if head.marker:
             raise UserError("these heads score marked spans, not texts: call score_spans", "unsupported")
         x = given.unsqueeze(-3)
-        pieces = [_of_piece(head, x, start, start + CHUNK) for start in range(0, len(x), CHUNK)]
+        pieces = [_piece_logits(head, x, start, start + CHUNK) for start in range(0, len(x), CHUNK)]
         return checked_logits(torch.cat([torch.empty(0, len(head.streams), 2), *pieces]))
     inputs = [given.unsqueeze(-3) if head.joint else given]  # a joint head has all layers
     if mask is not None:
@@ -61,7 +61,7 @@ def checked_logits(logits: Tensor) -> np.ndarray:
     return logits.numpy()
 
 
-def _of_piece(head: ProbeHead, x: Tensor, start: int, end: int) -> Tensor:
+def _piece_logits(head: ProbeHead, x: Tensor, start: int, end: int) -> Tensor:
     """Compute logits (tokens of the piece, H, 2) of a piece of a text (n, H, L, d) and its context."""
     first = max(0, start - head.reach + 1)
     seen = x[first:end].to(head.device, torch.float32)[None]
@@ -89,7 +89,7 @@ def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.nd
 
 def run_heads_on_marked(head: ProbeHead, states: Any, span: np.ndarray) -> np.ndarray:
     """Compute logits (span's tokens, H, 2) of heads that mark it; ``states`` (t, layers, d)."""
-    return checked_logits(_of_piece(head, torch.as_tensor(states).unsqueeze(-3), *map(int, span)))
+    return checked_logits(_piece_logits(head, torch.as_tensor(states).unsqueeze(-3), *map(int, span)))
 
 
 def half_precision(head: ProbeHead) -> ProbeHead:

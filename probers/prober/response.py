@@ -5,13 +5,23 @@ Fields that were not set are left out of the wire form: a streamed chunk has the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .figures import Part, figure
-from .online.growing_spans import ScoredSpan
 from .risk_control import Promise
 
 _PerToken: TypeAlias = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSpan:
+    """Characters [start, end) of a text, their score, and the calibrated probability that they are wrong."""
+
+    start: int
+    end: int
+    score: float
+    p_wrong: float
 
 
 class Frozen(Part):

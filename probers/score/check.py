@@ -189,7 +189,7 @@ def _check_server(
     moved = {by: [min(max(k + by, 0), lm.num_layers) for k in bank.layers] for by in (0, 1, -1)}
     layers = sorted(set().union(*moved.values()))
     (feature,) = text_needs(bank).features
-    answers = [(p, *answer) for p in prompts if (answer := _asked(url, p, length))[0]]
+    answers = [(p, *answer) for p in prompts if (answer := _completion(url, p, length))[0]]
     needs = Needs((replace(feature, layers=tuple(layers)),))
     read = lm.score([answer[0] for answer in answers], [answer[1] for answer in answers], needs=needs)
     alike = [
@@ -222,7 +222,7 @@ def _check_server(
     raise RunError(f"engine={url} gives scores other than this prober's here {far}: {what}", "mismatch")
 
 
-def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:
+def _completion(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:
     """Have a server continue a prompt greedily; return text, offsets and scores of its tokens (RunError)."""
     address = url.rstrip("/").removesuffix("/v1")
     try:

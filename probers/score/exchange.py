@@ -77,7 +77,7 @@ def run_import(settings: Import) -> Path:
     if source is not None:
         bank = calibrated(bank, lm, source, rule, journal, settings.resamples)
         figures |= dict(bank.metrics)
-    lines = [*_told(bank, probe, figures)]
+    lines = [*_findings(bank, probe, figures)]
     replace(bank, metrics=figures, card=_card(bank, name, lines)).save_pretrained(out)
     journal.path.unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "auroc": figures.get("span", {}).get("auroc")})
@@ -181,7 +181,7 @@ def _columns(spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([span.wrong for span in spans], float), np.array([span.score for span in spans], float)
 
 
-def _told(bank: Prober, probe: ValueHead, figures: Mapping[str, Any]) -> Iterator[str]:
+def _findings(bank: Prober, probe: ValueHead, figures: Mapping[str, Any]) -> Iterator[str]:
     """Describe the calibration and the effect of rounding, as lines for the terminal and the card."""
     size = float(probe.weight.abs().max()) or 1.0
     rounded = fold(bank.spec, bank.head, bank.ensemble)

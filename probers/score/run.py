@@ -25,10 +25,9 @@ from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..pages import num, render
 from ..prober.assessment import Assessor
-from ..prober.online.growing_spans import ScoredSpan
 from ..prober.online.scores import check_growing
 from ..prober.prober import Prober
-from ..prober.response import DomainDistance, Response
+from ..prober.response import DomainDistance, Response, ScoredSpan
 from ..prober.risk_control import Promise
 from ..prober.scoring import readable, score_texts
 from ..types import SPLITS, count

@@ -56,10 +56,8 @@ class ServedProber:
         """Read the settings of a server (UserError: there are none, or they have an unknown field)."""
         given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
         if not isinstance(given, Mapping) or not given.get("prober"):
-            message = f'--additional-config names no prober: give {{"{KEY}": {{"prober": "FOLDER"}}}}'
-            raise UserError(
-                f"{message}, or start the server with probers-serve backend=vllm", "missing-value"
-            )
+            why = f'--additional-config names no prober: give {{"{KEY}": {{"prober": "FOLDER"}}}}'
+            raise UserError(f"{why}, or start the server with probers-serve backend=vllm", "missing-value")
         check_record(cls, {**asdict(cls("")), **given}, f"additional_config.{KEY}.")
         return cls(**{**given, "layers": tuple(given.get("layers", ()))})
 

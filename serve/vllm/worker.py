@@ -228,7 +228,7 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
         super().update_draft_token_ids(draft_token_ids)
         for name in draft_token_ids.req_ids:
             request = self.requests.get(name)
-            if request is None or (limit := _asked(request)) is None:
+            if request is None or (limit := _client_limit(request)) is None:
                 continue
             room = max(0, limit - request.num_output_tokens - 1)  # a step draws one more than it accepts
             request.spec_token_ids = request.spec_token_ids[:room]
@@ -240,12 +240,12 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for output in (output for answers in outputs.values() for output in answers.outputs):
             request = self.requests.get(output.request_id)  # None once it has ended here too
-            if request is not None and request.num_output_tokens == _asked(request):
+            if request is not None and request.num_output_tokens == _client_limit(request):
                 output.finish_reason = FinishReason.LENGTH
         return outputs
 
 
-def _asked(request: Request) -> int | None:
+def _client_limit(request: Request) -> int | None:
     """Return the limit that the client of a lengthened text knows; None for another request."""
     limit = request.sampling_params and request.sampling_params.max_tokens
     return limit if limit and limit < request.max_tokens else None

@@ -253,7 +253,7 @@ class GenerationWatcher(ExitStack):
         self._tap.read_last(0)
         self.cache = None
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        ids, cache = given.get("input_ids"), _cache_of(given)
+        ids, cache = given.get("input_ids"), _find_cache(given)
         inputs = given.get("inputs_embeds") if ids is None else ids
         if inputs is None:  # the model raises its own error
             return
@@ -279,7 +279,7 @@ class GenerationWatcher(ExitStack):
         if batch is None:
             return
         states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
-        cache = _cache_of(given if isinstance(output, tuple) else output)
+        cache = _find_cache(given if isinstance(output, tuple) else output)
         if cache is None and not isinstance(output, tuple):
             batch.refuse(_NO_CACHE)
         if batch.problem is not None:
@@ -290,7 +290,7 @@ class GenerationWatcher(ExitStack):
             batch.add(given, states[:, -1])
 
 
-def _cache_of(values: Mapping[str, Any]) -> Any:
+def _find_cache(values: Mapping[str, Any]) -> Any:
     """Find the cache among a pass's arguments or outputs; its name changed with transformers 5.24."""
     return values.get("cache", values.get("past_key_values"))
 

@@ -182,7 +182,7 @@ class GrowingScores:
         own_vectors = token_vectors(states if len(sound) == len(keys) else states[sound], feature.pool)
         sound_keys = [keys[row] for row in sound]
         vectors = self._vectors.add(sound_keys, own_vectors)
-        new_scores, distances = self._heads.add(sound_keys, vectors), distances_of(self._bank, vectors)
+        new_scores, distances = self._heads.add(sound_keys, vectors), domain_distances(self._bank, vectors)
         for place, row in enumerate(sound):
             scores[row] = new_scores[place]
             if distances is not None:
@@ -289,7 +289,7 @@ class GrowingSentences:
         self._texts.pop(key, None)
 
 
-def distances_of(bank: Scorer, vectors: Tensor) -> list[float] | None:
+def domain_distances(bank: Scorer, vectors: Tensor) -> list[float] | None:
     """Compute distances (n,) of vectors (n, heads, width) from the prober's domain; None without one."""
     return None if bank.domain is None else bank.domain(as_stored(vectors, bank.spec.dtype)).tolist()
 
@@ -317,7 +317,7 @@ def text_scores(
             continue
         pooled = torch.cat([growing.add([name], tokens[[place]]) for place in piece])
         piece_scores = bank.score_states(as_stored(pooled, bank.spec.dtype)).tolist()
-        far = distances_of(bank, pooled) or [math.nan] * len(piece)
+        far = domain_distances(bank, pooled) or [math.nan] * len(piece)
         for place, *values in zip(piece, piece_scores, far, strict=True):
             scores[place], distances[place] = values
     return scores, None if bank.domain is None else distances

@@ -22,7 +22,8 @@ from transformers import StoppingCriteria
 from ...model.tokens import TextStream, decode, token_offsets
 from ...types import UserError
 from ...words import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
-from .growing_spans import GrowingSpans, Judge, ScoredSpan, whole_words
+from ..assessment import Assessor, GrowingSpans, whole_words
+from ..response import ScoredSpan
 from .loops import GenerationWatcher, Per, WatchedBatch
 from .scores import Scorer
 
@@ -137,7 +138,7 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
 
     def __init__(
         self, bank: Scorer, model: Any, tokenizer: Any, threshold: float | None = None, *,
-        min_tokens: int = 1, assess: Judge | None = None,
+        min_tokens: int = 1, assess: Assessor | None = None,
     ) -> None:  # fmt: skip
         if min_tokens < 1:
             raise UserError(f"min_tokens={min_tokens} must be at least 1")
@@ -177,7 +178,7 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
         """
         return [text.found for text in self._texts if isinstance(text, JudgedText)]
 
-    def _reader(self, assess: Judge | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
+    def _reader(self, assess: Assessor | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
         """Make the reader of a row's text from its prompt; None if rows are stopped by their score so far."""
         if assess is not None:
             if (tokenizer := self._watcher.tokenizer) is None:
@@ -263,7 +264,7 @@ class GrowingText:
 class JudgedText:
     """A row's text, with each unit judged as soon as its end is certain."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], assess: Judge) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], assess: Assessor) -> None:
         self._stream = TextStream(tokenizer, prompt)
         self._spans = GrowingSpans(assess, decode(tokenizer, prompt))
         self.push = self._stream.push
