@@ -125,7 +125,7 @@ class Judgement:
     """Judgement of one text of a response while it grows: the same for every engine that writes it.
 
     Methods take the text so far as a ``record``, and in it the characters of the reasoning (``thought``) and
-    of the answer (``said``), None for one that is not there. Without ``acting`` nothing is judged.
+    of the answer (``answer``), None for one that is not there. Without ``acting`` nothing is judged.
     """
 
     def __init__(self, acting: OnHigh | None, prompt: str) -> None:

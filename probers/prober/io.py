@@ -261,7 +261,7 @@ def load_head(
 def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[str], *, users: bool) -> None:
     """Refuse tensors that do not fit such heads (ValueError); only their shapes are made and read.
 
-    The user's ``own`` class is built normally if it needs numbers.
+    A class of the ``users`` is built normally if it needs numbers.
     """
     try:
         with torch.device("meta"):

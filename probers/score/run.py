@@ -162,7 +162,7 @@ def _quality(
 ) -> dict[str, Any]:
     """Measure AUROC and ECE with 95% intervals over groups; null without both right and wrong ones.
 
-    ``found`` has group, label (None is left out), score and P(wrong) of each.
+    ``judged`` has group, label (None is left out), score and P(wrong) of each.
     """
     known = [(group, float(wrong), *rest) for group, wrong, *rest in judged if wrong is not None]
     figures: dict[str, Any] = {"n": len(known)}

@@ -154,7 +154,7 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
             break
     body = draws[0]
     each = zip(*(draw["choices"] for draw in draws), strict=True)
-    body["choices"] = [acting.chosen(single, [_tokens(choice) for choice in single])[1] for single in each]
+    body["choices"] = [acting.chosen(drawn, [_tokens(choice) for choice in drawn])[1] for drawn in each]
     if len(draws) > 1:
         written = sum(_tokens(choice) for choice in body["choices"])
         body["usage"] |= usage(body["usage"]["prompt_tokens"], written)
