@@ -13,8 +13,7 @@ from pydantic_core import to_json
 
 from probers.model.tokens import Span, shown_bytes, token_bytes
 from probers.prober.assessment import WrittenText
-from probers.prober.online.growing_spans import ScoredSpan
-from probers.types import StopReason
+from probers.types import Needs, StopReason
 from probers.words.thinking import Thinking, tokens_in
 
 from .on_high import FINISH, Judgement, OnHigh
@@ -71,13 +70,13 @@ class Frame:
         reasoning_content: str = "", **more: Any,
     ) -> dict[str, Any]:  # fmt: skip
         """Make a choice of a chunk, or of a ``whole`` response."""
-        said: dict[str, Any] = {"text": content}
+        body: dict[str, Any] = {"text": content}
         if self.chat:
             parts = {"reasoning_content": reasoning_content, "content": content}
             written = {name: text for name, text in parts.items() if text}
             message = {"role": "assistant", "content": content, "refusal": None, **written}
-            said = {"message": message} if whole else {"delta": written}
-        return {"index": index, **said, "finish_reason": finish, "logprobs": None, **more}
+            body = {"message": message} if whole else {"delta": written}
+        return {"index": index, **body, "finish_reason": finish, "logprobs": None, **more}
 
 
 def usage(prompt: int, written: int) -> dict[str, Any]:
@@ -88,11 +87,11 @@ def usage(prompt: int, written: int) -> dict[str, Any]:
 def usage_of(choices: Sequence[Choice]) -> dict[str, Any]:
     """Count the tokens of texts; a prompt of several texts counts once, and discarded tokens do not count."""
     prompts = {choice.text.request.prompt.name: choice.text for choice in choices}
-    asked = sum(len(text.request.prompt.ids) for text in prompts.values())
+    prompt_tokens = sum(len(text.request.prompt.ids) for text in prompts.values())
     cached = sum(text.cached for text in prompts.values())
     written, thought = (sum(each) for each in zip(*(choice.billed() for choice in choices), strict=True))
-    told = usage(asked, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
-    return told | ({"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {})
+    counts = usage(prompt_tokens, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
+    return counts | ({"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {})
 
 
 def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
@@ -100,11 +99,10 @@ def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
     kind = str(whole["object"])
     begun = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
     begun["object"] = f"{kind}.chunk" if kind.startswith("chat") else kind
-    for choice in whole["choices"]:
-        rest = dict(choice)
+    for rest in map(dict, whole["choices"]):
         if (message := rest.pop("message", None)) is not None:
-            said = {name: value for name, value in message.items() if value}
-            yield sse(begun | {"choices": [{"index": rest["index"], "delta": said, "finish_reason": None}]})
+            delta = {name: value for name, value in message.items() if value}
+            yield sse(begun | {"choices": [{"index": rest["index"], "delta": delta, "finish_reason": None}]})
             rest["delta"] = {}
         yield sse(begun | {"choices": [rest]})
     if with_usage and whole.get("usage") is not None:
@@ -135,19 +133,13 @@ class Choice:
 
     def look(self) -> None:
         """Judge the text read so far; give up a text with too high a score."""
-        if self.judgement.sure is None or self.high is not None:
+        if self.judgement.sure is None or self.judgement.high is not None:
             return
-        over = self.text.over
-        count = self.text.row.kept if over else self.text.shown
-        said = self._split(self._raw(count, over), over)[1]
-        self.judgement.read(self.text.record, said, count, over=over)
-        if self.high is not None:
+        count = self.text.row.kept if (over := self.text.over) else self.text.shown
+        answer = self._split(self._raw(count, over), over)[1]
+        self.judgement.read(self.text.record, answer, count, over=over)
+        if self.judgement.high is not None:
             self.text.cancelled = True  # no effect on a finished text
-
-    @property
-    def high(self) -> ScoredSpan | None:
-        """Span that has ended the text."""
-        return self.judgement.high
 
     @property
     def written(self) -> int:
@@ -158,54 +150,55 @@ class Choice:
         """Count the tokens returned, and those of them that are reasoning."""
         if not self.returned:
             return 0, 0
-        thought, said = self._split(self.text.text, True)
-        count = self.judgement.returned(self.text.record, said, self.written)
+        thought, answer = self._split(self.text.text, True)
+        count = self.judgement.returned(self.text.record, answer, self.written)
         return count, len(self._among(thought, range(count)))
 
     def news(self) -> dict[str, Any] | None:
         """Make the next piece, or None if nothing is certain yet."""
         self.look()
         text, start, sure = self.text, self._tokens, self.judgement.sure
-        if text.over or self.high is not None:
+        if text.over or self.judgement.high is not None:
             self.finished = True
             return self._end(start)
         if (stop := text.shown) <= start:
             return None
-        thought, said = self._split(self._raw(stop, False), False)
-        if said is not None and sure is not None:
-            said = said[0], said[0] + sure
-        sent = said or thought or (0, 0)
+        thought, answer = self._split(self._raw(stop, False), False)
+        if answer is not None and sure is not None:
+            answer = answer[0], answer[0] + sure
+        sent = answer or thought or (0, 0)
         stop = bisect_right(text.ends, sent[1], start, stop)
-        pieces: dict[str, Any] = self._pieces(thought, said)
+        pieces: dict[str, Any] = self._pieces(thought, answer)
         if stop == start and not any(pieces.values()):
             return None
         self._tokens, new = stop, range(start, stop)
-        more = self._logprobs(self._among(said, new))
+        more = self._logprobs(self._among(answer, new))
         if self._acting is not None:
-            more["hallucination"] = self.judgement.chunk(text.record, thought, said, new)
+            more["hallucination"] = self.judgement.chunk(text.record, thought, answer, new)
         return self._frame.choice(self._index, **pieces | more)
 
     def whole(self) -> dict[str, Any]:
         """Make the whole choice of a finished text, or of the sentence in its place."""
         self.look()
-        made = self._end(0, whole=True)
-        said = None if self._acting is None else self._acting.abstained(made, self.high, self.written)
-        self.returned = said is None
-        return said or made
+        choice, high, acting = self._end(0, whole=True), self.judgement.high, self._acting
+        abstained = None if acting is None else acting.abstained(choice, high, self.written)
+        self.returned = abstained is None
+        return abstained or choice
 
     def _end(self, start: int, *, whole: bool = False) -> dict[str, Any]:
         text, judgement, record = self.text, self.judgement, self.text.record
-        thought, said = self._split(text.text, True)
-        kept = judgement.returned(record, said, text.row.kept)
-        cut = judgement.cut(said)
-        reason = FINISH if self.high is not None else finish_reason(text.row.stop)
+        thought, answer = self._split(text.text, True)
+        returned = judgement.returned(record, answer, text.row.kept)
+        cut = judgement.cut(answer)
+        reason = FINISH if self.judgement.high is not None else finish_reason(text.row.stop)
         more: dict[str, Any] = {**self._pieces(thought, cut)}
-        more |= self._logprobs(self._among(cut, range(start, kept)))
+        more |= self._logprobs(self._among(cut, range(start, returned)))
         if self._acting is not None:
-            if self.high is None:  # the tokenizer knows better which tokens share a character
-                distances = None if text.distances is None else text.distances[:kept]
-                record = WrittenText.of(text.recorded(self._tokenizer), text.scores[:kept], distances)
-            more["hallucination"] = judgement.whole(record, thought, said, kept, written=self.written)
+            if self.judgement.high is None:  # the tokenizer knows better which tokens share a character
+                distances = None if text.distances is None else text.distances[:returned]
+                written = text.recorded(self._tokenizer, Needs())
+                record = WrittenText.of(written, text.scores[:returned], distances)
+            more["hallucination"] = judgement.whole(record, thought, answer, returned, written=self.written)
         return self._frame.choice(self._index, finish=reason, whole=whole, **more)
 
     def _split(self, raw: str, over: bool) -> tuple[Span | None, Span | None]:
@@ -216,10 +209,10 @@ class Choice:
     def _raw(self, tokens: int, over: bool) -> str:
         return self.text.text if over else self.text.text[: self.text.ends[tokens - 1] if tokens else 0]
 
-    def _pieces(self, thought: Span | None, said: Span | None) -> dict[str, str]:
+    def _pieces(self, thought: Span | None, answer: Span | None) -> dict[str, str]:
         """Collect the new characters of the reasoning and of the answer."""
         pieces = dict[str, str]()
-        for name, span in (("reasoning_content", thought), ("content", said)):
+        for name, span in (("reasoning_content", thought), ("content", answer)):
             start, end = span or (0, 0)
             start = max(start, self._sent[name])
             pieces[name] = self.text.text[start:end]
@@ -241,16 +234,16 @@ class Choice:
             content.append(entry | {"top_logprobs": [self._entry(*top, bare) for top in tops]})
         if self._frame.chat:
             return {"logprobs": {"content": content, "refusal": None}}
-        told = [
+        likeliest = [
             # One reading for two tokens is that of the token written, or else of the likeliest.
-            {each["token"]: each["logprob"] for each in (*entry["top_logprobs"][::-1], entry)}
+            {token["token"]: token["logprob"] for token in (*entry["top_logprobs"][::-1], entry)}
             for entry in content
         ]
-        offsets = [text.ends[place - 1] if place else 0 for place in tokens]
         return {"logprobs": {
             "tokens": [entry["token"] for entry in content],
-            "token_logprobs": [text.logprobs[place] for place in tokens],
-            "top_logprobs": told if self._alternatives else None, "text_offset": offsets,
+            "token_logprobs": [entry["logprob"] for entry in content],
+            "top_logprobs": likeliest if self._alternatives else None,
+            "text_offset": [text.ends[place - 1] if place else 0 for place in tokens],
         }}  # fmt: skip
 
     def _entry(self, token: int, logprob: float, bare: bool) -> dict[str, Any]:

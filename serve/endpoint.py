@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -70,8 +69,8 @@ class Served:
     def check_name(self, model: str) -> None:
         """Refuse a request for another model (ApiError)."""
         if model != self.name:
-            told = f"the model {model!r} does not exist here: ask for {self.name!r}"
-            raise ApiError(404, told, "model", "model_not_found")
+            message = f"the model {model!r} does not exist here: ask for {self.name!r}"
+            raise ApiError(404, message, "model", "model_not_found")
 
 
 class _Wakes:
@@ -101,7 +100,10 @@ class Endpoint:
         if served.log_requests:
             log.warning("%s", json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True))
         served.check_name(request.model)
-        end = partial(self._ended, http.url.path, began)
+
+        def end() -> None:
+            served.scheduler.metrics.latency.labels(http.url.path).observe(time.perf_counter() - began)
+
         frame, acting = Frame(request.kind, served.name), self._acting(request)
         if request.retrieval is not None:
             if served.retrieving is None:
@@ -117,28 +119,25 @@ class Endpoint:
         else:
             whole = await self._whole(request, frame, began, acting, http)
         end()
-        told = headers(whole["choices"])
+        summary = headers(whole["choices"])
         if request.stream:
             events = as_events(whole, with_usage=request.with_usage)
-            return StreamingResponse(events, media_type="text/event-stream", headers={**_FRESH, **told})
-        return Response(as_json(whole), media_type="application/json", headers=told)
+            return StreamingResponse(events, media_type="text/event-stream", headers={**_FRESH, **summary})
+        return Response(as_json(whole), media_type="application/json", headers=summary)
 
     def _acting(self, request: Request) -> OnHigh | None:
         """Return the action on the scores; None on a server without a prober."""
-        asked, bank = request.hallucination, self._served.scheduler.bank
-        acts = asked is not None and asked.on_high != "warn"
+        options, bank = request.hallucination, self._served.scheduler.bank
+        acts = options is not None and options.on_high != "warn"
         if bank is None:
             if acts:
-                told = "this server has no prober: start it with one, or leave on_high out"
-                raise ApiError(400, told, "hallucination.on_high")
+                message = "this server has no prober: start it with one, or leave on_high out"
+                raise ApiError(400, message, "hallucination.on_high")
             return None
         if acts and request.retrieval is not None:
-            told = "on_high and retrieval both act on the score: ask for one of them"
-            raise ApiError(400, told, "hallucination.on_high")
-        return OnHigh.of(asked, bank, self._served.abstention, greedy=_sampling(request) is None)
-
-    def _ended(self, path: str, began: float) -> None:
-        self._served.scheduler.metrics.latency.labels(path).observe(time.perf_counter() - began)
+            message = "on_high and retrieval both act on the score: ask for one of them"
+            raise ApiError(400, message, "hallucination.on_high")
+        return OnHigh.of(options, bank, self._served.abstention, greedy=_sampling(request) is None)
 
     async def _begin(
         self, request: Request, frame: Frame, began: float, acting: OnHigh | None, *,
@@ -192,27 +191,29 @@ class Endpoint:
     ) -> dict[str, Any]:
         choices, changed = await self._begin(request, frame, began, acting)
         await self._written(choices, changed, http)
-        told = [choice.whole() for choice in choices]
-        kept: Sequence[Choice] = choices
+        bodies = [choice.whole() for choice in choices]
         if acting is not None and acting.action == "retry":
-            draws = [[each] for each in zip(told, choices, strict=True)]
+            draws = [[pair] for pair in zip(bodies, choices, strict=True)]
             for draw in range(1, acting.draws):
-                if not (open_ := [i for i, own in enumerate(draws) if own[-1][0]["hallucination"]["fires"]]):
+                high = [i for i, pairs in enumerate(draws) if pairs[-1][0]["hallucination"]["fires"]]
+                if not high:
                     break
                 if await http.is_disconnected():
                     raise _GONE
-                again, changed = await self._begin(request, frame, began, acting, draw=draw, only=open_)
+                again, changed = await self._begin(request, frame, began, acting, draw=draw, only=high)
                 await self._written(again, changed, http)
-                for place, choice in zip(open_, again, strict=True):
+                for place, choice in zip(high, again, strict=True):
                     draws[place].append((choice.whole(), choice))
-            told, kept = zip(*(_best(acting, own) for own in draws), strict=True)
-        self._observe(told)
-        return frame.whole(told, usage_of(kept))
+            for i, pairs in enumerate(draws):
+                counts = [choice.written for _, choice in pairs]
+                place, bodies[i] = acting.chosen([body for body, _ in pairs], counts)
+                choices[i] = pairs[place][1]
+        self._observe(bodies)
+        return frame.whole(bodies, usage_of(choices))
 
     async def _chunks(
         self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event
     ) -> AsyncIterator[bytes]:
-        texts = [choice.text for choice in choices]
         try:
             for chunk in frame.opening(request.choices):
                 yield chunk
@@ -223,22 +224,20 @@ class Endpoint:
                     if choice.text.error is not None and not choice.finished:
                         yield sse(ApiError.of(choice.text.error).body())
                         return
-                    told = None if choice.finished else choice.news()
-                    if told is not None:
-                        self._observe([told] if choice.finished else [])
-                        yield frame.chunk(told)
+                    if not choice.finished and (news := choice.news()) is not None:
+                        self._observe([news] if choice.finished else [])
+                        yield frame.chunk(news)
             if request.with_usage:
                 yield frame.chunk(usage=usage_of(choices))
             yield sse("[DONE]")
         finally:
-            for text in texts:
-                text.cancelled = True
+            for choice in choices:
+                choice.text.cancelled = True
 
-    def _observe(self, told: Sequence[Mapping[str, Any]]) -> None:
-        for each in told:
-            chance = each.get("hallucination", {}).get("p_wrong")
-            if chance is not None:
-                self._served.scheduler.metrics.scores.observe(chance)
+    def _observe(self, choices: Sequence[Mapping[str, Any]]) -> None:
+        for choice in choices:
+            if (p_wrong := choice.get("hallucination", {}).get("p_wrong")) is not None:
+                self._served.scheduler.metrics.scores.observe(p_wrong)
 
     def _texts(self, request: Request, changed: Callable[[], None], draw: int = 0) -> list[ScoredText]:
         """Make the texts of a request (ApiError: they do not fit the model or the server's limits).
@@ -246,11 +245,17 @@ class Endpoint:
         Every ``draw`` has its own random numbers.
         """
         limit, sampling = self._limit(request), _sampling(request, draw)
-        prompts = [self._fitting(prompt, limit, request.most) for prompt in self._prompts(request)]
-        wanted = [prompt for prompt in prompts for _ in range(request.choices)]
+        context, wanted = self._lm.context, list[tuple[Prompt, int]]()
+        for prompt in self._prompts(request):
+            room = limit if context is None else context - len(prompt.ids)
+            if room < 1 or (request.most is not None and room < limit):
+                why = f"This model's maximum context length is {context} tokens, but the prompt has "
+                why += f"{len(prompt.ids)} and {limit} are to be written: shorten the prompt or max_tokens"
+                raise ApiError(400, why, "prompt", "context_length_exceeded")
+            wanted += [(prompt, min(limit, room))] * request.choices
         if len(wanted) > _MOST_TEXTS:
-            told = f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer"
-            raise ApiError(400, told, "n")
+            message = f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer"
+            raise ApiError(400, message, "n")
         streams = [None] * len(wanted) if sampling is None else sampling.streams([p.ids for p, _ in wanted])
         stops = self._lm.stops(request.stops)
         return [
@@ -262,20 +267,10 @@ class Endpoint:
         ]  # fmt: skip
 
     def _limit(self, request: Request) -> int:
-        most, asked = self._served.max_tokens, request.most
-        if asked is not None and asked > most:
-            raise ApiError(400, f"max_tokens={asked} is above this server's {most}", "max_tokens")
-        return asked or (most if isinstance(request, ChatRequest) else 16)
-
-    def _fitting(self, prompt: Prompt, limit: int, asked: int | None) -> tuple[Prompt, int]:
-        """Check that the requested tokens fit the context; by default take all that the context leaves."""
-        context = self._lm.context
-        room = limit if context is None else context - len(prompt.ids)
-        if room < 1 or (asked is not None and room < limit):
-            told = f"This model's maximum context length is {context} tokens, but the prompt has "
-            told += f"{len(prompt.ids)} and {limit} are to be written: shorten the prompt or max_tokens"
-            raise ApiError(400, told, "prompt", "context_length_exceeded")
-        return prompt, min(limit, room)
+        most, wanted = self._served.max_tokens, request.most
+        if wanted is not None and wanted > most:
+            raise ApiError(400, f"max_tokens={wanted} is above this server's {most}", "max_tokens")
+        return wanted or (most if isinstance(request, ChatRequest) else 16)
 
     def _prompts(self, request: Request) -> list[Prompt]:
         tokenizer = self._lm.tokenizer
@@ -284,23 +279,19 @@ class Endpoint:
             texts: list[str | list[int]] = [chat_text(tokenizer, turns, "this is a chat", **more)]
         else:
             texts = request.prompts
-        found = []
+        size, prompts = self._lm.model.get_input_embeddings().num_embeddings, list[Prompt]()
         for number, text in enumerate(texts):
             if isinstance(text, str):
                 if re.search("[\ud800-\udfff]", text):
-                    told = "the prompt holds half a pair of surrogates: send valid Unicode"
-                    raise ApiError(400, told, "prompt")
-                found += encode_prompts(tokenizer, [text], [str(number)])
+                    problem = "the prompt holds half a pair of surrogates: send valid Unicode"
+                    raise ApiError(400, problem, "prompt")
+                prompts += encode_prompts(tokenizer, [text], [str(number)])
+            elif max(text) >= size:
+                raise ApiError(400, f"the token {max(text)} is not one of the model's {size}", "prompt")
             else:
-                found.append(self._of_ids(text, number))
-        return found
-
-    def _of_ids(self, ids: Sequence[int], number: int) -> Prompt:
-        size = self._lm.model.get_input_embeddings().num_embeddings
-        if max(ids) >= size:
-            raise ApiError(400, f"the token {max(ids)} is not one of the model's {size}", "prompt")
-        text, offsets = token_offsets(self._lm.tokenizer, ids)
-        return Prompt(f"prompt {number}", text, tuple(ids), offsets)
+                written, offsets = token_offsets(tokenizer, text)
+                prompts.append(Prompt(f"prompt {number}", written, tuple(text), offsets))
+        return prompts
 
 
 def _sampling(request: Request, draw: int = 0) -> Sampling | None:
@@ -309,12 +300,6 @@ def _sampling(request: Request, draw: int = 0) -> Sampling | None:
         return None
     seed = abs(request.seed) if request.seed is not None else secrets.randbits(63)
     return Sampling(max(temperature, 1e-3), 0, request.top_p or 1.0, seed + draw)
-
-
-def _best(acting: OnHigh, draws: Sequence[tuple[dict[str, Any], Choice]]) -> tuple[dict[str, Any], Choice]:
-    """Choose the draw that ``retry`` returns, with its texts' tokens."""
-    place, made = acting.chosen([made for made, _ in draws], [choice.written for _, choice in draws])
-    return made, draws[place][1]
 
 
 def _stream(chunks: AsyncIterator[bytes], end: Callable[[], None]) -> Response:

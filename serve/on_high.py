@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from probers.prober.assessment import Assessor, WrittenText, units_of
-from probers.prober.online.growing_spans import GrowingSpans, ScoredSpan
+from probers.prober.assessment import Assessor, GrowingSpans, WrittenText, units_of
 from probers.prober.prober import Prober
-from probers.prober.response import Acted, Response, TokenScores
+from probers.prober.response import Acted, Response, ScoredSpan, TokenScores
 from probers.types import UserError
 from probers.words.thinking import Span
 
@@ -54,13 +53,13 @@ class OnHigh:
         except UserError as error:
             raise ApiError(400, str(error), "hallucination.unit") from None
         if asked.on_high == "stop" and assess.unit == "answer":
-            told = "on_high=stop needs a part of the text to stop before, and here whole answers are judged"
+            why = "on_high=stop needs a part of the text to stop before, and here whole answers are judged"
             units = [unit for unit in units_of(bank) if unit != "answer"]
             remedy = f"ask for unit={' or '.join(units)}" if units else "ask for abstain or retry"
-            raise ApiError(400, f"{told}: {remedy}", "hallucination.on_high")
+            raise ApiError(400, f"{why}: {remedy}", "hallucination.on_high")
         if asked.on_high == "retry" and greedy:
-            told = "on_high=retry needs a temperature above 0: at 0 every draw is the same text"
-            raise ApiError(400, told, "hallucination.on_high")
+            why = "on_high=retry needs a temperature above 0: at 0 every draw is the same text"
+            raise ApiError(400, why, "hallucination.on_high")
         return cls(assess, asked.on_high, asked.draws, asked.abstention or abstention)
 
     @property
@@ -92,11 +91,11 @@ class OnHigh:
         span = high or self._worst(response)
         if span is None and not response.fires:
             return None
-        said: dict[str, Any] = {"text": self.abstention}
+        text: dict[str, Any] = {"text": self.abstention}
         if "message" in choice:
-            said = {"message": {**choice["message"], "content": self.abstention}}
+            text = {"message": {**choice["message"], "content": self.abstention}}
         field = self.nothing(token_entropies=(), acted=self.acted(span, discarded=tokens))
-        return {**choice, **said, "finish_reason": FINISH, "logprobs": None, "hallucination": field}
+        return {**choice, **text, "finish_reason": FINISH, "logprobs": None, "hallucination": field}
 
     def chosen(self, draws: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> tuple[int, dict[str, Any]]:
         """Choose the draw of ``retry`` that is returned; return its place, and it with the field ``acted``.
@@ -105,15 +104,14 @@ class OnHigh:
         first is returned as it is if it is the only one or its score is low enough. A draw without
         anything to judge is the best possible.
         """
-        fields = [each["hallucination"] and Response.model_validate(each["hallucination"]) for each in draws]
+        fields = [draw["hallucination"] and Response.model_validate(draw["hallucination"]) for draw in draws]
         first = fields[0]
         if len(fields) == 1 or first is None or not first.fires:
             return 0, dict(draws[0])
-        scores = [None if field is None else field.score for field in fields]
+        scores: list[Any] = [None if field is None else field.score for field in fields]
         scored = [i for i, field in enumerate(fields) if field is not None]
-        place = min(scored, key=[float("-inf") if score is None else score for score in scores].__getitem__)
-        discarded = sum(tokens) - tokens[place]
-        acted = self.acted(self._worst(first), discarded=discarded, scores=scores)
+        place = min(scored, key=lambda i: float("-inf") if scores[i] is None else scores[i])
+        acted = self.acted(self._worst(first), discarded=sum(tokens) - tokens[place], scores=scores)
         field = fields[place].model_copy(update={"acted": acted}).wire()
         return place, {**draws[place], "hallucination": field}
 
@@ -127,7 +125,7 @@ class Judgement:
     """Judgement of one text of a response while it grows: the same for every engine that writes it.
 
     Methods take the text so far as a ``record``, and in it the characters of the reasoning (``thought``) and
-    of the answer (``said``), None for one that is not there. Without ``acting`` nothing is judged.
+    of the answer (``answer``), None for one that is not there. Without ``acting`` nothing is judged.
     """
 
     def __init__(self, acting: OnHigh | None, prompt: str) -> None:
@@ -145,38 +143,38 @@ class Judgement:
         """Number of characters of the answer that may be sent; None is all of them."""
         return None if self._growing is None else self._growing.sure
 
-    def read(self, record: WrittenText, said: Span | None, tokens: int, *, over: bool = False) -> None:
+    def read(self, record: WrittenText, answer: Span | None, tokens: int, *, over: bool = False) -> None:
         """Judge the answer in the first ``tokens``."""
-        if self._growing is None or said is None or self.high is not None:
+        if self._growing is None or answer is None or self.high is not None:
             return
-        part = record.part(said, range(tokens))
+        part = record.part(answer, range(tokens))
         known = [i for i, score in enumerate(part.scores) if score is not None]
         scores = [part.scores[i] or 0.0 for i in known]
         self._growing.read(part.text, [part.offsets[i] for i in known], scores, over=over)
 
-    def cut(self, said: Span | None) -> Span | None:
+    def cut(self, answer: Span | None) -> Span | None:
         """Return the characters of the answer before the span that has ended it."""
-        return said if said is None or self.high is None else (said[0], said[0] + self.high.start)
+        return answer if answer is None or self.high is None else (answer[0], answer[0] + self.high.start)
 
-    def returned(self, record: WrittenText, said: Span | None, tokens: int) -> int:
+    def returned(self, record: WrittenText, answer: Span | None, tokens: int) -> int:
         """Count those of the first ``tokens`` whose text is returned."""
-        if self.high is None or (cut := self.cut(said)) is None:
+        if self.high is None or (cut := self.cut(answer)) is None:
             return tokens
         return sum(end <= cut[1] for _, end in record.offsets[:tokens])
 
     def chunk(
-        self, record: WrittenText, thought: Span | None, said: Span | None, tokens: Sequence[int]
+        self, record: WrittenText, thought: Span | None, answer: Span | None, tokens: Sequence[int]
     ) -> dict[str, Any]:
         """Make the field of a chunk: the lists of its tokens."""
         assert self._acting is not None
-        return _both(self._acting.assess.token_scores, record, (thought, said), tokens).wire()
+        return _both(self._acting.assess.token_scores, record, (thought, answer), tokens).wire()
 
     def whole(
-        self, record: WrittenText, thought: Span | None, said: Span | None, tokens: int, *, written: int
+        self, record: WrittenText, thought: Span | None, answer: Span | None, tokens: int, *, written: int
     ) -> dict[str, Any]:
         """Make the field of a finished text, of which the first ``tokens`` of ``written`` are returned."""
         assert self._acting is not None
-        response = _both(self._acting.assess, record, (thought, self.cut(said)), range(tokens))
+        response = _both(self._acting.assess, record, (thought, self.cut(answer)), range(tokens))
         high = self.high
         acted = None if high is None else self._acting.acted(high, discarded=written - tokens)
         return response.model_copy(update={"acted": acted}).wire()
@@ -187,8 +185,8 @@ def _both(
     tokens: Sequence[int],
 ) -> Scores:  # fmt: skip
     """Assess the answer, and the reasoning before it if there is one."""
-    thought, said = parts
-    answer = assess(record.part(said or (len(record.text),) * 2, tokens))
+    thought, span = parts
+    answer = assess(record.part(span or (len(record.text),) * 2, tokens))
     if thought is None:
         return answer
     return answer.model_copy(update={"reasoning": assess(record.part(thought, tokens))})
@@ -201,7 +199,7 @@ def headers(choices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         return {}
     worst = max(fields, key=lambda field: float("-inf") if field["score"] is None else field["score"])
     acted = [field["acted"]["action"] for field in fields if field.get("acted")]
-    told = {"fires": str(any(field["fires"] for field in fields)).lower(), "action": (acted or ["none"])[0]}
+    values = {"fires": str(any(field["fires"] for field in fields)).lower(), "action": (acted or ["none"])[0]}
     if worst["score"] is not None:
-        told |= {"score": f"{worst['score']:.6g}", "p-wrong": f"{worst['p_wrong']:.6g}"}
-    return {f"X-Hallucination-{name.title()}": value for name, value in told.items()}
+        values |= {"score": f"{worst['score']:.6g}", "p-wrong": f"{worst['p_wrong']:.6g}"}
+    return {f"X-Hallucination-{name.title()}": value for name, value in values.items()}

@@ -52,8 +52,7 @@ class ApiError(Exception):
         """Make the body of the response."""
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
@@ -139,37 +138,30 @@ def check_tools(messages: Sequence[Message]) -> None:
     """Refuse results of tools that nobody has called, and calls whose arguments are no JSON (ApiError)."""
     called = set[str]()
     for place, message in enumerate(messages):
-        where = f"messages[{place}]"
+        where, given = f"messages[{place}]", message.tool_call_id
+        if message.tool_calls and message.role != "assistant":
+            raise ApiError(400, f"{where}: only an assistant's message has tool_calls", f"{where}.tool_calls")
         for number, call in enumerate(message.tool_calls or ()):
-            at = f"{where}.tool_calls[{number}]"
-            if message.role != "assistant":
-                told = f"{where}: only an assistant's message has tool_calls"
-                raise ApiError(400, told, f"{where}.tool_calls")
-            _arguments(call, at)
+            _arguments(call, f"{where}.tool_calls[{number}]")
             called.add(call.id)
-        if message.role == "tool" and message.tool_call_id not in called:
-            told = f"{where}: tool_call_id={message.tool_call_id} is no earlier call's: give the id of one"
-            raise ApiError(400, told, f"{where}.tool_call_id")
-        if message.role != "tool" and message.tool_call_id is not None:
-            told = f"{where}: only a message of role tool has a tool_call_id"
-            raise ApiError(400, told, f"{where}.tool_call_id")
+        problem = ""
+        if message.role == "tool" and given not in called:
+            problem = f"tool_call_id={given} is no earlier call's: give the id of one"
+        elif message.role != "tool" and given is not None:
+            problem = "only a message of role tool has a tool_call_id"
+        if problem:
+            raise ApiError(400, f"{where}: {problem}", f"{where}.tool_call_id")
 
 
 def _arguments(call: ToolCall, at: str) -> dict[str, Any]:
     try:
-        found = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(call.function.arguments or "{}")
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         where = f"{at}.function.arguments"
         raise ApiError(400, f"{where} is no JSON object: {call.function.arguments[:80]!r}", where)
-    return found
-
-
-def _call(call: ToolCall, at: str) -> dict[str, Any]:
-    """Convert a call to the form that templates read, with its arguments as a mapping."""
-    function = {"name": call.function.name, "arguments": _arguments(call, at)}
-    return {"id": call.id, "type": call.type, "function": function}
+    return arguments
 
 
 def for_template(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
@@ -177,20 +169,23 @@ def for_template(messages: Sequence[Message], template: str) -> list[dict[str, A
 
     The developer's role becomes the system's if the template does not know it (ApiError: it knows no tools).
     """
-    found = list[dict[str, Any]]()
+    turns = list[dict[str, Any]]()
     for place, message in enumerate(messages):
+        where, calls = f"messages[{place}]", message.tool_calls or ()
         role = "system" if message.role == "developer" and "developer" not in template else message.role
-        if (role == "tool" or message.tool_calls) and "tool" not in template:
-            told = f"messages[{place}]: the model's chat template knows no tools: leave the message out"
-            raise ApiError(400, told, f"messages[{place}]")
-        own: dict[str, Any] = {"role": role, "content": message.text}
-        thought = message.reasoning_content or message.reasoning
-        fields = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thought}
-        own |= {name: value for name, value in fields.items() if value is not None}
-        if message.tool_calls:
-            own["tool_calls"] = [_call(call, f"messages[{place}]") for call in message.tool_calls]
-        found.append(own)
-    return found
+        if (role == "tool" or calls) and "tool" not in template:
+            problem = "the model's chat template knows no tools: leave the message out"
+            raise ApiError(400, f"{where}: {problem}", where)
+        functions = [{"name": call.function.name, "arguments": _arguments(call, where)} for call in calls]
+        each = zip(calls, functions, strict=True)
+        fields = {
+            "name": message.name, "tool_call_id": message.tool_call_id,
+            "reasoning_content": message.reasoning_content or message.reasoning,
+            "tool_calls": [{"id": c.id, "type": c.type, "function": f} for c, f in each] or None,
+        }  # fmt: skip
+        fields = {name: value for name, value in fields.items() if value is not None}
+        turns.append({"role": role, "content": message.text, **fields})
+    return turns
 
 
 #: OpenAI's fields that are not supported, and their values without effect.
@@ -273,8 +268,8 @@ class _Asking(Strict):
             raise ApiError(400, "stop has an empty string, which would end every text: leave it out", "stop")
         for name, value in values.items():
             if value is not None and value not in _NEUTRAL.get(name, (value,)):
-                told = f"{name} is not supported by this server: leave it out"
-                raise ApiError(400, told, name, "unsupported_parameter")
+                problem = f"{name} is not supported by this server: leave it out"
+                raise ApiError(400, problem, name, "unsupported_parameter")
         left_out = (*_NEUTRAL, *_IGNORED)
         return {name: value for name, value in values.items() if value is not None and name not in left_out}
 
@@ -336,8 +331,8 @@ class ChatRequest(_Asking):
     def _check(self) -> ChatRequest:
         check_tools(self.messages)
         if self.tool_choice not in (None, "none", "auto"):
-            told = "a tool call cannot be forced here, since nothing constrains what is written"
-            raise ApiError(400, f"tool_choice: {told}: ask for auto, or use backend=vllm", "tool_choice")
+            problem = "a tool call cannot be forced here, since nothing constrains what is written"
+            raise ApiError(400, f"tool_choice: {problem}: ask for auto, or use backend=vllm", "tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true: add it", "top_logprobs")
         return self
@@ -353,9 +348,9 @@ class ChatRequest(_Asking):
             more["reasoning_effort"] = self.reasoning_effort
         for name in more:
             if name not in template:
-                asked = "reasoning_effort" if name == "enable_thinking" and self.reasoning_effort else name
-                told = f"{asked}: the model's chat template does not read {name}: leave it out"
-                raise ApiError(400, told, asked, "unsupported_parameter")
+                field = "reasoning_effort" if name == "enable_thinking" and self.reasoning_effort else name
+                problem = f"{field}: the model's chat template does not read {name}: leave it out"
+                raise ApiError(400, problem, field, "unsupported_parameter")
         return for_template(self.messages, template), more
 
     @property

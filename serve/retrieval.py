@@ -1,23 +1,35 @@
-"""Retrieval on demand for requests: the loop of :mod:`probers.rag`, as a stream of events."""
+"""Retrieval on demand for requests: the loop of :mod:`probers.rag`, as a stream of events.
+
+:func:`replay` tells where a trigger would have fired on a recorded text, by the same rules.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel
 
 from probers.cli.components import Component, choices
 from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.online.scores import text_needs, text_scores
+from probers.prober.response import ScoredSpan
 from probers.prompts import PromptTemplate
+from probers.rag.build import for_engine
 from probers.rag.loop import RAG
-from probers.rag.protocol import QueryFormulator, Trigger, as_trigger
-from probers.types import Passage, ProbersError, Question, Retriever, Round, RunError, UserError
+from probers.rag.protocol import QueryFormulator, State, Trigger, as_trigger
+from probers.rag.remote import ServedGeneration
+from probers.rag.triggers.uncertainty import sentences
+from probers.types import Decision, Passage, ProbersError, Question, Retriever, Round, RunError, UserError
+from probers.words import tokens_of
 
 from .answers import Frame, finish_reason, sse, usage
-from .protocol import ApiError, ChatRequest, Hallucination, Request
-from .protocol import Retrieval as Wanted
+from .protocol import ApiError, ChatRequest, Hallucination, Request, Retrieval
 from .scheduler import Cancelled, Scheduler, SharedLM
 
 
@@ -38,76 +50,69 @@ class Retrieving:
     @property
     def triggers(self) -> list[str]:
         """List the triggers that this server can run."""
-        found = []
+        names = []
         for name in choices("trigger"):
-            try:
-                trigger = self._trigger(Wanted(trigger=name))
-            except (UserError, RunError):
-                continue
-            if not trigger.reads_answer:
-                found.append(name)
-        return found
+            with suppress(UserError, RunError):
+                if not self._trigger(Retrieval(trigger=name)).reads_answer:
+                    names.append(name)
+        return names
 
     async def answer(self, request: Request, frame: Frame, gone: Callable[[], Awaitable[bool]]) -> Answering:
         """Begin to answer the request's question (ApiError, UserError: an unfit trigger or query)."""
         _refuse(request)
         question, lm = Question("question", _question(request)), SharedLM(self.scheduler)
-        asked, bank = request.hallucination or Hallucination(), self.scheduler.bank
-        assess = None if bank is None else Assessor(bank, asked.threshold, asked.unit)
+        scoring, bank = request.hallucination or Hallucination(), self.scheduler.bank
+        assess = None if bank is None else Assessor(bank, scoring.threshold, scoring.unit)
         rag = await asyncio.to_thread(self._loop, request, lm)
         return Answering(rag, lm, question, frame, gone, assess)
 
-    def _trigger(self, wanted: Wanted) -> Trigger:
+    def _trigger(self, wanted: Retrieval) -> Trigger:
         options = {} if wanted.threshold is None else {"threshold": wanted.threshold}
         part = Component.of("trigger", wanted.trigger, **options)
         if getattr(part.kind, "reads_answer", False):
-            told = (
-                f"trigger={wanted.trigger} judges finished answers by further ones, and a server streams one"
-            )
-            raise UserError(f"{told}: choose another", "unsupported")
+            why = "judges finished answers by further ones, and a server streams one: choose another"
+            raise UserError(f"trigger={wanted.trigger} {why}", "unsupported")
         if part.options.get("bank", 0) is not None:
             return as_trigger(part.make())
         if self.scheduler.bank is None:
-            told = "this trigger needs a prober, but the server has none: choose another"
-            raise UserError(told, "conflict")
+            raise UserError("the trigger needs a prober, but the server has none: choose another", "conflict")
         return as_trigger(part.make(bank=self.scheduler.bank))
 
     def _loop(self, request: Request, lm: SharedLM) -> RAG:
         wanted = request.retrieval
         assert wanted is not None
         query = self.query if wanted.query is None else Component.of("query", wanted.query).make()
-        asked = {"k": wanted.k, "max_retrievals": wanted.max_retrievals, "max_new_tokens": request.most}
-        options = {**self.options, **{name: value for name, value in asked.items() if value is not None}}
+        given = {"k": wanted.k, "max_retrievals": wanted.max_retrievals, "max_new_tokens": request.most}
+        options = {**self.options, **{name: value for name, value in given.items() if value is not None}}
         return RAG(lm, self.retriever, self._trigger(wanted), query, prompt=self.prompt, draft=0, **options)
 
 
 def _refuse(request: Request) -> None:
     """Refuse options that the loop cannot follow, as it writes one greedy answer."""
-    chances = request.logprobs is not None and request.logprobs is not False
-    asked = {
-        "n": request.choices > 1, "stop": bool(request.stops), "logprobs": chances,
+    unsupported = {
+        "n": request.choices > 1, "stop": bool(request.stops), "logprobs": request.alternatives is not None,
         "temperature": bool(request.temperature), "top_p": request.top_p not in (None, 1),
     }  # fmt: skip
     if isinstance(request, ChatRequest):
-        asked |= {
+        unsupported |= {
             "tools": bool(request.tools) and request.tool_choice != "none",
             "reasoning_effort": request.reasoning_effort is not None,
             "chat_template_kwargs": bool(request.chat_template_kwargs),
         }
-    for name, wanted in asked.items():
+    for name, wanted in unsupported.items():
         if wanted:
-            told = f"{name} does not go with retrieval, which writes one greedy answer: leave {name} out"
-            raise ApiError(400, told, name)
+            message = f"{name} does not go with retrieval, which writes one greedy answer: leave {name} out"
+            raise ApiError(400, message, name)
 
 
 def _question(request: Request) -> str:
     if isinstance(request, ChatRequest):
-        asked = [message.text for message in request.messages if message.role == "user"][-1:]
+        questions = [message.text for message in request.messages if message.role == "user"][-1:]
     else:
-        asked = [text for text in request.prompts if isinstance(text, str)]
-    if len(asked) != 1 or not asked[0].strip():
+        questions = [text for text in request.prompts if isinstance(text, str)]
+    if len(questions) != 1 or not questions[0].strip():
         raise ApiError(400, "with retrieval the prompt must be one question in words", "prompt")
-    return " ".join(asked[0].split())
+    return " ".join(questions[0].split())
 
 
 class Answering:
@@ -117,8 +122,8 @@ class Answering:
         self, rag: RAG, lm: SharedLM, question: Question, frame: Frame, gone: Callable[[], Awaitable[bool]],
         assess: Assessor | None,
     ) -> None:  # fmt: skip
-        self._assess = assess
         self._rag, self._lm, self._question, self._frame, self._gone = rag, lm, question, frame, gone
+        self._assess = assess
         self._tell: Callable[[str | dict[str, Any]], object]
         self._accepted = ""
         self._passages: Sequence[Passage] = ()
@@ -129,14 +134,15 @@ class Answering:
         for chunk in frame.opening(1):
             yield chunk
         try:
-            async for each in self._told():
-                if isinstance(each, str):
-                    yield frame.chunk(frame.choice(0, each))
-                elif each["type"] == "end":
-                    more, used = {name: each[name] for name in ("hallucination", "retrieval")}, each["usage"]
-                    yield frame.chunk(frame.choice(0, "", each["finish"], **more))
+            async for event in self._events():
+                if isinstance(event, str):
+                    yield frame.chunk(frame.choice(0, event))
+                elif event["type"] == "end":
+                    more = {name: event[name] for name in ("hallucination", "retrieval")}
+                    used = event["usage"]
+                    yield frame.chunk(frame.choice(0, "", event["finish"], **more))
                 else:
-                    yield frame.chunk(frame.choice(0, "", retrieval=each))
+                    yield frame.chunk(frame.choice(0, "", retrieval=event))
         except ApiError as error:
             yield sse(error.body())
             return
@@ -147,19 +153,19 @@ class Answering:
     async def whole(self) -> dict[str, Any]:
         """Make the whole response."""
         text, events = "", list[dict[str, Any]]()
-        async for each in self._told():
-            if isinstance(each, str):
-                text += each
-            elif each["type"] == "end":
-                more = {"hallucination": each["hallucination"]}
-                more["retrieval"] = {**each["retrieval"], "events": events}
-                choice = self._frame.choice(0, text, each["finish"], whole=True, **more)
-                return self._frame.whole([choice], each["usage"])
-            elif each["type"] != "draft" or "scores" in each:  # not for every word of a draft
-                events.append(each)
+        async for event in self._events():
+            if isinstance(event, str):
+                text += event
+            elif event["type"] == "end":
+                more = {"hallucination": event["hallucination"]}
+                more["retrieval"] = {**event["retrieval"], "events": events}
+                choice = self._frame.choice(0, text, event["finish"], whole=True, **more)
+                return self._frame.whole([choice], event["usage"])
+            elif event["type"] != "draft" or "scores" in event:  # not for every word of a draft
+                events.append(event)
         raise ApiError(500, "the loop ended without an answer")
 
-    async def _told(self) -> AsyncIterator[str | dict[str, Any]]:
+    async def _events(self) -> AsyncIterator[str | dict[str, Any]]:
         """Relay text and events from the loop's thread; the last is an event of type "end"."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | dict[str, Any] | None]()
         self._tell = lambda what: loop.call_soon_threadsafe(queue.put_nowait, what)
@@ -168,14 +174,14 @@ class Answering:
         try:
             while True:
                 try:
-                    found = await asyncio.wait_for(queue.get(), 1)
+                    event = await asyncio.wait_for(queue.get(), 1)
                 except TimeoutError:
                     if await self._gone():
                         return
                     continue
-                if found is None:
+                if event is None:
                     break
-                yield found
+                yield event
             try:
                 running.result()
             except ProbersError as error:
@@ -188,12 +194,12 @@ class Answering:
         answer = self._rag(self._question, self)
         self._accept(answer.text)  # includes inserted words
         prompt = self._rag.prompt.question(answer.question, [p.text for p in self._passages])
-        asked, written = len(self._lm.tokenizer(prompt)["input_ids"]), answer.counters.tokens
+        prompt_tokens, written = len(self._lm.tokenizer(prompt)["input_ids"]), answer.counters.tokens
         self._tell({
             "type": "end", "finish": finish_reason(self._lm.stop),
             "hallucination": self._assessed(prompt, answer.text),
             "retrieval": {"answer": answer.answer, "retrievals": answer.counters.retrievals},
-            "usage": usage(asked, written),
+            "usage": usage(prompt_tokens, written),
         })  # fmt: skip
 
     def _assessed(self, prompt: str, text: str) -> dict[str, Any] | None:
@@ -202,11 +208,11 @@ class Answering:
         if bank is None or self._assess is None or not text.strip():
             return None
         try:
-            (made,) = self._lm.score([prompt], [text], needs=text_needs(bank))
+            (scored,) = self._lm.score([prompt], [text], needs=text_needs(bank))
         except UserError:  # no tokens of the model read as this text, joined from several
             return None
-        assert made.state is not None
-        return self._assess(WrittenText.of(made, *text_scores(bank, made.state))).wire()
+        assert scored.state is not None
+        return self._assess(WrittenText.of(scored, *text_scores(bank, scored.state))).wire()
 
     def text(self, question: Question, text: str) -> None:
         """Send the growing text; called on the scheduler's thread."""
@@ -243,14 +249,90 @@ class Answering:
         """Describe the round's text with the records of its tokens."""
         text = self._lm.last
         event: dict[str, Any] = {"type": "draft", "text": done.text, "offsets": done.tokens}
-        if text is None or text.row.kept != len(done.tokens):
+        if text is None or (count := text.row.kept) != len(done.tokens):
             return event
-        kept = text.row.kept
-        event |= {"entropies": text.entropies[:kept], "logprobs": text.logprobs[:kept]}
+        event |= {"entropies": text.entropies[:count], "logprobs": text.logprobs[:count]}
         if self._assess is not None:
             prompt = text.request.prompt.text
-            record = WrittenText(prompt, done.text, done.tokens, text.scores[:kept])
-            made = self._assess(record).wire()
-            event |= {"scores": made["token_scores"], "p_wrong": made["token_p_wrong"]}
-            event |= {name: made[name] for name in ("score", "spans")}
+            record = WrittenText(prompt, done.text, done.tokens, text.scores[:count])
+            assessed = self._assess(record).wire()
+            event |= {"scores": assessed["token_scores"], "p_wrong": assessed["token_p_wrong"]}
+            event |= {name: assessed[name] for name in ("score", "spans")}
         return event
+
+
+#: What a trigger needs of a response: the field, and its name in messages.
+_NEEDS = {
+    "probing": ("score", "prober's score of this text"), "entropy": ("entropies", "entropies of the tokens"),
+    "flare": ("logprobs", "probabilities of the tokens"),
+}  # fmt: skip
+
+
+class Replay(BaseModel):
+    """``POST /v1/replay``: a trigger with its options, and a text with what a response says of its tokens.
+
+    ``score`` and ``spans`` are the prober's of the whole text. The first sentence of a ``fresh`` text was
+    written from passages fetched right there, and is not judged.
+    """
+
+    trigger: Literal["probing", "entropy", "flare", "fixed_sentence", "never"]
+    options: dict[Literal["threshold", "scope", "reduction", "variant"], float | str | None] = {}
+    text: str
+    offsets: list[tuple[int, int]]
+    p_wrong: list[float | None] = []
+    logprobs: list[float | None] = []
+    entropies: list[float | None] = []
+    score: float | None = None
+    spans: list[ScoredSpan] = []
+    fresh: bool = False
+
+    def generation(self) -> ServedGeneration:
+        """Make the generation that the trigger judges (ApiError: the response lacks what it needs)."""
+        if self.trigger in _NEEDS:
+            field, name = _NEEDS[self.trigger]
+            values, n = getattr(self, field), len(self.offsets)
+            known = field in self.model_fields_set
+            if not (known if field == "score" else len(values) == n and None not in values):
+                raise ApiError(400, f"the response does not carry the {name}", field)
+        logprobs, entropies = (
+            np.array([math.nan if value is None else value for value in values], dtype=np.float32)
+            for values in (self.logprobs, self.entropies)
+        )
+        ids, places = (-1,) * len(self.offsets), tuple(self.offsets)
+        return ServedGeneration(
+            "", (), (), ids, self.text, places, logprobs, entropies, "eos", score=self.score, threshold=0.0
+        )
+
+
+def replay(recorded: Replay) -> dict[str, Any]:
+    """Decide on a recorded text.
+
+    Returns:
+        ``fire``, ``score`` (None: nothing that the prober judges), ``whole`` (the whole text is discarded),
+        ``kept`` (characters that stay), ``tokens`` that fired, ``values`` of all tokens for display, and
+        ``judged``, the parts with a score of their own.
+    """
+    written, probing = recorded.generation(), recorded.trigger == "probing"
+    trigger = for_engine("recorded", Component.of("trigger", recorded.trigger, **recorded.options)).make()
+    state = State(Question("text", "?"), None, None, (0, 0), fresh=recorded.fresh)  # type: ignore[arg-type]
+    decision: Decision = trigger(written, state)
+    values = np.array(decision.token_scores)
+    judged = [asdict(span) for span in recorded.spans] if probing else []
+    if recorded.trigger == "flare" or recorded.options.get("scope") == "sentence":
+        reduce = np.max if {"max", "paper"} & set(trigger.record.values()) else np.mean
+        parts = sentences(written)[1 if recorded.fresh else 0 :]
+        judged = [
+            {"start": part.start, "end": part.end, "score": float(reduce(values[list(part.tokens)]))}
+            for part in parts
+        ]
+    judged = [part | {"fires": part["score"] > decision.threshold} for part in judged]
+    hits = [tokens_of(recorded.offsets, part["start"], part["end"]) for part in judged if part["fires"]]
+    nothing = probing and recorded.score is None and bool(recorded.offsets)
+    whole = decision.fire and decision.position is None
+    remaining = recorded.text if decision.position is None else recorded.text[: decision.position].rstrip()
+    return {
+        "fire": decision.fire, "score": None if nothing else decision.score,
+        "whole": whole, "kept": 0 if whole else len(remaining),
+        "tokens": sorted({i for tokens in hits for i in tokens}) if probing else decision.tokens,
+        "values": recorded.p_wrong if probing else decision.token_scores, "judged": judged,
+    }  # fmt: skip

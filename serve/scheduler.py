@@ -27,14 +27,7 @@ from probers.model.causal_lm import CausalLM
 from probers.model.continuous import ContinuousBatch, LiveText
 from probers.model.decode import Request
 from probers.model.kv_cache import BlockCache
-from probers.model.language_model import (
-    NOTHING,
-    Decoding,
-    GenerationRequest,
-    Sampling,
-    ScoreRequest,
-    Scoring,
-)
+from probers.model.language_model import Decoding, GenerationRequest, Sampling, ScoreRequest, Scoring
 from probers.model.pooling import PER_TOKEN, pool_tokens, token_vectors
 from probers.model.tokens import Stops
 from probers.prober.assessment import WrittenText
@@ -118,13 +111,13 @@ class ScoredText(LiveText):
         lists = self.scores[known], distances, self.logprobs[known], self.entropies[known]
         return WrittenText(self.request.prompt.text, self.text, self.offsets[known], *lists)
 
-    def recorded(self, tokenizer: Any, needs: Needs = NOTHING) -> Generation:
+    def recorded(self, tokenizer: Any, needs: Needs) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""
         states: dict[Feature, np.ndarray] = {}
         if self.row.kept and self.vectors:
             stacked = torch.stack(self.vectors[: self.row.kept]).cpu().numpy()
-            for each in needs.features:
-                states[each] = stacked if each.pool in PER_TOKEN else pool_tokens(stacked, each.pool)
+            for feature in needs.features:
+                states[feature] = stacked if feature.pool in PER_TOKEN else pool_tokens(stacked, feature.pool)
         return self.generation(tokenizer, needs, states)
 
 
@@ -178,8 +171,8 @@ class Scheduler:
             if self.error is not None:
                 raise self.error
             if self._ending or len(self._open) + len(texts) > self._most:
-                told = "too many texts are waiting: try again later"
-                raise ApiError(429, told, code="rate_limit_exceeded", retry=2)
+                message = "too many texts are waiting: try again later"
+                raise ApiError(429, message, code="rate_limit_exceeded", retry=2)
             self._open.update(texts)
         self._inbox.put(lambda batch: batch.add(texts))
 
@@ -210,18 +203,18 @@ class Scheduler:
         try:
             self._write()
         except BaseException as error:
-            told = RunError(f"the thread that writes has died ({first_line(error)}): start the server again")
-            log.exception("%s", told)
+            why = f"the thread that writes has died ({first_line(error)}): start the server again"
+            log.exception("%s", why)
             with self._lock:
-                self.error = told
+                self.error = RunError(why)
                 texts, calls = list(self._open), list(self._calls)
                 self._open.clear()
             for text in texts:
-                text.error, text.left = told, True
+                text.error, text.left = self.error, True
                 text.changed()
             for call in calls:
                 if not call.done():
-                    call.set_exception(told)
+                    call.set_exception(self.error)
 
     def _write(self) -> None:
         with ExitStack() as hooks:
@@ -265,10 +258,10 @@ class Scheduler:
         assert self.bank is not None and self._running is not None
         names, running = [text.request.prompt.name for text in texts], self._running
         if isinstance(running, GrowingSentences):
-            found = running.add_each(texts, states, [(text.text, text.ends) for text in texts], names)
+            scores = running.add_each(texts, states, [(text.text, text.ends) for text in texts], names)
         else:
-            found = running.add_each(texts, states, names)
-        for text, score, own in zip(texts, found, states, strict=True):
+            scores = running.add_each(texts, states, names)
+        for text, score, state in zip(texts, scores, states, strict=True):
             assert isinstance(text, ScoredText)
             if isinstance(score, RunError):
                 text.error = score
@@ -280,7 +273,7 @@ class Scheduler:
             text.distances = running.distances(text)
             if text.vectors is not None:
                 # On the device until the text is finished; cloned, as it is a part of all texts' states.
-                text.vectors.append(token_vectors(own, self.bank.spec.pool).clone())
+                text.vectors.append(token_vectors(state, self.bank.spec.pool).clone())
 
 
 class SharedLM(CausalLM):
@@ -312,16 +305,16 @@ class SharedLM(CausalLM):
         needs, read = how.needs, self.scheduler.feature
         if needs.attention or needs.top or needs.features not in ((), (read,)):
             alone = replace(how, prefix="", cache=None, draft=0)
-            made = self._call(lambda: list(self.scheduler.lm.generate_each(requests, alone, known=known)))
-            self.stop = next((text.stop for batch in made for text in batch.values()), self.stop)
-            yield from made
+            batches = self._call(lambda: list(self.scheduler.lm.generate_each(requests, alone, known=known)))
+            self.stop = next((text.stop for batch in batches for text in batch.values()), self.stop)
+            yield from batches
             return
-        limits = [asked.max_new_tokens for asked in requests]
+        limits = [request.max_new_tokens for request in requests]
         fitting, _ = self._fit(self._encode(requests), limits, "max_new_tokens={}", needs, known)
         changed, stops = threading.Event(), self.stops(how.stop)
-        asked = [Request(prompt, limit) for prompt, limit in zip(fitting, limits, strict=True)]
-        own: dict[str, Any] = {"keep": bool(needs.features), "changed": changed.set}
-        texts = [ScoredText(one, self.tokenizer, stops, **own) for one in asked]
+        options: dict[str, Any] = {"keep": bool(needs.features), "changed": changed.set}
+        pairs = zip(fitting, limits, strict=True)
+        texts = [ScoredText(Request(*pair), self.tokenizer, stops, **options) for pair in pairs]
         self.scheduler.submit(texts)
         while not all(text.over for text in texts):
             changed.wait()

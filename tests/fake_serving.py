@@ -10,7 +10,7 @@ from typing import Any
 from http_fakes import Handler, Server
 
 from probers.serve.protocol import ApiError
-from probers.serve.replay import Replay, replay
+from probers.serve.retrieval import Replay, replay
 
 PAGE = Path(__file__).parents[1] / "serve" / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}

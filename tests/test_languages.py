@@ -10,8 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
 from probers.cli import main as cli
-from probers.prober.assessment import Assessor, WrittenText
-from probers.prober.online.growing_spans import whole_words
+from probers.prober.assessment import Assessor, WrittenText, whole_words
 from probers.store.store import FeatureStore
 from probers.testbed.assets import load_articles
 from probers.train.run import _recogniser

@@ -16,7 +16,7 @@ from probers.cli.components import choices, node_of
 from probers.rag.protocol import State, Trigger
 from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
 from probers.serve.protocol import ApiError
-from probers.serve.replay import Replay, replay
+from probers.serve.retrieval import Replay, replay
 from probers.types import Generation, Question
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -26,8 +26,7 @@ from probers.prober.online.scores import GrowingScores, text_needs, text_scores
 from probers.prober.prober import Prober
 from probers.prober.response import Response
 from probers.prober.risk_control import Promise
-from probers.score.page import level, parts
-from probers.score.run import _summary
+from probers.score.run import _summary, level, parts
 from probers.store.spec import FeatureSpec
 
 WRITTEN = [

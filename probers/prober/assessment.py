@@ -1,4 +1,4 @@
-"""Assessment of a finished text by the scores of its tokens: the whole text, and its spans.
+"""Assessment of a text by the scores of its tokens: the whole text, and its spans, also while it grows.
 
 - Heads of the tokens of entities: a span for each entity of the text, scored by its tokens.
 - Heads of the state before an entity: a span for each entity, scored before its first token.
@@ -13,6 +13,7 @@ judge every sentence, every token, or the text as one span: the ``unit``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
@@ -26,9 +27,8 @@ from ..words.language import ENGLISH
 from ..words.text import split_sentences
 from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
 from .domain import Domain
-from .online.growing_spans import ScoredSpan
 from .online.scores import PIECES, Scorer, aggregate
-from .response import DomainDistance, Response, TokenScores
+from .response import DomainDistance, Response, ScoredSpan, TokenScores
 from .risk_control import Promise
 
 
@@ -41,6 +41,19 @@ class Bank(Scorer, Protocol):
     def domain(self) -> Domain | None: ...
 
 
+#: Whole words after a span that make it certain.
+_AHEAD = 3
+#: Number of last sentences that are read again with every word, the one being written included: the
+#: recogniser would need seconds for a long text.
+_SENTENCES = 3
+#: Characters before them from which the recogniser knows whether a sentence begins.
+_CONTEXT = 500
+#: Chinese and Japanese characters are words of their own.
+_CHARACTERS = r"\u3001-\u30ff\u3400-\u9fff\uff01-\uff60"
+_WHOLE_WORDS = re.compile(rf".*[\s,;:!?)\]”\"{_CHARACTERS}]", re.DOTALL)
+_WORD = re.compile(rf"[{_CHARACTERS}]|[^\s{_CHARACTERS}]+")
+#: An opening quotation mark without its end yet: the quotation may be a title.
+_OPEN_QUOTE = re.compile(r"[“\"](?=[^\s“”\",.;:!?)][^“”\"\n]{0,120}$)")
 #: Units judged one by one: the prober's own spans, sentences, tokens, or the text as a whole.
 Unit = Literal["span", "sentence", "token", "answer"]
 UNITS: tuple[str, ...] = get_args(Unit)
@@ -95,28 +108,23 @@ class WrittenText:
 
     def first(self, count: int, text: str) -> WrittenText:
         """Cut the record to its first ``count`` tokens, which wrote ``text``."""
-        names = ("offsets", "scores", "distances", "logprobs", "entropies")
-        lists = {name: getattr(self, name) for name in names}
+        lists: dict[str, Any] = {"offsets": self.offsets, **self._lists()}
         return replace(self, text=text, **{name: each and each[:count] for name, each in lists.items()})
 
     def part(self, span: Span, tokens: Sequence[int]) -> WrittenText:
         """Take characters [start, end) as a text of their own, with the ``tokens`` that wrote any of them."""
-        own, (start, end) = tokens_in(self.offsets, span, tokens), span
-        lists: dict[str, Any] = {
-            name: values and [values[i] for i in own] for name, values in self._lists().items()
-        }
-        places = [place_in(self.offsets, span, i) for i in own]
-        return replace(
-            self, prompt=self.prompt + self.text[:start], text=self.text[start:end], offsets=places, **lists
-        )
+        inside, (start, end) = tokens_in(self.offsets, span, tokens), span
+        lists: dict[str, Any] = {k: v and [v[i] for i in inside] for k, v in self._lists().items()}
+        lists["offsets"] = [place_in(self.offsets, span, i) for i in inside]
+        return replace(self, prompt=self.prompt + self.text[:start], text=self.text[start:end], **lists)
 
     def _lists(self) -> dict[str, Sequence[float | None] | None]:
         return {name: getattr(self, name) for name in ("scores", "distances", "logprobs", "entropies")}
 
 
 def _mismatch(name: str, given: int, tokens: int) -> UserError:
-    told = f"{name} has {given} values and offsets have {tokens} tokens"
-    return UserError(f"{told}: give one for each token", "mismatch")
+    message = f"{name} has {given} values and offsets have {tokens} tokens"
+    return UserError(f"{message}: give one for each token", "mismatch")
 
 
 class Assessor:
@@ -128,8 +136,8 @@ class Assessor:
     def __init__(self, bank: Bank, threshold: float | None = None, unit: str | None = None) -> None:
         known = units_of(bank)
         if unit is not None and unit not in known:
-            told = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"
-            raise UserError(f"{told}: choose {' or '.join(known)}", "unsupported")
+            message = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"
+            raise UserError(f"{message}: choose {' or '.join(known)}", "unsupported")
         self._bank, self.unit = bank, unit or known[0]
         self.threshold = float(bank.threshold if threshold is None else threshold)
         same = self.threshold == bank.threshold and self.unit == known[0]
@@ -137,13 +145,13 @@ class Assessor:
         spec = bank.spec
         self._pooled = spec.pool not in ("tokens", "predicting")
         self._part = part_at(spec.position)
-        own = self.unit == "span" and spec.position in ("sentence", "claim", "token")
-        self._sentences = own or self.unit == "sentence"
-        of_entities = self.unit == "span" and not own and (not self._pooled or spec.position == "span")
+        by_sentence = self.unit == "span" and spec.position in ("sentence", "claim", "token")
+        self._sentences = by_sentence or self.unit == "sentence"
+        by_entity = self.unit == "span" and not by_sentence and (not self._pooled or spec.position == "span")
         recognise = None
-        if of_entities or (self._sentences and bank.recogniser):  # it also tells the language
+        if by_entity or (self._sentences and bank.recogniser):  # it also tells the language
             recognise = Recogniser(bank.recogniser or "rules", quiet=True)
-        self._recognise = recognise if of_entities else None
+        self._recognise = recognise if by_entity else None
         self._language = ENGLISH if recognise is None else recognise.language
 
     def __call__(self, record: WrittenText) -> Response:
@@ -157,28 +165,22 @@ class Assessor:
             judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], how)[0])
         return Response(
-            **self.token_scores(record).wire(),
-            score=worst,
+            **self.token_scores(record).wire(), score=worst, spans=tuple(spans),
             p_wrong=None if worst is None else self._probabilities([worst])[0],
-            threshold=self.threshold,
-            fires=worst is not None and worst > self.threshold,
-            spans=tuple(spans),
-            domain=self._distance(record, [read[place] for place in judged]),
-            promise=self.promise,
-        )
+            threshold=self.threshold, fires=worst is not None and worst > self.threshold,
+            domain=self._distance(record, [read[place] for place in judged]), promise=self.promise,
+        )  # fmt: skip
 
     def token_scores(self, record: WrittenText) -> TokenScores:
         """List what is known of a text's tokens."""
-        p_wrong = zip(
-            record.scores, self._probabilities([score or 0.0 for score in record.scores]), strict=True
-        )
+        p_wrong = self._probabilities([score or 0.0 for score in record.scores])
+        scored = zip(record.scores, p_wrong, strict=True)
         return TokenScores(
-            token_scores=tuple(record.scores),
-            token_p_wrong=tuple(None if score is None else p for score, p in p_wrong),
-            token_offsets=tuple(record.offsets),
+            token_scores=tuple(record.scores), token_offsets=tuple(record.offsets),
+            token_p_wrong=tuple(None if score is None else p for score, p in scored),
             token_logprobs=None if record.logprobs is None else tuple(record.logprobs),
             token_entropies=None if record.entropies is None else tuple(record.entropies),
-        )
+        )  # fmt: skip
 
     def _distance(self, record: WrittenText, judged: Sequence[int]) -> DomainDistance | None:
         """Average the distance over the tokens that judged a text: the limit is for means over spans."""
@@ -209,26 +211,24 @@ class Assessor:
         if not len(values):
             return [], []
         pieces = self.pieces(prompt, text, offsets)
-        if self.unit == "answer" and self._part == "both":
-            score = self._of_piece(values)
-            judged = [len(values) - 1] if self._pooled else list(range(len(values)))
-            return self._scored([(0, len(text))], [score]), judged
+        if pieces is None and self.unit == "answer":
+            pieces = {(0, len(text)): list(range(len(values)))}
         if pieces is not None:
-            spans = self._scored(list(pieces), [self._of_piece(values[tokens]) for tokens in pieces.values()])
+            of_pieces = [self._piece_score(values[tokens]) for tokens in pieces.values()]
             last = [tokens[-1] for tokens in pieces.values()]
-            return spans, last if self._pooled else list(range(len(values)))
+            return self._scored(list(pieces), of_pieces), last if self._pooled else list(range(len(values)))
         assert self._recognise is not None
         if (how := self._bank.aggregate) is None:  # heads of the state before an entity
             begun = with_scores(written_entities(text, self._recognise, prompt=prompt), offsets, values)
             places = [(each.entity.start, each.entity.end) for each in begun]
             return self._scored(places, [each.score for each in begun]), [each.tokens[0] for each in begun]
-        found = written_entities(text, self._recognise, prompt=prompt, openings=True)
-        read = [(e, tokens) for e in found if (tokens := tokens_of(offsets, e.start, e.end))]
-        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for _, tokens in read], how)
-        spans = self._scored([(entity.start, entity.end) for entity, _ in read], scores)
-        return spans, [token for _, tokens in read for token in tokens]
+        written = written_entities(text, self._recognise, prompt=prompt, openings=True)
+        places = [(entity.start, entity.end) for entity in written]
+        entities = {place: tokens for place in places if (tokens := tokens_of(offsets, *place))}
+        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for tokens in entities.values()], how)
+        return self._scored(list(entities), scores), [token for each in entities.values() for token in each]
 
-    def _of_piece(self, values: np.ndarray) -> float:
+    def _piece_score(self, values: np.ndarray) -> float:
         """Score a piece by its tokens' scores: of pooled heads the last one, which covers all of it."""
         if self._pooled:
             return float(values[-1])
@@ -243,8 +243,8 @@ class Assessor:
         if self._sentences:
             places = list(split_sentences(text, self._language))
         elif self._part != "both":
-            found = part_of(text, self._part)
-            places = [] if found is None else [found]
+            part = part_of(text, self._part)
+            places = [] if part is None else [part]
         elif self._pooled and self._recognise is not None:
             entities = written_entities(text, self._recognise, prompt=prompt, openings=True)
             places = [(each.start, each.end) for each in entities]
@@ -260,3 +260,74 @@ class Assessor:
 
     def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
         return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]
+
+
+def whole_words(text: str) -> str:
+    """Return a growing text up to the end of its last whole word."""
+    match = _WHOLE_WORDS.match(text)
+    return match.group() if match else ""
+
+
+class GrowingSpans:
+    """Judge of the spans of one text after ``prompt`` while it grows, and of what may be shown before.
+
+    A server that stops a text at the beginning of a span must not have shown any of it. Only later words tell
+    where an entity or a sentence ends ("New York" may become "New York Times"), so a span is judged once
+    three more words are whole, and text is shown up to the first possible unjudged span. In 250 answers of
+    SmolLM2 with random scores, this rule ended the same answers at the same places as judging the whole
+    answer, for entities and for sentences; it held back 22 characters of the text for entities, and 78 for
+    sentences. Spans that only the whole text reveals are judged at its end.
+
+    Attributes:
+        high: the first span above the threshold of ``assess``; None so far.
+        sure: number of characters that may be shown. No unjudged span begins before them.
+    """
+
+    def __init__(self, assess: Assessor, prompt: str) -> None:
+        self._assess, self._prompt = assess, prompt[-_CONTEXT:]
+        self._start = self._end = 0  # end of the last reading: characters, or tokens where these are judged
+        self.high: ScoredSpan | None = None
+        self.sure = 0
+
+    def read(
+        self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *, over: bool = False
+    ) -> None:
+        """Judge the text so far, or all of it if it is ``over``.
+
+        ``offsets`` are [start, end) of its n tokens in characters, and ``scores`` (n,) are theirs.
+        """
+        if self.high is not None:
+            return
+        if over:
+            self._judge(self._assess.spans(self._prompt, text, offsets, scores))
+            self.sure = len(text)
+        elif self._assess.unit == "token":
+            new, self._end = self._end, len(offsets)
+            self._judge(self._assess.spans(self._prompt, text, offsets[new:], scores[new:]))
+            self.sure = offsets[-1][1] if offsets else 0
+        elif self._assess.unit != "answer":
+            self._read_words(text, offsets, scores)
+        if self.high is not None:
+            self.sure = self.high.start
+
+    def _read_words(self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]) -> None:
+        end = len(whole_words(text[: offsets[-1][1]])) if offsets else 0
+        words = [match.start() for match in _WORD.finditer(text, self._start, end)]
+        if end <= self._end or len(words) <= _AHEAD:
+            return
+        self._end, start, border = end, self._start, words[-_AHEAD]
+        tokens = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
+        places = [(max(offsets[i][0] - start, 0), offsets[i][1] - start) for i in tokens]
+        before = (self._prompt + text[:start])[-_CONTEXT:]
+        judged = self._assess.spans(before, text[start:end], places, [scores[i] for i in tokens])
+        spans = [replace(span, start=span.start + start, end=span.end + start) for span in judged]
+        self._judge([span for span in spans if span.end <= border])
+        quote = _OPEN_QUOTE.search(text, start, end)
+        waiting = [span.start for span in spans if span.end > border]
+        self.sure = max(self.sure, min([border, *waiting, *([quote.start()] if quote else [])]))
+        begun = [start + a for a, _ in split_sentences(text[start:end]) if start + a <= self.sure]
+        self._start = begun[-_SENTENCES] if len(begun) >= _SENTENCES else start
+
+    def _judge(self, spans: Sequence[ScoredSpan]) -> None:
+        above = [span for span in spans if span.score > self._assess.threshold and span.start >= self.sure]
+        self.high = min(above, key=lambda span: span.start, default=None)

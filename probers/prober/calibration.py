@@ -120,8 +120,8 @@ def checked(wrong: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
         raise RunError("a score or signal to calibrate on is not a finite number")
     if not len(wrong) or wrong.min() == wrong.max():
         kind = "no" if not len(wrong) else "only wrong" if wrong[0] else "only right"
-        told = f"{kind} texts among the {len(wrong)} validation examples: both are needed, use a higher limit"
-        raise UserError(told, "labels")
+        why = f"{kind} texts among the {len(wrong)} validation examples: both are needed, use a higher limit"
+        raise UserError(why, "labels")
     return wrong, scores
 
 
@@ -176,8 +176,8 @@ def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> Temperature:
     def negative_log_likelihood(log_t: float) -> float:
         return float(np.logaddexp(0, sign * scores / (unit * np.exp(log_t))).mean())
 
-    found = minimize_scalar(negative_log_likelihood, bounds=(-7.0, 7.0), method="bounded")
-    return Temperature(unit * float(np.exp(found.x)))
+    optimum = minimize_scalar(negative_log_likelihood, bounds=(-7.0, 7.0), method="bounded")
+    return Temperature(unit * float(np.exp(optimum.x)))
 
 
 def fit_isotonic(wrong: np.ndarray, scores: np.ndarray) -> Isotonic:
@@ -229,13 +229,13 @@ class EntropyModel:
         numbers: dict[str, Any] = dict(value)
         inputs = ["score", *SIGNALS]
         if numbers.pop("inputs", None) != inputs:
-            told = f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again"
-            raise UserError(told, "damaged")
+            message = f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again"
+            raise UserError(message, "damaged")
         check_record(cls, numbers, "entropy_model.")
         vectors = {name: tuple(numbers[name]) for name in ("mean", "scale", "weights")}
         if any(len(vector) != len(inputs) for vector in vectors.values()) or 0 in vectors["scale"]:
-            told = f"the prober's entropy model lacks a number for each of its {len(inputs)} inputs"
-            raise UserError(told, "damaged")
+            message = f"the prober's entropy model lacks a number for each of its {len(inputs)} inputs"
+            raise UserError(message, "damaged")
         return cls(**numbers | vectors)
 
     def __call__(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:

@@ -35,44 +35,39 @@ def run_heads(head: ProbeHead, states: Any, mask: Any = None) -> np.ndarray:
     given = torch.as_tensor(states)
     if head.causal:
         if head.marker:
-            told = "these heads score marked spans, and no span is given: call score_spans"
-            raise UserError(told, "unsupported")
-        return checked_logits(_of_sequence(head, given.unsqueeze(-3)))
+            raise UserError("these heads score marked spans, not texts: call score_spans", "unsupported")
+        x = given.unsqueeze(-3)
+        pieces = [_piece_logits(head, x, start, start + CHUNK) for start in range(0, len(x), CHUNK)]
+        return checked_logits(torch.cat([torch.empty(0, len(head.streams), 2), *pieces]))
     inputs = [given.unsqueeze(-3) if head.joint else given]  # a joint head has all layers
     if mask is not None:
         inputs.append(torch.as_tensor(mask, dtype=torch.bool))
     elif head.tokens:
         inputs.append(torch.ones(inputs[0].shape[:2], dtype=torch.bool))
     rows = max(1, CHUNK // max(1, inputs[0].shape[1])) if head.tokens else CHUNK
-    parts = []
+    parts = [torch.empty(0, len(head.streams), 2)]
     with torch.inference_mode():
         for x, *masks in zip(*(tensor.split(rows) for tensor in inputs), strict=True):
             if len(x):
                 masks = [part.to(head.device) for part in masks]
                 parts.append(head(x.to(head.device, torch.float32), *masks).cpu())
-    return checked_logits(torch.cat(parts) if parts else torch.empty(0, len(head.streams), 2))
+    return checked_logits(torch.cat(parts))
 
 
-def checked_logits(found: Tensor) -> np.ndarray:
+def checked_logits(logits: Tensor) -> np.ndarray:
     """Return logits as an array; RunError where they are not finite."""
-    if not torch.isfinite(found).all():
+    if not torch.isfinite(logits).all():
         raise RunError("the prober's logits are not finite: the states hold NaN or infinite values")
-    return found.numpy()
+    return logits.numpy()
 
 
-def _of_sequence(head: ProbeHead, x: Tensor) -> Tensor:
-    """Compute logits (n, H, 2) of the tokens (n, H, L, d) of a text, in pieces of bounded length."""
-    parts = [_of_piece(head, x, start, start + CHUNK) for start in range(0, len(x), CHUNK)]
-    return torch.cat([torch.empty(0, len(head.streams), 2), *parts])
-
-
-def _of_piece(head: ProbeHead, x: Tensor, start: int, end: int) -> Tensor:
+def _piece_logits(head: ProbeHead, x: Tensor, start: int, end: int) -> Tensor:
     """Compute logits (tokens of the piece, H, 2) of a piece of a text (n, H, L, d) and its context."""
     first = max(0, start - head.reach + 1)
     seen = x[first:end].to(head.device, torch.float32)[None]
-    own = (torch.arange(first, first + seen.shape[1], device=seen.device) >= start)[None]
+    in_piece = (torch.arange(first, first + seen.shape[1], device=seen.device) >= start)[None]
     with torch.inference_mode():
-        return head(seen, torch.ones_like(own), own)[0, start - first :].cpu()  # type: ignore[no-any-return]
+        return head(seen, torch.ones_like(in_piece), in_piece)[0, start - first :].cpu()  # type: ignore[no-any-return]
 
 
 def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.ndarray:
@@ -94,7 +89,7 @@ def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.nd
 
 def run_heads_on_marked(head: ProbeHead, states: Any, span: np.ndarray) -> np.ndarray:
     """Compute logits (span's tokens, H, 2) of heads that mark it; ``states`` (t, layers, d)."""
-    return checked_logits(_of_piece(head, torch.as_tensor(states).unsqueeze(-3), *map(int, span)))
+    return checked_logits(_piece_logits(head, torch.as_tensor(states).unsqueeze(-3), *map(int, span)))
 
 
 def half_precision(head: ProbeHead) -> ProbeHead:
@@ -231,13 +226,11 @@ class ThresholdRule:
         if meaning is None and self.value is not None:
             raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
         value = np.nan if self.value is None else self.value
-        match self.name:
-            case "cost":
-                allowed = 0 < value < np.inf
-            case "risk":
-                allowed = 0 < value < 1 and 0 < (self.confidence or 0.0) < 1
-            case _:
-                allowed = meaning is None or 0 <= value <= 1
+        allowed = meaning is None or 0 <= value <= 1
+        if self.name == "cost":
+            allowed = 0 < value < np.inf
+        elif self.name == "risk":
+            allowed = 0 < value < 1 and 0 < (self.confidence or 0.0) < 1
         if not allowed or (self.confidence is not None and self.name != "risk"):
             raise UserError(f"threshold={self}: {self.name} needs {meaning}")
 

@@ -96,10 +96,10 @@ class Domain:
         given = torch.as_tensor(states)
         if tuple(given.shape[1:]) != self.shape:
             raise ValueError(f"states {tuple(given.shape)} are not (n, {self.shape[0]}, {self.shape[1]})")
-        found = torch.cat([self._squared(part) for part in given.split(_CHUNK)]).mean(dim=1).sqrt()
-        if not torch.isfinite(found).all():
+        distances = torch.cat([self._squared(part) for part in given.split(_CHUNK)]).mean(dim=1).sqrt()
+        if not torch.isfinite(distances).all():
             raise RunError("states have no distance to the training states: they hold NaN or infinite values")
-        return found.cpu()
+        return distances.cpu()
 
     def _squared(self, states: Tensor) -> Tensor:
         """Compute (n, layers) squared distances by dimension."""
@@ -136,13 +136,13 @@ class Domain:
         if surprise is None:
             return replace(self, limit=limit_of(distances, self.rate))
         allowed = max(0, len(distances) - int(np.ceil((len(distances) + 1) * (1 - self.rate))))
-        found = self
+        domain = self
         for share in _SHARES * self.rate:
             ends = -limit_of(-surprise, share / 2) - _ROUNDING, limit_of(surprise, share / 2) + _ROUNDING
-            found = replace(self, limit=limit_of(distances, share), surprise=ends)
-            if found.unlike(distances, surprise).sum() <= allowed:
+            domain = replace(self, limit=limit_of(distances, share), surprise=ends)
+            if domain.unlike(distances, surprise).sum() <= allowed:
                 break
-        return found
+        return domain
 
     def unlike(self, distance: Any, surprise: Any = None) -> Any:
         """Tell whether texts of these distances, and surprise if known, are unlike the training texts."""
@@ -177,8 +177,8 @@ class Domain:
             low_high = about["surprise"] and tuple(map(float, about["surprise"]))
             return cls(**read, limit=float(about["limit"]), rate=float(about["rate"]), surprise=low_high)
         except (OSError, SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
-            told = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
-            raise UserError(told, "damaged") from error
+            message = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
+            raise UserError(message, "damaged") from error
 
 
 def limit_of(distances: np.ndarray, rate: float) -> float:
@@ -198,16 +198,16 @@ def _directions(chunks: Chunks, rows: int, spread: Tensor) -> tuple[Tensor, Tens
     """
     width = next(chunks()).shape[-1]
     k = max(0, min(_COMPONENTS, (rows - 1) // 4, width // 2))
-    found = torch.randn(len(spread), width, k, generator=torch.Generator().manual_seed(0))
+    directions = torch.randn(len(spread), width, k, generator=torch.Generator().manual_seed(0))
     for _ in range(_PASSES):
-        moved = _sum(torch.einsum("nld,nlk->ldk", x, _along(x, found)) for x in chunks())
-        found = torch.linalg.qr(moved).Q
-    inner = _sum(torch.einsum("nlk,nlm->lkm", z, z) for z in (_along(x, found) for x in chunks())) / rows
+        moved = _sum(torch.einsum("nld,nlk->ldk", x, _along(x, directions)) for x in chunks())
+        directions = torch.linalg.qr(moved).Q
+    inner = _sum(torch.einsum("nlk,nlm->lkm", z, z) for z in (_along(x, directions) for x in chunks())) / rows
     variances, turn = torch.linalg.eigh(inner)
     residual = ((spread - variances.sum(dim=1)) / (width - k)).clamp_min(1e-6)
     # Other directions never have more spread than the chosen ones.
     variances = torch.maximum(variances, residual[:, None])
-    return (found @ turn).transpose(1, 2).half().contiguous(), variances, residual
+    return (directions @ turn).transpose(1, 2).half().contiguous(), variances, residual
 
 
 def _along(x: Tensor, directions: Tensor) -> Tensor:

@@ -125,9 +125,9 @@ def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mappi
         for name in adapters.FILES:
             write_bytes(folder / ADAPTER / name, read_bytes(adapter / name, most=_LARGEST_ADAPTER))
     # Last: without it there is no prober.
+    marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64)}
     about = {"name": head_name(head), "options": head.options}
-    marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64), "head": about}
-    write_text(folder / CONFIG, sealed({**marks, **config}))
+    write_text(folder / CONFIG, sealed({**marks, "head": about, **config}))
 
 
 def _places(kind: object, layers: Sequence[int]) -> list[str]:
@@ -149,21 +149,21 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(config, dict) or config.get("format") != _FORMAT:
         raise UserError(f"{name} is not a prober: its {CONFIG} has another format", "bad-file")
     if config.get("schema") != _SCHEMA:
-        found = shown(config.get("schema"))
-        told = f"the prober {name} has schema {found}, but schema {_SCHEMA} is needed: train it again"
-        raise UserError(told, "bad-file")
+        schema = shown(config.get("schema"))
+        message = f"the prober {name} has schema {schema}, but schema {_SCHEMA} is needed: train it again"
+        raise UserError(message, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
         about = dict.fromkeys(("domain", "promise", "adapter")) | about
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:
-        told = f"{folder / CONFIG} is damaged ({error}): train the prober again"
-        raise UserError(told, "damaged") from error
+        message = f"{folder / CONFIG} is damaged ({error}): train the prober again"
+        raise UserError(message, "damaged") from error
     files = sorted((folder / PICTURES).glob("*.png"))
     if len(files) > _MOST_PICTURES or (folder / PICTURES).is_symlink():
-        told = f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it"
-        raise UserError(told, "damaged")
+        message = f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it"
+        raise UserError(message, "damaged")
     picture = partial(read_bytes, most=_LARGEST_PICTURE)
     adapter = about["adapter"] and folder / ADAPTER
     if adapter and about["adapter"]["sha256"] != adapters.digest_of(adapter):
@@ -182,11 +182,11 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
     try:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):
-        told = f"{name} is not a prober (no {file.name}): probers-train makes one"
-        raise UserError(told, "no-artifact") from None
+        message = f"{name} is not a prober (no {file.name}): probers-train makes one"
+        raise UserError(message, "no-artifact") from None
     except ValueError as error:
-        told = f"the prober {name} is damaged ({file.name} {error}): train it again"
-        raise UserError(told, "damaged") from error
+        message = f"the prober {name} is damaged ({file.name} {error}): train it again"
+        raise UserError(message, "damaged") from error
 
 
 def shipped(model: str) -> str | None:
@@ -203,8 +203,8 @@ def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOpti
     if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
         raise TypeError(f"from_pretrained has no keyword {unknown[0]!r}")
     folder, below = Path(path), subfolder or ""
-    if not folder.exists() and (own := shipped(str(path))) is not None:
-        return _SHIPPED / own
+    if not folder.exists() and (model := shipped(str(path))) is not None:
+        return _SHIPPED / model
     owner, _, name = str(path).partition("/")
     if folder.exists() or not owner.strip(".~") or not name or "/" in name or owner == "runs":
         return folder / below
@@ -216,8 +216,8 @@ def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOpti
     try:
         return Path(snapshot_download(str(path), allow_patterns=patterns, **hub)) / below
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        told = f"prober={path} is neither a folder nor on the Hub ({first_line(error)})"
-        raise UserError(told, "no-artifact") from error
+        message = f"prober={path} is neither a folder nor on the Hub ({first_line(error)})"
+        raise UserError(message, "no-artifact") from error
 
 
 def load_head(
@@ -231,8 +231,8 @@ def load_head(
     file, name, options = folder / _HEADS, config["head"]["name"], config["head"]["options"]
     cls = HEADS.get(name, head_class)
     if cls is None:
-        told = f"the prober's head {name!r} is not one of {', '.join(HEADS)}"
-        raise UserError(f"{told}: pass head_class to from_pretrained", "own-class")
+        message = f"the prober's head {name!r} is not one of {', '.join(HEADS)}"
+        raise UserError(f"{message}: pass head_class to from_pretrained", "own-class")
     make = factory(partial(cls, **options))
     if name in HEADS:
         check_options(cls, options, "head.")
@@ -243,7 +243,7 @@ def load_head(
         with safe_open(file, framework="pt") as tensors:
             sizes = (spec.width, spec.places) if is_joint(cls) else (spec.width,)
             places = _places(cls, spec.layers)
-            _check_sizes(tensors, partial(make, ["a head"], *sizes), places, own=name not in HEADS)
+            _check_sizes(tensors, partial(make, ["a head"], *sizes), places, users=name not in HEADS)
             head = make(places, *sizes)
             stacked = {
                 key: torch.stack([tensors.get_tensor(f"{of}.{key}").float() for of in places])
@@ -251,23 +251,23 @@ def load_head(
             }
         head.load_state_dict(stacked)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        told = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
-        raise UserError(told, "damaged") from error
+        message = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
+        raise UserError(message, "damaged") from error
     if not all(torch.isfinite(value).all() for value in stacked.values()):
         raise UserError(f"{file} holds weights that are not finite: train the prober again", "damaged")
     return head
 
 
-def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[str], *, own: bool) -> None:
+def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[str], *, users: bool) -> None:
     """Refuse tensors that do not fit such heads (ValueError); only their shapes are made and read.
 
-    The user's ``own`` class is built normally if it needs numbers.
+    A class of the ``users`` is built normally if it needs numbers.
     """
     try:
         with torch.device("meta"):
             head = make()
     except UserError:
-        if not own:
+        if not users:
             raise
         head = make()
     learned, there = dict(head.named_parameters()), set(tensors.keys())
@@ -275,6 +275,6 @@ def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[s
         for key in (f"{of}.{name}" for of in places):
             if key not in there:
                 raise ValueError(f"it lacks {key}")
-            found, shape = tensors.get_slice(key), list(value.shape[1:])
-            if found.get_shape() != shape or (name in learned and found.get_dtype() != "F16"):
-                raise ValueError(f"{key} is {found.get_dtype()} of {found.get_shape()}, not of {shape}")
+            tensor, shape = tensors.get_slice(key), list(value.shape[1:])
+            if tensor.get_shape() != shape or (name in learned and tensor.get_dtype() != "F16"):
+                raise ValueError(f"{key} is {tensor.get_dtype()} of {tensor.get_shape()}, not of {shape}")

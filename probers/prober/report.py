@@ -48,9 +48,8 @@ class Report:
         ]
         for name, entry in self.summary:
             cells = "".join(f"{number(entry.get(key)):>7}" for _, key in _SHORT)
-            lines.append(
-                f"  {cut(name, _NAME - 3):{_NAME - 2}}{bounded(entry, 'auroc', absent='-'):20}{cells}"
-            )
+            first = f"{cut(name, _NAME - 3):{_NAME - 2}}{bounded(entry, 'auroc', absent='-'):20}"
+            lines.append(f"  {first}{cells}")
         lines += [fill(line, 98, subsequent_indent="  ") for line in self.sentences]
         notes = [*warnings(self.figures), *self.figures.notes]
         lines += [fill(note, 98, initial_indent="note: ", subsequent_indent="  ") for note in notes]
@@ -84,9 +83,8 @@ class Report:
     def summary(self) -> list[tuple[str, Detection]]:
         """The prober's scores, and the controls to compare them with."""
         figures, single = self.figures, len(self.figures.layers) == 1
-        rows: list[tuple[str, Detection]] = [
-            (layer_name(figures, figures.best) if single else ENSEMBLE, figures.ensemble)
-        ]
+        name = layer_name(figures, figures.best) if single else ENSEMBLE
+        rows: list[tuple[str, Detection]] = [(name, figures.ensemble)]
         if not single:
             rows.append((f"best layer ({best_name(figures)})", figures.best))
         if figures.members:
@@ -110,9 +108,10 @@ class Report:
         figures, calibration = self.figures, self.figures.calibration
         lines = []
         if words := self._words:
-            lines.append(
-                f"{self._against(words)} words alone ({words}): difference in AUROC {self._pair(words)}."
-            )
+            low, high = figures.pairs[f"{ENSEMBLE} vs {words}"]["auroc"].ci95 or (0.0, 0.0)
+            verdict = "better" if low > 0 else "worse" if high < 0 else "not shown to be better"
+            verdict = f"It is {verdict} than words alone ({words})"
+            lines.append(f"{verdict}: difference in AUROC {self._pair(words)}.")
         if figures.members:
             best = best_member(figures)
             weights = ", ".join(f"{name} {entry.weight:.2f}" for name, entry in figures.members.items())
@@ -123,10 +122,8 @@ class Report:
         fires = f"It fires on {figures.ensemble.fired:.0%} of the texts"
         lines.append(f"{fires}; ECE of P(wrong) {before} before {calibration.method}, {after} after.")
         lines += [promised(figures)] if figures.promise else []
-        return [
-            *lines,
-            "Every layer, control and group of texts: README.md, metrics.json and plots of the prober.",
-        ]
+        more = "Every layer, control and group of texts: README.md, metrics.json and plots of the prober."
+        return [*lines, more]
 
     @property
     def _words(self) -> str:
@@ -134,16 +131,6 @@ class Report:
         names = [name for name in self.figures.controls if f"{ENSEMBLE} vs {name}" in self.figures.pairs]
         of_words = sorted(name for name in names if name.startswith(WORDS))
         return max(of_words, key=lambda name: self.figures.controls[name].auroc or 0.0, default="")
-
-    def _against(self, name: str) -> str:
-        low, high = self.figures.pairs[f"{ENSEMBLE} vs {name}"]["auroc"].ci95 or (0.0, 0.0)
-        return (
-            "It is better than"
-            if low > 0
-            else "It is worse than"
-            if high < 0
-            else "It is not shown to be better than"
-        )
 
     def _pair(self, name: str) -> str:
         pair = self.figures.pairs[f"{ENSEMBLE} vs {name}"]["auroc"]
@@ -217,5 +204,4 @@ def promised(figures: Figures) -> str:
     promise = Promise(entry.risk, entry.confidence, entry.groups, entry.passing, entry.wrong)
     passing, wrong = entry.test["passing"], entry.test["wrong"]
     share = f" ({wrong / passing:.0%})" if passing else ""
-    tested = f"of {passing} test groups that pass {wrong} are wrong{share}"
-    return f"promise: {promise}; {tested}"
+    return f"promise: {promise}; of {passing} test groups that pass {wrong} are wrong{share}"

@@ -71,13 +71,11 @@ def groups_needed(risk: float, confidence: float, wrong: int = 0) -> int:
 
     With none wrong, this is the smallest n with (1 - risk)^n <= 1 - confidence.
     """
-    most = wrong + 1
+    least = most = wrong + 1
     while p_value(most, wrong, risk) > 1 - confidence and most < _MANY:
         most *= 2
-    numbers = range(wrong + 1, most)
-    return (
-        wrong + 1 + bisect_left(numbers, True, key=lambda n: bool(p_value(n, wrong, risk) <= 1 - confidence))
-    )
+    numbers = range(least, most)
+    return least + bisect_left(numbers, True, key=lambda n: bool(p_value(n, wrong, risk) <= 1 - confidence))
 
 
 def passing_groups(
@@ -150,17 +148,18 @@ def certify(
     if not np.isfinite(scores).all():
         raise RunError("a score to choose a threshold on is not a finite number")
     check_number(risk, confidence, len(np.unique(groups)))
-    found = _candidates(wrong, scores, groups)
-    if (last := found.certified(risk, confidence)) is not None:
-        promise = Promise(risk, confidence, found.groups, int(found.passing[last]), int(found.wrong[last]))
-        return float(found.thresholds[last]), promise
-    tried = found.start(risk, confidence)
+    candidates = _candidates(wrong, scores, groups)
+    if (last := candidates.certified(risk, confidence)) is not None:
+        passing, errors = int(candidates.passing[last]), int(candidates.wrong[last])
+        promise = Promise(risk, confidence, candidates.groups, passing, errors)
+        return float(candidates.thresholds[last]), promise
+    tried = candidates.start(risk, confidence)
     possible = (share / 100 for share in range(1, 100))
-    other = next((r for r in possible if r > risk and found.certified(r, confidence) is not None), None)
+    other = next((r for r in possible if r > risk and candidates.certified(r, confidence) is not None), None)
     fix = "no share can be" if other is None else f"threshold={_typed(other, confidence)} can be"
     raise UserError(
-        f"threshold={_typed(risk, confidence)} cannot be promised: of the {found.passing[tried]} validation "
-        f"groups with the lowest scores {found.wrong[tried]} are wrong; {fix}",
+        f"threshold={_typed(risk, confidence)} cannot be promised: of the {candidates.passing[tried]} "
+        f"validation groups with the lowest scores {candidates.wrong[tried]} are wrong; {fix}",
         "labels",
     )
 
@@ -173,8 +172,8 @@ def check_number(risk: float, confidence: float, groups: int) -> None:
     # The least share that this many groups could promise if none were wrong, rounded up.
     if groups and (least := math.ceil(100 * (1 - (1 - confidence) ** (1 / groups))) / 100) < 1:
         fix += f", or threshold={_typed(least, confidence)} or more"
-    told = f"threshold={_typed(risk, confidence)} needs {needed} groups that pass, even if none is wrong"
-    raise UserError(f"{told}, and validation has {groups} groups in all: {fix}", "labels")
+    message = f"threshold={_typed(risk, confidence)} needs {needed} groups that pass, even if none is wrong"
+    raise UserError(f"{message}, and validation has {groups} groups in all: {fix}", "labels")
 
 
 def _typed(risk: float, confidence: float) -> str:

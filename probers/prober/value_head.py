@@ -57,11 +57,11 @@ class ValueHead:
         """
         fix = "give the model that it was trained on"
         if self.width != model.width:
-            told = f"the probe {name} reads states of width {self.width}, and the model is {model}"
-            raise UserError(f"{told}: {fix}", "mismatch")
+            message = f"the probe {name} reads states of width {self.width}, and the model is {model}"
+            raise UserError(f"{message}: {fix}", "mismatch")
         if self.layer_idx >= model.layers:
-            told = f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0"
-            raise UserError(f"{told}, and the model is {model}: {fix}", "layers")
+            message = f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0"
+            raise UserError(f"{message}, and the model is {model}: {fix}", "layers")
         # Not rounded to half precision, which cannot hold the largest coordinates of some models.
         layers = (self.layer_idx + 1,)
         return FeatureSpec(model, layers, self.width, pool="tokens", position="token", dtype="float32")
@@ -74,8 +74,8 @@ class ValueHead:
         head = LinearHead([f"layer{self.layer_idx + 1}"], self.width)
         weight, bias = self.weight.half().float() / 2, torch.tensor(self.bias).half().float() / 2
         if not (weight.isfinite().all() and bias.isfinite()):
-            told = f"the probe {name} has weights beyond 65504, and probers are saved in half precision"
-            raise UserError(f"{told}: divide weight and bias by the same number", "unsupported")
+            message = f"the probe {name} has weights beyond 65504, and probers are saved in half precision"
+            raise UserError(f"{message}: divide weight and bias by the same number", "unsupported")
         signs = torch.zeros(2)
         signs[WRONG], signs[CORRECT] = 1, -1
         with torch.no_grad():
@@ -86,9 +86,8 @@ class ValueHead:
 
     def files(self) -> dict[str, bytes]:
         """Return the content of both files; equal heads give equal bytes."""
-        config = {"layer_idx": self.layer_idx, "hidden_size": self.width}
-        tensors, blob = {"weight": self.weight[None].clone(), "bias": torch.tensor([self.bias])}, BytesIO()
-        torch.save(tensors, blob)
+        config, blob = {"layer_idx": self.layer_idx, "hidden_size": self.width}, BytesIO()
+        torch.save({"weight": self.weight[None].clone(), "bias": torch.tensor([self.bias])}, blob)
         return {WEIGHTS: blob.getvalue(), CONFIG: f"{json.dumps(config, indent=4)}\n".encode()}
 
 
@@ -105,17 +104,22 @@ def read_value_head(folder: Path, name: str) -> ValueHead:
     """
     adapters = sorted(path.name for path in folder.glob("adapter_model.*"))
     if adapters or (folder / _ADAPTERS).exists():
-        told = f"the probe {name} comes with a LoRA adapter ({next(iter(adapters), _ADAPTERS)})"
-        told += ", which changes the states and cannot be run yet: give a probe that was trained without one"
-        raise UserError(told, "unsupported")
+        why = f"the probe {name} comes with a LoRA adapter ({next(iter(adapters), _ADAPTERS)})"
+        why += ", which changes the states and cannot be run yet: give a probe that was trained without one"
+        raise UserError(why, "unsupported")
     layer_idx, width = _config(_read(read_json, folder, CONFIG, name), name)
-    found = _linear(_read(_tensors, folder, WEIGHTS, name), name)
-    weight, bias = found["weight"], found["bias"]
+    tensors = _read(_tensors, folder, WEIGHTS, name)
+    parts = [key.rpartition(".") for key in tensors]  # any prefix is fine
+    if sorted(part[2] for part in parts) != ["bias", "weight"] or parts[0][0] != parts[1][0]:
+        message = f"the probe {name} has the tensors {shown(sorted(tensors))} in {WEIGHTS}"
+        why = "only a linear probe with one weight and one bias can be read"
+        raise UserError(f"{message}: {why}", "unsupported")
+    bias, weight = (tensors[key] for key in sorted(tensors))
     if (shapes := (tuple(weight.shape), tuple(bias.shape))) != ((1, width), (1,)):
-        told = f"the probe {name} has weight and bias of shapes {shapes[0]} and {shapes[1]} in {WEIGHTS}"
+        message = f"the probe {name} has weight and bias of shapes {shapes[0]} and {shapes[1]} in {WEIGHTS}"
         why = f"not (1, {width}) and (1,), as {CONFIG} says: only linear probes with one logit can be read"
-        raise UserError(f"{told}, {why}", "bad-file")
-    if not all(value.isfinite().all() for value in found.values()):
+        raise UserError(f"{message}, {why}", "bad-file")
+    if not all(value.isfinite().all() for value in tensors.values()):
         raise UserError(f"the probe {name} has weights that are not finite in {WEIGHTS}", "damaged")
     return ValueHead(layer_idx, weight[0].float(), float(bias))
 
@@ -124,8 +128,8 @@ def _read(how: Any, folder: Path, file: str, name: str) -> Any:
     try:
         return how(folder / file)
     except (FileNotFoundError, NotADirectoryError):
-        told = f"{name} is not a probe of a linear head: it has no {file}; {CONFIG} and {WEIGHTS} are needed"
-        raise UserError(told, "no-artifact") from None
+        why = f"{name} is not a probe of a linear head: it has no {file}; {CONFIG} and {WEIGHTS} are needed"
+        raise UserError(why, "no-artifact") from None
     except ValueError as error:
         raise UserError(f"the probe {name} is damaged ({file} {error}): get it again", "damaged") from error
 
@@ -133,10 +137,10 @@ def _read(how: Any, folder: Path, file: str, name: str) -> Any:
 def _config(config: Any, name: str) -> tuple[int, int]:
     """Read layer and width; other fields do not matter here."""
     given = config if isinstance(config, Mapping) else {}
-    for key, least, most in (("layer_idx", 0, _WIDEST), ("hidden_size", 1, _WIDEST)):
-        if type(given.get(key)) is not int or not least <= given[key] <= most:
-            told = f"the probe {name} has {key}={shown(given.get(key))} in {CONFIG}"
-            raise UserError(f"{told}: it must be a whole number from {least} to {most}", "bad-file")
+    for key, least in (("layer_idx", 0), ("hidden_size", 1)):
+        if type(given.get(key)) is not int or not least <= given[key] <= _WIDEST:
+            message = f"the probe {name} has {key}={shown(given.get(key))} in {CONFIG}"
+            raise UserError(f"{message}: it must be a whole number from {least} to {_WIDEST}", "bad-file")
     return given["layer_idx"], given["hidden_size"]
 
 
@@ -144,28 +148,17 @@ def _tensors(file: Path) -> Mapping[str, Tensor]:
     """Load named tensors from a pickle that holds nothing else (ValueError)."""
     blob = BytesIO(read_bytes(file, most=_LARGEST))
     try:
-        found = torch.load(blob, map_location="cpu", weights_only=True)
+        tensors = torch.load(blob, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise anything
         raise ValueError("holds something other than tensors, or is truncated") from error
-    plain = isinstance(found, Mapping) and all(isinstance(key, str) for key in found)
-    if not plain or not all(_is_plain(value) for value in found.values()):
+    plain = isinstance(tensors, Mapping) and all(
+        isinstance(key, str) and isinstance(value, Tensor)
+        and value.layout == torch.strided and value.is_floating_point()
+        for key, value in tensors.items()
+    )  # fmt: skip
+    if not plain:
         raise ValueError("holds no state dict of plain tensors")
-    return found  # type: ignore[no-any-return]
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()
-
-
-def _linear(found: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return weight and bias, whatever prefix their names have."""
-    named = {key.rpartition(".")[2]: value for key, value in found.items()}
-    prefixes = {key.rpartition(".")[0] for key in found}
-    if len(found) != 2 or named.keys() != {"weight", "bias"} or len(prefixes) != 1:
-        told = f"the probe {name} has the tensors {shown(sorted(found))} in {WEIGHTS}"
-        why = "only a linear probe with one weight and one bias can be read"
-        raise UserError(f"{told}: {why}", "unsupported")
-    return named
+    return tensors  # type: ignore[no-any-return]
 
 
 def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | None = None) -> ValueHead:
@@ -180,22 +173,21 @@ def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | No
         ("head", head_name(head), "linear"), ("pool", spec.pool, "tokens"), ("site", spec.site, "resid_post"),
     ):  # fmt: skip
         if value != needed:
-            told = f"a prober of {key}={value} cannot be exported: train one with {key}={needed}"
-            raise UserError(f"{told}, to make a value head of it", "unsupported")
+            message = f"a prober of {key}={value} cannot be exported: train one with {key}={needed}"
+            raise UserError(f"{message}, to make a value head of it", "unsupported")
     assert isinstance(head, LinearHead)
     if layer is None and len(spec.layers) > 1:
         listed = ", ".join(map(str, spec.layers))
         raise UserError(f"a value head has one layer: choose layer=K of {listed}", "missing-value")
     (chosen,) = spec.select(spec.layers if layer is None else [layer]).layers
     if chosen == 0:
-        told = "layer=0 is the embedding, and a value head reads a block: choose another"
-        raise UserError(told, "unsupported")
+        raise UserError("layer=0 is the embedding, and a value head reads a block", "unsupported")
     place = spec.layers.index(chosen)
-    kept = {key: value[place].detach().cpu().double() for key, value in head.state_dict().items()}
-    weight = kept["linear.weight"][:, WRONG] - kept["linear.weight"][:, CORRECT]
-    bias = kept["linear.bias"][WRONG] - kept["linear.bias"][CORRECT]
-    weight = weight / kept["input.scale"]
-    bias = bias - weight @ kept["input.mean"]
+    parameters = {key: value[place].detach().cpu().double() for key, value in head.state_dict().items()}
+    weight = parameters["linear.weight"][:, WRONG] - parameters["linear.weight"][:, CORRECT]
+    bias = parameters["linear.bias"][WRONG] - parameters["linear.bias"][CORRECT]
+    weight = weight / parameters["input.scale"]
+    bias = bias - weight @ parameters["input.mean"]
     if len(spec.layers) == 1 and ensemble.kind != "probabilities":  # whose order is the margin's
         (factor,) = ensemble.over(1).weights
         weight, bias = factor * weight, factor * bias + ensemble.intercept

@@ -11,9 +11,8 @@ from ..model.language_model import Sampling
 from ..prompts import chat_text
 from ..types import Generation, UserError
 from .assessment import Assessor, Bank, WrittenText
-from .online.growing_spans import ScoredSpan
 from .online.scores import check_growing, text_needs, text_scores
-from .response import Acted, Response
+from .response import Acted, Response, ScoredSpan
 from .scored import Scored
 
 #: What is done with a text whose score is above the threshold.

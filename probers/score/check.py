@@ -88,14 +88,14 @@ def compare_states(
     last after the final norm; layers that the engine lacks can be recognised in its states. ValueError for
     other shapes or a layer that ours lack.
     """
-    found = []
+    differences = []
     wide = {layer: np.asarray(states, dtype=np.float64) for layer, states in ours.items()}
     for layer, given in theirs.items():
         if layer not in wide or np.shape(given) != wide[layer].shape:
             raise ValueError(f"layer {layer} of the engine, of shape {np.shape(given)}, is not among ours")
         states = np.asarray(given, dtype=np.float64)
         absolute = float(np.abs(states - wide[layer]).max())
-        distances = {k: relative_difference(own, states) for k, own in wide.items()}
+        distances = {k: relative_difference(expected, states) for k, expected in wide.items()}
         relative = distances.pop(layer)
         after = np.inf if normed is None else relative_difference(np.asarray(normed, np.float64), states)
         nearest = min(distances, key=lambda k: distances[k], default=None)
@@ -103,9 +103,9 @@ def compare_states(
         same = relative <= tolerance and np.isfinite(relative)
         clear = not same and min(least, after) < _CLEARLY * relative
         is_layer = nearest if clear and least <= after else None
-        each = LayerDifference(layer, absolute, relative, bool(same), is_layer, bool(clear and after < least))
-        found.append(each)
-    return found
+        of_norm = bool(clear and after < least)
+        differences.append(LayerDifference(layer, absolute, relative, bool(same), is_layer, of_norm))
+    return differences
 
 
 def run(settings: Check) -> None:
@@ -113,8 +113,8 @@ def run(settings: Check) -> None:
     engine = settings.engine
     url = engine if engine.startswith(("http://", "https://")) else None
     if url is None and engine not in ("transformers", "vllm"):
-        told = f"engine={engine} is unknown: give transformers, vllm, or a server's address, http://.."
-        raise UserError(told, "unknown-choice")
+        message = f"engine={engine} is unknown: give transformers, vllm, or a server's address, http://.."
+        raise UserError(message, "unknown-choice")
     bank = None
     if url is not None or settings.prober is not None:
         prober = find_prober(settings, asks="probers-check")
@@ -132,8 +132,8 @@ def run(settings: Check) -> None:
         assert bank is not None
         _check_server(url, lm, bank, settings.prompts, settings.max_new_tokens, tolerance)
         return
-    made = lm.generate(settings.prompts, max_new_tokens=settings.max_new_tokens)
-    written = [text for text in made if text.token_ids]
+    texts = lm.generate(settings.prompts, max_new_tokens=settings.max_new_tokens)
+    written = [text for text in texts if text.token_ids]
     if other is not None:
         every, _ = our_states(other, written)
         theirs = every if bank is None else {k: every[k] for k in bank.layers}
@@ -141,18 +141,19 @@ def run(settings: Check) -> None:
         # transformers returns the last layer only after the final norm.
         theirs = _plain_states(lm, range(lm.num_layers) if bank is None else bank.layers, written)
     ours, normed = our_states(lm, written)
-    found = compare_states(ours, theirs, tolerance=tolerance, normed=normed)
+    differences = compare_states(ours, theirs, tolerance=tolerance, normed=normed)
     tokens = sum(len(g.token_ids) for g in written)
     log.info("%d tokens of %d texts, %s, %s", tokens, len(written), lm.spec, lm.spec.dtype)
     log.info("layer  largest difference  relative")
-    for each in found:
-        log.info("%5d  %18.3g  %8.2g  %s", each.layer, each.absolute, each.relative, each.told)
-    if wrong := [each for each in found if not each.same]:
+    for difference in differences:
+        figures = difference.layer, difference.absolute, difference.relative, difference.told
+        log.info("%5d  %18.3g  %8.2g  %s", *figures)
+    if wrong := [difference for difference in differences if not difference.same]:
         first = f"(relative difference above {tolerance:g}); its layer {wrong[0].layer}: {wrong[0].told}"
-        told = f"differs from the states probers are trained on in {len(wrong)} of {len(found)} layers"
-        raise RunError(f"engine={engine} {told} {first}", "mismatch")
-    told = "engine=%s gives the states that probers are trained on: %d layers are the same"
-    log.info(told, engine, len(found))
+        why = f"differs from the states probers are trained on in {len(wrong)} of {len(differences)} layers"
+        raise RunError(f"engine={engine} {why} {first}", "mismatch")
+    why = "engine=%s gives the states that probers are trained on: %d layers are the same"
+    log.info(why, engine, len(differences))
 
 
 def _plain_states(
@@ -186,9 +187,9 @@ def _check_server(
     check_growing(bank)
     # The prober's layers, and the ones above and below each.
     moved = {by: [min(max(k + by, 0), lm.num_layers) for k in bank.layers] for by in (0, 1, -1)}
-    layers = sorted({*moved[0], *moved[1], *moved[-1]})
+    layers = sorted(set().union(*moved.values()))
     (feature,) = text_needs(bank).features
-    answers = [(p, *found) for p in prompts if (found := _asked(url, p, length))[0]]
+    answers = [(p, *answer) for p in prompts if (answer := _completion(url, p, length))[0]]
     needs = Needs((replace(feature, layers=tuple(layers)),))
     read = lm.score([answer[0] for answer in answers], [answer[1] for answer in answers], needs=needs)
     alike = [
@@ -205,8 +206,8 @@ def _check_server(
         ours[by] = np.concatenate([text_scores(bank, states[:, columns])[0] for states, _ in alike])
     usual = relative_difference(ours[0], theirs)
     largest = float(np.abs(theirs - ours[0]).max())
-    told = "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g"
-    log.info(told, len(theirs), len(alike), lm.spec, largest, usual)
+    message = "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g"
+    log.info(message, len(theirs), len(alike), lm.spec, largest, usual)
     if usual <= tolerance:
         log.info("engine=%s gives the scores that this prober gives here", url)
         return
@@ -215,14 +216,13 @@ def _check_server(
         "the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1),
     }  # fmt: skip
     least, name = min((relative_difference(scores, theirs), name) for name, scores in mistakes.items())
-    what = "another prober, other weights, or states after the final norm"
-    if least < _CLEARLY * usual:
-        what = f"they are those of {name}"
+    other = "another prober, other weights, or states after the final norm"
+    what = f"they are those of {name}" if least < _CLEARLY * usual else other
     far = f"(relative difference {usual:.2g}, above {tolerance:g})"
     raise RunError(f"engine={url} gives scores other than this prober's here {far}: {what}", "mismatch")
 
 
-def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:
+def _completion(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:
     """Have a server continue a prompt greedily; return text, offsets and scores of its tokens (RunError)."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
@@ -239,6 +239,6 @@ def _asked(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int
         raise RunError(f"engine={url} cannot be reached: {first_line(error)}", "network") from error
     except (ValueError, LookupError, TypeError) as error:
         why = what_is_wrong(error).splitlines()[0]
-        told = f"engine={url} does not answer as a server with a prober does ({why})"
-        raise RunError(told, "server") from error
+        message = f"engine={url} does not answer as a server with a prober does ({why})"
+        raise RunError(message, "server") from error
     return choice.text, list(response.token_offsets), np.array(response.token_scores, dtype=np.float64)

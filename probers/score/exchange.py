@@ -5,6 +5,7 @@ Imported probes are calibrated on labelled texts like trained ones, by the highe
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,8 +52,8 @@ class Span(NamedTuple):
 def run_import(settings: Import) -> Path:
     """Make a prober of a value head; return the folder written. UserErrors come before texts are read."""
     if settings.probe is None:
-        told = f"no probe is given: probers-import FOLDER, with {CONFIG} and {WEIGHTS} in it"
-        raise UserError(told, "missing-value")
+        message = f"no probe is given: probers-import FOLDER, with {CONFIG} and {WEIGHTS} in it"
+        raise UserError(message, "missing-value")
     rule, name = ThresholdRule.parse(settings.threshold), settings.probe
     download = {} if settings.revision is None else {"revision": settings.revision}
     place = locate(name, settings.subfolder, **download)  # type: ignore[arg-type]
@@ -65,10 +66,7 @@ def run_import(settings: Import) -> Path:
         )  # fmt: skip
         check_labels(source)
     out = Path(settings.out or f"runs/import/{Path(settings.subfolder or name).name}")
-    read = {
-        "probe": inputs(place)[str(place)],
-        **({} if source is None else inputs(str(settings.texts.path))),
-    }
+    read = {"probe": inputs(place)[str(place)]} | ({} if source is None else inputs(str(settings.texts.path)))
     folder = RunFolder(out, "import", settings.record | {"inputs": read})
     if not folder.begin("prober"):
         return out
@@ -79,7 +77,7 @@ def run_import(settings: Import) -> Path:
     if source is not None:
         bank = calibrated(bank, lm, source, rule, journal, settings.resamples)
         figures |= dict(bank.metrics)
-    lines = [*_told(bank, probe, figures)]
+    lines = [*_findings(bank, probe, figures)]
     replace(bank, metrics=figures, card=_card(bank, name, lines)).save_pretrained(out)
     journal.path.unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "auroc": figures.get("span", {}).get("auroc")})
@@ -92,16 +90,16 @@ def run_import(settings: Import) -> Path:
 
 def check_labels(source: TextSource) -> None:
     """Refuse texts whose validation split lacks right or wrong spans (UserError)."""
-    found: set[bool | None] = set()
+    kinds: set[bool | None] = set()
     for one in source.labelled("token"):
         if one.split == "validation":
             marks = {mark.wrong for mark in one.units("token")} or {one.wrong}
-            found |= marks | ({False} if one.outside == "right" else set())
-    if not {True, False} <= found:
-        kind = "only wrong" if True in found else "only right" if False in found else "no"
-        told = f"texts={source.path}: the validation texts have {kind} labels"
+            kinds |= marks | ({False} if one.outside == "right" else set())
+    if not {True, False} <= kinds:
+        kind = "only wrong" if True in kinds else "only right" if False in kinds else "no"
+        message = f"texts={source.path}: the validation texts have {kind} labels"
         fix = "texts.outside=right if all that is wrong is marked, or more texts"
-        raise UserError(f"{told}, and a calibration needs both: give {fix}", "labels")
+        raise UserError(f"{message}, and a calibration needs both: give {fix}", "labels")
 
 
 def calibrated(
@@ -118,40 +116,36 @@ def calibrated(
     """
     given = [one for one in source.labelled("token") if one.split != "train"]
     texts = readable(source, given, bank, lm.tokenizer)
-    spans = [span for found in spans_of(bank, lm, texts, journal) for span in found]
+    responses = score_texts(lm, bank, texts, unit="token", journal=journal)
+    by_text = [
+        judged(one, response.token_offsets, np.array(response.token_scores, dtype=float))
+        for one, response in zip(texts, responses, strict=True)
+        if response is not None  # else it is too long
+    ]
+    if silent := by_text.count([]):
+        log.info("%s left out, without a token that is judged", count(silent, "text"))
     for line in [*source.survey("token").notes, *source.left_out.lines()]:
         log.info("%s", line)
-    sides = {side: [span for span in spans if span.split == side] for side in ("validation", "test")}
+    sides: dict[str, list[Span]] = {"validation": [], "test": []}
+    for span in itertools.chain.from_iterable(by_text):
+        sides[span.split].append(span)
     wrong, scores = _columns(sides["validation"])
     chosen = rule.choose(wrong, scores, np.array([span.group for span in sides["validation"]]))
+    members = {side: [one for one in texts if one.split == side] for side in sides}
+    seen = {side: [(t.dataset, t.group, t.asked or t.answer) for t in own] for side, own in members.items()}
     bank = replace(
-        bank,
-        calibration=fit_calibration("platt", wrong, scores),
-        threshold=chosen.value,
-        promise=chosen.promise,
-        seen=_seen(texts),
-    )
+        bank, calibration=fit_calibration("platt", wrong, scores), threshold=chosen.value,
+        promise=chosen.promise, seen=Seen.of(seen),
+    )  # fmt: skip
     splits = {
         side: {
-            "n": len(own), "texts": sum(one.split == side for one in texts),
-            "groups": len({span.group for span in own}),
-            "wrong": float(np.mean([span.wrong for span in own])) if own else None,
+            "n": len(spans), "texts": len(members[side]), "groups": len({span.group for span in spans}),
+            "wrong": float(np.mean([span.wrong for span in spans])) if spans else None,
         }
-        for side, own in sides.items()
+        for side, spans in sides.items()
     }  # fmt: skip
     figures = {"splits": splits, "span": measured(bank, sides["test"], resamples, source.seed)}
     return replace(bank, metrics=figures)
-
-
-def spans_of(bank: Prober, lm: CausalLM, texts: Sequence[Text], journal: Journal) -> list[list[Span]]:
-    """Score the judged spans of each text in one pass; none of a text that is too long."""
-    spans = []
-    for one, response in zip(texts, score_texts(lm, bank, texts, unit="token", journal=journal), strict=True):
-        if response is not None:
-            spans.append(judged(one, response.token_offsets, np.array(response.token_scores, dtype=float)))
-    if silent := sum(each == [] for each in spans):
-        log.info("%s left out, without a token that is judged", count(silent, "text"))
-    return spans
 
 
 def judged(one: Text, offsets: Sequence[tuple[int, int]], scores: np.ndarray) -> list[Span]:
@@ -160,11 +154,11 @@ def judged(one: Text, offsets: Sequence[tuple[int, int]], scores: np.ndarray) ->
     Text outside of marks counts if it is right, cut at sentences, like an answer without marks.
     """
     labels = token_labels(one, offsets)
-    found = []
-    for mark in np.unique(labels.mark[(labels.inside >= 0) & (labels.wrong >= 0)]):
-        own = labels.mark == mark
-        found.append(Span(one.split, one.group, bool(labels.wrong[own][0]), float(scores[own].max())))
-    return found
+    marks = np.unique(labels.mark[(labels.inside >= 0) & (labels.wrong >= 0)])
+    return [
+        Span(one.split, one.group, bool(labels.wrong[marked][0]), float(scores[marked].max()))
+        for marked in labels.mark == marks[:, None]
+    ]
 
 
 def measured(bank: Prober, spans: Sequence[Span], resamples: int, seed: int) -> dict[str, Any]:
@@ -187,16 +181,11 @@ def _columns(spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([span.wrong for span in spans], float), np.array([span.score for span in spans], float)
 
 
-def _seen(texts: Sequence[Text]) -> Seen:
-    named = [(one.split, (one.dataset, one.group, one.asked or one.answer)) for one in texts]
-    return Seen.of({side: [each for of, each in named if of == side] for side in ("validation", "test")})
-
-
-def _told(bank: Prober, probe: ValueHead, figures: Mapping[str, Any]) -> Iterator[str]:
+def _findings(bank: Prober, probe: ValueHead, figures: Mapping[str, Any]) -> Iterator[str]:
     """Describe the calibration and the effect of rounding, as lines for the terminal and the card."""
     size = float(probe.weight.abs().max()) or 1.0
-    kept = fold(bank.spec, bank.head, bank.ensemble)
-    change = float((kept.weight - probe.weight).abs().max()) / size
+    rounded = fold(bank.spec, bank.head, bank.ensemble)
+    change = float((rounded.weight - probe.weight).abs().max()) / size
     yield f"weights are kept in half precision: at most {change:.1g} of the largest one is lost"
     if "span" not in figures:
         yield "P(wrong) is not calibrated and the threshold is 0: give texts=FILE with labels to fit both"
@@ -216,13 +205,13 @@ def _told(bank: Prober, probe: ValueHead, figures: Mapping[str, Any]) -> Iterato
 
 
 def _card(bank: Prober, name: str, lines: Sequence[str]) -> str:
-    model, told = bank.spec.model.id, "\n".join(f"- {line}." for line in lines)
+    model, message = bank.spec.model.id, "\n".join(f"- {line}." for line in lines)
     return (
         "---\nlibrary_name: probers\ntags:\n- hallucination-detection\n- probing\n---\n\n"
         f"# Prober for {model}, imported\n\n"
         f"Scores each token by a linear map of its state at layer {bank.layers[0]} (resid_post): the probe "
         f"`{name}`, from files of hallucination_probes (Obeso et al. 2025). The files do not name their "
-        f"model; `{model}` was given with model=.\n\n{told}\n"
+        f"model; `{model}` was given with model=.\n\n{message}\n"
     )
 
 
@@ -235,16 +224,16 @@ def run_export(settings: Export) -> Path:
     out, files = Path(settings.out or f"runs/export/{Path(settings.prober).name}"), probe.files()
     there = {path.name: path for path in out.iterdir()} if out.is_dir() else {}
     if out.exists() and (not out.is_dir() or there.keys() - files.keys()):
-        told = f"out={out} exists and holds something other than a probe: choose another out or remove it"
-        raise UserError(told, "out-taken")
+        message = f"out={out} exists and holds something other than a probe: choose another out or remove it"
+        raise UserError(message, "out-taken")
     if any(there[name].read_bytes() != files[name] for name in there):
         raise UserError(f"out={out} holds another probe: choose another out or remove it", "out-taken")
     for name, blob in files.items():
         write_bytes(out / name, blob)
-    told = "no threshold of its own"
-    if len(bank.layers) == 1:
-        told = f"threshold {bank.threshold:.4g} of its logit"
+    message = f"threshold {bank.threshold:.4g} of its logit"
+    if len(bank.layers) > 1:
+        message = "no threshold of its own"
     place = f"layer {probe.layer_idx + 1} of {settings.prober} as layer_idx={probe.layer_idx}"
     log.info("wrote %s to %s", place, out)
-    log.info("the files hold neither threshold nor calibration: %s; model %s", told, bank.spec.model)
+    log.info("the files hold neither threshold nor calibration: %s; model %s", message, bank.spec.model)
     return out

@@ -1,13 +1,18 @@
-"""The command ``probers-score``: scores of existing texts."""
+"""The command ``probers-score``: scores of existing texts, and their page.
+
+The page is one HTML file: tokens coloured by score, firing spans underlined and named.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,13 +23,14 @@ from ..cli.settings import plain
 from ..data.texts import Text, TextSource
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
+from ..pages import num, render
 from ..prober.assessment import Assessor
 from ..prober.online.scores import check_growing
 from ..prober.prober import Prober
+from ..prober.response import DomainDistance, Response, ScoredSpan
 from ..prober.risk_control import Promise
 from ..prober.scoring import readable, score_texts
 from ..types import SPLITS, count
-from .page import Scored, scores_html
 
 if TYPE_CHECKING:
     from .settings import Score
@@ -34,6 +40,12 @@ UNFINISHED = "unfinished.jsonl"
 _SCORES, _RESULTS, _PAGE = "scores.jsonl", "results.json", "scores.html"
 _WORST = 5  # spans shown on the terminal
 _POINTS = 200  # largest number of points of the curve of risk and coverage
+#: Steps of the colours of the report's style sheet, and number of them above the threshold.
+LEVELS, ABOVE = 7, 3
+#: Number of characters shown of the end of a prompt.
+_PROMPT = 400
+#: A text with its response.
+Scored: TypeAlias = tuple[Text, Response]
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +66,8 @@ def run(settings: Score) -> Path:
     texts = readable(source, given, bank, lm.tokenizer)
     edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
     if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
-        told = "note: %s of %s continue the prompt's last word: begin a new word with a space"
-        log.info(told, f"{glued:,}", count(len(texts), "answer"))
+        line = "note: %s of %s continue the prompt's last word: begin a new word with a space"
+        log.info(line, f"{glued:,}", count(len(texts), "answer"))
     for line in source.left_out.lines():
         log.info("%s", line)
     journal = Journal(out / UNFINISHED)
@@ -65,20 +77,23 @@ def run(settings: Score) -> Path:
     limit = float(bank.probability(np.array([results["threshold"]]))[0])
     promised = _promised(results, known=bank.domain is not None)
     about = {"texts": path, "model": str(lm.spec), "prober": name}
-    page = scores_html(
-        scored, about=about, results=results | {"promised": promised}, limit=limit, most=settings.shown
-    )
+    shown: dict[str, Any] = {"about": about, "results": results | {"promised": promised}, "limit": limit}
     lines = [
         {**one.record, "id": one.id, "text": one.answer, "hallucination": response and response.wire()}
         for one, response in zip(texts, responses, strict=True)
     ]
     write_text(out / _SCORES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     write_text(out / _RESULTS, canonical_json(results))
-    write_text(out / _PAGE, page)
+    write_text(out / _PAGE, scores_html(scored, most=settings.shown, **shown))
     journal.path.unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "n": len(texts), "fires": results["fires"]})
-    for told in [*_unused(texts, results), *_summary(scored, results, limit, promised)]:
-        log.info("%s", told)
+    for name in ("spans", "sentences", "claims"):
+        marked = sum(len(getattr(one, name)) for one in texts)
+        if marked and "pieces" not in results:
+            what = count(marked, f"labelled {name.removesuffix('s')}")
+            log.info("note: %s tell only which answers are wrong: this prober judges whole answers", what)
+    for line in _summary(scored, results, limit, promised):
+        log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(texts), "line"), out / _SCORES, out / _PAGE)
     return out
 
@@ -89,14 +104,14 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
     Texts that the prober was trained or validated on are counted as ``seen`` and left out of all figures.
     """
     judged = [(one, response) for one, response in scored if response.score is not None]
-    sides = [_seen_in(bank, one) for one, _ in judged]
+    seen = Counter(_seen_in(bank, one) for one, _ in judged)
     fresh = [pair for pair in judged if _fresh(bank, pair[0])]
     results: dict[str, Any] = {
         "n": n, "too_long": n - len(scored), "judged": len(judged),
         "fires": sum(response.fires for _, response in judged), "threshold": assessor.threshold,
         "promise": None if assessor.promise is None else assessor.promise.to_dict(),
         "unlike": None if bank.domain is None else sum(r.domain.unlike for _, r in judged if r.domain),
-        "seen": {side: sides.count(side) for side in SPLITS},
+        "seen": {side: seen[side] for side in SPLITS},
     }  # fmt: skip
     curve = [(one.wrong, r.score) for one, r in scored if one.wrong is not None and _fresh(bank, one)]
     if curve:
@@ -143,13 +158,13 @@ def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dic
 
 
 def _quality(
-    found: Sequence[tuple[str, bool | None, float | None, float | None]], seed: int
+    judged: Sequence[tuple[str, bool | None, float | None, float | None]], seed: int
 ) -> dict[str, Any]:
     """Measure AUROC and ECE with 95% intervals over groups; null without both right and wrong ones.
 
-    ``found`` has group, label (None is left out), score and P(wrong) of each.
+    ``judged`` has group, label (None is left out), score and P(wrong) of each.
     """
-    known = [(group, float(wrong), *rest) for group, wrong, *rest in found if wrong is not None]
+    known = [(group, float(wrong), *rest) for group, wrong, *rest in judged if wrong is not None]
     figures: dict[str, Any] = {"n": len(known)}
     if not known:
         return figures | {name: {"value": None, "ci95": None} for name in ("auroc", "ece")}
@@ -161,15 +176,6 @@ def _quality(
         value = None if np.isnan(measured.value) else measured.value
         figures[name] = {"value": value, "ci95": measured.limits}
     return figures
-
-
-def _unused(texts: Sequence[Text], results: Mapping[str, Any]) -> Iterator[str]:
-    """Name the labels of the file that only tell whether an answer as a whole is wrong."""
-    for name in ("spans", "sentences", "claims"):
-        marked = sum(len(getattr(one, name)) for one in texts)
-        if marked and "pieces" not in results:
-            what = count(marked, f"labelled {name.removesuffix('s')}")
-            yield f"note: {what} tell only which answers are wrong: this prober judges whole answers"
 
 
 def _promised(results: Mapping[str, Any], *, known: bool) -> list[str]:
@@ -199,8 +205,8 @@ def _summary(
     if silent := results["n"] - results["too_long"] - results["judged"]:
         lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
     if unlike := results["unlike"]:
-        told = f"{unlike:,} of {count(results['judged'], 'judged text')} unlike the prober's training texts: "
-        lines.append(f"{told}their P(wrong) is no tested probability")
+        texts = f"{unlike:,} of {count(results['judged'], 'judged text')}"
+        lines.append(f"{texts} unlike the prober's training texts: their P(wrong) is no tested probability")
     spans = [(span, one) for one, response in scored for span in response.spans]
     for span, one in sorted(spans, key=lambda each: -each[0].score)[:_WORST]:
         words = " ".join(one.answer[span.start : span.end].split())
@@ -209,9 +215,8 @@ def _summary(
     if curve := results.get("risk_coverage"):
         passed = [i for i, threshold in enumerate(curve["threshold"]) if threshold <= results["threshold"]]
         if passed:
-            coverage, risk = curve["coverage"][passed[-1]], curve["risk"][passed[-1]]
-            told = f"{coverage:.0%} of the labelled texts, {risk:.0%} wrong"
-            lines.append(f"on_high=abstain would answer {told}")
+            coverage, risk = (f"{curve[name][passed[-1]]:.0%}" for name in ("coverage", "risk"))
+            lines.append(f"on_high=abstain would answer {coverage} of the labelled texts, {risk} wrong")
     if seen := results["seen"]["train"] + results["seen"]["validation"]:
         lines.append(f"{count(seen, 'text')} that the prober was trained on left out of the figures")
     for what, labelled in (("text", results.get("labelled")), ("piece", results.get("pieces"))):
@@ -220,6 +225,77 @@ def _summary(
         for name, title in (("auroc", "AUROC of wrong"), ("ece", "ECE")):
             value, ci95 = labelled[name]["value"], labelled[name]["ci95"]
             around = f" ({ci95[0]:.2f} to {ci95[1]:.2f})" if ci95 else ""
-            told = "–: needs right and wrong texts" if value is None else f"{value:.2f}{around}"
-            lines.append(f"{title} over {count(labelled['n'], f'labelled {what}')}: {told}")
+            message = "–: needs right and wrong texts" if value is None else f"{value:.2f}{around}"
+            lines.append(f"{title} over {count(labelled['n'], f'labelled {what}')}: {message}")
     return lines
+
+
+class Piece(NamedTuple):
+    """A piece of a text within one token, its step of colour (None without a score), and its tooltip."""
+
+    text: str
+    level: int | None
+    told: str
+
+
+def scores_html(
+    scored: Sequence[Scored], *, about: Mapping[str, str], results: Mapping[str, Any], limit: float, most: int
+) -> str:
+    """Make the page: one file, without script or network.
+
+    ``about`` are facts for the head, ``results`` those of results.json, ``limit`` the threshold as a
+    probability; the ``most`` highest scores are shown.
+    """
+    highest = sorted(scored, key=lambda pair: (pair[1].score is None, -(pair[1].score or 0.0)))
+    return render(
+        "probers.score/scores.html.j2",
+        shown=[(one, response, list(parts(one.answer, response, limit))) for one, response in highest[:most]],
+        rest=max(0, len(scored) - most), about=about, results=results, limit=limit, unlike=unlike,
+        levels=LEVELS, above=ABOVE, tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
+    )  # fmt: skip
+
+
+def unlike(domain: DomainDistance) -> str:
+    """Tell how far a text is from the training texts, and the limits."""
+    message = f"distance of its states {num(domain.distance)}, limit {num(domain.limit)}"
+    if domain.surprise is None or domain.surprise_range is None:
+        return message
+    low, high = domain.surprise_range
+    message += f"; surprise {num(domain.surprise)} nats per token"
+    return f"{message}, {num(max(low, 0))} to {num(high)} of the training texts"
+
+
+def level(p: float, limit: float) -> int:
+    """Choose a colour step; the upper :data:`ABOVE` of :data:`LEVELS` are above ``limit``."""
+    below = LEVELS - ABOVE
+    if p > limit:
+        return below + min(ABOVE - 1, int((p - limit) / (1 - limit) * ABOVE))
+    return min(below - 1, int(p / limit * below)) if limit > 0 else below - 1
+
+
+def parts(text: str, response: Response, limit: float) -> Iterator[tuple[ScoredSpan | None, list[Piece]]]:
+    """Cut a text at the borders of tokens and spans, from left to right.
+
+    It yields a span, or None between spans, and its pieces. A span over the whole text is not marked: the
+    text's own score says the same. ``limit`` is the threshold as a probability.
+    """
+    offsets = response.token_offsets
+    spans = [span for span in response.spans if (span.start, span.end) != (0, len(text))]
+    marks = [0, len(text), *(mark for each in offsets for mark in each)]
+    marks += [mark for span in spans for mark in (span.start, span.end)]
+    borders = sorted({min(max(mark, 0), len(text)) for mark in marks})
+    pieces = []
+    for start, end in zip(borders, borders[1:], strict=False):
+        token = next((i for i, (a, b) in enumerate(offsets) if a <= start < b), None)
+        place = next((i for i, span in enumerate(spans) if span.start <= start < span.end), None)
+        pieces.append((place, _piece(text[start:end], response, token, limit)))
+    for place, group in groupby(pieces, key=lambda piece: piece[0]):
+        yield None if place is None else spans[place], [piece for _, piece in group]
+
+
+def _piece(text: str, response: Response, token: int | None, limit: float) -> Piece:
+    if token is None or (score := response.token_scores[token]) is None:
+        return Piece(text, None, "")
+    p, logprobs = response.token_p_wrong[token] or 0.0, response.token_logprobs or ()
+    figures = f"P(wrong) {p:.0%}, score {num(score)}, log-probability {num(logprobs[token])}"
+    return Piece(text, level(p, limit), figures)

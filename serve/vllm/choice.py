@@ -7,7 +7,6 @@ from typing import Any
 
 from probers.model.tokens import Span, TextStream, decode, token_offsets
 from probers.prober.assessment import WrittenText
-from probers.prober.online.growing_spans import ScoredSpan
 
 from ..on_high import Judgement, OnHigh
 
@@ -27,6 +26,7 @@ class ForeignChoice:
         scores: scores of its tokens so far, which may come later; None for a text that is not scored.
         distances: of the same tokens from the prober's domain; None without a domain.
         told: number of tokens in the chunks so far.
+        judgement: that of the text, with the span that has ended it.
     """
 
     def __init__(self, acting: OnHigh, tokenizer: Any, prompt: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class ForeignChoice:
         self._logprobs: list[float | None] = []
         self._stream = TextStream(tokenizer, self.prompt)
         self._before = decode(tokenizer, self.prompt)
-        self._judgement = Judgement(acting, self._before)
+        self.judgement = Judgement(acting, self._before)
         self._finished: tuple[str, Sequence[Span]] | None = None  # text and places of all tokens
 
     def add(
@@ -54,11 +54,6 @@ class ForeignChoice:
         for token in ids:
             self._stream.push(token)
 
-    @property
-    def high(self) -> ScoredSpan | None:
-        """Span that has ended the text."""
-        return self._judgement.high
-
     def settled(self) -> int:
         """Count the tokens whose text was sent completely, or the told ones if a parser changed the text."""
         if (parts := self._parts(self._stream.full)) is None:
@@ -67,19 +62,19 @@ class ForeignChoice:
 
     def look(self, end: int, *, over: bool = False) -> int:
         """Judge the answer up to a number of tokens; return how many of them may be sent."""
-        if self._judgement.sure is None:
+        if self.judgement.sure is None:
             return end
         record = self._record()
         if (parts := self._parts(record.text)) is None:
             return end
         (start, last), ends = parts[1], [stop for _, stop in record.offsets[:end]]
         read = last if over else min(last, ends[-1] if ends else 0)
-        self._judgement.read(record, (start, max(start, read)), end, over=over)
-        return sum(stop <= start + self._judgement.sure for stop in ends) if self._answer else end
+        self.judgement.read(record, (start, max(start, read)), end, over=over)
+        return sum(stop <= start + self.judgement.sure for stop in ends) if self._answer else end
 
     def release(self, *, everything: bool = False) -> str:
         """Return the new part of the answer that may be sent; ``everything`` if it cannot be judged."""
-        sure = self._judgement.sure
+        sure = self.judgement.sure
         sure = len(self._answer) if sure is None or everything else sure
         start, self._sent = self._sent, max(self._sent, sure)
         return self._answer[start : self._sent]
@@ -87,8 +82,8 @@ class ForeignChoice:
     def chunk(self, end: int) -> dict[str, Any]:
         """Make the lists of the new tokens up to ``end``."""
         tokens, self.told = range(self.told, max(self.told, end)), max(self.told, end)
-        thought, said = self._parts(self._stream.full) or ((0, 0), (0, 0))
-        return self._judgement.chunk(self._record(), thought if self._reasoning else None, said, tokens)
+        thought, answer = self._parts(self._stream.full) or ((0, 0), (0, 0))
+        return self.judgement.chunk(self._record(), thought if self._reasoning else None, answer, tokens)
 
     def kept(self) -> int | None:
         """Count the tokens of the finished text; None if a parser has changed the text."""
@@ -98,21 +93,21 @@ class ForeignChoice:
         end = max(stop for _, stop in parts)
         return sum(start < end for start, _ in offsets)
 
-    def whole(self, kept: int) -> dict[str, Any]:
+    def whole(self, count: int) -> dict[str, Any]:
         """Make the field of the finished text, whose tokens :meth:`kept` has counted."""
         record = self._record()
         parts = self._parts(record.text)
         assert parts is not None
-        thought, said = parts
-        kept = self._judgement.returned(record, said, kept)
+        thought, answer = parts
+        count = self.judgement.returned(record, answer, count)
         thoughts = thought if self._reasoning else None
-        return self._judgement.whole(record, thoughts, said, kept, written=len(self.ids))
+        return self.judgement.whole(record, thoughts, answer, count, written=len(self.ids))
 
     def billed(self) -> int:
         """Count the tokens of the returned text."""
         record = self._record()
         parts = self._parts(record.text)
-        return self._judgement.returned(record, None if parts is None else parts[1], len(self.ids))
+        return self.judgement.returned(record, None if parts is None else parts[1], len(self.ids))
 
     def not_scored(self, why: str) -> dict[str, Any]:
         """Make the field of a text that has no score, with the reason."""
@@ -122,10 +117,10 @@ class ForeignChoice:
         """Find the characters of reasoning and answer in the text of all tokens; None if one is not in it."""
         thought = raw.find(self._reasoning)
         after = thought + len(self._reasoning)
-        said = raw.find(self._answer, after)
-        if thought < 0 or said < 0 or (not self._reasoning and said > 0):
+        answer = raw.find(self._answer, after)
+        if thought < 0 or answer < 0 or (not self._reasoning and answer > 0):
             return None
-        return (thought, after), (said, said + len(self._answer)) if self._answer else (after, after)
+        return (thought, after), (answer, answer + len(self._answer)) if self._answer else (after, after)
 
     def _record(self) -> WrittenText:
         """Return the tokens so far; a score that did not come yet is None."""

@@ -15,6 +15,7 @@ import re
 from argparse import Namespace
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Depends, FastAPI, Request
@@ -79,23 +80,23 @@ class _Assessing:
 
     def use(self, adapters: Iterable[LoRARequest]) -> None:
         """Find the prober's adapter among the server's, for the last tokens of its texts."""
-        own = adapter_of(self._bank)
-        self.feed.adapter = next((each for each in adapters if each.lora_path == own), None)
+        path = adapter_of(self._bank)
+        self.feed.adapter = next((each for each in adapters if each.lora_path == path), None)
 
     def acting(self, request: _Asked) -> OnHigh:
         """Read the action that the request wants on its scores (ApiError: it cannot be done)."""
         extra = request.model_extra or {}
         if extra.get("retrieval") is not None:
-            told = "retrieval is not offered by backend=vllm: leave it out, or use backend=transformers"
-            raise ApiError(400, told, "retrieval")
+            message = "retrieval is not offered by backend=vllm: leave it out, or use backend=transformers"
+            raise ApiError(400, message, "retrieval")
         try:
-            asked = Hallucination.model_validate(extra.get("hallucination") or {})
+            options = Hallucination.model_validate(extra.get("hallucination") or {})
         except ValidationError as error:
             raise ApiError.of_validation(error.errors(), "hallucination") from None
-        if asked.on_high != "warn" and (request.use_beam_search or request.echo):
-            told = "on_high needs scores, which texts of beam search and echo do not have: leave one out"
-            raise ApiError(400, told, "hallucination.on_high")
-        return OnHigh.of(asked, self._bank, self._served.abstention, greedy=request.temperature == 0)
+        if options.on_high != "warn" and (request.use_beam_search or request.echo):
+            message = "on_high needs scores, which texts of beam search and echo do not have: leave one out"
+            raise ApiError(400, message, "hallucination.on_high")
+        return OnHigh.of(options, self._bank, self._served.abstention, greedy=request.temperature == 0)
 
 
 async def completions(request: CompletionRequest, raw_request: Request) -> Any:
@@ -132,8 +133,8 @@ async def _once(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
         if answer is None or answer.status_code != 200:  # None: the client is gone
             return answer
         body = await response.whole(json.loads(answer.body))
-        kept = {name: value for name, value in answer.headers.items() if name != "content-length"}
-        return JSONResponse(body, headers={**kept, **headers(body["choices"])})
+        fields = {name: value for name, value in answer.headers.items() if name != "content-length"}
+        return JSONResponse(body, headers={**fields, **headers(body["choices"])})
     finally:
         if not isinstance(answer, StreamingResponse):
             response.release()
@@ -141,13 +142,11 @@ async def _once(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
 
 async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]], acting: OnHigh) -> Any:
     """Answer if nothing may be sent before everything is decided; retry draws one text after the other."""
-    stream, options, seed = request.stream, request.stream_options, request.seed
     draws = list[dict[str, Any]]()
     for draw in range(acting.draws if acting.action == "retry" else 1):
-        own = request.model_copy(deep=True)
-        own.stream, own.stream_options = False, None
-        own.seed = None if seed is None else seed + draw
-        answer = await _once(own, raw, stock, acting)
+        seed = None if request.seed is None else request.seed + draw
+        single = request.model_copy(update={"stream": False, "stream_options": None, "seed": seed}, deep=True)
+        answer = await _once(single, raw, stock, acting)
         if answer is None or answer.status_code != 200:
             return answer
         draws.append(json.loads(answer.body))
@@ -155,17 +154,16 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
             break
     body = draws[0]
     each = zip(*(draw["choices"] for draw in draws), strict=True)
-    body["choices"] = [acting.chosen(own, [_tokens(choice) for choice in own])[1] for own in each]
+    body["choices"] = [acting.chosen(drawn, [_tokens(choice) for choice in drawn])[1] for drawn in each]
     if len(draws) > 1:
         written = sum(_tokens(choice) for choice in body["choices"])
         body["usage"] |= usage(body["usage"]["prompt_tokens"], written)
-    told = headers(body["choices"])
-    if not stream:
-        return JSONResponse(body, headers=told)
-    with_usage = options is not None and bool(options.include_usage)
-    return StreamingResponse(
-        as_events(body, with_usage=with_usage), media_type="text/event-stream", headers=told
-    )
+    summary = headers(body["choices"])
+    if not request.stream:
+        return JSONResponse(body, headers=summary)
+    with_usage = bool(request.stream_options and request.stream_options.include_usage)
+    events = as_events(body, with_usage=with_usage)
+    return StreamingResponse(events, media_type="text/event-stream", headers=summary)
 
 
 def _tokens(choice: dict[str, Any]) -> int:
@@ -185,9 +183,9 @@ class _Response:
         self._chat = isinstance(request, ChatCompletionRequest)
         self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
         self._forced = self._chat and getattr(request, "tool_choice", None) not in (None, "none", "auto")
-        asked: Any = None if self._chat else request.prompt
-        several = isinstance(asked, list) and asked and not isinstance(asked[0], int)
-        self._expected = self._per_prompt * (len(asked) if several else 1)
+        prompt: Any = None if self._chat else request.prompt
+        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        self._expected = self._per_prompt * (len(prompt) if several else 1)
         self._over = set[int]()  # choices ended by their score
         # vLLM returns the tokens on request; fields that the client did not ask for are then removed.
         self._unasked = set() if request.return_token_ids else {"token_ids", "prompt_token_ids"}
@@ -204,35 +202,25 @@ class _Response:
     async def whole(self, body: dict[str, Any]) -> dict[str, Any]:
         """Complete an answer without streaming."""
         prompt, discarded = body["usage"]["prompt_tokens"], 0
-        for place, told in enumerate(body["choices"]):
-            choice = self._take(body, told)
-            told["hallucination"] = await self._finished(body["id"], told["index"], choice)
-            scored = told["hallucination"] is not None
-            said = self._acting.abstained(told, choice.high, len(choice.ids)) if scored else None
-            if said is not None:
+        for place, entry in enumerate(body["choices"]):
+            choice = self._take(body, entry)
+            entry["hallucination"] = await self._finished(body["id"], entry["index"], choice)
+            scored, high = entry["hallucination"] is not None, choice.judgement.high
+            abstained = self._acting.abstained(entry, high, len(choice.ids)) if scored else None
+            if abstained is not None:
                 discarded += len(choice.ids)
-                body["choices"][place] = said
-            elif choice.high is not None:
-                discarded += len(choice.ids) - choice.billed()
-                self._cut(told, choice)
+                body["choices"][place] = abstained
+            elif high is not None:
+                count = choice.billed()
+                discarded += len(choice.ids) - count
+                part, name = (entry["message"], "content") if self._chat else (entry, "text")
+                part[name] = (part[name] or "")[: high.start]
+                entry["finish_reason"] = FINISH
+                for fields, names in ((entry.get("logprobs") or {}, choice.entries), (entry, ("token_ids",))):
+                    fields |= {name: fields[name][:count] for name in names if fields.get(name)}
         if discarded:
             body["usage"] |= usage(prompt, body["usage"]["completion_tokens"] - discarded)
         return self._without(body, null=True)
-
-    def _cut(self, told: dict[str, Any], choice: ForeignChoice) -> None:
-        """End a whole choice before the span with too high a score."""
-        assert choice.high is not None
-        said, name = (told["message"], "content") if self._chat else (told, "text")
-        said[name] = (said[name] or "")[: choice.high.start]
-        told["finish_reason"] = FINISH
-        if (logprobs := told.get("logprobs")) is not None:
-            count = choice.billed()
-            told["logprobs"] = {
-                name: values[:count] if isinstance(values, list) else values
-                for name, values in logprobs.items()
-            }
-        if told.get("token_ids") is not None:
-            told["token_ids"] = told["token_ids"][: choice.billed()]
 
     async def streamed(self, events: AsyncIterable[Any]) -> AsyncIterator[str]:
         """Complete an answer in server-sent events."""
@@ -243,13 +231,13 @@ class _Response:
                     yield text
                     continue
                 chunk = json.loads(text.removeprefix(_DATA))
-                told = [each for each in chunk.get("choices", ()) if each["index"] not in self._over]
-                for each in told:
-                    await self._tell(chunk, each)
+                entries = [entry for entry in chunk.get("choices", ()) if entry["index"] not in self._over]
+                for entry in entries:
+                    await self._tell(chunk, entry)
                 if self._over:
-                    if chunk.get("choices") and not told:
+                    if chunk.get("choices") and not entries:
                         continue
-                    chunk["choices"] = told
+                    chunk["choices"] = entries
                     if chunk.get("usage"):
                         chunk["usage"] |= self._usage()
                 yield _event(self._without(chunk))
@@ -268,69 +256,68 @@ class _Response:
         prompts = {index // self._per_prompt: len(each.prompt) for index, each in self._choices.items()}
         return usage(sum(prompts.values()), sum(choice.billed() for choice in self._choices.values()))
 
-    async def _tell(self, chunk: dict[str, Any], told: dict[str, Any]) -> None:
-        index, choice = told["index"], self._take(chunk, told)
-        if told.get("finish_reason"):
-            told["hallucination"] = await self._finished(chunk["id"], index, choice)
-        elif told.get("token_ids") and await self._scores(chunk["id"], index, choice):
+    async def _tell(self, chunk: dict[str, Any], entry: dict[str, Any]) -> None:
+        index, choice = entry["index"], self._take(chunk, entry)
+        if entry.get("finish_reason"):
+            entry["hallucination"] = await self._finished(chunk["id"], index, choice)
+        elif entry.get("token_ids") and await self._scores(chunk["id"], index, choice):
             end = choice.settled()
             await self._feed.until(lambda: len(choice.scores or ()) >= end)
             start, end = choice.told, await self._aside(choice.look, end)
-            told["hallucination"] = choice.chunk(end)
-            if choice.high is None:
-                self._hold(told, choice, start, end)
-        if choice.high is not None:
+            entry["hallucination"] = choice.chunk(end)
+            if choice.judgement.high is None:
+                self._hold(entry, choice, start, end)
+        if choice.judgement.high is not None:
             self._over.add(index)
-            told["finish_reason"], kept = FINISH, choice.kept() or 0
-            self._hold(told, choice, choice.told, choice.billed())
-            told["hallucination"] = await self._aside(choice.whole, kept)
-        elif told.get("finish_reason"):
-            self._hold(told, choice, choice.told, len(choice.ids))
+            entry["finish_reason"], count = FINISH, choice.kept() or 0
+            self._hold(entry, choice, choice.told, choice.billed())
+            entry["hallucination"] = await self._aside(choice.whole, count)
+        elif entry.get("finish_reason"):
+            self._hold(entry, choice, choice.told, len(choice.ids))
 
     async def _aside(self, work: Callable[..., T], *given: Any) -> T:
         """Run the finding of entities on its own thread."""
         return await asyncio.get_running_loop().run_in_executor(self._assessing.thread, work, *given)
 
-    def _hold(self, told: dict[str, Any], choice: ForeignChoice, start: int, end: int) -> None:
+    def _hold(self, entry: dict[str, Any], choice: ForeignChoice, start: int, end: int) -> None:
         """Send only the judged part of a chunk: tokens from ``start`` to ``end`` and their text."""
         if self._acting.action != "stop" or choice.scores is None:
             return
-        field = told.get("hallucination")
+        field = entry.get("hallucination")
         judged = field is not None and "not_scored" not in field
-        said, name = (told["delta"], "content") if self._chat else (told, "text")
-        piece = choice.release(everything=bool(told.get("finish_reason")) and not judged)
-        if piece or said.get(name):
-            said[name] = piece
-        if told.get("logprobs") is not None:
-            told["logprobs"] = {field: values[start:end] for field, values in choice.entries.items()}
-        if told.get("token_ids") is not None:
-            told["token_ids"] = choice.ids[start:end]
+        part, name = (entry["delta"], "content") if self._chat else (entry, "text")
+        piece = choice.release(everything=bool(entry.get("finish_reason")) and not judged)
+        if piece or part.get(name):
+            part[name] = piece
+        if entry.get("logprobs") is not None:
+            entry["logprobs"] = {field: values[start:end] for field, values in choice.entries.items()}
+        if entry.get("token_ids") is not None:
+            entry["token_ids"] = choice.ids[start:end]
 
-    def _take(self, body: dict[str, Any], told: dict[str, Any]) -> ForeignChoice:
+    def _take(self, body: dict[str, Any], entry: dict[str, Any]) -> ForeignChoice:
         """Read a choice of an answer or chunk."""
-        message = told.get("message") or told.get("delta") or told
+        message = entry.get("message") or entry.get("delta") or entry
         text = message.get("content" if self._chat else "text") or ""
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         self._prompt = body.get("prompt_token_ids") or self._prompt  # for a chat
-        prompt = told.get("prompt_token_ids") or self._prompt
-        if told["index"] not in self._choices:
-            self._choices[told["index"]] = ForeignChoice(self._acting, self._assessing.tokenizer, prompt)
-        logprobs = told.get("logprobs") or {}
+        prompt = entry.get("prompt_token_ids") or self._prompt
+        if entry["index"] not in self._choices:
+            self._choices[entry["index"]] = ForeignChoice(self._acting, self._assessing.tokenizer, prompt)
+        logprobs = entry.get("logprobs") or {}
         values = logprobs.get("token_logprobs") or [e["logprob"] for e in logprobs.get("content") or ()]
-        choice = self._choices[told["index"]]
+        choice = self._choices[entry["index"]]
         for field, entries in logprobs.items():
             if isinstance(entries, list):
                 choice.entries.setdefault(field, []).extend(entries)
-        choice.add(text, told.get("token_ids") or (), values, reasoning)
+        choice.add(text, entry.get("token_ids") or (), values, reasoning)
         return choice
 
     async def _scores(self, answer: str, index: int, choice: ForeignChoice) -> bool:
         """Find the text's scores, if it is scored; its name is known once the text has begun."""
         if choice.scores is None:
             await self._feed.until(lambda: self._name(answer, index) is not None, certain=True)
-            name = self._name(answer, index)
-            choice.scores = None if name is None else self._scored.texts[name]
-            choice.distances = None if name is None else self._scored.distances.get(name)
+            if (name := self._name(answer, index)) is not None:
+                choice.scores, choice.distances = self._scored.texts[name], self._scored.distances.get(name)
         return choice.scores is not None
 
     def _name(self, answer: str, index: int) -> str | None:
@@ -344,25 +331,23 @@ class _Response:
     async def _finished(self, answer: str, index: int, choice: ForeignChoice) -> dict[str, Any] | None:
         if self._forced:
             return choice.not_scored(FORCED)
-        if (kept := choice.kept()) is None or not await self._scores(answer, index, choice):
+        if (count := choice.kept()) is None or not await self._scores(answer, index, choice):
             return None
         scores, name = choice.scores, self._name(answer, index)
         assert scores is not None and name is not None
-        await self._feed.until(lambda: len(scores) >= kept or name in self._scored.ended)
-        if kept and len(scores) == kept - 1:
-            await self._feed.close(self._scored, name, choice.prompt, choice.ids[:kept])
+        await self._feed.until(lambda: len(scores) >= count or name in self._scored.ended)
+        if count and len(scores) == count - 1:
+            await self._feed.close(self._scored, name, choice.prompt, choice.ids[:count])
 
-        def assessed() -> dict[str, Any]:
-            choice.look(kept, over=True)
-            return choice.whole(kept)
-
-        return await self._aside(assessed)
+        await self._aside(partial(choice.look, count, over=True))
+        return await self._aside(choice.whole, count)
 
     def _without(self, body: dict[str, Any], null: bool = False) -> dict[str, Any]:
         """Remove the fields that the client did not ask for; in a whole answer they become null."""
         for part in (body, *body.get("choices", ())):
             for name in part.keys() & self._unasked:
-                del part[name]
                 if null:
                     part[name] = None
+                else:
+                    del part[name]
         return body

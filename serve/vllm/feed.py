@@ -99,8 +99,7 @@ class ScoreFeed:
             whole, params, request, data_parallel_rank=place, lora_request=self.adapter
         ):
             pass
-        count = len(text)
-        await self.until(lambda: len(scored.texts[name]) >= count, certain=True)
+        await self.until(lambda: len(scored.texts[name]) >= len(text), certain=True)
 
     async def _fetch(self) -> None:
         try:
@@ -108,10 +107,10 @@ class ScoreFeed:
                 await asyncio.sleep(_PERIOD)
                 released, self._released = self._released, []
                 self._begun += 1
-                asked = (released, list(self._open))
-                answers = await self._call_all("collective_rpc", "probers_scores", None, asked, None)
-                for engine, (found, *_) in enumerate(answers):
-                    self._take(engine, found)
+                arguments = (released, list(self._open))
+                answers = await self._call_all("collective_rpc", "probers_scores", None, arguments, None)
+                for engine, (news, *_) in enumerate(answers):
+                    self._take(engine, news)
                 self._end()
         except Exception:  # the engine itself reports the error to clients
             logger.exception("The prober's scores cannot be fetched.")
@@ -119,9 +118,9 @@ class ScoreFeed:
         finally:
             self._task = None
 
-    def _take(self, engine: int, found: dict[str, dict[str, New]]) -> None:
+    def _take(self, engine: int, news: dict[str, dict[str, New]]) -> None:
         """Store the scores fetched from one engine."""
-        for key, texts in found.items():
+        for key, texts in news.items():
             if (scored := self._open.get(key)) is None:
                 continue
             for name, (start, scores, distances, ended) in texts.items():

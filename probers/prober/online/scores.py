@@ -18,16 +18,9 @@ import torch
 from torch import Tensor
 
 from ...heads import Memory, ProbeHead
+from ...model import pooling
 from ...model.hidden_states import broken_state
-from ...model.pooling import (
-    BEFORE,
-    PER_TOKEN,
-    StreamingPool,
-    all_finite,
-    as_stored,
-    token_pool,
-    token_vectors,
-)  # fmt: skip
+from ...model.pooling import PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
 from ...store.spec import FeatureSpec, ModelSpec
 from ...types import Needs, Pool, RunError, UserError
 from ...words import Recogniser
@@ -38,8 +31,6 @@ from ...words.thinking import PARTS
 #: Ways to make the score of a span from the scores of its tokens.
 Aggregate = Literal["max", "mean", "last"]
 AGGREGATES: tuple[str, ...] = get_args(Aggregate)
-
-
 #: Positions that are several pieces of a text, each pooled separately.
 PIECES = ("span", "sentence", "claim")
 
@@ -85,9 +76,9 @@ def check_growing(bank: Scorer, *, whole: bool = False, sentences: bool = False)
         )
     beside = [spec.site] if spec.site == "probabilities" else spec.feature.beside
     if beside and not whole:
-        told = f"this prober reads {' and '.join(beside)}, and only states are read while a text grows"
+        message = f"this prober reads {' and '.join(beside)}, and only states are read while a text grows"
         fix = "score finished texts with probers-score or trigger=probing, or train with beside=[]"
-        raise UserError(f"{told}: {fix}", code="unsupported")
+        raise UserError(f"{message}: {fix}", code="unsupported")
     known = whole or spec.pool in PER_TOKEN or (sentences and pools_sentences(bank))
     if not known and spec.position in (*PIECES, *PARTS):
         raise UserError(
@@ -97,12 +88,12 @@ def check_growing(bank: Scorer, *, whole: bool = False, sentences: bool = False)
             code="unsupported",
         )
     if bank.head.marker:
-        told = "this prober's head marks the span that it scores, which is not known while a text grows: "
-        raise UserError(f"{told}call bank.score_spans, or train with head.marker=false", "unsupported")
+        message = "this prober's head marks the span that it scores, which is not known while a text grows: "
+        raise UserError(f"{message}call bank.score_spans, or train with head.marker=false", "unsupported")
     if bank.head.tokens:
-        told = "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
-        told += 'states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of '
-        raise UserError(f"{told}single tokens (head=radio, linear, ..) or of pooled states", "unsupported")
+        message = "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
+        message += 'states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of '
+        raise UserError(f"{message}single tokens (head=radio, linear, ..) or of pooled states", "unsupported")
 
 
 class GrowingVectors:
@@ -163,7 +154,7 @@ class GrowingScores:
     def __init__(self, bank: Scorer, *, sentences: bool = False) -> None:
         check_growing(bank, sentences=sentences)
         self._bank = bank
-        self.before = bank.spec.pool in BEFORE
+        self.before = bank.spec.pool in pooling.BEFORE
         self._vectors, self._heads = GrowingVectors(bank.spec.pool), GrowingHeads(bank)
         self._distances: dict[Hashable, list[float]] = {}
 
@@ -180,22 +171,23 @@ class GrowingScores:
         stored = as_stored(token_vectors(states, feature.pool), self._bank.spec.dtype)
         read, rounded = all_finite(states), all_finite(stored)  # (texts, layers), (texts, heads)
         fine = (read.all(dim=-1) & rounded.all(dim=-1)).tolist()
-        found: list[float | RunError] = [math.nan] * len(keys)
-        for row in (row for row, good in enumerate(fine) if not good):
+        scores: list[float | RunError] = [math.nan] * len(keys)
+        sound = [row for row, good in enumerate(fine) if good]
+        for row in set(range(len(keys))).difference(sound):
             layer = int((~(rounded if read[row].all() else read)[row]).nonzero()[0])
             where = f"a token of {names[row] if names else 'a growing text'}"
-            found[row] = broken_state(feature, layer, where)
-        if not (kept := [row for row, good in enumerate(fine) if good]):
-            return found
-        own = token_vectors(states if len(kept) == len(keys) else states[kept], feature.pool)
-        its = [keys[row] for row in kept]
-        vectors = self._vectors.add(its, own)
-        scores, distances = self._heads.add(its, vectors), distances_of(self._bank, vectors)
-        for place, row in enumerate(kept):
-            found[row] = scores[place]
+            scores[row] = broken_state(feature, layer, where)
+        if not sound:
+            return scores
+        own_vectors = token_vectors(states if len(sound) == len(keys) else states[sound], feature.pool)
+        sound_keys = [keys[row] for row in sound]
+        vectors = self._vectors.add(sound_keys, own_vectors)
+        new_scores, distances = self._heads.add(sound_keys, vectors), domain_distances(self._bank, vectors)
+        for place, row in enumerate(sound):
+            scores[row] = new_scores[place]
             if distances is not None:
                 self._distances.setdefault(keys[row], []).append(distances[place])
-        return found
+        return scores
 
     def distances(self, key: Hashable) -> list[float] | None:
         """Return the distance of each token of a text so far from the prober's domain; None without one."""
@@ -250,12 +242,12 @@ class GrowingSentences:
         """
         for key, (text, ends) in zip(keys, written, strict=True):
             self._find_begin(key, self._texts.setdefault(key, _GrowingText()), text, ends)
-        found = self._scores.add_each(keys, states, names)
-        for key, state, score in zip(keys, states, found, strict=True):
+        scores = self._scores.add_each(keys, states, names)
+        for key, state, score in zip(keys, states, scores, strict=True):
             if not isinstance(score, RunError):
                 self._texts[key].states.append(state.clone())  # else the states of all texts would stay
                 self._take(key, score)
-        return found
+        return scores
 
     def _find_begin(self, key: Hashable, known: _GrowingText, text: str, ends: Sequence[int]) -> None:
         """Find the sentence of the newest token; if it changed, score its earlier tokens again."""
@@ -297,14 +289,14 @@ class GrowingSentences:
         self._texts.pop(key, None)
 
 
-def distances_of(bank: Scorer, vectors: Tensor) -> list[float] | None:
+def domain_distances(bank: Scorer, vectors: Tensor) -> list[float] | None:
     """Compute distances (n,) of vectors (n, heads, width) from the prober's domain; None without one."""
     return None if bank.domain is None else bank.domain(as_stored(vectors, bank.spec.dtype)).tolist()
 
 
 def text_needs(bank: Scorer) -> Needs:
     """Return the features of a text to record for :func:`text_scores`."""
-    return Needs((replace(bank.spec.feature, pool=token_pool(bank.spec.pool)),))
+    return Needs((replace(bank.spec.feature, pool=pooling.token_pool(bank.spec.pool)),))
 
 
 def text_scores(
@@ -324,12 +316,10 @@ def text_scores(
         if not piece:
             continue
         pooled = torch.cat([growing.add([name], tokens[[place]]) for place in piece])
-        found, far = (
-            bank.score_states(as_stored(pooled, bank.spec.dtype)).tolist(),
-            distances_of(bank, pooled),
-        )
-        for number, place in enumerate(piece):
-            scores[place], distances[place] = found[number], None if far is None else far[number]
+        piece_scores = bank.score_states(as_stored(pooled, bank.spec.dtype)).tolist()
+        far = domain_distances(bank, pooled) or [math.nan] * len(piece)
+        for place, *values in zip(piece, piece_scores, far, strict=True):
+            scores[place], distances[place] = values
     return scores, None if bank.domain is None else distances
 
 

@@ -22,7 +22,8 @@ from transformers import StoppingCriteria
 from ...model.tokens import TextStream, decode, token_offsets
 from ...types import UserError
 from ...words import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
-from .growing_spans import GrowingSpans, Judge, ScoredSpan, whole_words
+from ..assessment import Assessor, GrowingSpans, whole_words
+from ..response import ScoredSpan
 from .loops import GenerationWatcher, Per, WatchedBatch
 from .scores import Scorer
 
@@ -68,9 +69,8 @@ class Scores(AbstractContextManager["Scores"]):
     def sequence(self) -> np.ndarray:
         """(batch,) float64, the last score of each row; UserError also where no token of a row was read."""
         tokens = self.tokens
-        for row, scores in enumerate(tokens):
-            if not len(scores):
-                raise UserError(f"row {row} has no score yet: call scores.finish(sequences)", code="empty")
+        if (row := next((i for i, scores in enumerate(tokens) if not len(scores)), None)) is not None:
+            raise UserError(f"row {row} has no score yet: call scores.finish(sequences)", code="empty")
         return np.array([scores[-1] for scores in tokens], dtype=np.float64)
 
     @property
@@ -87,13 +87,13 @@ class Scores(AbstractContextManager["Scores"]):
         UserError also for heads that do not read the state before an entity, and without a tokenizer.
         """
         batch, (tokenizer, recognise) = self._batch(), _finding(self._watcher)
-        found = []
+        rows = []
         for row, scores in enumerate(batch.scores()):
             prompt = batch.prompt[row].tolist()
             text, offsets = token_offsets(tokenizer, batch.written(row), prompt)
             entities = written_entities(text, recognise, prompt=decode(tokenizer, prompt))
-            found.append(with_scores(entities, offsets, scores))
-        return found
+            rows.append(with_scores(entities, offsets, scores))
+        return rows
 
     @torch.no_grad()
     def finish(self, sequences: Any) -> None:
@@ -115,8 +115,7 @@ class Scores(AbstractContextManager["Scores"]):
             seen = torch.stack(batch.tokens, dim=1).to(ids.device)
             same = torch.equal(ids[:, columns : columns + read], seen)
         if not same:
-            told = "finish needs the sequences that generate has just returned, unchanged"
-            raise UserError(told, "mismatch")
+            raise UserError("finish needs the sequences that generate returned, unchanged", "mismatch")
         last = ids[:, columns + read :]
         if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
             batch.forward(self._watcher.model, last, self._watcher.cache)
@@ -139,7 +138,7 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
 
     def __init__(
         self, bank: Scorer, model: Any, tokenizer: Any, threshold: float | None = None, *,
-        min_tokens: int = 1, assess: Judge | None = None,
+        min_tokens: int = 1, assess: Assessor | None = None,
     ) -> None:  # fmt: skip
         if min_tokens < 1:
             raise UserError(f"min_tokens={min_tokens} must be at least 1")
@@ -179,12 +178,11 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
         """
         return [text.found for text in self._texts if isinstance(text, JudgedText)]
 
-    def _reader(self, assess: Judge | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
+    def _reader(self, assess: Assessor | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
         """Make the reader of a row's text from its prompt; None if rows are stopped by their score so far."""
         if assess is not None:
             if (tokenizer := self._watcher.tokenizer) is None:
-                told = "finding spans needs the model's tokenizer: pass tokenizer="
-                raise UserError(told, code="missing-value")
+                raise UserError("finding spans needs the model's tokenizer: pass tokenizer=", "missing-value")
             return lambda ids: JudgedText(tokenizer, ids, assess)
         if self._watcher.bank.spec.pool != "predicting":
             return None
@@ -194,9 +192,6 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
     def close(self) -> None:
         """Remove the hooks from the model; the criterion cannot be used afterwards."""
         self._finalizer()
-
-    def __enter__(self) -> StopOnScore:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -235,9 +230,9 @@ def _finding(watcher: GenerationWatcher) -> tuple[Any, Recogniser]:
     """Return tokenizer and recogniser to find entities (UserError: heads without the state before one)."""
     bank = watcher.bank
     if bank.spec.pool != "predicting":
-        told = f"this prober reads {bank.spec.pool} states and cannot score entities before they are written"
+        why = f"this prober reads {bank.spec.pool} states and cannot score entities before they are written"
         remedy = "train one on a store of 'probers-datagen --source wiki pool=predicting'"
-        raise UserError(f"{told}: {remedy}", "unsupported")
+        raise UserError(f"{why}: {remedy}", "unsupported")
     if watcher.tokenizer is None:
         raise UserError("finding entities needs the model's tokenizer: pass tokenizer=", code="missing-value")
     return watcher.tokenizer, Recogniser(bank.recogniser or "rules", quiet=True)
@@ -269,7 +264,7 @@ class GrowingText:
 class JudgedText:
     """A row's text, with each unit judged as soon as its end is certain."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], assess: Judge) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], assess: Assessor) -> None:
         self._stream = TextStream(tokenizer, prompt)
         self._spans = GrowingSpans(assess, decode(tokenizer, prompt))
         self.push = self._stream.push
