@@ -111,10 +111,10 @@ def compare(
 def _settings(lm: Any, options: Mapping[str, Any]) -> Compare:
     """Check the options, and take those that are not given from the command (UserError)."""
     known = sorted({each.name for each in fields(Compare)} - _NOT_OPTIONS - {"_record"})
-    if unknown := next((name for name in options if name not in known), None):
-        near = difflib.get_close_matches(unknown, known, n=1)
+    if unknown := [name for name in options if name not in known]:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(known)}"
-        raise UserError(f"compare has no option {unknown!r}: {hint}", "unknown-key")
+        raise UserError(f"compare has no option {unknown[0]!r}: {hint}", "unknown-key")
     plain = {name: options[name] for name in options.keys() - {"prompt", "retriever", "prober"}}
     check_options(Compare, plain)
     table = {**values_of("", "methods"), **plain.pop("methods", {})}
