@@ -40,8 +40,8 @@ class ReadsBank(Trigger):
         from probers.cli.inputs import how_to_make
 
         key, kind = next((key, kind) for key, kind in TRAINED.items() if kind == self.prober)
-        made = how_to_make(kind).replace("a prober", "one")
-        return f"{made}, and pass its folder as prober= (probers-compare: {key}=)"
+        advice = how_to_make(kind).replace("a prober", "one")
+        return f"{advice}, and pass its folder as prober= (probers-compare: {key}=)"
 
     @property
     def needs(self) -> Needs:
@@ -96,11 +96,10 @@ class ReadsBank(Trigger):
 
         The heads run once for all, unless they read on from token to token.
         """
-        found = [self.states(g) for g in generations if g.token_ids]
-        if self._bank.head.causal and found:
-            scored = np.concatenate(list(map(chances, found)))
-        else:
-            scored = chances(np.concatenate(found)) if found else np.zeros(0)
+        states = [self.states(g) for g in generations if g.token_ids]
+        if not self._bank.head.causal and states:
+            states = [np.concatenate(states)]
+        scored = np.concatenate([chances(each) for each in states] or [np.zeros(0)])
         return np.split(scored, np.cumsum([len(g.token_ids) for g in generations])[:-1])
 
 
@@ -198,17 +197,16 @@ class Probing(ReadsBank):
         return super().record | ({"threshold": self._threshold} if self.threshold is None else {})
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        written = [i for i, g in enumerate(generations) if g.token_ids]
-        scores = np.full(len(generations), UNANSWERED)
         if self._part != "both":
             return [verdict(self._of_part(generation), self._threshold) for generation in generations]
+        written = [i for i, g in enumerate(generations) if g.token_ids]
+        scores = np.full(len(generations), UNANSWERED)
         if self._recognise is not None:
             scores[written] = [self._worst(generations[i], states[i], self._recognise) for i in written]
         elif written:
             vectors = np.stack([self.states(generations[i]) for i in written])
-            scores[written] = self._bank.score_states(
-                vectors, self._signals([generations[i] for i in written])
-            )
+            given = self._signals([generations[i] for i in written])
+            scores[written] = self._bank.score_states(vectors, given)
         return [verdict(float(score), self._threshold) for score in scores]
 
     def _of_part(self, generation: Generation) -> float:
@@ -231,11 +229,11 @@ class Probing(ReadsBank):
 
     def _worst(self, generation: Generation, state: State, recognise: Recogniser) -> float:
         """Find the highest score of an entity in a text, or score all its tokens if it has none."""
-        found = written_entities(
+        entities = written_entities(
             generation.text, recognise, prompt=generation.prompt, accepted=state.partial, openings=True
         )
-        tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in found]
-        spans = [(own[0], own[-1] + 1) for own in tokens if own] or [(0, len(generation.token_ids))]
+        tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in entities]
+        spans = [(each[0], each[-1] + 1) for each in tokens if each] or [(0, len(generation.token_ids))]
         given = self._signals([_part(generation, *span) for span in spans])
         return float(np.max(self._bank.score_spans(self.states(generation), np.array(spans), given)))
 
@@ -387,18 +385,15 @@ class Radio(ReadsBank):
         return [self._decide(*each) for each in zip(parts, generations, states, strict=True)]
 
     def _decide(self, chances: np.ndarray, generation: Generation, state: State) -> Decision:
-        found = words(generation.text, generation.offsets)
+        in_text = words(generation.text, generation.offsets)
         # A token of white space alone belongs to no word, and gives nothing to look up.
-        home = {token: word.start for word in reversed(found) for token in word.tokens}
-        taken = found[0].end if state.fresh and found else 0
+        home = {token: word.start for word in reversed(in_text) for token in word.tokens}
+        taken = in_text[0].end if state.fresh and in_text else 0
         may_fire = np.array([home.get(i, -1) >= taken for i in range(len(chances))], dtype=bool)
         if self.above_mean and len(chances):
             may_fire &= chances > chances.mean()
         # Tokens that may not fire have score 0.
         score = float(np.where(may_fire, chances, 0.0).max(initial=0.0))
-        shown = tuple(map(float, chances))
-        hits = np.flatnonzero(may_fire & (chances > self.threshold))
-        if not hits.size:
-            return verdict(score, self.threshold, token_scores=shown)
-        first = int(hits[0])
-        return verdict(score, self.threshold, position=home[first], tokens=(first,), token_scores=shown)
+        hits = np.flatnonzero(may_fire & (chances > self.threshold)).tolist()
+        place = {"position": home[hits[0]], "tokens": (hits[0],)} if hits else {}
+        return verdict(score, self.threshold, token_scores=tuple(map(float, chances)), **place)
