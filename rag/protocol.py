@@ -316,8 +316,8 @@ _ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "le
 def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
     """Refuse a trigger or query whose signals the model lacks; try attention on one token."""
     if trigger.served and getattr(lm, "prober", None) is None:
-        told = f"trigger={trigger.name} reads a server's scores, but this server has no prober"
-        raise UserError(f"{told}: choose another trigger, or a probers-serve with a prober", "unsupported")
+        message = f"trigger={trigger.name} reads a server's scores, but this server has no prober"
+        raise UserError(f"{message}: choose another trigger, or a probers-serve with a prober", "unsupported")
     named = {f"trigger={trigger.name}": trigger, f"query={name_of(query)}": query}
     reading = " and ".join(name for name, part in named.items() if reads_states(part))
     if reading and not lm.spec.layers:

@@ -316,9 +316,9 @@ class TraceFile:
             try:  # questions of damaged lines are skipped
                 place = asked.index((answer.id, answer.question), after)
             except ValueError:
-                told = f"line {number} answers question {answer.id!r}, which this run does not have there"
+                message = f"line {number} answers question {answer.id!r}, which this run does not have there"
                 remedy = "choose another out or remove the file"
-                raise UserError(f"{self.path} {told}: {remedy}", "mismatch") from None
+                raise UserError(f"{self.path} {message}: {remedy}", "mismatch") from None
             answers[place], after = answer, place + 1
         return answers, sorted(damaged), lines.cut
 

@@ -123,7 +123,7 @@ class Neighbours:
             scores, rows = self._index.search(queries, k)
         else:
             _, rows = self._index.search(queries, min(len(self._vectors), max(100, 10 * k)))
-            return [self._exact(q, found[found >= 0], k) for q, found in zip(queries, rows, strict=True)]
+            return [self._exact(q, near[near >= 0], k) for q, near in zip(queries, rows, strict=True)]
         return [
             [(int(row), float(score)) for row, score in zip(*pair, strict=True) if row >= 0]
             for pair in zip(rows, scores, strict=True)
@@ -182,8 +182,8 @@ def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) ->
     """Refuse vectors with NaN or infinity; the RunError names the first text that has one."""
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
-        told = f"{encoder.name} gave {len(bad)} of {len(names)} texts a vector that is not finite, first "
-        raise RunError(f"{told}{names[bad[0]]}: try retriever.device=cpu or another model", "model")
+        message = f"{encoder.name} gave {len(bad)} of {len(names)} texts a vector that is not finite, first "
+        raise RunError(f"{message}{names[bad[0]]}: try retriever.device=cpu or another model", "model")
 
 
 def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
@@ -237,8 +237,8 @@ class Dense(Encoder):
         folder = Path(self.cache or cache_folder("dense")) / digest(identity, 20)
         what = f"vectors of {len(self.passages):,} passages by {self.name}"
         encode = partial(encode_corpus, self.passages, self)
-        made = build_once(folder, what, encode, self._estimate)
-        shape = made["passages"], made["width"]
+        about = build_once(folder, what, encode, self._estimate)
+        shape = about["passages"], about["width"]
         vectors = np.asarray(np.memmap(folder / _VECTORS, np.float32, "r", shape=shape))
         if method != "flat":
             folder = folder.with_name(f"{folder.name}-{method}")
@@ -255,8 +255,8 @@ class Dense(Encoder):
         vectors = self.encode(texts, "query")
         check_finite(vectors, self, [f"the query {text!r:.60}" for text in texts])
         near = iter(self._neighbours.search(vectors, k))
-        rows = [next(near) if query.strip() else [] for query in queries]
-        return [[replace(self.passages[row], score=score) for row, score in found] for found in rows]
+        hits = [next(near) if query.strip() else [] for query in queries]
+        return [[replace(self.passages[row], score=score) for row, score in rows] for rows in hits]
 
     def _estimate(self) -> Estimate | None:
         count = len(self.passages)

@@ -77,8 +77,8 @@ class Encoder:
         self._batch_size = self.batch_size or (_BATCH_CPU if self._model.device.type == "cpu" else _BATCH)
         self._compared = self._model.similarity_fn_name if self.similarity == "auto" else self.similarity
         if self._compared not in ("cosine", "dot"):
-            told = f"retriever.model={self.name} compares by {self._compared}"
-            raise UserError(f"{told}: pass retriever.similarity=cosine or dot", "unsupported")
+            message = f"retriever.model={self.name} compares by {self._compared}"
+            raise UserError(f"{message}: pass retriever.similarity=cosine or dot", "unsupported")
 
     @property
     def fingerprint(self) -> str:
@@ -94,8 +94,8 @@ class Encoder:
         state = repr(model.tokenizer)
         if (backend := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
             # Without its last padding and truncation.
-            told = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-            state = json.dumps(told, sort_keys=True)
+            settings = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+            state = json.dumps(settings, sort_keys=True)
         digest.update(state.encode())
         prompt = model.prompts.get("document") if self.passage_prefix is None else self.passage_prefix
         digest.update(repr((model.max_seq_length, prompt, self.brackets, self._compared)).encode())
@@ -108,9 +108,9 @@ class Encoder:
         try:
             vectors = self._bracketed(texts, kind) if self.brackets else self._plain(texts, kind)
         except torch.OutOfMemoryError as error:
-            told = f"{self.name} is out of memory with retriever.batch_size={self._batch_size}"
+            message = f"{self.name} is out of memory with retriever.batch_size={self._batch_size}"
             remedy = "give a smaller one, or a smaller retriever.max_tokens; finished passages are kept"
-            raise RunError(f"{told}: {remedy}", "memory") from error
+            raise RunError(f"{message}: {remedy}", "memory") from error
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if self._compared == "cosine":
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -135,7 +135,7 @@ class Encoder:
         left, right = (tokenizer.encode(mark, add_special_tokens=False) for mark in _BRACKETS[kind])
         room = (self._model.max_seq_length or tokenizer.model_max_length) - len(left) - len(right)
         tokens = tokenizer(list(texts), truncation=True, max_length=room, add_special_tokens=False)
-        ids = [[*left, *found, *right] for found in tokens["input_ids"]]
+        ids = [[*left, *middle, *right] for middle in tokens["input_ids"]]
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         vectors: dict[int, np.ndarray] = {}
         self._model.eval()
@@ -143,8 +143,8 @@ class Encoder:
             rows = order[start : start + self._batch_size]
             batch = tokenizer.pad({"input_ids": [ids[i] for i in rows]}, return_tensors="pt")
             with torch.inference_mode():
-                found = self._model({key: value.to(self._model.device) for key, value in batch.items()})
-            vectors.update(zip(rows, found["sentence_embedding"].float().cpu().numpy(), strict=True))
+                output = self._model({key: value.to(self._model.device) for key, value in batch.items()})
+            vectors.update(zip(rows, output["sentence_embedding"].float().cpu().numpy(), strict=True))
         return np.stack([vectors[i] for i in range(len(ids))])
 
     def _load(self) -> Any:
@@ -160,5 +160,7 @@ class Encoder:
                 name, revision=self.revision, device=self.device, model_kwargs=kind, trust_remote_code=False
             )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            told = f"retriever.model={name} cannot be loaded: {first_line(error)}"
-            raise UserError(f"{told}; give a sentence-transformers model's id or folder", "model") from error
+            message = f"retriever.model={name} cannot be loaded: {first_line(error)}"
+            raise UserError(
+                f"{message}; give a sentence-transformers model's id or folder", "model"
+            ) from error

@@ -62,8 +62,8 @@ class ReadsBank(Trigger):
     def unfit(self, scores: str, reads: str) -> UserError:
         """Make the error for a prober that reads something else than the trigger scores."""
         named = f" {self.bank}" if isinstance(self.bank, str) else ""
-        told = f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}"
-        return UserError(f"{told}: {self.make}", "mismatch")
+        message = f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}"
+        return UserError(f"{message}: {self.make}", "mismatch")
 
     def states(self, generation: Generation) -> np.ndarray:
         """Return the states that the bank reads, rounded as its training features were.
@@ -85,9 +85,11 @@ class ReadsBank(Trigger):
         """Refuse a prompt other than that of the prober's training answers (UserError)."""
         trained = self._bank.spec.prompt
         if trained and trained != prompt.fingerprint:
-            told = f"the prober was trained on answers to the prompt {trained}"
+            message = f"the prober was trained on answers to the prompt {trained}"
             now = f"{prompt.fingerprint} ({prompt.name})"
-            raise UserError(f"{told}, but the prompt now is {now}: use the same prompt for both", "mismatch")
+            raise UserError(
+                f"{message}, but the prompt now is {now}: use the same prompt for both", "mismatch"
+            )
 
     def by_token(
         self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]
@@ -159,13 +161,13 @@ class Probing(ReadsBank):
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
             if self.combine not in ("logits", "probabilities"):
-                told = f"trigger.combine={self.combine} is not how the prober was fitted ({bank.combine})"
-                raise UserError(f"{told}: choose logits, probabilities or null", "unknown-choice")
+                message = f"trigger.combine={self.combine} is not how the prober was fitted ({bank.combine})"
+                raise UserError(f"{message}: choose logits, probabilities or null", "unknown-choice")
             bank, recombined = replace(bank, ensemble=Ensemble(self.combine)), True
         if self.with_entropy and (recombined or bank.entropy_model is None):
             reason = "was fitted with another combine" if recombined else "was trained without signals"
-            told = f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false"
-            raise UserError(told, "mismatch")
+            message = f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false"
+            raise UserError(message, "mismatch")
         chosen = 0.0 if recombined else bank.threshold
         if self.with_entropy and bank.entropy_model is not None:
             chosen = bank.entropy_model.threshold
