@@ -158,8 +158,10 @@ class _Rounds:
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
         limits = [a.limit(budget, rag.prompt.stop) for (_, a), budget in zip(group, budgets, strict=True)]
         open_, needs = [each for each, _ in group], _NOTHING if reading else rag.needs
-        made = self._generate(open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs)
-        for each, budget, limit, generation in zip(open_, budgets, limits, made, strict=True):
+        generations = self._generate(
+            open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs
+        )
+        for each, budget, limit, generation in zip(open_, budgets, limits, generations, strict=True):
             early = generation.stop == "length" and limit < budget
             early |= generation.stop == "stop" and over is not None and over(generation.text)
             each.write(generation, cut=early and len(generation.token_ids) < budget)
@@ -173,8 +175,8 @@ class _Rounds:
             return
         announcing = [("" if each.text[-1:].isspace() else " ") + cue for each in short]
         partials = [each.text + words for each, words in zip(short, announcing, strict=True)]
-        made = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.stop)
-        for each, words, generation in zip(short, announcing, made, strict=True):
+        answers = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.stop)
+        for each, words, generation in zip(short, announcing, answers, strict=True):
             each.complete(words, generation)
 
     def _generate(

@@ -207,9 +207,9 @@ class OpenQuestion:
         self.counters.alarms += alarms and decision.fire
         if decision.position is not None:
             # With a trailing space, the next word could not be tokenised together with its own space.
-            kept = self.written.text[: decision.position].rstrip()
-            tokens = self.accepted.tokens + self._tokens(len(kept))
-            self.before_hit = Accepted(self.accepted.text + kept, tokens, fresh=True)
+            before = self.written.text[: decision.position].rstrip()
+            tokens = self.accepted.tokens + self._tokens(len(before))
+            self.before_hit = Accepted(self.accepted.text + before, tokens, fresh=True)
 
     def take(self, end: int | None) -> None:
         """Accept the text up to ``end`` unjudged, and have the text after it written without passages."""
@@ -306,7 +306,7 @@ class TraceFile:
         """Read the answers, the numbers of damaged lines, and whether a last line was truncated."""
         answers: list[Answer | None] = [None] * len(questions)
         lines, after = self._journal.read(), 0
-        damaged, asked = list(lines.damaged), [(question.id, question.question) for question in questions]
+        damaged, keys = list(lines.damaged), [(question.id, question.question) for question in questions]
         for number, record in lines.records.items():
             try:
                 answer = Answer.from_trace(record)
@@ -314,7 +314,7 @@ class TraceFile:
                 damaged.append(number)
                 continue
             try:  # questions of damaged lines are skipped
-                place = asked.index((answer.id, answer.question), after)
+                place = keys.index((answer.id, answer.question), after)
             except ValueError:
                 message = f"line {number} answers question {answer.id!r}, which this run does not have there"
                 remedy = "choose another out or remove the file"
