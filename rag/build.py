@@ -31,34 +31,27 @@ log = logging.getLogger(__name__)
 
 #: ``engine`` of a model in this process: transformers or vLLM.
 LOCAL, VLLM = "transformers", "vllm"
-
-
 #: Methods of comparisons for probers by the pool of their states; "probing" is for all others.
 _BY_POOL = {"tokens": "radio", "predicting": "before_entity", "prompt": "probing_before"}
 
 
-def method_of(bank: Prober) -> str:
-    """Name the method of comparisons that reads a prober, which is also the name of its trigger."""
-    return _BY_POOL.get(bank.spec.pool, "probing")
+def method_of(given: Any) -> str | None:
+    """Name the method of comparisons that reads a prober, also its trigger; None for other objects."""
+    from probers.prober.prober import Prober  # loads torch
+
+    return _BY_POOL.get(given.spec.pool, "probing") if isinstance(given, Prober) else None
 
 
 def make_trigger(given: Any) -> Trigger:
     """Make a trigger from its name, from a prober, or from an object with ``needs`` and ``__call__``."""
     if isinstance(given, str):
         return as_trigger(Component.of("trigger", given).make())
-    if is_prober(given):
-        return as_trigger(Component.of("trigger", method_of(given)).make(bank=given))
+    if (method := method_of(given)) is not None:
+        return as_trigger(Component.of("trigger", method).make(bank=given))
     if not (callable(given) and hasattr(given, "needs")):
         message = f"trigger={given!r:.80} is no trigger: give a name such as rind, a prober, or a trigger"
         raise UserError(message, "bad-value")
     return as_trigger(given)
-
-
-def is_prober(given: Any) -> bool:
-    """Tell whether an object is a trained prober."""
-    from probers.prober.prober import Prober  # loads torch
-
-    return isinstance(given, Prober)
 
 
 def make_query(given: Any, trigger: Trigger) -> QueryFormulator:
@@ -100,14 +93,12 @@ def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | N
     lm = RemoteLM(engine, settings.model.name, at_once=8 if at_once == "auto" else at_once)
     log.info("engine: %s, model %s (%s)", engine, settings.model.name, lm.told)
     if settings.prompt.name == AUTO:
-        log.info(
-            "note: prompt=auto takes the plain form: a URL does not hand out the chat template of its model"
-        )
+        reason = "a URL does not hand out the chat template of its model"
+        log.info("note: prompt=auto takes the plain form: %s", reason)
     if folder is not None:
-        begun = folder.chosen.get("engine", lm.told)
-        if begun != lm.told:
-            told = f"{folder.path} was begun with another server ({begun}; now {lm.told})"
-            raise UserError(f"{told}: choose another out, or overwrite=true", "mismatch")
+        if (begun := folder.chosen.get("engine", lm.told)) != lm.told:
+            message = f"{folder.path} was begun with another server ({begun}; now {lm.told})"
+            raise UserError(f"{message}: choose another out, or overwrite=true", "mismatch")
         folder.choose("engine", begun)
     return lm
 
@@ -116,15 +107,17 @@ def unserved(engine: str, trigger: Component, query: Component) -> str | None:
     """Say why a trigger and a query cannot be used with an engine, as part of a sentence, or None."""
     if engine == LOCAL:
         return None
-    told = f"trigger={name_of(trigger.kind)}"
-    own = [key for key in ("bank", "combine", "with_entropy") if trigger.get(key)]
-    if served(engine) and getattr(trigger.kind, "prober", None) and (own or not _is_probing(trigger)):
-        told += f" with {own[0]}" if own else ""
-        return f"{told} reads hidden states, which {engine} does not hand out"
+    name = f"trigger={name_of(trigger.kind)}"
+    options = [key for key in ("bank", "combine", "with_entropy") if trigger.get(key)]
+    if served(engine) and getattr(trigger.kind, "prober", None) and (options or not _is_probing(trigger)):
+        name += f" with {options[0]}" if options else ""
+        return f"{name} reads hidden states, which {engine} does not hand out"
+    formulator = query.make()
+    parts = {f"query={name_of(formulator)}": formulator}
     # A trigger with a bank or classifier cannot be made without it; it reads states or nothing of the model.
-    made = [] if {"bank", "classifier"} & set(trigger.options) else [(told, as_trigger(trigger.make()))]
-    asks = query.make()
-    for name, part in [*made, (f"query={name_of(asks)}", asks)]:
+    if not {"bank", "classifier"} & set(trigger.options):
+        parts = {name: as_trigger(trigger.make()), **parts}
+    for name, part in parts.items():
         if reads_states(part) and served(engine):
             return f"{name} reads hidden states, which {engine} does not hand out"
         if attends(part):
@@ -234,12 +227,12 @@ def named(given: Sequence[str]) -> dict[str, str]:
     A folder of probers stands for all of them, in the order of the numbers in their names. A prober is
     named after its folder, and also after the folders above it if two names would be equal.
     """
-    paths = [found for path in given for found in _below(path)]
+    paths = [below for path in given for below in _below(path)]
     places = [Path(path).resolve() for path in paths]
     for number, place in enumerate(places):
         if (first := places.index(place)) < number:
-            told = f"probers names {paths[first]} and again {paths[number]}: once is enough"
-            raise UserError(told, "conflict")
+            message = f"probers names {paths[first]} and again {paths[number]}: once is enough"
+            raise UserError(message, "conflict")
     names = [place.name for place in places]
     for length in range(2, max((len(place.parts) for place in places), default=0)):
         if len(set(names)) == len(names):
@@ -250,9 +243,9 @@ def named(given: Sequence[str]) -> dict[str, str]:
 
 def _below(path: str) -> list[str]:
     folder = Path(path)
-    found = [] if (folder / CONFIG).is_file() else [file.parent for file in folder.glob(f"*/{CONFIG}")]
-    found.sort(key=lambda each: (list(map(int, re.findall(r"\d+", each.name))), each.name))
-    return list(map(str, found)) or [path]
+    probers = [] if (folder / CONFIG).is_file() else [file.parent for file in folder.glob(f"*/{CONFIG}")]
+    probers.sort(key=lambda each: (list(map(int, re.findall(r"\d+", each.name))), each.name))
+    return list(map(str, probers)) or [path]
 
 
 def check_one_model(banks: Mapping[str, Prober]) -> None:
@@ -261,5 +254,5 @@ def check_one_model(banks: Mapping[str, Prober]) -> None:
     for path, model in models.items():
         first, other = next(iter(models.items()))
         if not model.same_as(other):
-            told = f"probers: {first} reads the model {other} and {path} reads {model}"
-            raise UserError(f"{told}: a comparison has one model", "mismatch")
+            message = f"probers: {first} reads the model {other} and {path} reads {model}"
+            raise UserError(f"{message}: a comparison has one model", "mismatch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -158,10 +159,10 @@ def _fetched(passages: Sequence[Passage], left_out: int) -> str:
 
 def _kept(done: Round) -> str:
     """Format a round's kept text, and the beginning of its discarded text."""
-    kept, gone = done.accepted.strip(), done.text[len(done.accepted) :].split()
+    text, gone = done.accepted.strip(), done.text[len(done.accepted) :].split()
     first = " ".join(gone[:_DISCARDED]) + (" …" if len(gone) > _DISCARDED else "")
     discarded = f" | discarded: {first}" if gone else ""
-    return f"kept: {kept}{discarded}" if kept else "kept: nothing of it"
+    return f"kept: {text}{discarded}" if text else "kept: nothing of it"
 
 
 def _place(done: Round, decision: Decision) -> str:
@@ -187,20 +188,16 @@ def _place(done: Round, decision: Decision) -> str:
 
 def _word(text: str, start: int, end: int) -> tuple[int, int]:
     """Find the span of the words that a token belongs to, by white space."""
-    while start < end and text[start].isspace():
-        start += 1
-    while start > 0 and not text[start - 1].isspace():
-        start -= 1
-    while end < len(text) and not text[end].isspace():
-        end += 1
-    return start, end
+    start = end - len(text[start:end].lstrip())
+    begun, rest = re.split(r"\s", text[:start])[-1], re.split(r"\s", text[end:], maxsplit=1)[0]
+    return start - len(begun), end + len(rest)
 
 
 def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     """Answer the questions, or join the finished parts of a split run; return the folder written, if any."""
+    one, part = settings.question is not None, settings.partition
     if settings.question is not None and not settings.question.strip():
         raise UserError("question is empty: write a question in words", "empty")
-    one, part = settings.question is not None, settings.partition
     if one and part is not None:
         message = f"part={part} splits many questions, but question= gives one: leave part out"
         raise UserError(message, "conflict")
@@ -215,7 +212,11 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     trigger.check_questions(questions)
     check_counts(trigger, settings.retriever.kind)
     files = inputs(*source.files, settings.corpus, *prompt_files(settings), *trained)
-    folder = _folder(settings, f"runs/rag/{name}", settings.record | {"inputs": files, "asked": record})
+    folder = None
+    if settings.out is not None or not one:
+        config = settings.record | {"inputs": files, "asked": record}
+        out = Path(settings.out or f"runs/rag/{name}")
+        folder = RunFolder(out if part is None else part.folder(out), "rag", config)
     if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
     what = "the question typed" if one else source.spec
@@ -266,14 +267,6 @@ def _trigger(settings: Rag) -> tuple[Trigger, list[str]]:
     return trigger, [str(part) for part in named if part is not None]
 
 
-def _folder(settings: Rag, default: str, config: dict[str, Any]) -> RunFolder | None:
-    """Return the folder to write; None for a typed question without ``out``."""
-    if settings.out is None and settings.question is not None:
-        return None
-    out, part = Path(settings.out or default), settings.partition
-    return RunFolder(out if part is None else part.folder(out), "rag", config)
-
-
 def _known(settings: Rag, source: QuestionSource) -> Question:
     """Return the typed question, with gold answers if it is one of ``settings.questions`` on this machine."""
     text = " ".join(str(settings.question).split())
@@ -296,16 +289,15 @@ def _many(
     for line in chosen.lines():
         log.info("%s", line)
     if chosen.record["dealt"] and settings.split is not None:
-        message = (
-            f"the {settings.split} questions are dealt by seed={settings.seed}, as probers-datagen deals"
-        )
-        log.info("%s names no splits: %s them (split=null asks all)", source.spec, message)
+        log.info(
+            "%s names no splits: the %s questions are dealt by seed=%d, as probers-datagen deals them "
+            "(split=null asks all)", source.spec, settings.split, settings.seed,
+        )  # fmt: skip
     return chosen.questions, chosen.record
 
 
 def _show(rag: RAG, question: Question) -> Answer:
-    trigger = rag.trigger
-    terminal = Terminal(trigger.name, of=trigger.decides_by, before=trigger.before)
+    terminal = Terminal(rag.trigger.name, of=rag.trigger.decides_by, before=rag.trigger.before)
     print(f"\nQuestion: {question.question}", flush=True)
     answer = rag(question, terminal)
     right = bool(exact_match(answer.answer, question.answers)) if question.answers else None
@@ -323,8 +315,8 @@ def _write(
     entry = Evaluation(questions, None).figures(Outcomes(questions, answers, matcher=matcher))
     stages = {} if matcher is None else {"match_stages": list(matcher.active)}
     results = {"schema": 1, "config": dict(folder.config), "filter": filter, **stages, "n": len(questions)}
-    figures = folder.path / "results.json"
-    write_text(figures, canonical_json(results | {"methods": {name: entry}, "pairs": {}}))
+    results |= {"methods": {name: entry}, "pairs": {}}
+    write_text(folder.path / "results.json", canonical_json(results))
     folder.finish({"trigger": name, "n": len(questions), "em": entry["em"]})
     if settings.question is None:
         log.info("%s", "\n".join(table_lines({name: entry})))
@@ -334,6 +326,6 @@ def _write(
             log.info("%s left out for want of room in the model's context", count(cut, "passage"))
         if missing := sum(not q.answers for q in questions):
             log.info("%d of %d questions have no gold answer and count in no score", missing, len(questions))
-    traces = count(len(answers), "trace")
-    log.info("wrote %s to %s, figures to %s", traces, folder.path / _TRACES, figures)
+    files = folder.path / _TRACES, folder.path / "results.json"
+    log.info("wrote %s to %s, figures to %s", count(len(answers), "trace"), *files)
     log.info("next: probers-compare%s", "" if source.name == "testbed" else f" {source.typed}")

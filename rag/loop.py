@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ _CHUNK = 64  # questions answered together and then written; a kill loses no mor
 _NOTHING = Needs()
 #: Called after each round with the number of questions that ended in it.
 Ended = Callable[[int], object]
-_OnAndEnded = tuple[list[OpenQuestion], list[OpenQuestion]]
 
 
 class _Rounds:
@@ -80,65 +80,54 @@ class _Rounds:
         """Run one round of every open question; return those that go on."""
         rag = self._rag
         self._write(active)
-        passes = [each for each in active if each.written.stop != "skipped"]
-        for each in active:
-            if each.written.stop == "skipped":  # the model was told to leave such prompts out
-                each.accept()
-        read = [each for each in passes if each.reading]
-        judged = [each for each in passes if not each.reading]
-        on, ended = self._take(read)
-        more, done = self._judge(judged)
+        # The model was told to leave prompts that are "skipped" out.
+        skipped = [each for each in active if each.written.stop == "skipped"]
+        read = [each for each in active if each.reading and each not in skipped]
+        judged = [each for each in active if not each.reading and each not in skipped]
+        going_on = [*self._take(read), *self._judge(judged)]
+        ended = [each for each in (*read, *judged) if each not in going_on]
         if not rag.trigger.reads_answer:
-            self._complete([*ended, *done])
-        for each in (*ended, *done):
+            self._complete(ended)
+        for each in (*skipped, *ended):
             each.accept()
-        return [*on, *more]
+        return going_on
 
-    def _take(self, read: Sequence[OpenQuestion]) -> _OnAndEnded:
-        """Accept text that needs no judging; return the questions that go on and those that end."""
-        rag = self._rag
-        on, ended = [], []
+    def _take(self, read: Sequence[OpenQuestion]) -> list[OpenQuestion]:
+        """Accept text that needs no judging; return the questions that go on."""
+        rag, going_on = self._rag, []
         for each in read:
-            found = split_sentences(each.written.text) if rag.trigger.takes == "sentence" else []
-            each.take(found[0][1] if found else None)
+            sentences = split_sentences(each.written.text) if rag.trigger.takes == "sentence" else []
+            each.take(sentences[0][1] if sentences else None)
             answered = rag.prompt.answer_cue.lower() in each.text.lower()
             if each.stays.strip() and not answered and each.tokens < rag.max_new_tokens:
                 each.extend()
-                on.append(each)
-            else:
-                ended.append(each)
-        return on, ended
+                going_on.append(each)
+        return going_on
 
-    def _judge(self, judged: Sequence[OpenQuestion]) -> _OnAndEnded:
-        """Ask the trigger, and retrieve if it fires; return the questions that go on and those that end."""
+    def _judge(self, judged: Sequence[OpenQuestion]) -> list[OpenQuestion]:
+        """Ask the trigger, and retrieve if it fires; return the questions that go on."""
         rag = self._rag
         completed, reads = rag.trigger.reads_answer, rag.trigger.takes != "nothing"
         if completed:
             self._complete(judged)
         states = [self._state(each, each.written.prompt, completed=completed) for each in judged]
         decisions = decide(rag.trigger, [each.written for each in judged], states)
-        asked = []
+        searches = []
         for each, state, decision in zip(judged, states, decisions, strict=True):
             each.decide(decision, alarms=rag.trigger.decides_by == "text")
             searches_left = each.counters.retrievals < rag.max_retrievals
             if decision.fire and searches_left and each.before_hit.tokens < rag.max_new_tokens:
-                asked.append((each, rag.query(each.question, each.written, decision, state)))
-        self._retrieve(asked)
-
-        on, ended = [], []
+                searches.append((each, rag.query(each.question, each.written, decision, state)))
+        self._retrieve(searches)
         for each in judged:
             if each.query is not None:
                 following = each.prompt(rag.prompt, each.before_hit.text)
                 # After the same prompt the model would write the same text.
                 again = not reads and not each.cut and following == each.written.prompt
                 each.truncate(reading=reads, again=again)
-                on.append(each)
             elif each.cut:
                 each.extend()
-                on.append(each)
-            else:
-                ended.append(each)
-        return on, ended
+        return [each for each in judged if each.query is not None or each.cut]
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """Generate the continuation of every open question, up to its look-ahead and token limit."""
@@ -164,12 +153,15 @@ class _Rounds:
         if reading and rag.trigger.takes == "sentence":
             stop.append(SentenceEnd())
         if self._listener is not None and len(group) == 1:
-            stop.append(_tell(self._listener, group[0][0].question))
+            hear = partial(self._listener.text, group[0][0].question)
+            stop.append(hear)  # type: ignore[arg-type]  # it returns None, which never ends a text
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
         limits = [a.limit(budget, rag.prompt.stop) for (_, a), budget in zip(group, budgets, strict=True)]
         open_, needs = [each for each, _ in group], _NOTHING if reading else rag.needs
-        made = self._generate(open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs)
-        for each, budget, limit, generation in zip(open_, budgets, limits, made, strict=True):
+        generations = self._generate(
+            open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs
+        )
+        for each, budget, limit, generation in zip(open_, budgets, limits, generations, strict=True):
             early = generation.stop == "length" and limit < budget
             early |= generation.stop == "stop" and over is not None and over(generation.text)
             each.write(generation, cut=early and len(generation.token_ids) < budget)
@@ -183,8 +175,8 @@ class _Rounds:
             return
         announcing = [("" if each.text[-1:].isspace() else " ") + cue for each in short]
         partials = [each.text + words for each, words in zip(short, announcing, strict=True)]
-        made = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.stop)
-        for each, words, generation in zip(short, announcing, made, strict=True):
+        answers = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.stop)
+        for each, words, generation in zip(short, announcing, answers, strict=True):
             each.complete(words, generation)
 
     def _generate(
@@ -199,46 +191,37 @@ class _Rounds:
             names=[each.question.id for each in open_], cache=self._cache, draft=rag.draft,
         )  # fmt: skip
 
-    def _retrieve(self, asked: Sequence[tuple[OpenQuestion, str]]) -> None:
+    def _retrieve(self, searches: Sequence[tuple[OpenQuestion, str]]) -> None:
         """Search for all at once; give each question the passages found that its prompt can hold."""
-        if not asked:
+        if not searches:
             return
         rag, cue = self._rag, self._rag.prompt.answer_cue
-        found = rag.retriever.search([query for _, query in asked], rag.k)
+        results = rag.retriever.search([query for _, query in searches], rag.k)
         shown = passages_that_fit(
             rag.lm.fits, rag.prompt,
             [
                 (each.question.question, [p.text for p in passages], f"{each.before_hit.text} {cue}")
-                for (each, _), passages in zip(asked, found, strict=True)
+                for (each, _), passages in zip(searches, results, strict=True)
             ],
             # Everything that may still be written, an announcement of the answer included.
-            [rag.max_new_tokens - each.before_hit.tokens + rag.answer_tokens for each, _ in asked],
+            [rag.max_new_tokens - each.before_hit.tokens + rag.answer_tokens for each, _ in searches],
         )  # fmt: skip
-        for (each, query), passages, count in zip(asked, found, shown, strict=True):
+        for (each, query), passages, count in zip(searches, results, shown, strict=True):
             each.retrieve(query, passages, count)
 
     def _state(self, each: OpenQuestion, shown: str, *, completed: bool = False) -> State:
         """Build the state of a question whose prompt is ``shown``."""
-        rag, asked, written = self._rag, each.question, each.accepted.text
+        rag, question, written = self._rag, each.question, each.accepted.text
         answer = None
         if completed:
-            answer = final_answer(each.text + each.ending, rag.prompt.answer_cue, asked.dataset)
+            answer = final_answer(each.text + each.ending, rag.prompt.answer_cue, question.dataset)
         return State(
-            asked, rag.lm, rag.prompt, rag.prompt.question_span(shown, asked.question, written), written,
-            passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
+            question, rag.lm, rag.prompt, rag.prompt.question_span(shown, question.question, written),
+            written, passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
             verdict=each.verdict, answer=answer, asked=each.asked if completed else None,
             budget=rag.max_new_tokens - each.accepted.tokens, answer_tokens=rag.answer_tokens,
-            spend=each.counters.add, generate=rag.generate,
-            retriever=rag.retriever,
+            spend=each.counters.add, generate=rag.generate, retriever=rag.retriever,
         )  # fmt: skip
-
-
-def _tell(listener: Listener, question: Question) -> Callable[[str], bool]:
-    def watch(text: str) -> bool:
-        listener.text(question, text)
-        return False
-
-    return watch
 
 
 _LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, "draft": 0}
@@ -306,8 +289,8 @@ class RAG:
         return filter_of(self.trigger, self.query)
 
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
-        asked = Question("question", question) if isinstance(question, str) else question
-        return self.answer([asked], listener)[0]
+        question = Question("question", question) if isinstance(question, str) else question
+        return self.answer([question], listener)[0]
 
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], **options: Any
@@ -333,22 +316,18 @@ class RAG:
         """Answer questions into a trace file, in its order; resume where an earlier run of it stopped."""
         from tqdm import tqdm
 
-        def ended(count: int) -> None:
-            bar.update(count)
-
         file = TraceFile(path)
         answers = file.resume(questions)
-        total, found = len(questions), sum(answer is not None for answer in answers)
-        with tqdm(
-            total=total, initial=found, desc=progress, unit="question", disable=progress is None
-        ) as bar:
+        total, known = len(questions), sum(answer is not None for answer in answers)
+        options = {"desc": progress, "unit": "question", "disable": progress is None}
+        with tqdm(total=total, initial=known, **options) as bar:
             # Use the chunks of an uninterrupted run: the last digits of scores depend on the batch.
             for start in range(0, total, _CHUNK):
                 chunk = [i for i in range(start, min(start + _CHUNK, total)) if answers[i] is None]
                 if not chunk:
                     continue
                 between = any(answers[chunk[0] :])
-                more = self.answer([questions[i] for i in chunk], ended=ended)
+                more = self.answer([questions[i] for i in chunk], ended=bar.update)
                 for i, answer in zip(chunk, more, strict=True):
                     answers[i] = answer
                 if between:

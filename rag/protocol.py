@@ -188,9 +188,9 @@ class Trigger:
         """Refuse questions without gold answers if it judges answers (UserError)."""
         without = [q.id for q in questions if not q.answers]
         if without and self.judges_answer:
-            told = f"{len(without)} of {len(questions)} questions have none ({without[0]!r} for example)"
+            lacking = f"{len(without)} of {len(questions)} questions have none ({without[0]!r} for example)"
             remedy = 'add "answers" or choose another trigger'
-            raise UserError(f"trigger={self.name} needs gold answers, but {told}: {remedy}", "labels")
+            raise UserError(f"trigger={self.name} needs gold answers, but {lacking}: {remedy}", "labels")
 
     def notes(self, questions: Sequence[Question]) -> list[str]:
         """List remarks on the questions asked, for reports."""
@@ -269,19 +269,19 @@ class PaperOrReleased:
 class _Adapted(Trigger):
     """Adapter of an object with ``needs`` and ``__call__`` that is no Trigger, with Trigger's defaults."""
 
-    def __init__(self, own: Trigger) -> None:
-        self._own = own
+    def __init__(self, part: Trigger) -> None:
+        self._part = part
 
     @property
     def needs(self) -> Needs:
-        return self._own.needs
+        return self._part.needs
 
     @property
     def name(self) -> str:
-        return name_of(self._own)
+        return name_of(self._part)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
-        return self._own(generation, state)
+        return self._part(generation, state)
 
 
 def as_trigger(part: Any) -> Trigger:
@@ -291,24 +291,20 @@ def as_trigger(part: Any) -> Trigger:
 
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
     """Decide on every generation; refuse a NaN, which would pass for "certain" (RunError)."""
-    decisions = trigger.decide(generations, states)
-    _refuse_nan(trigger, decisions, states)
-    return decisions
+    return _without_nan(trigger, trigger.decide(generations, states), states)
 
 
 def decide_before(trigger: Trigger, states: Sequence[State]) -> Sequence[Decision | None]:
     """Ask a trigger with ``before`` about every question; refuse a NaN like :func:`decide`."""
-    verdicts = trigger.decide_before(states)
-    _refuse_nan(trigger, verdicts, states)
-    return verdicts
+    return _without_nan(trigger, trigger.decide_before(states), states)
 
 
-def _refuse_nan(trigger: Trigger, decisions: Sequence[Decision | None], states: Sequence[State]) -> None:
-    """Stop if a trigger's score for a question is NaN (RunError)."""
+def _without_nan(trigger: Trigger, decisions: Any, states: Sequence[State]) -> Any:
     for decision, state in zip(decisions, states, strict=True):
-        if decision and (math.isnan(decision.score) or any(map(math.isnan, decision.token_scores))):
-            told = f"trigger={trigger.name} gave NaN on question {state.question.id!r}"
-            raise RunError(f"{told}: the model's states or logits are broken there", "model")
+        if decision and any(map(math.isnan, (decision.score, *decision.token_scores))):
+            message = f"trigger={trigger.name} gave NaN on question {state.question.id!r}"
+            raise RunError(f"{message}: the model's states or logits are broken there", "model")
+    return decisions
 
 
 #: Models whose attention has been read successfully.
@@ -320,8 +316,8 @@ _ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "le
 def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
     """Refuse a trigger or query whose signals the model lacks; try attention on one token."""
     if trigger.served and getattr(lm, "prober", None) is None:
-        told = f"trigger={trigger.name} reads a server's scores, but this server has no prober"
-        raise UserError(f"{told}: choose another trigger, or a probers-serve with a prober", "unsupported")
+        message = f"trigger={trigger.name} reads a server's scores, but this server has no prober"
+        raise UserError(f"{message}: choose another trigger, or a probers-serve with a prober", "unsupported")
     named = {f"trigger={trigger.name}": trigger, f"query={name_of(query)}": query}
     reading = " and ".join(name for name, part in named.items() if reads_states(part))
     if reading and not lm.spec.layers:
@@ -350,15 +346,15 @@ def uncounted(trigger: Any, retriever: Any) -> str | None:
     counts = issubclass(kind, Counts) or isinstance(retriever, FunctionType)
     if counts or not getattr(trigger, "counts", False):
         return None
-    told = f"trigger={name_of(trigger)} counts words in the retriever's index"
-    return f"{told}, and retriever={name_of(kind)} has none that counts"
+    needed = f"trigger={name_of(trigger)} counts words in the retriever's index"
+    return f"{needed}, and retriever={name_of(kind)} has none that counts"
 
 
 def check_counts(trigger: Trigger, retriever: Any) -> None:
     """Refuse a retriever, or class of one, that has no counts for a trigger that needs them (UserError)."""
     if why := uncounted(trigger, retriever):
-        others = "bm25, rank_bm25, elasticsearch or opensearch"
-        raise UserError(f"{why}: choose retriever={others}", "unsupported")
+        remedy = "choose retriever=bm25, rank_bm25, elasticsearch or opensearch"
+        raise UserError(f"{why}: {remedy}", "unsupported")
 
 
 def attends(part: Any) -> bool:

@@ -134,21 +134,21 @@ def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops, read: in
     tops = logprobs.top_logprobs or [None] * len(spans)
     if not len(spans) == len(logprobs.token_logprobs) == len(tops):
         raise ValueError(f"{len(logprobs.token_logprobs)} log-probabilities of {len(spans)} tokens")
-    kept, stopped = _end(choice.text, spans, stops)
-    chances = [[math.exp(p) for p in (top or {}).values() if p is not None] for top in tops[:kept]]
+    count, stopped = _end(choice.text, spans, stops)
+    chances = [[math.exp(p) for p in (top or {}).values() if p is not None] for top in tops[:count]]
     entropies = exact_entropies(response)
     if entropies is None:
         entropies = [entropy_of_top(each) for each in chances]
     highest = [sorted(each, reverse=True)[:2] + [0.0] * (2 - len(each)) for each in chances]
-    scores = () if response is None else response.token_scores[:kept]
+    scores = () if response is None else response.token_scores[:count]
     return ServedGeneration(
-        prompt, (-1,) * read, (), (-1,) * kept,
-        choice.text[: spans[kept - 1][1]] if kept else "", tuple(spans[:kept]),
-        np.array([-math.inf if p is None else p for p in logprobs.token_logprobs[:kept]], dtype=np.float32),
-        np.array(entropies[:kept], dtype=np.float32),
+        prompt, (-1,) * read, (), (-1,) * count,
+        choice.text[: spans[count - 1][1]] if count else "", tuple(spans[:count]),
+        np.array([-math.inf if p is None else p for p in logprobs.token_logprobs[:count]], dtype=np.float32),
+        np.array(entropies[:count], dtype=np.float32),
         "stop" if stopped else "length" if choice.finish_reason == "length" else "eos", needs,
-        top=np.array(highest, dtype=np.float32).reshape(kept, 2).T.copy() if needs.top else None,
-        score=response.score if response is not None and kept == len(spans) else None,
+        top=np.array(highest, dtype=np.float32).reshape(count, 2).T.copy() if needs.top else None,
+        score=response.score if response is not None and count == len(spans) else None,
         threshold=math.nan if response is None else response.threshold,
         token_scores=() if None in scores else scores,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -178,11 +178,9 @@ def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
 
 def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:
     """Count the tokens that stay (:mod:`probers.model.tokens`), and tell whether a stop ended the text."""
-    inside = sum(end <= len(text) for _, end in spans)
-    known = 0
+    inside, known = sum(end <= len(text) for _, end in spans), 0
     for count, (_, end) in enumerate(spans[:inside], 1):
-        place = stops.find(text[:end], known)
-        if place is not None:
+        if (place := stops.find(text[:end], known)) is not None:
             return sum(end <= place for _, end in spans[:count]), True
         if any(stop(text[:end]) for stop in stops.callables):
             return count, True
@@ -241,25 +239,25 @@ class RemoteLM(LanguageModel):
             raise UserError(self._lacks("hidden states or attention"), "unsupported")
         stops = Stops.of(frozenset(), how.stop)
         options = _drawing(how.sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
-        asked = {place: request for place, request in enumerate(requests) if place not in known}
+        sent = {place: request for place, request in enumerate(requests) if place not in known}
         pool = ThreadPoolExecutor(self._at_once)
 
         def ask(one: GenerationRequest) -> Completion:
             return self._ask(one.prompt, one.max_new_tokens, self.top, options)
 
         try:
-            answers = list(pool.map(ask, asked.values()))
+            answers = list(pool.map(ask, sent.values()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        made: dict[int, Generation] = {}
+        generations: dict[int, Generation] = {}
         try:
-            for (place, one), answer in zip(asked.items(), answers, strict=True):
+            for (place, one), answer in zip(sent.items(), answers, strict=True):
                 read = 0 if answer.usage is None else answer.usage.prompt_tokens
-                made[place] = generation(one.prompt, answer.choices[0], how.needs, stops, read)
+                generations[place] = generation(one.prompt, answer.choices[0], how.needs, stops, read)
         except ValueError as error:
-            told = f"engine={self.url} returned tokens that do not match its text: {error}"
-            raise RunError(told, "server") from None
-        yield made
+            message = f"engine={self.url} returned tokens that do not match its text: {error}"
+            raise RunError(message, "server") from None
+        yield generations
 
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
@@ -280,15 +278,14 @@ class RemoteLM(LanguageModel):
         client = self._client.with_options(max_retries=0)  # report a missing server at once
         try:
             with self._server.telling():
-                found = self._server.read(Models, client.models.list()).data
+                models = {each.id: each for each in self._server.read(Models, client.models.list()).data}
         except NotThere:  # a server without a list
             return None
-        one = next((each for each in found if each.id == self.name), None)
-        if one is None:
-            names = ", ".join(each.id for each in found[:5]) or "none"
-            told = f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}"
-            raise UserError(told, "model")
-        return one.prober
+        if self.name not in models:
+            names = ", ".join(list(models)[:5]) or "none"
+            message = f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}"
+            raise UserError(message, "model")
+        return models[self.name].prober
 
     def _first(self) -> tuple[int, Choice]:
         """Return the number of likeliest tokens that the server returns, and a text of one token."""
@@ -301,8 +298,8 @@ class RemoteLM(LanguageModel):
                 continue
             if choice.logprobs is not None and choice.logprobs.flat().top_logprobs is not None:
                 return top, choice
-        told = f"engine={self.url} returns no log-probabilities of {self.name}: have it return logprobs"
-        raise UserError(told, "unsupported")
+        message = f"engine={self.url} returns no log-probabilities of {self.name}: have it return logprobs"
+        raise UserError(message, "unsupported")
 
     def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Completion:
         with self._server.telling():
@@ -316,6 +313,6 @@ def _drawing(sampling: Sampling | None) -> dict[str, Any]:
     if sampling is None:
         return {"temperature": 0}
     if sampling.top_k:
-        told = f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL"
-        raise UserError(told, "unsupported")
+        message = f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL"
+        raise UserError(message, "unsupported")
     return {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}

@@ -133,7 +133,7 @@ class Accepted(NamedTuple):
     fresh: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenQuestion:
     """Question that is being answered, with the results so far of the running round.
 
@@ -198,8 +198,7 @@ class OpenQuestion:
 
     def complete(self, announcing: str, generation: Generation) -> None:
         """Append the words that announce the answer, and the answer that the model then gave."""
-        self.ending = announcing + generation.text
-        self.asked = generation
+        self.ending, self.asked = announcing + generation.text, generation
         self.counters.add(generation, forced=True)
 
     def decide(self, decision: Decision, *, alarms: bool) -> None:
@@ -208,9 +207,9 @@ class OpenQuestion:
         self.counters.alarms += alarms and decision.fire
         if decision.position is not None:
             # With a trailing space, the next word could not be tokenised together with its own space.
-            kept = self.written.text[: decision.position].rstrip()
-            tokens = self.accepted.tokens + self._tokens(len(kept))
-            self.before_hit = Accepted(self.accepted.text + kept, tokens, fresh=True)
+            before = self.written.text[: decision.position].rstrip()
+            tokens = self.accepted.tokens + self._tokens(len(before))
+            self.before_hit = Accepted(self.accepted.text + before, tokens, fresh=True)
 
     def take(self, end: int | None) -> None:
         """Accept the text up to ``end`` unjudged, and have the text after it written without passages."""
@@ -249,10 +248,10 @@ class OpenQuestion:
 
     def answer(self, answer_cue: str, seconds: float, filter: str | None) -> Answer:
         """Make the record of the question's way through the loop."""
-        text, asked = self.accepted.text.strip(), self.question
+        text, question = self.accepted.text.strip(), self.question
         counters = replace(self.counters, kept_tokens=self.accepted.tokens, seconds=seconds)
-        final = final_answer(text, answer_cue, asked.dataset)
-        return Answer(asked.id, asked.question, text, final, tuple(self.rounds), counters, filter)
+        final = final_answer(text, answer_cue, question.dataset)
+        return Answer(question.id, question.question, text, final, tuple(self.rounds), counters, filter)
 
     def _tokens(self, characters: int) -> int:
         """Count the tokens that begin within so many characters of this round's text."""
@@ -297,18 +296,17 @@ class TraceFile:
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """Read the answers to all questions; UserError if one is missing or damaged, as in :meth:`resume`."""
-        found, *_ = self._read(questions)
-        answers = [answer for answer in found if answer is not None]
-        if len(answers) < len(found):
-            told = f"{self.path} lacks question {questions[found.index(None)].id!r}, or is damaged there"
-            raise UserError(f"{told}: run it again", "damaged")
-        return answers
+        answers, *_ = self._read(questions)
+        if None in answers:
+            message = f"{self.path} lacks question {questions[answers.index(None)].id!r}, or is damaged there"
+            raise UserError(f"{message}: run it again", "damaged")
+        return answers  # type: ignore[return-value]
 
     def _read(self, questions: Sequence[Question]) -> tuple[list[Answer | None], list[int], bool]:
         """Read the answers, the numbers of damaged lines, and whether a last line was truncated."""
         answers: list[Answer | None] = [None] * len(questions)
         lines, after = self._journal.read(), 0
-        damaged, asked = list(lines.damaged), [(question.id, question.question) for question in questions]
+        damaged, keys = list(lines.damaged), [(question.id, question.question) for question in questions]
         for number, record in lines.records.items():
             try:
                 answer = Answer.from_trace(record)
@@ -316,11 +314,11 @@ class TraceFile:
                 damaged.append(number)
                 continue
             try:  # questions of damaged lines are skipped
-                place = asked.index((answer.id, answer.question), after)
+                place = keys.index((answer.id, answer.question), after)
             except ValueError:
-                told = f"line {number} answers question {answer.id!r}, which this run does not have there"
+                message = f"line {number} answers question {answer.id!r}, which this run does not have there"
                 remedy = "choose another out or remove the file"
-                raise UserError(f"{self.path} {told}: {remedy}", "mismatch") from None
+                raise UserError(f"{self.path} {message}: {remedy}", "mismatch") from None
             answers[place], after = answer, place + 1
         return answers, sorted(damaged), lines.cut
 
@@ -340,9 +338,8 @@ def own(questions: Sequence[Question], part: Partition | None) -> list[Question]
 
 def join_traces(parts: PartRuns, questions: Sequence[Question], file: str, out: Path) -> list[Answer]:
     """Write the answers of all parts, in ``file`` of their folders, into that file in ``out``."""
-    found: dict[str, Answer] = {}
-    for run in parts.runs:
-        found |= {a.id: a for a in TraceFile(run.path / file).answers(own(questions, run.part))}
-    answers = [found[question.id] for question in questions]
+    by_part = (TraceFile(run.path / file).answers(own(questions, run.part)) for run in parts.runs)
+    by_id = {answer.id: answer for answers in by_part for answer in answers}
+    answers = [by_id[question.id] for question in questions]
     TraceFile(out / file).rewrite(answers)
     return answers

@@ -24,16 +24,7 @@ from probers.files import digest
 from probers.options import check_options
 from probers.types import Passage, Retriever, UserError
 
-from ..build import (
-    Contamination,
-    check_one_model,
-    is_prober,
-    make_prompt,
-    make_query,
-    make_trigger,
-    method_of,
-    named,
-)
+from ..build import Contamination, check_one_model, make_prompt, make_query, make_trigger, method_of, named
 from ..protocol import check_counts, name_of
 from ..settings import Compare
 from .findings import Comparison
@@ -85,9 +76,8 @@ def compare(
     if validation is None and isinstance(source, Given):
         source = source.all_asked()
     settings = _settings(lm, options)
-    if validation is None or isinstance(validation, int):
-        others: Any = settings.validation if validation is None else validation
-    else:
+    others: Any = settings.validation if validation is None else validation
+    if validation is not None and not isinstance(validation, int):
         others = make_source(validation)
     common: Retriever | Component = settings.retriever
     corpus: Sequence[Passage] = []
@@ -125,13 +115,11 @@ def compare(
 def _settings(lm: Any, options: Mapping[str, Any]) -> Compare:
     """Check the options, and take those that are not given from the command (UserError)."""
     known = sorted({each.name for each in fields(Compare)} - _NOT_OPTIONS - {"_record"})
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(known)}"
-            raise UserError(f"compare has no option {name!r}: {hint}", "unknown-key")
-    objects = {"prompt", "retriever", "prober"}
-    plain = {name: value for name, value in options.items() if name not in objects}
+    if unknown := [name for name in options if name not in known]:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(known)}"
+        raise UserError(f"compare has no option {unknown[0]!r}: {hint}", "unknown-key")
+    plain = {name: options[name] for name in options.keys() - {"prompt", "retriever", "prober"}}
     check_options(Compare, plain)
     table = {**values_of("", "methods"), **plain.pop("methods", {})}
     settings = Compare(**{"limit": None, **plain}, model=Model(name=lm.spec.id))
@@ -205,10 +193,6 @@ def plan_of(
     )  # fmt: skip
 
 
-def _itself(given: Any) -> Any:
-    return given
-
-
 def _record(
     plan: Plan, options: Mapping[str, Any], lm: Any, others: Any, corpus: Sequence[Passage]
 ) -> dict[str, Any]:
@@ -233,19 +217,19 @@ def _with_objects(
     """Choose the methods of ``triggers``: names of the table, and methods made of objects."""
     triggers = [triggers] if isinstance(triggers, str) else triggers
     taken = {each for each in triggers if isinstance(each, str)}
-    names, made = list[str](), dict[str, Method]()
+    names, methods = list[str](), dict[str, Method]()
     for each in triggers:
         if isinstance(each, str):
             names.append(each)
             continue
         trigger, query = each if isinstance(each, tuple) and len(each) == 2 else (each, None)
-        prober = not isinstance(trigger, str) and is_prober(trigger)
-        if prober or isinstance(trigger, str):
-            name = method_of(trigger) if prober else trigger
+        read_by = None if isinstance(trigger, str) else method_of(trigger)
+        if (name := trigger if isinstance(trigger, str) else read_by) is not None:
             if name not in selection.table:
                 known = ", ".join(selection.table)
                 raise UserError(f"unknown method {name!r} in triggers: choose from {known}", "unknown-choice")
-            (method,) = selection.make(name, {"": partial(_itself, trigger) if prober else bank})
+            load = bank if read_by is None else lambda: trigger  # noqa: B023 (called at once)
+            (method,) = selection.make(name, {"": load})
         else:
             chosen = make_trigger(trigger)
             method = Method(chosen.name, chosen, make_query(None, chosen))
@@ -256,7 +240,7 @@ def _with_objects(
         label = next(each for each in chain([method.name], numbered) if each not in taken)
         taken.add(label)
         names.append(label)
-        made[label] = replace(method, name=label)
-        if prober:
+        methods[label] = replace(method, name=label)
+        if read_by is not None:
             objects[label] = trigger
-    return replace(selection, names=names, made=made)
+    return replace(selection, names=names, made=methods)

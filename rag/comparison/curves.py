@@ -63,29 +63,27 @@ def record_all(
     answered = [q for q in fired[0].questions if q.answers]
     asked_alike: list[list[MethodRun]] = []
     for run in fired:
-        for group in asked_alike:
-            first = group[0].method
-            if first.query == run.method.query and first.retriever is run.method.retriever:
-                group.append(run)
-                break
-        else:
-            asked_alike.append([run])
-    found = []
+        asks = run.method.query, id(run.method.retriever)
+        alike = (g for g in asked_alike if (g[0].method.query, id(g[0].method.retriever)) == asks)
+        if (group := next(alike, None)) is None:
+            asked_alike.append(group := [])
+        group.append(run)
+    trajectories = []
     for i, asking in enumerate(asked_alike):
         method, names = asking[0].method, tuple(run.name for run in asking)
         whole = {run.name: run.method.trigger for run in asking if _judges_whole_answers(run, every)}
         # One pass records the needs of all these triggers; a rare one that needs another pass has no curve.
-        asked = next(iter(together(whole, method.query.needs)), {})
+        triggers = next(iter(together(whole, method.query.needs)), {})
         others = sum(type(group[0].method.query) is type(method.query) for group in asked_alike[:i])
         name = name_of(method.query) + (f"_{others + 1}" if others else "")
         file = out / f"{name}.json"
         if parts is not None and not file.exists():
-            _join(parts, file, {*names}, list(asked), answered)
+            _join(parts, file, {*names}, list(triggers), answered)
         trajectory = record_once(
-            file, method.loop(rag), asked, answered, progress=f"replay {name}", matcher=asking[0].matcher
+            file, method.loop(rag), triggers, answered, progress=f"replay {name}", matcher=asking[0].matcher
         )
-        found.append(QueryTrajectory(name, names, trajectory, method.retriever))
-    return found
+        trajectories.append(QueryTrajectory(name, names, trajectory, method.retriever))
+    return trajectories
 
 
 def index(recorded: Sequence[QueryTrajectory], out: Path) -> None:
@@ -103,9 +101,8 @@ def _join(
     """Join the parts' answers with one query, unless a part did not ask all of the triggers."""
     steps: dict[str, Any] = {}
     for run in parts.runs:
-        mine = own(questions, run.part)
         entry = next((e for e in _recorded(run, _INDEX)["recorded"] if methods & set(e["methods"])), None)
-        if not mine:
+        if not own(questions, run.part):
             continue
         if entry is None or not set(triggers) <= set(entry["triggers"]):
             return
@@ -149,30 +146,30 @@ def at_random(
         expected = entry.trajectory.at_random(run.mean_retrievals)
         return {"query": entry.name} | evaluation.against_random(run, expected)
 
-    found: dict[str, dict[str, Any]] = {}
+    differences: dict[str, dict[str, Any]] = {}
     for entry in recorded:
         common = next((e for e in recorded if e.trajectory.triggers and e.retriever is entry.retriever), None)
         for name in entry.methods:
-            found[name] = against(entry, runs[name])
+            differences[name] = against(entry, runs[name])
             if common is not None and not entry.trajectory.triggers:
-                found[name]["common"] = against(common, runs[name])
-    told = [entry.get("common", entry) for entry in found.values()]
+                differences[name]["common"] = against(common, runs[name])
+    reported = [entry.get("common", entry) for entry in differences.values()]
     for figure in FIGURES:
-        correct([entry[figure] for entry in told if figure in entry])
-    return found
+        correct([entry[figure] for entry in reported if figure in entry])
+    return differences
 
 
 def replays(recorded: Sequence[QueryTrajectory]) -> dict[str, dict[str, list[float]]]:
     """Compute curves over the thresholds by method, and of random retrieval for each query that has any."""
-    found: dict[str, dict[str, list[float]]] = {}
+    curves: dict[str, dict[str, list[float]]] = {}
     with_curves = [entry for entry in recorded if entry.trajectory.triggers]
     for entry in with_curves:
         name = "random" if len(with_curves) == 1 else f"random {entry.name}"
-        found[name] = entry.trajectory.random_curve()
-        curves = {trigger: entry.trajectory.sweep(trigger) for trigger in entry.trajectory.triggers}
+        curves[name] = entry.trajectory.random_curve()
+        sweeps = {trigger: entry.trajectory.sweep(trigger) for trigger in entry.trajectory.triggers}
         # A constant score has no threshold to move.
-        found |= {trigger: curve for trigger, curve in curves.items() if len(curve["threshold"]) > 2}
-    return found
+        curves |= {trigger: curve for trigger, curve in sweeps.items() if len(curve["threshold"]) > 2}
+    return curves
 
 
 #: Largest distance of two points, in retrievals per question, that needs no point between them.
@@ -205,9 +202,10 @@ class Setting:
         if trigger.sweep_option is None or not len(scores):
             # A limit above the retrievals of every question changes nothing.
             return cls("max_retrievals", int(run.cost("retrievals").max()), 0)
-        own = next(chain.from_iterable(run.decisions)).threshold
+        threshold = next(chain.from_iterable(run.decisions)).threshold
+        low, high = float(scores.min()), float(scores.max())
         # Tokens that may not fire have score 0: below 0, a trigger would fire at arbitrary places.
-        return cls("threshold", own, max(own, float(scores.max())), (min(0.0, float(scores.min())),))
+        return cls("threshold", threshold, max(threshold, high), (min(0.0, low),))
 
     def between(self, low: float, high: float, scores: np.ndarray) -> float | None:
         """Find a value between two that differs from both by the scores seen so far; None without one."""
@@ -222,13 +220,13 @@ class Setting:
         cuts = (levels[1:] + levels[:-1]) / 2
         return float(cuts[np.abs(np.searchsorted(scores, cuts) - len(scores) / 2).argmin()])
 
-    def next(self, found: Mapping[float, Outcomes]) -> float | None:
+    def next(self, outcomes: Mapping[float, Outcomes]) -> float | None:
         """Choose the value to run next; None if there is nothing left to learn."""
-        if left := [end for end in self.ends if end not in found]:
+        if left := [end for end in self.ends if end not in outcomes]:
             return left[0]
-        scores = np.concatenate([_scores(run) for run in found.values()])
-        retrievals = {value: run.mean_retrievals for value, run in found.items()}
-        gaps = [(abs(retrievals[low] - retrievals[high]), low, high) for low, high in pairwise(sorted(found))]
+        scores = np.concatenate([_scores(run) for run in outcomes.values()])
+        known = sorted((value, run.mean_retrievals) for value, run in outcomes.items())
+        gaps = [(abs(less - more), low, high) for (low, less), (high, more) in pairwise(known)]
         for apart, low, high in sorted(gaps, reverse=True):
             if apart > _CLOSE and (value := self.between(low, high, scores)) is not None:
                 return value
@@ -269,26 +267,27 @@ def rerun_all(
 
 def _curve(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int) -> dict[str, Any]:
     setting, method = Setting.of(run, rag.max_new_tokens), run.method
-    found: dict[float, Outcomes] = {setting.own: run}
+    outcomes: dict[float, Outcomes] = {setting.own: run}
     if setting.idle is not None:
-        found.setdefault(setting.idle, reference)
+        outcomes.setdefault(setting.idle, reference)
     questions = [run.questions[i] for i in run.scored]
     for _ in range(points):
-        if (value := setting.next(found)) is None:
+        if (value := setting.next(outcomes)) is None:
             break
         file = out / f"{method.name}-{setting.option}={value!r}.jsonl"
         progress = f"{method.name} {setting.option}={value:.3g}"
         answers = setting.loop(rag, method, value).run(questions, file, progress=progress)
-        found[value] = Outcomes(questions, answers, matcher=run.matcher)
-    values = sorted(found, key=lambda value: found[value].mean_retrievals)
+        outcomes[value] = Outcomes(questions, answers, matcher=run.matcher)
+    values = sorted(outcomes, key=lambda value: outcomes[value].mean_retrievals)
+    ordered = [outcomes[value] for value in values]
     curve: dict[str, Any] = {"option": setting.option, "own": setting.own, "value": values}
-    curve["retrievals"] = [found[value].mean_retrievals for value in values]
-    if all(each.read_known for each in found.values()):
-        curve |= {n: [float(found[v].cost(n)[found[v].scored].mean()) for v in values] for n in TOKENS}
+    curve["retrievals"] = [each.mean_retrievals for each in ordered]
+    if all(each.read_known for each in ordered):
+        curve |= {name: [float(each.cost(name)[each.scored].mean()) for each in ordered] for name in TOKENS}
         # A trigger that never fires may still cost tokens: text written in pieces, or more texts drawn.
-        curve["priced"] = [found[v] is not reference or setting.option == "max_retrievals" for v in values]
+        curve["priced"] = [each is not reference or setting.option == "max_retrievals" for each in ordered]
     figures = [name for name in FIGURES if name in run.table]
-    return curve | {name: [float(found[value].table[name].mean()) for value in values] for name in figures}
+    return curve | {name: [float(each.table[name].mean()) for each in ordered] for name in figures}
 
 
 def _scores(run: Outcomes) -> np.ndarray:

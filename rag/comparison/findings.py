@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from probers.prober.prober import Prober
 
 
-_ELSEWHERE = " on questions of another split"
-
-
 #: Figures of a row of :attr:`Comparison.frame`, and those with the limits of their 95% interval.
 _COLUMNS = (*OUTCOMES, MATCH, *COSTS, "consistency")
 _LIMITS = ("em", "f1", "acc", MATCH, "retrievals", "auroc")
@@ -185,7 +182,7 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
         yield {
             "id": q.id, "dataset": q.dataset, "group": q.group or q.id, "split": q.split,
             "question": q.question,
-            "right": {name: bool(found[i]) for name, found in verdicts.items() if i in found},
+            "right": {name: bool(right[i]) for name, right in verdicts.items() if i in right},
         }  # fmt: skip
 
 
@@ -195,13 +192,12 @@ def _page(
     """Collect the report's data beside results.json: how it was run, curves and examples."""
     runs, wrong, headline = findings.runs, evaluation.wrong, evaluation.headline
     shown = dict.fromkeys((headline, "acc"))
-    rule = f"best balanced accuracy{_ELSEWHERE}"
-    if terms.threshold != "balanced_accuracy":
-        rule = f"threshold={terms.threshold}{_ELSEWHERE}"
+    balanced = terms.threshold == "balanced_accuracy"
+    rule = "best balanced accuracy" if balanced else f"threshold={terms.threshold}"
     data = {
         "title": "Which trigger knows when to retrieve?",
         "n": results["n"],
-        "threshold_rule": rule if findings.tuned else "as configured",
+        "threshold_rule": f"{rule} on questions of another split" if findings.tuned else "as configured",
         "flags": _flags(runs),
         "notes": [*_notes(terms, findings, wrong), *unlike_random(results)],
         "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
@@ -224,12 +220,12 @@ def _page(
 
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     """Find triggers that never or always fired, so that these questions do not test them."""
-    flags = {}
-    for name, run in runs.items():
-        retrieved = run.cost("retrievals") > 0
-        if not run.method.untested and retrieved.all() == retrieved.any():
-            flags[name] = "always fired" if retrieved.all() else "never fired"
-    return flags
+    retrieved = {name: run.cost("retrievals") > 0 for name, run in runs.items() if not run.method.untested}
+    return {
+        name: "always fired" if fired.all() else "never fired"
+        for name, fired in retrieved.items()
+        if fired.all() == fired.any()
+    }
 
 
 def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[str]:
@@ -238,9 +234,10 @@ def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[s
     for kind, names in grouped(filters).items():
         notes.append(f"Content words of {', '.join(names)} are those of this filter: {kind}.")
     if wrong is not None and len(set(wrong)) == 1:
-        closed_book = f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}"
-        why = "so that there is nothing for a trigger to tell apart"
-        notes.append(f"{closed_book}, {why}: its AUPRC and ECE here say nothing of it.")
+        notes.append(
+            f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}, so that there is nothing for a "
+            "trigger to tell apart: its AUPRC and ECE here say nothing of it."
+        )
     if len(findings.banks) > 1:
         notes.append(f"Figures of layers and controls are those of {next(iter(findings.banks))}.")
     if terms.wrong != "em":
@@ -271,9 +268,9 @@ def unlike_random(results: Mapping[str, Any]) -> list[str]:
         entry = both.get("common", both)
         times = entry.get("times_tokens", 1.0)
         if abs(times - 1) > 0.1:
-            its = sum(entry[key] for key in TOKENS)
+            tokens = sum(entry[key] for key in TOKENS)
             uses = f"{times:.2f} times" if unlike else f"uses {times:.2f} times its tokens"
-            unlike.append(f"{name} {uses} ({times * its:,.0f} against {its:,.0f})")
+            unlike.append(f"{name} {uses} ({times * tokens:,.0f} against {tokens:,.0f})")
     if not unlike:
         return []
     matched = "Random retrieval is matched to each method by retrievals, not by tokens"
@@ -293,27 +290,27 @@ def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
     """Compute a figure by kind of knowledge, ``{kind: {figure, "n"}}``; empty if kinds are unknown."""
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
-    figures: dict[str, dict[str, Any]] = {}
-    for kind in sorted(set(kinds) - {""}, key=lambda k: (order.index(k) if k in order else len(order), k)):
-        values = run.table[figure][[k == kind for k in kinds]]
-        figures[kind] = {figure: float(values.mean()), "n": len(values)}
-    return figures
+    table = {kind: run.table[figure][[k == kind for k in kinds]] for kind in (*order, *sorted(set(kinds)))}
+    return {
+        k: {figure: float(values.mean()), "n": len(values)}
+        for k, values in table.items()
+        if k and len(values)
+    }
 
 
 def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the prober's own test figures by layer, with its controls, as measured in training."""
     keys = ("accuracy", "auroc", "auroc_ci")
-    figures: dict[str, Any] = {}
     # With several sites in the blocks, show one curve: that of the best layer's site.
     site = metrics.get("best_site")
     layers = [e for e in metrics.get("layers") or [] if site is None or e.get("site", site) == site]
-    if layers:
-        figures["layers"] = [_picked(entry, "layer", *keys) for entry in layers]
-    if metrics.get("ensemble"):
-        figures["ensemble"] = _picked(metrics["ensemble"], *keys)
-    if metrics.get("controls"):
-        figures["controls"] = {name: _picked(entry, *keys) for name, entry in metrics["controls"].items()}
-    return figures
+    controls, ensemble = metrics.get("controls") or {}, metrics.get("ensemble")
+    figures = {
+        "layers": [_picked(entry, "layer", *keys) for entry in layers],
+        "ensemble": ensemble and _picked(ensemble, *keys),
+        "controls": {name: _picked(entry, *keys) for name, entry in controls.items()},
+    }
+    return {name: values for name, values in figures.items() if values}
 
 
 def _examples(

@@ -189,9 +189,9 @@ class Selection:
                 label = ",".join(f"{o}={_label(v)}" for o, v in zip(options, chosen, strict=True))
                 names.append(f"{name}_{label}" if label else name)
                 if label:
-                    base = table[name]
-                    its = {part: {**(base.get(part) or {}), **more} for part, more in changed.items()}
-                    table[names[-1]] = {**base, **its}
+                    entry = table[name]
+                    parts = {part: {**(entry.get(part) or {}), **more} for part, more in changed.items()}
+                    table[names[-1]] = {**entry, **parts}
         return replace(self, names=names, table=table)
 
     def supported(self, retriever: Any) -> tuple[Selection, list[str]]:
@@ -204,10 +204,10 @@ class Selection:
             entry = self.table.get(name, {})
             if name in self.made or not {"trigger", "query"} <= set(entry):  # the latter is reported later
                 continue
-            trigger, query = _part("trigger", entry), _part("query", entry)
-            searches = _own_retriever(entry)
+            trigger, searches = _part("trigger", entry), _own_retriever(entry)
             searched = retriever if searches is None else searches.kind
-            if why := unserved(self.engine, trigger, query) or uncounted(trigger.kind, searched):
+            why = unserved(self.engine, trigger, _part("query", entry)) or uncounted(trigger.kind, searched)
+            if why is not None:
                 names.remove(name)
                 notes.append(f"{name} is left out: {why}.")
                 log.info("%s", notes[-1])
@@ -224,9 +224,8 @@ class Selection:
         chosen = [name for name in self.names if name in self.table and name not in self.made]
         needed = {name: self.table[name].get("if_given") for name in chosen}
         parts = {key: self.parts.get(key) for key in TRAINED}
-        for key in TRAINED:
-            if parts[key] is None and key in needed.values():
-                parts[key] = find(key)
+        for key in [key for key, part in parts.items() if part is None and key in needed.values()]:
+            parts[key] = find(key)
         missing = {name: str(key) for name, key in needed.items() if key and parts[key] is None}
         notes = []
         for key, lacking in grouped(missing).items():
@@ -262,16 +261,20 @@ class Selection:
         known = ", ".join(self.table)
         if not self.names:
             raise UserError(f"triggers=[] compares nothing: name at least one of {known}", "empty")
-        for name in self.names:
-            if name not in self.table and name not in self.made:
-                raise UserError(f"unknown method {name!r} in triggers: choose from {known}", "unknown-choice")
+        if unknown := [name for name in self.names if name not in self.table and name not in self.made]:
+            raise UserError(
+                f"unknown method {unknown[0]!r} in triggers: choose from {known}", "unknown-choice"
+            )
         given, methods = probers or {"": bank}, list[Method]()
         for name in self.names:
             methods += [self.made[name]] if name in self.made else self.make(name, given)
         if probers and [method.name for method in methods] == list(self.names):
             message = f"probers are given, but none of triggers=[{','.join(self.names)}] reads one"
             raise UserError(f"{message}: add probing", "conflict")
-        refuse_twins(methods)
+        labels = [method.name for method in methods]
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            message = f"two methods would be called {twice[0]}: name it once in triggers"
+            raise UserError(f"{message}, or rename one, or the folder of its prober", "conflict")
         return methods if queries is None else _with_queries(methods, queries)
 
     def make(self, name: str, probers: Mapping[str, Load]) -> list[Method]:
@@ -305,17 +308,9 @@ class Selection:
         return methods
 
 
-def refuse_twins(methods: Sequence[Method]) -> None:
-    """Refuse two methods of one name (UserError)."""
-    names = [method.name for method in methods]
-    if twice := [name for name in names if names.count(name) > 1]:
-        message = f"two methods would be called {twice[0]}: name it once in triggers"
-        raise UserError(f"{message}, or rename one, or the folder of its prober", "conflict")
-
-
 def _with_queries(methods: Sequence[Method], names: Sequence[str | Mapping[str, Any]]) -> list[Method]:
-    made = [(name, named_part("query", name, {}).make()) for name in names]
-    queries = {name if isinstance(name, str) else name_of(query): query for name, query in made}
+    formulators = [(name, named_part("query", name, {}).make()) for name in names]
+    queries = {name if isinstance(name, str) else name_of(query): query for name, query in formulators}
     if not queries:
         raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own", "empty")
     asking = []
@@ -344,13 +339,13 @@ def _with_part(entry: Mapping[str, Any], parts: Mapping[str, Any]) -> Mapping[st
 
 def with_retrievers(methods: Sequence[Method], corpus: Sequence[Passage]) -> list[Method]:
     """Make the methods' own retrievers; make those of equal configuration once."""
-    made: list[Method] = []
+    done: list[Method] = []
     for method in methods:
         if method.searches is not None:
-            alike = [m.retriever for m in made if m.searches == method.searches]
+            alike = [m.retriever for m in done if m.searches == method.searches]
             method = replace(method, retriever=alike[0] if alike else method.searches.make(corpus))
-        made.append(method)
-    return made
+        done.append(method)
+    return done
 
 
 def _label(value: Any) -> str:
@@ -370,10 +365,7 @@ def available(key: str, *, model: str, prober: str | None) -> str | None:
     from probers.prober.prober import Prober
 
     kind = TRAINED[key]
-    if kind == "questions":
-        newest = newest_classifier(model=model)
-    elif prober is not None and Prober.from_pretrained(prober).spec.pool == _POOLS[kind]:
+    if kind != "questions" and prober and Prober.from_pretrained(prober).spec.pool == _POOLS[kind]:
         return prober
-    else:
-        newest = newest_prober(kind, model=model)
+    newest = newest_classifier(model=model) if kind == "questions" else newest_prober(kind, model=model)
     return None if newest is None else str(newest)

@@ -156,52 +156,51 @@ class Evaluation:
     def figures(self, run: Outcomes) -> dict[str, Any]:
         """Compute one method's entry in results.json; figures that do not apply are null."""
         known = [name for name in COSTS if name != "read_tokens" or run.read_known]
-        found = {name: self._all.interval(run.cost(name)) for name in known}
+        intervals = {name: self._all.interval(run.cost(name)) for name in known}
         if self._scored is not None:
-            found |= {name: self._scored.interval(values) for name, values in run.table.items()}
-            if self.wrong is not None:
-                right = run.right(self.rule)
-                found["consistency"] = self._scored.interval(right, partial(_share_of, 1.0 - self.wrong))
-                found["agreement"] = self._scored.interval((right != self.wrong).astype(float))
-                found["trigger.base_rate"] = self._scored.interval(self.wrong)
-            if self.wrong is not None and run.scores is not None:
+            intervals |= {name: self._scored.interval(values) for name, values in run.table.items()}
+        if self._scored is not None and self.wrong is not None:
+            right = run.right(self.rule)
+            intervals["consistency"] = self._scored.interval(right, partial(_share_of, 1.0 - self.wrong))
+            intervals["agreement"] = self._scored.interval((right != self.wrong).astype(float))
+            intervals["trigger.base_rate"] = self._scored.interval(self.wrong)
+            if run.scores is not None:
                 ranked = self._scored.intervals(run.scores[run.scored], partial(ranking, self.wrong))
-                found |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
+                intervals |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
                 if run.calibration is not None:
                     chances = run.calibration(run.scores)[run.scored]
-                    found["trigger.ece"] = self._scored.interval(chances, partial(ece, self.wrong))
+                    intervals["trigger.ece"] = self._scored.interval(chances, partial(ece, self.wrong))
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
-        entry: dict[str, Any] = {name: _value(found.get(name)) for name in named}
+        entry: dict[str, Any] = {name: _value(intervals.get(name)) for name in named}
         shares = {"none": retrievals == 0, "single": retrievals == 1, "multi": retrievals > 1}
         entry["retrieval_share"] = {name: float(such.mean()) for name, such in shares.items()}
-        entry["trigger"] = {name: _value(found.get(f"trigger.{name}")) for name in _TRIGGER}
-        entry["ci95"] = {name: i.limits for name, i in found.items() if i.limits is not None}
+        entry["trigger"] = {name: _value(intervals.get(f"trigger.{name}")) for name in _TRIGGER}
+        entry["ci95"] = {name: i.limits for name, i in intervals.items() if i.limits is not None}
         return entry
 
     def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
         """Compare each method with each earlier one, paired; Holm's correction is over a figure's pairs."""
         samples = {name: self._samples(run) for name, run in runs.items()}
-        found: dict[str, dict[str, Any]] = {}
+        differences: dict[str, dict[str, Any]] = {}
         for i, (later, ones) in enumerate(samples.items()):
             for earlier, others in list(samples.items())[:i]:
                 tested = {f: _tested(one.minus(others[f])) for f, one in ones.items() if f in others}
                 known = {figure: entry for figure, entry in tested.items() if entry["diff"] is not None}
-                found[f"{later} vs {earlier}"] = known
-        for figure in {figure for entry in found.values() for figure in entry}:
-            correct([entry[figure] for entry in found.values() if figure in entry])
-        return found
+                differences[f"{later} vs {earlier}"] = known
+        for figure in {figure for entry in differences.values() for figure in entry}:
+            correct([entry[figure] for entry in differences.values() if figure in entry])
+        return differences
 
     def _samples(self, run: Outcomes) -> dict[str, Sample]:
         """Compute the figures that methods are compared in, with their resamples."""
-        found = {"retrievals": self._all.sample(run.cost("retrievals"))}
+        samples = {"retrievals": self._all.sample(run.cost("retrievals"))}
         if self._scored is not None:
-            compared = [name for name in _COMPARED if name in run.table]
-            found |= {name: self._scored.sample(run.table[name]) for name in compared}
+            samples |= {n: self._scored.sample(run.table[n]) for n in _COMPARED if n in run.table}
             if self.wrong is not None and run.scores is not None:
-                scores = run.scores[run.scored]
-                found["trigger.auroc"] = self._scored.sample(scores, partial(auroc, self.wrong))
-        return found
+                rank = partial(auroc, self.wrong)
+                samples["trigger.auroc"] = self._scored.sample(run.scores[run.scored], rank)
+        return samples
 
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Compare a method with random retrieval at its budget, paired, for results.json.
@@ -211,22 +210,20 @@ class Evaluation:
         of all tokens divided by that of random retrieval, where both are known.
         """
         assert self._scored is not None
-        found: dict[str, Any] = {n: float(values.mean()) for n, values in expected.items() if n in COSTS}
-        if run.read_known and found.keys() >= {*TOKENS}:
-            own = sum(run.cost(name)[run.scored].mean() for name in TOKENS)
-            found["times_tokens"] = float(own / max(1.0, sum(found[name] for name in TOKENS)))
-        for name, values in expected.items():
-            if name not in COSTS:
-                sample = self._scored.sample(run.table[name]).minus(self._scored.sample(values))
-                found[name] = {"value": float(values.mean())} | _tested(sample)
-        return found
+        entry: dict[str, Any] = {n: float(values.mean()) for n, values in expected.items() if n in COSTS}
+        if run.read_known and entry.keys() >= {*TOKENS}:
+            tokens = sum(run.cost(name)[run.scored].mean() for name in TOKENS)
+            entry["times_tokens"] = float(tokens / max(1.0, sum(entry[name] for name in TOKENS)))
+        for name in [name for name in expected if name not in COSTS]:
+            sample = self._scored.sample(run.table[name]).minus(self._scored.sample(expected[name]))
+            entry[name] = {"value": float(expected[name].mean())} | _tested(sample)
+        return entry
 
 
 def _share_of(members: np.ndarray, values: np.ndarray, weights: np.ndarray) -> Any:
     """Compute the weighted mean of the values of some members; NaN without any."""
-    chosen = (weights.T * members).T
     with np.errstate(invalid="ignore", divide="ignore"):
-        return mean(values, chosen)
+        return mean(values, (weights.T * members).T)
 
 
 def _value(interval: Interval | None) -> float | None:
@@ -253,11 +250,10 @@ def table_lines(
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
     columns = [
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
-        ("ACC chars", "acc_substring", 3),
-        ("retrievals", "retrievals", 2), ("calls", "generations", 2), ("tokens", "tokens", 1),
-        ("kept", "kept_tokens", 1), ("read", "read_tokens", 0), ("s/question", "seconds", 3),
-        ("consistency", "consistency", 3),
-        ("agreement", "agreement", 3), ("AUROC", "trigger.auroc", 3),
+        ("ACC chars", "acc_substring", 3), ("retrievals", "retrievals", 2), ("calls", "generations", 2),
+        ("tokens", "tokens", 1), ("kept", "kept_tokens", 1), ("read", "read_tokens", 0),
+        ("s/question", "seconds", 3), ("consistency", "consistency", 3), ("agreement", "agreement", 3),
+        ("AUROC", "trigger.auroc", 3),
     ]  # fmt: skip
     columns = [
         (title, key, digits)
@@ -283,8 +279,8 @@ def table_lines(
 
 
 def _compared(entry: Mapping[str, Any] | None, figure: str) -> str:
-    told = {} if entry is None else entry.get("common", entry)[figure]
-    if told.get("ci95") is None:
+    difference = {} if entry is None else entry.get("common", entry)[figure]
+    if difference.get("ci95") is None:
         return "-"
-    low, high = told["ci95"]
-    return f"{told['diff']:+.3f} ({low:+.3f} {high:+.3f})"
+    low, high = difference["ci95"]
+    return f"{difference['diff']:+.3f} ({low:+.3f} {high:+.3f})"

@@ -83,14 +83,12 @@ class Choice:
                     chosen = find(split=split, deal_splits=deal)
                 except EmptySplitError:
                     raise problem from None
-        draw = {**draw, "deal_splits": deal}
+        draw = {**draw, "deal_splits": deal, "limit": None, "unfit": contamination.not_tuned_on}
         if others is None:
-            draw |= {"limit": validation, "unfit": contamination.not_tuned_on}
-            tuning = partial(open_questions, source, split=tuned_on, **draw)
+            tuning = partial(open_questions, source, split=tuned_on, **draw | {"limit": validation})
         else:
             texts = {question.question for question in chosen.questions}
-            unfit = lambda q: q.question in texts or contamination.not_tuned_on(q)  # noqa: E731
-            draw |= {"limit": None, "unfit": unfit}
+            draw["unfit"] = lambda q: q.question in texts or contamination.not_tuned_on(q)
             tuned_on, tuning = "validation", partial(open_questions, others, **draw)
         return cls(chosen=chosen, split=split, tuned_on=tuned_on, validation=tuning)
 
@@ -146,8 +144,8 @@ class Plan:
         rag, reference, runs, tuned = self._answer(lm, out, notes)
         recorded = record_all(rag, runs.values(), out / REPLAY, parts=parts)
         reruns = rerun_all(rag, runs.values(), reference, recorded, out / REPLAY, points=self.terms.sweep)
-        found = Findings(runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned))
-        return found.compared(self.terms, config, heading)
+        findings = Findings(runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned))
+        return findings.compared(self.terms, config, heading)
 
     def run_part(self, lm: Any, out: Path, part: Partition) -> int:
         """Answer the questions of a part into ``out``; return their number."""
@@ -159,9 +157,8 @@ class Plan:
         self, lm: Any, out: Path, notes: list[str], part: Partition | None = None
     ) -> tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned]]:
         """Choose thresholds, and answer with every method; return also the loop and the closed-book run."""
-        made = self.retriever
-        retriever = made.make(self.passages) if isinstance(made, Component) else made
-        cache = GenerationCache(megabytes=self.terms.memory)
+        retriever, cache = self.retriever, GenerationCache(megabytes=self.terms.memory)
+        retriever = retriever.make(self.passages) if isinstance(retriever, Component) else retriever
         rag = SharedRAG(lm, retriever, Never(), **self.terms.loop, cache=cache)
         methods = with_retrievers(self.methods, self.passages)
         for method in methods:  # a model is refused before anything runs
@@ -189,9 +186,9 @@ class Plan:
     ) -> Mapping[str, Tuned]:
         """Choose thresholds and calibration on questions of another split, for triggers that bring none."""
         triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
-        tunable, split = [m.name for m in methods if m.tunable], self.choice.tuned_on
         if not triggers:
             return {}
+        tunable, split = [m.name for m in methods if m.tunable], self.choice.tuned_on
         try:
             questions = self.choice.validation().questions
         except EmptySplitError:  # a file that marks every question as test

@@ -37,18 +37,18 @@ class GenerationCache:
 
     def __init__(self, *, megabytes: float = 1024) -> None:
         self._room = megabytes * 1e6
-        self._kept: dict[Key, list[Timed]] = {}
+        self._timed: dict[Key, list[Timed]] = {}
 
     def find(self, key: Key, needs: Needs) -> Timed | None:
         """Find a generation with everything recorded that is needed, and the seconds it took."""
-        return next((kept for kept in self._kept.get(key, ()) if _covers(kept[0].needs, needs)), None)
+        return next((timed for timed in self._timed.get(key, ()) if _covers(timed[0].needs, needs)), None)
 
     def keep(self, key: Key, generation: Generation, seconds: float) -> None:
         """Keep a generation, if there is room."""
         size = _bytes(generation)
         if size <= self._room:
             self._room -= size
-            self._kept.setdefault(key, []).append((generation, seconds))
+            self._timed.setdefault(key, []).append((generation, seconds))
 
 
 def _covers(has: Needs, needs: Needs) -> bool:
@@ -102,27 +102,27 @@ class SharedRAG(RAG):
         for prompt, limit in zip(prompts, limits, strict=True):
             keys.append((prompt, limit, ends, sampling, drawn[prompt] if sampling else 0))
             drawn[prompt] += 1
-        found = {key: kept for key in keys if (kept := self.cache.find(key, needs)) is not None}
+        known = {key: timed for key in keys if (timed := self.cache.find(key, needs)) is not None}
         if sampling is not None:
-            torn = {key[0] for key in keys if key not in found}
-            found = {key: kept for key, kept in found.items() if key[0] not in torn}
-        first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in found}
+            torn = {key[0] for key in keys if key not in known}
+            known = {key: timed for key, timed in known.items() if key[0] not in torn}
+        first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in known}
         missing = sorted(first.values())
         if missing:
             # MIND's states belong to no layer that could be added.
             of_mind = any(feature.of_mind for feature in (*needs.features, *self.also.features))
             wanted = needs if of_mind or sampling else joined(needs, self.also)
             started = time.perf_counter()
-            made = super().generate(
+            generations = super().generate(
                 [prompts[i] for i in missing], max_new_tokens=[limits[i] for i in missing], stop=stop,
                 needs=wanted, names=names and [names[i] for i in missing], sampling=sampling, **more,
             )  # fmt: skip
             seconds = (time.perf_counter() - started) / len(missing)
-            for i, generation in zip(missing, made, strict=True):
-                found[keys[i]] = generation, seconds
+            for i, generation in zip(missing, generations, strict=True):
+                known[keys[i]] = generation, seconds
                 self.cache.keep(keys[i], generation, seconds)
-        self._saved += sum(found[key][1] for i, key in enumerate(keys) if first.get(key) != i)
-        return [narrowed(found[key][0], needs) for key in keys]
+        self._saved += sum(known[key][1] for i, key in enumerate(keys) if first.get(key) != i)
+        return [narrowed(known[key][0], needs) for key in keys]
 
     def answer(
         self, questions: Sequence[Question], listener: Listener | None = None, *, ended: Ended | None = None
@@ -148,9 +148,8 @@ def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
     """Select the states of a feature from one with the same site and pool and at least its layers."""
     if feature in generation.states:
         return generation.states[feature]
-    alike = [each for each in generation.states if each.kind == feature.kind]
-    its = next(other for other in alike if {*feature.layers} <= {*other.layers})
-    return its.take(generation.states[its], feature.layers)
+    wider = next(f for f in generation.states if f.kind == feature.kind and {*feature.layers} <= {*f.layers})
+    return wider.take(generation.states[wider], feature.layers)
 
 
 def joined(needs: Needs, also: Needs) -> Needs:

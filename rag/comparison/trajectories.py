@@ -73,9 +73,9 @@ class RetrievalTrajectory:
 
     def granted(self, retrievals: int | np.ndarray) -> dict[str, np.ndarray]:
         """Look up retrievals made, tokens and each figure, (n,) each, with at most ``retrievals`` of them."""
-        made = np.minimum(retrievals, np.array([len(steps) - 1 for steps in self.steps], dtype=int))
+        counts = np.minimum(retrievals, np.array([len(steps) - 1 for steps in self.steps], dtype=int))
         rows = np.arange(len(self.steps))
-        return {"retrievals": made.astype(float)} | {n: t[rows, made] for n, t in self._tables.items()}
+        return {"retrievals": counts.astype(float)} | {n: t[rows, counts] for n, t in self._tables.items()}
 
     def at_random(self, budget: float) -> dict[str, np.ndarray]:
         """Compute the expected results of random retrieval at a mean of ``budget``, as of :meth:`granted`.
@@ -92,13 +92,11 @@ class RetrievalTrajectory:
     def replay(self, trigger: str, threshold: float) -> dict[str, np.ndarray]:
         """Look up the results of a trigger at a threshold, as if it had run, keyed as by :meth:`granted`."""
         fires = np.pad(self.scores(trigger) > threshold, ((0, 0), (0, 1)))
-        found = self.granted(fires.argmin(axis=1))  # the first step at which it does not fire
-        made = found["retrievals"].astype(int)
-        spent = [steps[j].spent.get(trigger, (0, 0)) for steps, j in zip(self.steps, made, strict=True)]
-        for name, more in zip(TOKENS, np.transpose(spent), strict=False):
-            if name in found:
-                found[name] += more
-        return found
+        results = self.granted(fires.argmin(axis=1))  # the first step at which it does not fire
+        ends = zip(self.steps, results["retrievals"].astype(int), strict=True)
+        spent = np.transpose([steps[end].spent.get(trigger, (0, 0)) for steps, end in ends])
+        more = {name: counts for name, counts in zip(TOKENS, spent, strict=False) if name in results}
+        return results | {name: results[name] + counts for name, counts in more.items()}
 
     def sweep(self, trigger: str) -> dict[str, list[float]]:
         """Compute mean retrievals and figures of a trigger, thinned, from the lowest threshold up."""
@@ -136,13 +134,13 @@ class RetrievalTrajectory:
         there = np.arange(self._most + 1) < np.array([[len(steps)] for steps in self.steps])
         each = zip(self.questions, self.steps, strict=True)
         judged = [(step.text, step.answer, q.answers) for q, steps in each for step in steps]
-        found = {n: values for n, values in figures_of(judged, self.matcher).items() if n in FIGURES}
+        columns = {n: values for n, values in figures_of(judged, self.matcher).items() if n in FIGURES}
         every = [step for steps in self.steps for step in steps]
         # An empty text counts no prompt. For other texts, a server may not tell how many tokens it read.
         if all(step.tokens == 0 or step.read_tokens for step in every):
-            found |= {name: np.array([getattr(step, name) for step in every], dtype=float) for name in TOKENS}
-        tables = {name: np.zeros(there.shape) for name in found}
-        for name, values in found.items():
+            columns |= {n: np.array([getattr(step, n) for step in every], dtype=float) for n in TOKENS}
+        tables = {name: np.zeros(there.shape) for name in columns}
+        for name, values in columns.items():
             tables[name][there] = values
         return tables
 
@@ -203,12 +201,12 @@ class _Recorder(Trigger):
         return reduce(Needs.union, (trigger.needs for trigger in self.triggers.values()), Needs())
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        asked = {}
+        every: dict[str, list[float]] = {}
         for name, trigger in self.triggers.items():
-            own = [replace(s, spend=self._spent[s.question.id, name].add) for s in states]
-            asked[name] = _scores(trigger, generations, own)
+            charged = [replace(s, spend=self._spent[s.question.id, name].add) for s in states]
+            every[name] = _scores(trigger, generations, charged)
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
-            scores = {name: found[i] for name, found in asked.items()}
+            scores = {name: values[i] for name, values in every.items()}
             texts = self._spent[state.question.id, None]
             texts.add(generation)
             whole = replace(texts)
@@ -227,11 +225,8 @@ class _Recorder(Trigger):
 
 
 def _scores(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[float]:
-    decisions: Sequence[Decision | None]
-    if trigger.before and not trigger.after:
-        decisions = decide_before(trigger, states)
-    else:
-        decisions = decide(trigger, generations, states)
+    only_before = trigger.before and not trigger.after
+    decisions = decide_before(trigger, states) if only_before else decide(trigger, generations, states)
     return [0.0 if decision is None else decision.score for decision in decisions]
 
 
@@ -252,9 +247,8 @@ def together(triggers: Mapping[str, Trigger], needs: Needs | None = None) -> lis
 
 def thinned(count: int) -> list[int]:
     """List the indices of at most 60 of ``count`` points, both ends included."""
-    if count <= _POINTS:
-        return list(range(count))
-    return sorted({round(i * (count - 1) / (_POINTS - 1)) for i in range(_POINTS)})
+    points = min(count, _POINTS)
+    return [round(i * (count - 1) / max(1, points - 1)) for i in range(points)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,22 +288,21 @@ def tune(
     groups = np.array([q.group or q.id for q in answered])
     tuned: dict[str, Tuned] = {}
     for group in together(triggers):
-        found = record(closed_book, group, answered, progress="thresholds")
-        first = [steps[0] for steps in found.steps]
+        recorded = record(closed_book, group, answered, progress="thresholds")
+        first = [steps[0] for steps in recorded.steps]
         judged = [right(s.text, s.answer, q.answers) for s, q in zip(first, answered, strict=True)]
         wrong = 1.0 - np.array(judged, dtype=float)
         if len(set(wrong)) < 2:
             return {}
         for name in group:
-            scores = found.scores(name)[:, 0]
+            scores = recorded.scores(name)[:, 0]
             # The score of an answer without a token is on no scale and would distort the calibration.
             written = scores < UNANSWERED
             if len(set(wrong[written])) < 2:
                 written[:] = True
             platt = fit_platt(wrong[written], scores[written])
             chosen = rule.choose(wrong, scores, groups, refuse=False)
-            told = chosen.refused and f"it always fires, for {chosen.refused}"
-            if chosen.promise is not None:
-                told = str(chosen.promise)
-            tuned[name] = Tuned(platt.slope, platt.intercept, chosen.value, told)
+            refusal = chosen.refused and f"it always fires, for {chosen.refused}"
+            promise = refusal if chosen.promise is None else str(chosen.promise)
+            tuned[name] = Tuned(platt.slope, platt.intercept, chosen.value, promise)
     return tuned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -64,8 +65,8 @@ class AttentionQuery(LimitedQuery):
     def rows(self, generation: Generation) -> np.ndarray:
         """Return the recorded attention (n + 1, p + n), see :class:`~probers.types.AttentionRows`."""
         if generation.attention is None:
-            told = f"query={name_of(self)} needs attention, but the generation has none recorded"
-            raise RunError(told, "mismatch")
+            message = f"query={name_of(self)} needs attention, but the generation has none recorded"
+            raise RunError(message, "mismatch")
         return generation.attention.rows
 
 
@@ -95,10 +96,10 @@ class QFS(PaperOrReleased, AttentionQuery):
         if self.variant == "released":
             return self._released(question, generation, hits, state)
         context = context_words(generation, state)
-        found, row = words_before(context, self.rows(generation), hits[0], generation)
-        columns = sorted({c for w in found for c in w.columns})
+        before, row = words_before(context, self.rows(generation), hits[0], generation)
+        columns = {c for w in before for c in w.columns}
         ranked = set(sorted(columns, key=lambda c: (-row[c], c))[: self.top_n])
-        return " ".join(w.text for w in found if ranked & set(w.columns))
+        return " ".join(w.text for w in before if ranked & set(w.columns))
 
     def _released(
         self, question: Question, generation: Generation, hits: tuple[int, ...], state: State
@@ -118,18 +119,17 @@ class QFS(PaperOrReleased, AttentionQuery):
             *(generation.text[w.start : w.end] for w in current),
         ])  # fmt: skip
         ((offsets, attention),) = state.lm.attention_of([text])
-        found = words(text, offsets)
-        first = len(found) - len(current)
+        read = words(text, offsets)
+        first = len(read) - len(current)
         fired = [first + i for i, w in enumerate(current) if set(w.tokens) & set(hits)]
         seen = np.zeros(len(offsets))
         for i in fired:
-            seen += _seen_by(found[i], attention.rows) / len(fired)
-        content = is_content(text, [text[w.start : w.end] for w in found])
-        asked = [i for i in range(len(found)) if content[i] and i not in fired]
-        return self.best(
-            [text[found[i].start : found[i].end] for i in asked],
-            [float(np.sum(seen[list(found[i].tokens)])) for i in asked],
-        )
+            seen += _seen_by(read[i], attention.rows) / len(fired)
+        texts = [text[w.start : w.end] for w in read]
+        content = is_content(text, texts)
+        chosen = [i for i in range(len(read)) if content[i] and i not in fired]
+        scores = [float(np.sum(seen[list(read[i].tokens)])) for i in chosen]
+        return self.best([texts[i] for i in chosen], scores)
 
 
 def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:
@@ -152,18 +152,15 @@ def context_words(generation: Generation, state: State) -> list[ContextWord]:
     begins = min((a for a, b in offsets if a < b), default=0)
     while 0 < begins < len(text) and not text[begins - 1].isspace():
         begins += 1
-    found = []
-    for asked, (start, end) in (
-        (True, state.question_span),
-        (False, (len(generation.prompt) - len(state.partial), len(text))),
-    ):
+    context = []
+    answer = len(generation.prompt) - len(state.partial), len(text)
+    for of_question, (start, end) in ((True, state.question_span), (False, answer)):
         start = min(max(start, begins), end)
         part = text[start:end]
         for word in words(part, [(a - start, b - start) for a, b in offsets]):
-            stripped = bare(part[word.start : word.end])
-            if stripped:
-                found.append(ContextWord(stripped, word.tokens, asked))
-    return found
+            if stripped := bare(part[word.start : word.end]):
+                context.append(ContextWord(stripped, word.tokens, of_question))
+    return context
 
 
 def words_before(
@@ -181,13 +178,9 @@ def bare(word: str) -> str:
 
 def hit_tokens(generation: Generation, decision: Decision) -> tuple[int, ...]:
     """List the tokens that fired; if the trigger names none, the first after its position, else the last."""
-    if decision.tokens:
-        return decision.tokens
-    last = max(len(generation.token_ids) - 1, 0)
-    if decision.position is None:
-        return (last,)
-    behind = (i for i, (start, _) in enumerate(generation.offsets) if start >= decision.position)
-    return (next(behind, last),)
+    position = math.inf if decision.position is None else decision.position
+    behind = (i for i, (start, _) in enumerate(generation.offsets) if start >= position)
+    return decision.tokens or (next(behind, max(len(generation.token_ids) - 1, 0)),)
 
 
 @dataclass(frozen=True)
@@ -228,8 +221,8 @@ class CIOQF(AttentionQuery):
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         hits = hit_tokens(generation, decision)
-        found, scores = self.rate(self.rows(generation), hits, generation, state)
-        return self.best([w.text for w in found], scores)
+        rated, scores = self.rate(self.rows(generation), hits, generation, state)
+        return self.best([w.text for w in rated], scores)
 
     def rate(
         self, rows: np.ndarray, hits: Sequence[int], generation: Generation, state: State
@@ -260,21 +253,20 @@ class CIOQF(AttentionQuery):
         self, words: list[ContextWord], asked: list[ContextWord], generation: Generation, state: State
     ) -> np.ndarray:
         """Compute the cosine (N,) of each word's vector with the mean vector of the question's words."""
-        look: list[np.ndarray | None]
+        vectors: list[np.ndarray | None]
         every = [*words, *asked]
         if self.vectors is not None:
             table = load_vectors(self.vectors)
-            look = [_look_up(table, w.text) for w in every]
+            vectors = [_look_up(table, w.text) for w in every]
         else:
             ids = np.array([*generation.prompt_ids, *generation.token_ids])
             columns = [c for w in every for c in w.columns]
             rows = dict(zip(columns, _embeddings(cast("CausalLM", state.lm), ids[columns]), strict=True))
-            look = [np.stack([rows[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in every]
-        about = [v for v in look[len(words) :] if v is not None]
-        if not about:
-            return np.zeros(len(words))
-        mean = np.stack(about).mean(axis=0)
-        return np.array([0.0 if v is None else _cosine(v, mean) for v in look[: len(words)]])
+            vectors = [np.stack([rows[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in every]
+        about = [v for v in vectors[len(words) :] if v is not None]
+        mean = np.stack(about).mean(axis=0) if about else None
+        cosines = [0.0 if v is None or mean is None else _cosine(v, mean) for v in vectors[: len(words)]]
+        return np.array(cosines)
 
 
 def tf_idf(words: Sequence[str], documents: Sequence[str]) -> np.ndarray:
@@ -312,7 +304,5 @@ def _embeddings(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
 
 def _look_up(table: Any, word: str) -> np.ndarray | None:
     """Look up a word's vector as written, in lower case or capitalised; None if there is none."""
-    for form in (word, word.lower(), word.capitalize()):
-        if form in table.key_to_index:
-            return np.asarray(table.get_vector(form), dtype=np.float64)
-    return None
+    forms = [f for f in (word, word.lower(), word.capitalize()) if f in table.key_to_index]
+    return np.asarray(table.get_vector(forms[0]), dtype=np.float64) if forms else None

@@ -51,8 +51,8 @@ class AnswerQuery:
 
     def __post_init__(self) -> None:
         if self.with_passages and self.whole_output:
-            told = "query.with_passages=true and query.whole_output=true exclude each other"
-            raise UserError(f"{told}: the whole output contains the passages already", "conflict")
+            message = "query.with_passages=true and query.whole_output=true exclude each other"
+            raise UserError(f"{message}: the whole output contains the passages already", "conflict")
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if self.question_first and not state.retrievals:
@@ -60,11 +60,9 @@ class AnswerQuery:
         if self.whole_output and state.retrievals:
             return " ".join((generation.prompt + generation.text[: decision.position]).split())
         cue = re.escape(state.prompt.answer_cue.strip())
-        parts = [question.question]
-        if self.with_passages:
-            parts += [p.text for p in state.passages]
-        parts += re.split(cue, text_so_far(generation, decision, state), flags=re.IGNORECASE)
-        return " ".join(" ".join(parts).split())
+        passages = [p.text for p in state.passages] if self.with_passages else []
+        texts = re.split(cue, text_so_far(generation, decision, state), flags=re.IGNORECASE)
+        return " ".join(" ".join([question.question, *passages, *texts]).split())
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,8 @@ class LimitedQuery(ABC):
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         words = self.text(question, generation, decision, state).split()
         sizes = accumulate(len(tokenize(word)) for word in reversed(words))
-        kept = len(list(takewhile(self.max_tokens.__ge__, sizes)))
-        query = " ".join(words[len(words) - kept :])
+        fitting = len(list(takewhile(self.max_tokens.__ge__, sizes)))
+        query = " ".join(words[len(words) - fitting :])
         return query if tokenize(query) else question.question
 
 
@@ -172,13 +170,12 @@ class FlareQuery(LimitedQuery):
             start, end = sentence_at(text, shift + max(generation.offsets[decision.tokens[0]][1] - 1, 0))
         elif decision.position is not None:
             start, end = sentence_at(text, shift + decision.position)
-        kept = list(text)
+        characters, fired = list(text), self.masks == "fired"
         for i, (a, b) in enumerate(generation.offsets):
-            fired = self.masks == "fired"
             if i in decision.tokens if fired else math.exp(float(generation.logprobs[i])) < self.beta:
-                for place in range(a + shift, b + shift):
-                    kept[place] = kept[place] if kept[place].isspace() else ""
-        return "".join(kept[start:end])
+                token = slice(a + shift, b + shift)
+                characters[token] = [c if c.isspace() else "" for c in characters[token]]
+        return "".join(characters[start:end])
 
 
 def sentence_at(text: str, place: int) -> tuple[int, int]:

@@ -82,12 +82,12 @@ def controls_chart(found: Findings) -> Markup:
         return Markup()
     rows.sort(key=lambda row: -row[1])
     left = int(max(text_width(clipped(name)) for name, *_ in rows)) + 10
-    told = [f"{name} {num(y)}" + (f" ({span(ci)})" if ci else "") for name, y, ci, _ in rows]
+    texts = [f"{name} {num(y)}" + (f" ({span(ci)})" if ci else "") for name, y, ci, _ in rows]
     ends = [end for _, y, ci, _ in rows for end in (y, *(ci or ()))]
     plot = Plot(
         "controls",
         "AUROC of the prober and of every control, with 95% intervals",
-        f"{'; '.join(told)}.",
+        f"{'; '.join(texts)}.",
         Axis.fit("AUROC of “the answer is wrong”", ends, least=(0.45, 0.8), steps=4),
         Axis("", 0, len(rows)),
         (WIDTH, 70 + 23 * len(rows)),
@@ -218,11 +218,11 @@ def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption
         legend += [(None, "run at each dot"), *((n, clipped(n, 18) + by) for n, by in dotted.items())]
     places = [*(point for curve in curves.values() for point in curve), *measured.values()]
     costs, digits = [x for x, _ in places], 0 if cost is _TOKENS else 2
-    told = (f"{n}: {short} {num(y)} at {num(x, digits)} {cost.unit}" for n, (x, y) in measured.items())
+    texts = (f"{n}: {short} {num(y)} at {num(x, digits)} {cost.unit}" for n, (x, y) in measured.items())
     plot = Plot(
         key,
         f"{long.capitalize()} against {cost.unit} per question",
-        "; ".join(told) + ".",
+        "; ".join(texts) + ".",
         Axis.wide(cost.words, costs) if cost is _TOKENS else Axis.fit(cost.words, costs, least=(0.0, 1.0)),
         Axis.fit(long, [y for _, y in places] + [end for ci in intervals.values() for end in ci]),
         (2 * WIDTH + 40, max(460, 80 + _ROW * len(legend))),
@@ -267,7 +267,8 @@ def _curves(entries: Json, cost: Cost, figure: str) -> dict[str, list[Point]]:
     for name, curve in entries.items():
         if all(curve.get(key) for key in (*cost.keys, "retrievals", figure)):
             values, spent = curve[figure], cost.of(curve).tolist()
-            own = curve.get("priced", [True] * len(values)) if cost is _TOKENS else [True] * len(values)
-            places = sorted(zip(curve["retrievals"], values, spent, own, strict=True))
+            every = [True] * len(values)
+            priced = curve.get("priced", every) if cost is _TOKENS else every
+            places = sorted(zip(curve["retrievals"], values, spent, priced, strict=True))
             curves[name] = [(x, y) for _, y, x, known in places if known]
     return curves

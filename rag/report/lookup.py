@@ -81,10 +81,9 @@ class Findings:
 
     def difference(self, first: str, second: str, name: str) -> Difference | None:
         """Look up the paired difference in a figure, in whichever order it is filed."""
-        for each in self.differences:
-            if each.figure == name and {each.first, each.second} == {first, second}:
-                return each if each.first == first else each.turned()
-        return None
+        same = (d for d in self.differences if d.figure == name and {d.first, d.second} == {first, second})
+        entry = next(same, None)
+        return entry if entry is None or entry.first == first else entry.turned()
 
     def telling(self, columns: Sequence[Json]) -> list[Json]:
         """Leave out the columns of a table that equal, for every method, the column they stand ``beside``."""
@@ -123,10 +122,10 @@ class Findings:
 
         Also lists those whose interval holds zero, and those settled by it but not by the corrected p-value.
         """
-        found = [self.difference(best, name, self.headline.key) for name in others]
-        lows = {each.second: (each.ci[0], each.corrected) for each in found if each and each.ci}
+        differences = [self.difference(best, name, self.headline.key) for name in others]
+        lows = {each.second: (each.ci[0], each.corrected) for each in differences if each and each.ci}
         close = [name for name, (low, _) in lows.items() if low <= 0]
-        undone = [name for name, (low, said) in lows.items() if low > 0 and said == "not settled"]
+        undone = [name for name, (low, corrected) in lows.items() if low > 0 and corrected == "not settled"]
         return list(lows), close, undone
 
     def best(self, name: str, digits: int, better: str | None) -> float | None:
@@ -167,8 +166,7 @@ class Findings:
 def _known(value: Any) -> Any:
     """Remove null and non-finite entries from JSON, and lists that contain one."""
     if isinstance(value, Mapping):
-        kept = ((key, _known(item)) for key, item in value.items())
-        return {key: item for key, item in kept if item is not None}
+        return {key: known for key, item in value.items() if (known := _known(item)) is not None}
     if isinstance(value, (list, tuple)):
         items = [_known(item) for item in value]
         return None if None in items else items
@@ -206,8 +204,8 @@ def verdict(ci: Sequence[float]) -> str:
 
 def stem(name: str) -> str:
     """Return the kind of method in a name: "rind" for "rind_released" or "rind (paper)"."""
-    found = re.match(r"[a-z]+", name.strip().lower())
-    return found.group() if found else name
+    kind = re.match(r"[a-z]+", name.strip().lower())
+    return kind.group() if kind else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +231,14 @@ def assign(names: Iterable[str]) -> dict[str, Look]:
     """Choose a style for every method; probers and entropy come first so that theirs hardly ever change."""
     order = ("probing", "entropy", "rind")
     kinds = {name: stem(name) for name in names}
-    looks = {
-        name: Look("m0", "3 3", _REFERENCES[kind], reference=True)
-        for name, kind in kinds.items()
-        if kind in _REFERENCES
-    }
+    bounds = {name: _REFERENCES[kind] for name, kind in kinds.items() if kind in _REFERENCES}
+    looks = {name: Look("m0", "3 3", marker, reference=True) for name, marker in bounds.items()}
     compared = [name for name in kinds if name not in looks]
     compared.sort(key=lambda name: order.index(kinds[name]) if kinds[name] in order else len(order))
     for index, name in enumerate(compared):
         turn = index + index // _COLOURS  # a repeated colour gets another dash and marker
-        css = f"m{index % _COLOURS + 1}"
-        looks[name] = Look(css, _DASHES[turn % len(_DASHES)], _MARKERS[turn % len(_MARKERS)])
+        dash, marker = _DASHES[turn % len(_DASHES)], _MARKERS[turn % len(_MARKERS)]
+        looks[name] = Look(f"m{index % _COLOURS + 1}", dash, marker)
     return looks
 
 

@@ -69,10 +69,10 @@ class Axis:
         marks = [nice * 10.0**decade for decade in decades for nice in (1, 2, 5)]
         first = max(mark for mark in marks if mark <= low)
         last = min(mark for mark in marks if mark >= high)
-        found = [mark for mark in marks if first <= mark <= last]
-        if len(found) > 10:
-            found = [mark for mark in found if mark in (first, last) or math.log10(mark).is_integer()]
-        ticks = tuple((mark, num(mark, 0 if mark >= 1 else 3)) for mark in found)
+        marks = [mark for mark in marks if first <= mark <= last]
+        if len(marks) > 10:
+            marks = [mark for mark in marks if mark in (first, last) or math.log10(mark).is_integer()]
+        ticks = tuple((mark, num(mark, 0 if mark >= 1 else 3)) for mark in marks)
         return cls(label, first, last, ticks, ratios=True)
 
     def share(self, value: float) -> float:
@@ -136,11 +136,11 @@ class Plot:
 
     def line(self, points: Sequence[Point], css: str, *, dash: str = "") -> None:
         """Add a polyline through data points; points closer than 0.7 units to the last are left out."""
-        kept: list[Point] = []
+        corners: list[Point] = []
         for index, here in enumerate(map(self.at, points)):
-            if not kept or index == len(points) - 1 or math.dist(here, kept[-1]) >= 0.7:
-                kept.append(here)
-        self.path(kept, css, dash=dash)
+            if not corners or index == len(points) - 1 or math.dist(here, corners[-1]) >= 0.7:
+                corners.append(here)
+        self.path(corners, css, dash=dash)
 
     def path(self, points: Sequence[Point], css: str, *, dash: str = "") -> None:
         """Add a polyline in user units."""
@@ -310,7 +310,6 @@ def place(anchors: Sequence[tuple[Point, str]], bounds: Box, obstacles: Sequence
                 outside = width * 2 * half - overlap(box, bounds)
                 cost = overlap(box, others).sum() + 4 * outside + distance / 4
                 options.append((float(cost), Placed(box, at, _ANCHORS[dx], distance > 16)))
-        best = min(options, key=lambda option: option[0])[1]
-        taken.append(best.box)
-        placed.append(best)
+        placed.append(min(options, key=lambda option: option[0])[1])
+        taken.append(placed[-1].box)
     return placed

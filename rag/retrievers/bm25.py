@@ -190,9 +190,9 @@ def count_shard(
     numbers.default_factory = numbers.__len__
     flat, lengths = array("i"), array("i")
     for passage in passages:
-        found = lexical.tokens_of(passage)
-        flat.extend(map(numbers.__getitem__, found))
-        lengths.append(len(found))
+        words = lexical.tokens_of(passage)
+        flat.extend(map(numbers.__getitem__, words))
+        lengths.append(len(words))
         if len(flat) >= tokens:
             break
     numbers.default_factory = None  # a reference to the dictionary, which would outlive this call
@@ -300,8 +300,8 @@ def _number_terms(shards: Sequence[Shard]) -> Iterator[str]:
             for _, i in group:
                 ids[i].append(number)
             yield line[:-1]
-    for shard, found in zip(shards, ids, strict=True):
-        shard.save("ids", np.frombuffer(found, dtype=np.int32))
+    for shard, numbers in zip(shards, ids, strict=True):
+        shard.save("ids", np.frombuffer(numbers, dtype=np.int32))
 
 
 def _merge(shards: Sequence[Shard], folder: Path, k1: float, b: float, tokens: int, block: int) -> int:

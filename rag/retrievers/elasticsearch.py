@@ -159,25 +159,27 @@ class Elasticsearch:
         # Use the statistics of all shards, so that their number changes no score.
         options = {"index": self._name, "search_type": "dfs_query_then_fetch"}
         answer = self._ask(self._client.search, body=body, **options)
-        found = [(*hit["sort"], hit["_id"]) for hit in answer["hits"]["hits"]]
-        strange = any(str(n) != name or not 0 <= n < len(self.passages) for _, n, name in found)
+        hits = [(*hit["sort"], hit["_id"]) for hit in answer["hits"]["hits"]]
+        strange = any(str(n) != name or not 0 <= n < len(self.passages) for _, n, name in hits)
         if strange or answer["timed_out"] or answer["_shards"]["failed"]:
-            told = f"{self._server} answered {text[:80]!r} incompletely, or with documents not in the corpus"
-            raise RunError(f"{told}: rebuild index {self._name} with retriever.rebuild=true", "server")
-        return [replace(self.passages[n], score=float(score)) for score, n, _ in found]
+            message = (
+                f"{self._server} answered {text[:80]!r} incompletely, or with documents not in the corpus"
+            )
+            raise RunError(f"{message}: rebuild index {self._name} with retriever.rebuild=true", "server")
+        return [replace(self.passages[n], score=float(score)) for score, n, _ in hits]
 
     def _count(self, groups: Sequence[Sequence[str]]) -> list[int]:
         """Count the passages that hold all phrases of each group, with one request for many groups."""
         tokens = [[tuple(lexical.tokenize(phrase)) for phrase in group] for group in groups]
-        counts, asked = [0] * len(groups), [i for i, group in enumerate(tokens) if all(group)]
-        for start in range(0, len(asked), _SEARCHES):
-            some = asked[start : start + _SEARCHES]
+        counts, searched = [0] * len(groups), [i for i, group in enumerate(tokens) if all(group)]
+        for start in range(0, len(searched), _SEARCHES):
+            some = searched[start : start + _SEARCHES]
             body = [line for i in some for line in ({}, self._holding(groups[i]))]
             answers = self._ask(self._client.msearch, body=body, index=self._name)["responses"]
             for i, answer in zip(some, answers, strict=True):
                 if "error" in answer or answer["timed_out"] or answer["_shards"]["failed"]:
-                    said = self._said(answer.get("error", "an incomplete answer"))
-                    raise self._error(f"counting {groups[i]!r}: {said}", "server")
+                    reason = self._reason(answer.get("error", "an incomplete answer"))
+                    raise self._error(f"counting {groups[i]!r}: {reason}", "server")
                 counts[i] = answer["hits"]["total"]["value"]
                 phrases = [phrase for phrase in tokens[i] if len(phrase) > 1]
                 if phrases and counts[i] <= READ:
@@ -216,8 +218,8 @@ class Elasticsearch:
         # Servers read UTF-8, and OpenSearch's client writes Latin-1.
         ascii_only = re.fullmatch("[ -~]*", key + user + password)
         if bool(user) != bool(password) or (user and key) or not ascii_only:
-            told = "set ES_API_KEY, encoded, or both ES_USERNAME and ES_PASSWORD, in ASCII"
-            raise UserError(told, "conflict")
+            message = "set ES_API_KEY, encoded, or both ES_USERNAME and ES_PASSWORD, in ASCII"
+            raise UserError(message, "conflict")
         self._secrets = [secret for secret in (key, password) if secret]
         if self.ca_file and not (self.verify and self._server.startswith("https:")):
             raise UserError(f"retriever.ca_file={self.ca_file} needs https and verify=true", "conflict")
@@ -240,8 +242,8 @@ class Elasticsearch:
     def _speaks_opensearch(self) -> bool:
         greeting = self._client.info()
         version = greeting["version"]
-        said = f"{version.get('distribution', '')} {greeting.get('tagline', '')}".lower()
-        return "opensearch" in said or str(version["number"]).startswith("7.")
+        names = f"{version.get('distribution', '')} {greeting.get('tagline', '')}".lower()
+        return "opensearch" in names or str(version["number"]).startswith("7.")
 
     def _prepare(self) -> None:
         """Complete the index: leave it if it is complete, fill it up, or make it anew."""
@@ -251,8 +253,8 @@ class Elasticsearch:
             mapping = self._ask(indices.get_mapping, index=name).get(name, {}).get("mappings", {})
             made_of = mapping.get("_meta", {}).get("probers")
             if not made_of:
-                told = f"retriever.index={name} was not made by probers and is left alone"
-                raise UserError(f"{told}: choose another name", "out-taken")
+                message = f"retriever.index={name} was not made by probers and is left alone"
+                raise UserError(f"{message}: choose another name", "out-taken")
             changed = [setting for setting, value in self._recipe.items() if made_of.get(setting) != value]
             if changed or self.rebuild:
                 log.info("index %s is made anew for: %s", name, ", ".join(changed) or "rebuild=true")
@@ -264,9 +266,11 @@ class Elasticsearch:
         self._load()
         self._ask(indices.refresh, index=name)
         if (count := self._ask(self._client.count, index=name)["count"]) != total:
-            told = f"the server acknowledged {total} passages but index {name} ({self._server}) holds {count}"
+            message = (
+                f"the server acknowledged {total} passages but index {name} ({self._server}) holds {count}"
+            )
             remedy = "the same command loads what is missing, with retriever.rebuild=true all"
-            raise RunError(f"{told}: check its disk; {remedy}", "server")
+            raise RunError(f"{message}: check its disk; {remedy}", "server")
 
     def _create(self) -> None:
         """Create the index, without positions of words: phrases are looked for in the passages."""
@@ -297,7 +301,7 @@ class Elasticsearch:
         for taken, item in tqdm(answered, "index", total, disable=total <= 20_000):
             result = item["create"]
             if not taken and result["status"] != 409:  # 409: already there
-                refused.append(f"{self.passages[int(result['_id'])].id!r} ({self._said(result['error'])})")
+                refused.append(f"{self.passages[int(result['_id'])].id!r} ({self._reason(result['error'])})")
             if len(refused) == _MOST_REFUSED:
                 break
         if refused:
@@ -317,29 +321,29 @@ class Elasticsearch:
         except self._failures as error:
             status = getattr(error, "status_code", None)
             if isinstance(status, int):
-                reason = self._said(error.info or error.error)
+                reason = self._reason(error.info or error.error)
                 raise self._error(f"HTTP {status} {reason}", "server") from None
             inner: BaseException = error
             while cause := inner.__cause__ or inner.__context__:  # the innermost tells the reason
                 inner = cause
-            raise self._error(self._said(f"{type(inner).__name__}: {inner}"), "network") from None
+            raise self._error(self._reason(f"{type(inner).__name__}: {inner}"), "network") from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             # The clients do not check the form of an answer before they read it.
-            reason = self._said(f"{type(error).__name__}: {error}")
+            reason = self._reason(f"{type(error).__name__}: {error}")
             raise UserError(f"{self._server}: {reason}; {_OTHER}", "server") from None
 
     def _error(self, reason: str, code: Code) -> ProbersError:
         """Make the error for a failure, with what the user can do about it."""
-        said = f"{self._server}: {reason}"
+        failure = f"{self._server}: {reason}"
         if "cluster_block_exception" in reason:
             remedy = 'free its disk, then PUT INDEX/_settings {"index.blocks.read_only_allow_delete": null}'
-            return RunError(f"{said}; {remedy} and run the same command again", "disk")
+            return RunError(f"{failure}; {remedy} and run the same command again", "disk")
         for sign, remedy in _REMEDIES.items():
             if re.match(sign, reason):
-                return UserError(f"{said}; {remedy}", "server" if remedy is _OTHER else code)
-        return RunError(f"{said}; once this is fixed, the same command goes on", code)
+                return UserError(f"{failure}; {remedy}", "server" if remedy is _OTHER else code)
+        return RunError(f"{failure}; once this is fixed, the same command goes on", code)
 
-    def _said(self, error: Any) -> str:
+    def _reason(self, error: Any) -> str:
         """Find the first cause in an error of a server, as one short line without secrets."""
         if isinstance(error, dict):
             error = error.get("error", error)

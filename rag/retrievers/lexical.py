@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -104,18 +104,18 @@ class PhraseCounts:
         tokens: Callable[[int], Sequence[str]],
     ) -> None:  # fmt: skip
         self._tokenize, self._postings, self._reader = tokenize, postings, PhraseReader(tokens)
-        self._of = lru_cache(_PHRASES)(self._found)
+        self._candidates = lru_cache(_PHRASES)(self._find)
 
     def count(self, group: Sequence[str]) -> int:
         """Count the passages that hold all phrases of a group; 0 for an empty phrase."""
-        found = [self._of(phrase) for phrase in group]
-        rows = intersection([rows for rows, _ in found])
-        unread = [phrase for _, phrase in found if len(phrase) > 1]
+        candidates = [self._candidates(phrase) for phrase in group]
+        rows = intersection([rows for rows, _ in candidates])
+        unread = [phrase for _, phrase in candidates if len(phrase) > 1]
         if not 0 < len(rows) <= READ or not unread:
             return len(rows)
         return len(self._reader.holding(rows.tolist(), unread))
 
-    def _found(self, text: str) -> tuple[np.ndarray, Phrase]:
+    def _find(self, text: str) -> tuple[np.ndarray, Phrase]:
         """Find the candidates of a phrase, and its tokens."""
         phrase = tuple(self._tokenize(text))
         return intersection([self._postings(token) for token in dict.fromkeys(phrase)]), phrase
@@ -127,12 +127,8 @@ def intersection(lists: Sequence[np.ndarray]) -> np.ndarray:
     Each element of the shortest is looked up in the others by bisection, so that a frequent token costs
     little beside a rare one.
     """
-    if not lists:
-        return NOWHERE
-    common, *longer = sorted(lists, key=len)
-    for rows in longer:
-        if not len(common):
-            break
+    common, *longer = sorted(lists, key=len) or [NOWHERE]
+    for rows in longer if len(common) else ():
         places = np.minimum(np.searchsorted(rows, common), len(rows) - 1)
         common = common[rows[places] == common]
     return common
@@ -140,11 +136,11 @@ def intersection(lists: Sequence[np.ndarray]) -> np.ndarray:
 
 def inverted(documents: Iterable[Iterable[str]]) -> dict[str, np.ndarray]:
     """Make the postings of documents, each given by its distinct tokens."""
-    found: dict[str, list[int]] = {}
+    postings = defaultdict[str, list[int]](list)
     for number, tokens in enumerate(documents):
         for token in tokens:
-            found.setdefault(token, []).append(number)
-    return {token: np.array(numbers, dtype=np.int32) for token, numbers in found.items()}
+            postings[token].append(number)
+    return {token: np.array(numbers, dtype=np.int32) for token, numbers in postings.items()}
 
 
 class LexicalRetriever:
@@ -254,5 +250,5 @@ def check_extra(retriever: str, extra: str, packages: Mapping[str, str]) -> None
     """Refuse missing packages of an extra, given by their modules."""
     missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
-        told = f"retriever={retriever} needs {' and '.join(missing)}"
-        raise UserError(f"{told}: pip install 'probers[{extra}]'", "missing-extra")
+        message = f"retriever={retriever} needs {' and '.join(missing)}"
+        raise UserError(f"{message}: pip install 'probers[{extra}]'", "missing-extra")

@@ -48,8 +48,7 @@ class _AtEntities(Trigger):
         """Score the position before each of a generation's n tokens: (n,) for each, 0 or more."""
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        each = zip(self.scores(generations), generations, states, strict=True)
-        return [self._decide(*one) for one in each]
+        return list(map(self._decide, self.scores(generations), generations, states))
 
     def _decide(self, scores: np.ndarray, generation: Generation, state: State) -> Decision:
         entities = written_entities(
@@ -61,10 +60,10 @@ class _AtEntities(Trigger):
             entities = [e for e in entities if not _names(state.question.question, e.text, spaced=spaced)]
         if state.fresh and entities and entities[0].start <= HEAD:
             entities = entities[1:]
-        found = with_scores(entities, generation.offsets, scores)
+        scored = with_scores(entities, generation.offsets, scores)
         # max() would overlook a NaN.
-        top = float(np.max([each.score for each in found], initial=0.0))
-        hit = next((each for each in found if each.score > self._threshold), None)
+        top = float(np.max([each.score for each in scored], initial=0.0))
+        hit = next((each for each in scored if each.score > self._threshold), None)
         place = {} if hit is None else {"position": hit.entity.start, "tokens": hit.tokens}
         return verdict(top, self._threshold, token_scores=tuple(map(float, scores)), **place)
 
@@ -87,8 +86,6 @@ class BeforeEntity(_AtEntities, ReadsBank):
     recogniser: str | None = None
     openings: bool = False
     asked: bool = False
-    _threshold: float = field(init=False, repr=False)
-    _recognise: Recogniser = field(init=False, repr=False)
 
     prober = "entities"
 
@@ -99,8 +96,8 @@ class BeforeEntity(_AtEntities, ReadsBank):
             raise self.unfit("the state before an entity", reads)
         self._bank = bank
         self._recognise = Recogniser(self.recogniser or bank.recogniser or "rules", quiet=True)
-        own = float(self._chances(np.array([bank.threshold]))[0])
-        self._threshold = own if self.threshold is None else self.threshold
+        chosen = float(self._chances(np.array([bank.threshold]))[0])
+        self._threshold = chosen if self.threshold is None else self.threshold
 
     @property
     def record(self) -> dict[str, Any]:
@@ -135,8 +132,6 @@ class EntitySignal(_AtEntities):
     recogniser: str = "rules"
     openings: bool = False
     asked: bool = False
-    _threshold: float = field(init=False, repr=False)
-    _recognise: Recogniser = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         one_of("trigger.signal", self.signal, "entropy", "probability", "margin")
@@ -159,8 +154,8 @@ def _names(question: str, mention: str, *, spaced: bool) -> bool:
     """Tell whether a question contains the words of a mention in a row, or its characters without spaces."""
     if not spaced:
         return mention in question
-    asked, named = (" ".join(re.findall(r"\w+", text.lower())) for text in (question, mention))
-    return f" {named} " in f" {asked} "
+    text, words = (" ".join(re.findall(r"\w+", each.lower())) for each in (question, mention))
+    return f" {words} " in f" {text} "
 
 
 Pair = tuple[str, str]
@@ -223,8 +218,8 @@ class Rarity(Trigger):
     def notes(self, questions: Sequence[Question]) -> list[str]:
         """Count the questions without entities."""
         without = sum(not self._named(question) for question in questions)
-        told = f"no entity is named in {without} of {count(len(questions), 'question')}"
-        return [f"trigger={self.name}: {told}; only what is written there can fire."] if without else []
+        nameless = f"no entity is named in {without} of {count(len(questions), 'question')}"
+        return [f"trigger={self.name}: {nameless}; only what is written there can fire."] if without else []
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
         return [verdict(score, self.threshold) for score in self._of_questions(states)]
@@ -232,13 +227,12 @@ class Rarity(Trigger):
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         if not generations:
             return []
-        found = [list(self._sentences(*each)) for each in zip(generations, states, strict=True)]
-        news = [new for text in found for _, own in text for new in own]
+        texts = [list(self._sentences(*each)) for each in zip(generations, states, strict=True)]
+        news = [new for text in texts for _, of_sentence in text for new in of_sentence]
         pairs = list(dict.fromkeys(pair for new in news for pair in new.pairs))
         known = dict(zip(pairs, _index(states).together(pairs), strict=True)) if pairs else {}
-        asked = self._of_questions(states)
-        each = zip(generations, states, asked, found, strict=True)
-        return [self._decide(g, state, before, text, known) for g, state, before, text in each]
+        each = zip(generations, states, self._of_questions(states), texts, strict=True)
+        return [self._decide(*one, known) for one in each]
 
     def _decide(
         self, generation: Generation, state: State, before: float, text: list[tuple[Part, list[_New]]],
@@ -275,27 +269,28 @@ class Rarity(Trigger):
 
     def _sentences(self, generation: Generation, state: State) -> Iterator[tuple[Part, list[_New]]]:
         """Yield the sentences to judge, with the entities that each of them is the first to name."""
-        text, partial, asked = generation.text, state.partial, state.question
-        names = [*self._named(asked), *(entity.text for entity in self._recognise(partial))]
-        told = " ".join(["", *tokenize(asked.question), "|", *tokenize(partial), ""])
-        at = 0  # end of the text already added to ``told``
+        text, partial = generation.text, state.partial
+        names = [*self._named(state.question), *(entity.text for entity in self._recognise(partial))]
+        earlier = " ".join(["", *tokenize(state.question.question), "|", *tokenize(partial), ""])
+        at = 0  # end of the text already added to ``earlier``
         entities = written_entities(
             text, self._recognise, prompt=generation.prompt, accepted=partial, openings=True
         )
         for number, sentence in enumerate(sentences(generation)):
-            news, own = [], list[str]()
+            news, before = [], list[str]()
             for entity in entities:
                 if not sentence.start <= entity.start < sentence.end:
                     continue
-                told, at = " ".join([told.rstrip(), *tokenize(text[at : entity.start]), ""]), entity.start
+                words = tokenize(text[at : entity.start])
+                earlier, at = " ".join([earlier.rstrip(), *words, ""]), entity.start
                 phrase = " ".join(tokenize(entity.text))
-                if phrase and f" {phrase} " not in told:
-                    near = self.partners == "sentence" and bool(own)
-                    pairs = [(partner, entity.text) for partner in dict.fromkeys(own if near else names)]
+                if phrase and f" {phrase} " not in earlier:
+                    near = self.partners == "sentence" and bool(before)
+                    pairs = [(partner, entity.text) for partner in dict.fromkeys(before if near else names)]
                     tokens = tuple(tokens_of(generation.offsets, entity.start, entity.end))
                     news.append(_New(tokens, pairs, every=near or self.partners == "text"))
                 names.append(entity.text)
-                own.append(entity.text)
+                before.append(entity.text)
             # Accept a sentence written from fresh passages as it is: the same place could fire for ever.
             if number or not state.fresh:
                 yield sentence, news

@@ -40,8 +40,8 @@ class ReadsBank(Trigger):
         from probers.cli.inputs import how_to_make
 
         key, kind = next((key, kind) for key, kind in TRAINED.items() if kind == self.prober)
-        made = how_to_make(kind).replace("a prober", "one")
-        return f"{made}, and pass its folder as prober= (probers-compare: {key}=)"
+        advice = how_to_make(kind).replace("a prober", "one")
+        return f"{advice}, and pass its folder as prober= (probers-compare: {key}=)"
 
     @property
     def needs(self) -> Needs:
@@ -62,8 +62,8 @@ class ReadsBank(Trigger):
     def unfit(self, scores: str, reads: str) -> UserError:
         """Make the error for a prober that reads something else than the trigger scores."""
         named = f" {self.bank}" if isinstance(self.bank, str) else ""
-        told = f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}"
-        return UserError(f"{told}: {self.make}", "mismatch")
+        message = f"trigger={self.name} scores {scores}, but the prober{named} reads {reads}"
+        return UserError(f"{message}: {self.make}", "mismatch")
 
     def states(self, generation: Generation) -> np.ndarray:
         """Return the states that the bank reads, rounded as its training features were.
@@ -85,9 +85,11 @@ class ReadsBank(Trigger):
         """Refuse a prompt other than that of the prober's training answers (UserError)."""
         trained = self._bank.spec.prompt
         if trained and trained != prompt.fingerprint:
-            told = f"the prober was trained on answers to the prompt {trained}"
+            message = f"the prober was trained on answers to the prompt {trained}"
             now = f"{prompt.fingerprint} ({prompt.name})"
-            raise UserError(f"{told}, but the prompt now is {now}: use the same prompt for both", "mismatch")
+            raise UserError(
+                f"{message}, but the prompt now is {now}: use the same prompt for both", "mismatch"
+            )
 
     def by_token(
         self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]
@@ -96,11 +98,10 @@ class ReadsBank(Trigger):
 
         The heads run once for all, unless they read on from token to token.
         """
-        found = [self.states(g) for g in generations if g.token_ids]
-        if self._bank.head.causal and found:
-            scored = np.concatenate(list(map(chances, found)))
-        else:
-            scored = chances(np.concatenate(found)) if found else np.zeros(0)
+        states = [self.states(g) for g in generations if g.token_ids]
+        if not self._bank.head.causal and states:
+            states = [np.concatenate(states)]
+        scored = np.concatenate([chances(each) for each in states] or [np.zeros(0)])
         return np.split(scored, np.cumsum([len(g.token_ids) for g in generations])[:-1])
 
 
@@ -160,13 +161,13 @@ class Probing(ReadsBank):
         recombined = False
         if self.combine is not None and self.combine != bank.combine:
             if self.combine not in ("logits", "probabilities"):
-                told = f"trigger.combine={self.combine} is not how the prober was fitted ({bank.combine})"
-                raise UserError(f"{told}: choose logits, probabilities or null", "unknown-choice")
+                message = f"trigger.combine={self.combine} is not how the prober was fitted ({bank.combine})"
+                raise UserError(f"{message}: choose logits, probabilities or null", "unknown-choice")
             bank, recombined = replace(bank, ensemble=Ensemble(self.combine)), True
         if self.with_entropy and (recombined or bank.entropy_model is None):
             reason = "was fitted with another combine" if recombined else "was trained without signals"
-            told = f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false"
-            raise UserError(told, "mismatch")
+            message = f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false"
+            raise UserError(message, "mismatch")
         chosen = 0.0 if recombined else bank.threshold
         if self.with_entropy and bank.entropy_model is not None:
             chosen = bank.entropy_model.threshold
@@ -198,17 +199,16 @@ class Probing(ReadsBank):
         return super().record | ({"threshold": self._threshold} if self.threshold is None else {})
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        written = [i for i, g in enumerate(generations) if g.token_ids]
-        scores = np.full(len(generations), UNANSWERED)
         if self._part != "both":
             return [verdict(self._of_part(generation), self._threshold) for generation in generations]
+        written = [i for i, g in enumerate(generations) if g.token_ids]
+        scores = np.full(len(generations), UNANSWERED)
         if self._recognise is not None:
             scores[written] = [self._worst(generations[i], states[i], self._recognise) for i in written]
         elif written:
             vectors = np.stack([self.states(generations[i]) for i in written])
-            scores[written] = self._bank.score_states(
-                vectors, self._signals([generations[i] for i in written])
-            )
+            given = self._signals([generations[i] for i in written])
+            scores[written] = self._bank.score_states(vectors, given)
         return [verdict(float(score), self._threshold) for score in scores]
 
     def _of_part(self, generation: Generation) -> float:
@@ -231,11 +231,11 @@ class Probing(ReadsBank):
 
     def _worst(self, generation: Generation, state: State, recognise: Recogniser) -> float:
         """Find the highest score of an entity in a text, or score all its tokens if it has none."""
-        found = written_entities(
+        entities = written_entities(
             generation.text, recognise, prompt=generation.prompt, accepted=state.partial, openings=True
         )
-        tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in found]
-        spans = [(own[0], own[-1] + 1) for own in tokens if own] or [(0, len(generation.token_ids))]
+        tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in entities]
+        spans = [(each[0], each[-1] + 1) for each in tokens if each] or [(0, len(generation.token_ids))]
         given = self._signals([_part(generation, *span) for span in spans])
         return float(np.max(self._bank.score_spans(self.states(generation), np.array(spans), given)))
 
@@ -387,18 +387,15 @@ class Radio(ReadsBank):
         return [self._decide(*each) for each in zip(parts, generations, states, strict=True)]
 
     def _decide(self, chances: np.ndarray, generation: Generation, state: State) -> Decision:
-        found = words(generation.text, generation.offsets)
+        in_text = words(generation.text, generation.offsets)
         # A token of white space alone belongs to no word, and gives nothing to look up.
-        home = {token: word.start for word in reversed(found) for token in word.tokens}
-        taken = found[0].end if state.fresh and found else 0
+        home = {token: word.start for word in reversed(in_text) for token in word.tokens}
+        taken = in_text[0].end if state.fresh and in_text else 0
         may_fire = np.array([home.get(i, -1) >= taken for i in range(len(chances))], dtype=bool)
         if self.above_mean and len(chances):
             may_fire &= chances > chances.mean()
         # Tokens that may not fire have score 0.
         score = float(np.where(may_fire, chances, 0.0).max(initial=0.0))
-        shown = tuple(map(float, chances))
-        hits = np.flatnonzero(may_fire & (chances > self.threshold))
-        if not hits.size:
-            return verdict(score, self.threshold, token_scores=shown)
-        first = int(hits[0])
-        return verdict(score, self.threshold, position=home[first], tokens=(first,), token_scores=shown)
+        hits = np.flatnonzero(may_fire & (chances > self.threshold)).tolist()
+        place = {"position": home[hits[0]], "tokens": (hits[0],)} if hits else {}
+        return verdict(score, self.threshold, token_scores=tuple(map(float, chances)), **place)

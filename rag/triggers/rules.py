@@ -95,10 +95,10 @@ class FixedSentence(Trigger):
 
 def _after_a_sentence(generation: Generation, score: float = 1.0) -> Decision:
     """Decide to retrieve after the first sentence, if another one follows."""
-    found = sentences(generation)
-    if len(found) < 2:
+    parts = sentences(generation)
+    if len(parts) < 2:
         return ruled(False, score)
-    return ruled(True, score, position=found[0].end, tokens=found[0].tokens[-1:])
+    return ruled(True, score, position=parts[0].end, tokens=parts[0].tokens[-1:])
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Oracle(Trigger):
     def __call__(self, generation: Generation, state: State) -> Decision:
         if state.answer is None or not state.question.answers:
             raise RunError("trigger=oracle was asked without an answer or without gold answers", "labels")
-        judged = self.again or state.retrievals == 0
         right = right_by(self.wrong, self.matcher)
         assert right is not None
+        judged = self.again or state.retrievals == 0
         wrong = judged and not right(state.completed(generation), state.answer, state.question.answers)
         return verdict(float(wrong), 0.5)
 
@@ -185,16 +185,16 @@ class Adaptive(Trigger):
     def __post_init__(self) -> None:
         if self.classifier is None:
             remedy = "train one with 'probers-train head=adaptive' and pass its folder as trigger.classifier"
-            told = f"trigger=adaptive needs a classifier of questions: {remedy}"
-            raise UserError(f"{told}, or a model with the labels no, single and multi", "no-artifact")
+            message = f"trigger=adaptive needs a classifier of questions: {remedy}"
+            raise UserError(f"{message}, or a model with the labels no, single and multi", "no-artifact")
         from probers.adaptive.classifiers import load_classifier
 
         given = self.classifier
         self._classifier = load_classifier(given) if isinstance(given, str) else given
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
-        asked = [state.question for state in states]
-        return [ruled(name != "no", score) for name, score in self._classified(asked)]
+        questions = [state.question for state in states]
+        return [ruled(name != "no", score) for name, score in self._classified(questions)]
 
     def look_ahead(self, question: Question) -> LookAhead | None:
         ((name, _),) = self._classified([question])
@@ -247,15 +247,13 @@ class LlmJudge(Trigger):
         if not states:
             return []
         form = states[0].prompt.bare(states[0].lm)
-        asked = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
+        prompts = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
         names = [state.question.id for state in states]
-        replies = states[0].generate(asked, max_new_tokens=self.max_new_tokens, names=names)
-        decisions = []
+        replies = states[0].generate(prompts, max_new_tokens=self.max_new_tokens, names=names)
         for reply, state in zip(replies, states, strict=True):
             state.spend(reply)
-            found = re.search(r"\b(yes|no)\b", reply.text, re.IGNORECASE)
-            decisions.append(verdict(float(found is None or found.group().lower() == "no"), 0.5))
-        return decisions
+        words = [re.findall(r"\b(yes|no)\b", reply.text, re.IGNORECASE) for reply in replies]
+        return [verdict(float(not each or each[0].lower() == "no"), 0.5) for each in words]
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         return ruled(False, 0.0 if state.verdict is None else state.verdict.score)

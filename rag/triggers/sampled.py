@@ -44,11 +44,11 @@ class _OfAnswers(Trigger):
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         written = [i for i, generation in enumerate(generations) if generation.token_ids]
-        found = [verdict(UNANSWERED, self.threshold)] * len(generations)
+        decisions = [verdict(UNANSWERED, self.threshold)] * len(generations)
         scored = self.scores([generations[i] for i in written], [states[i] for i in written])
         for i, (score, evidence) in zip(written, scored, strict=True):
-            found[i] = verdict(score, self.threshold, evidence=evidence)
-        return found
+            decisions[i] = verdict(score, self.threshold, evidence=evidence)
+        return decisions
 
     @abstractmethod
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
@@ -70,25 +70,23 @@ class _Sampled(Draws, _OfAnswers):
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
         drawn = self.drawn(generations, states)
-        found = []
-        for samples, state in zip(drawn, states, strict=True):
-            score, more = self.score(samples, state.answer or "")
-            found.append((score, {"samples": list(samples.texts)} | more))
-        return found
+        scored = [self.score(each, state.answer or "") for each, state in zip(drawn, states, strict=True)]
+        pairs = zip(drawn, scored, strict=True)
+        return [(score, {"samples": list(each.texts)} | evidence) for each, (score, evidence) in pairs]
 
     def drawn(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Samples]:
         """Draw samples of each generation's prompt, counted as the question's costs."""
         if not states:
             return []
         one, layer = states[0], self.layer_of(states[0].lm.spec)
-        asked = [
+        prompts = [
             Prompt(generation.prompt, state.question.dataset, state.budget, state.question.id)
             for generation, state in zip(generations, states, strict=True)
         ]
-        found = draw(one.generate, asked, self, one.prompt, layer=layer, answer_tokens=one.answer_tokens)
-        for samples, state in zip(found, states, strict=True):
+        drawn = draw(one.generate, prompts, self, one.prompt, layer=layer, answer_tokens=one.answer_tokens)
+        for samples, state in zip(drawn, states, strict=True):
             samples.spend(state.spend)
-        return found
+        return drawn
 
     def layer_of(self, spec: ModelSpec) -> int:
         """Choose the layer recorded for all that share the samples; 0 of a server, which has none."""
@@ -122,8 +120,8 @@ class _ByMeaning(_Sampled):
 
     def grouped(self, samples: Samples) -> tuple[Clusters, dict[str, Any]]:
         """Cluster the samples' answers; return the clusters and the evidence for them."""
-        found = clusters(samples.answers, self.same)
-        return found, {"clusters": list(found.of), "undecided": found.undecided}
+        meanings = clusters(samples.answers, self.same)
+        return meanings, {"clusters": list(meanings.of), "undecided": meanings.undecided}
 
 
 @dataclass(frozen=True)
@@ -161,8 +159,8 @@ class SemanticEntropy(_ByMeaning):
         one_of("trigger.variant", self.variant, "discrete", "weighted")
 
     def score(self, samples: Samples, answer: str) -> Scored:
-        found, evidence = self.grouped(samples)
-        return semantic_entropy(found.of, samples.logprobs, variant=self.variant), evidence
+        meanings, evidence = self.grouped(samples)
+        return semantic_entropy(meanings.of, samples.logprobs, variant=self.variant), evidence
 
 
 @dataclass(frozen=True)
@@ -244,11 +242,11 @@ class PTrue(_Sampled):
         drawn = self.drawn(generations, states) if self.samples else []
         shown = [samples.answers for samples in drawn] or [()] * len(states)
         prompts = _asked(self.form, states, shown)
-        found, read = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
-        for state, one in zip(states, read, strict=True):
-            state.spend(one)
-        more = [{"samples": list(samples.texts)} for samples in drawn] or [{}] * len(states)
-        return [(1.0 - true, evidence) for true, evidence in zip(found, more, strict=True)]
+        chances, calls = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
+        for state, call in zip(states, calls, strict=True):
+            state.spend(call)
+        evidence = [{"samples": list(samples.texts)} for samples in drawn] or [{}] * len(states)
+        return [(1.0 - chance, shown) for chance, shown in zip(chances, evidence, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -274,13 +272,13 @@ class Verbalised(_OfAnswers):
             return []
         prompts = _asked(self.form, states, [()] * len(states))
         names = [state.question.id for state in states]
-        found, replies = verbalised(states[0].generate, prompts, names=names)
-        scored = []
-        for stated, reply, state in zip(found, replies, states, strict=True):
+        numbers, replies = verbalised(states[0].generate, prompts, names=names)
+        for reply, state in zip(replies, states, strict=True):
             state.spend(reply)
-            evidence = {"reply": reply.text, "stated": stated}
-            scored.append((0.5 if stated is None else 1.0 - stated, evidence))
-        return scored
+        return [
+            (0.5 if stated is None else 1.0 - stated, {"reply": reply.text, "stated": stated})
+            for stated, reply in zip(numbers, replies, strict=True)
+        ]
 
 
 def _check_form(form: str) -> None:

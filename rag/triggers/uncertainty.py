@@ -42,9 +42,8 @@ class Entropy(Trigger):
         reduce = np.mean if self.reduction == "mean" else np.max
         if self.scope == "sentence":
             return _first_above(generation, state, entropies, reduce, self.threshold)
-        if len(entropies) == 0:
-            return verdict(UNANSWERED, self.threshold)
-        return verdict(float(reduce(entropies)), self.threshold, token_scores=tuple(map(float, entropies)))
+        score = float(reduce(entropies)) if len(entropies) else UNANSWERED
+        return verdict(score, self.threshold, token_scores=tuple(map(float, entropies)))
 
 
 @dataclass(frozen=True)
@@ -123,22 +122,22 @@ class Rind(PaperOrReleased, Trigger):
     def _decide(self, generation: Generation, state: State, alone: AttentionRows | None) -> Decision:
         rind = rind_scores(generation, self.variant, attention_alone=alone)
         shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
-        found = words(generation.text, generation.offsets)
+        in_text = words(generation.text, generation.offsets)
         taken = 0  # units of the text's first word, which may not fire
-        if state.fresh and self.variant == "paper" and found:
-            taken = sum(start < found[0].end for start, _ in rind.spans)
+        if state.fresh and self.variant == "paper" and in_text:
+            taken = sum(start < in_text[0].end for start, _ in rind.spans)
         score, hits = rind.max(taken), rind.hits(self.threshold, taken)
         if not hits:
             return verdict(score, self.threshold, token_scores=shown)
         if self.variant == "paper":
             start, end = rind.spans[hits[0]]
-            position = next((w.start for w in found if w.end > start and w.start < end), start)
+            position = next((w.start for w in in_text if w.end > start and w.start < end), start)
             tokens = set(rind.tokens[hits[0]])
         else:
             position = rind.sentences[rind.sentence(hits[0])][0]
             tokens = {t for i in hits for t in rind.tokens[i]}
-        place = {"position": position, "tokens": tuple(sorted(tokens))}
-        return verdict(score, self.threshold, **place, token_scores=shown)
+        hit = tuple(sorted(tokens))
+        return verdict(score, self.threshold, position=position, tokens=hit, token_scores=shown)
 
 
 def sentences(generation: Generation) -> list[Part]:
@@ -152,13 +151,11 @@ def _first_above(
 ) -> Decision:  # fmt: skip
     """Fire before the first sentence whose score, reduced from ``values`` (n,), is above the threshold."""
     # Accept a sentence written from fresh passages as it is: the same place could fire for ever.
-    shown = tuple(map(float, values))
-    found = sentences(generation)[1 if state.fresh else 0 :]
-    scores = [float(reduce(values[list(each.tokens)])) for each in found]
+    judged = sentences(generation)[1 if state.fresh else 0 :]
+    scores = [float(reduce(values[list(each.tokens)])) for each in judged]
     # max() would overlook a NaN.
-    top = float(np.max(scores)) if scores else 0.0
-    for sentence, score in zip(found, scores, strict=True):
-        if score > threshold:
-            tokens = tuple(i for i in sentence.tokens if values[i] > threshold)
-            return verdict(top, threshold, position=sentence.start, tokens=tokens, token_scores=shown)
-    return verdict(top, threshold, token_scores=shown)
+    top, place = float(np.max(scores)) if scores else 0.0, {}
+    if above := [each for each, score in zip(judged, scores, strict=True) if score > threshold]:
+        tokens = tuple(i for i in above[0].tokens if values[i] > threshold)
+        place = {"position": above[0].start, "tokens": tokens}
+    return verdict(top, threshold, token_scores=tuple(map(float, values)), **place)
