@@ -96,20 +96,17 @@ def _of_sentence(
     if opens:
         yield from _life(text, inside)
     for relation, cue in _ONCE.items():
-        for found in cue.finditer(text, start, end):
-            if _is_of_subject(text, start, found.start(), inside, subject):
+        for match in cue.finditer(text, start, end):
+            if _is_of_subject(text, start, match.start(), inside, subject):
                 for entity in inside:
-                    if entity.start >= found.end() and _linked(text, found.end(), entity, inside):
+                    if entity.start >= match.end() and _linked(text, match.end(), entity, inside):
                         yield from _when_or_where(relation, entity)
-    for found in _BY.finditer(text, start, end):
-        if _is_of_subject(text, start, found.start(), inside, subject, makers=True):
-            makers = list(_row(text, found.end(), inside))
-            for verb in re.findall(_MAKING, found[1]):
-                yield from (Fact(f"{verb} by", entity, entity.text) for entity in makers)
-    for relation, cue in _NAMED.items():
-        for found in cue.finditer(text, start, end):
-            if _is_of_subject(text, start, found.start(), inside, subject, makers=True):
-                yield from (Fact(relation, e, e.text) for e in _row(text, found.end(), inside))
+    for name, cue in {"": _BY, **_NAMED}.items():
+        for match in cue.finditer(text, start, end):
+            if _is_of_subject(text, start, match.start(), inside, subject, makers=True):
+                relations = [name] if name else [f"{verb} by" for verb in re.findall(_MAKING, match[1])]
+                names = list(_row(text, match.end(), inside))
+                yield from (Fact(relation, e, e.text) for relation in relations for e in names)
     copula = _COPULA.search(text, start, end)
     named = copula and _words(subject) & _words(text[start : copula.start()])
     if copula and (named or opens) and _is_of_subject(text, start, copula.start(), inside, subject):
@@ -150,22 +147,20 @@ def _is_of_subject(
     if makers and (copula := _COPULA.search(text, start, cue)):
         cue = copula.start()
         lead = text[start:cue]
-    own = _words(subject)
+    known = _words(subject)
     names = [
         e for e in inside if e.end <= cue and e.type not in (*_TIMED, "number") and not country_of(e.text)
     ]
-    if any(not own & _words(e.text) for e in names):
+    if any(not known & _words(e.text) for e in names):
         return False
-    first = lead.split()[:1]
+    first = next(iter(lead.split()), "The")
     return (
-        not first or bool(names) or first[0].lower().strip(",") in _PRONOUNS or bool(own & _words(lead))
-        or first[0] == "The"
-    )  # fmt: skip
+        first == "The" or bool(names) or first.lower().strip(",") in _PRONOUNS or bool(known & _words(lead))
+    )
 
 
 def _words(text: str) -> set[str]:
-    found = (word.lower() for word in re.findall(r"[^\W_]+", text))
-    return {word for word in found if not is_stop_word(word)}
+    return {word for word in re.findall(r"[^\W_]+", text.lower()) if not is_stop_word(word)}
 
 
 def _linked(text: str, cue: int, entity: Entity, inside: Sequence[Entity]) -> bool:
@@ -259,24 +254,24 @@ def another_kind(answer: str, article: str, subject: str) -> str:
     folder = find_wordnet()
     if folder is None:
         return ""
-    said = _nouns(answer, subject, folder)
+    nouns = _nouns(answer, subject, folder)
     # The kind in "Tangled Lives (1910 film)".
     named = [w for w in _long_words(subject.partition("(")[2]) if _senses(w, folder)]
-    own = [*_nouns(article, subject, folder), *named]
-    if not said or not own or not any(s.lexname() in _THINGS for s in _senses(said[0], folder)[:1]):
+    known = [*_nouns(article, subject, folder), *named]
+    if not nouns or not known or not any(s.lexname() in _THINGS for s in _senses(nouns[0], folder)[:1]):
         return ""
     text = article.lower()
-    if any(noun[:_STEM].lower() in text or _alike(noun, one, folder) for noun in said for one in own):
+    if any(noun[:_STEM].lower() in text or _alike(noun, one, folder) for noun in nouns for one in known):
         return ""
-    return f"{own[0]} / {said[0]}"
+    return f"{known[0]} / {nouns[0]}"
 
 
 def _nouns(text: str, subject: str, folder: str) -> list[str]:
     """List the nouns of the first phrase "the subject is a ..", the head first; [] if none tells a kind."""
-    own = {word for word in map(str.lower, _long_words(subject)) if not is_stop_word(word)}
+    known = {word for word in map(str.lower, _long_words(subject)) if not is_stop_word(word)}
     for start, end in split_sentences(text)[:_SENTENCES]:
         copula = _CALLS.search(text, start, end)
-        if copula is None or not own & set(map(str.lower, _long_words(text[start : copula.start()]))):
+        if copula is None or not known & set(map(str.lower, _long_words(text[start : copula.start()]))):
             continue
         for phrase in _phrases(text, copula.end(), end):
             words = [w for w in _long_words(phrase) if w[0].islower() and not w.endswith(("ed", "ing"))]

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         super().begin(lm, needs, folder)
         judge = self.judge
         if isinstance(judge, (str, Component)):
-            grounds = Grounds(
-                self.matcher, self.recognise, lambda: self.open_retriever(self.options)(), folder
-            )
+            retriever = lambda: self.open_retriever(self.options)()  # noqa: E731
+            grounds = Grounds(self.matcher, self.recognise, retriever, folder)
             judge = component_of("judge", judge).make(grounds)
         if lm is not None:
             lm.skip_too_long()
@@ -183,17 +183,16 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         if (read := journal.read()).damaged or read.cut:  # after a kill; those answers are made again
             journal.rewrite(read.records.values())
         for number in range(self.answers_per_prompt):
-            asked = [one for one in units if one.number == number]
+            answers = [one for one in units if one.number == number]
             limit = self.options.max_new_tokens
+            prompts = [self.bare.question(self._message(one.topic)) for one in answers]
             requests = [
-                GenerationRequest(self.bare.question(self._message(one.topic)), limit, one.id)
-                for one in asked
+                GenerationRequest(text, limit, one.id) for text, one in zip(prompts, answers, strict=True)
             ]
             drawing = Sampling(self.temperature, seed=self.options.seed + number) if number else None
             how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.stop, drawing)
             for batch in lm.generate_each(requests, how):
-                written = {asked[place]: generation for place, generation in batch.items()}
-                examples, lines = self._judged(written)
+                examples, lines = self._judged({answers[place]: written for place, written in batch.items()})
                 journal.append(lines)
                 yield examples
 
@@ -212,9 +211,9 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
                 examples.leave_out(asked.id, reason)
                 continue
             message = self._message(asked.topic)
-            part = part_of(generation.text, self.reads) or (0, 0)
-            found = self._marks(generation, message, asked.topic)
-            marks[asked] = [mark for mark in found if part[0] <= mark.start and mark.end <= part[1]]
+            start, end = part_of(generation.text, self.reads) or (0, 0)
+            everywhere = self._marks(generation, message, asked.topic)
+            marks[asked] = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
             units = tuple(mark for mark in marks[asked] if mark.rule not in _UNJUDGED)
             answers[asked] = Answer(
                 asked.id, message, generation.text, units, asked.topic.title, asked.topic.reference
@@ -231,22 +230,22 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Mark the parts of an answer that may be judged; ``rule`` gives the reason against the others."""
         text = generation.text
         sentences, entities = list[Mark](), list[Mark]()
-        told, named = set[str](), set[str]()
-        told_before = normalise(f"{message} {topic.title}")
-        given = set(told_before.split())
+        earlier, named = set[str](), set[str]()
+        prompt = normalise(f"{message} {topic.title}")
+        given = set(prompt.split())
         cut = len(text.rstrip()) if generation.stop == "length" else len(text) + 1
         language = language_of(self.recognise)
         for start, end in split_sentences(text, language):
             same = normalise(text[start:end])
-            why = _REPEATED if same in told else _CUT if end >= cut else ""
-            told.add(same)
+            why = _REPEATED if same in earlier else _CUT if end >= cut else ""
+            earlier.add(same)
             sentences.append(Mark(((start, end),), None, "sentence", why))
             for entity in self.recognise(text[start:end]):
                 span = (start + entity.start, start + entity.end)
                 name = normalise(entity.text)
                 reasons = {
                     _REPEATED: sentences[-1].rule == _REPEATED, _CUT: span[1] >= cut,
-                    _PROMPTED: set(name.split()) <= given or (not language.spaced and name in told_before),
+                    _PROMPTED: set(name.split()) <= given or (not language.spaced and name in prompt),
                     _BEFORE: name in named,
                 }  # fmt: skip
                 named.add(name)
@@ -281,14 +280,14 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         text = replace(
             read_text(line, asked.id), spans=spans, sentences=sentences, dataset="judged", group=asked.group
         )
-        found = text.units(self.example_unit)
-        for number, mark in enumerate(found, 1):
+        units = text.units(self.example_unit)
+        for number, mark in enumerate(units, 1):
             if mark.wrong is None and self.example_unit not in ("token", "answer"):
                 name = f"{asked.id}/{self.example_unit}{number}"
                 part = " ".join(text.answer[start:end] for start, end in mark.ranges)
                 reason = mark.rule if mark.rule in _UNJUDGED else "unknown"
                 examples.leave_out(name, reason, written=part, type=mark.type, evidence=mark.evidence)
-        if not any(mark.wrong is not None for mark in found):
+        if all(mark.wrong is None for mark in units):
             examples.leave_out(asked.id, "nothing decided in the answer")
             return
         about = {"condition": "generated", "title": asked.topic.title}
@@ -299,10 +298,10 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         journal = self.folder / JOURNAL
         if not journal.exists():  # concluded before
             return []
-        found = {line["id"]: line for line in Journal(journal).read().records.values()}
-        ids = [asked.id for asked in self.units()]
-        lines = (json.dumps(found[id], ensure_ascii=False) for id in ids if id in found)
-        write_text(self.folder / JUDGED, "".join(f"{line}\n" for line in lines))
+        lines = {line["id"]: line for line in Journal(journal).read().records.values()}
+        ordered = (lines[unit.id] for unit in self.units() if unit.id in lines)
+        texts = (f"{json.dumps(line, ensure_ascii=False)}\n" for line in ordered)
+        write_text(self.folder / JUDGED, "".join(texts))
         journal.unlink()
         return []
 
@@ -315,8 +314,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         figures, line = self.marked.summarise(store, len(store.units))
         without = sum(not topic.reference for topic in self.topics)
         figures |= {"without_reference": without, "judge": self.judges.lines()}
-        told = [f"{without:,} of {len(self.topics):,} prompts have no reference article"] if without else []
-        return figures, [line, *told, *self.judges.lines()]
+        notes = [f"{without:,} of {len(self.topics):,} prompts have no reference article"] if without else []
+        return figures, [line, *notes, *self.judges.lines()]
 
 
 def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
@@ -331,7 +330,6 @@ def _files(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _files(each)
+        yield from chain.from_iterable(map(_files, value))
     elif isinstance(value, str) and Path(value).is_file():
         yield value

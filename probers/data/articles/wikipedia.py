@@ -58,11 +58,11 @@ def open_wikipedia(
             if options.random:
                 names = client.random_titles(seed, limit or 1, problems)
             else:
-                asked = _category_titles(client, options, problems) if options.category else titles
-                if limit is not None and limit < len(asked):
-                    random.Random(f"limit:{seed}").shuffle(asked)
-                total = min(limit or len(asked), len(asked))
-                names = iter(asked)
+                listed = _category_titles(client, options, problems) if options.category else titles
+                if limit is not None and limit < len(listed):
+                    random.Random(f"limit:{seed}").shuffle(listed)
+                total = min(limit or len(listed), len(listed))
+                names = iter(listed)
             for title in names:
                 progress(done, total, title)
                 try:
@@ -89,14 +89,14 @@ def _title_list(options: Wikipedia) -> list[str]:
             check_file(options.titles)
             titles = Path(options.titles).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            told = f"wikipedia.titles={options.titles} cannot be read as a text file ({error})"
+            message = f"wikipedia.titles={options.titles} cannot be read as a text file ({error})"
             remedy = "give one with a title per line, or a list like [Paris,Berlin]"
             code: Code = "no-file" if isinstance(error, FileNotFoundError) else "bad-file"
-            raise UserError(f"{told}; {remedy}", code) from error
-    found = dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles)
-    if not (made := [*filter(None, found)]):
+            raise UserError(f"{message}; {remedy}", code) from error
+    names = (" ".join(clean(str(title)).replace("_", " ").split()) for title in titles)
+    if not (distinct := list(dict.fromkeys(filter(None, names)))):
         raise UserError(f"wikipedia.titles={options.titles} holds no title", "empty")
-    return made
+    return distinct
 
 
 def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, seen: dict[int, str]) -> Article:
@@ -125,8 +125,8 @@ def _category_titles(client: _Client, options: Wikipedia, problems: Problems) ->
             members = client.members(category)
         except FetchError as error:
             if level == 0:
-                told = f"wikipedia.category={options.category} was not fetched: {error}"
-                raise RunError(told, "network") from error
+                message = f"wikipedia.category={options.category} was not fetched: {error}"
+                raise RunError(message, "network") from error
             problems.add(category, f"not fetched: {error}", failure=True)
             continue
         titles.update(dict.fromkeys(members["pages"]))
@@ -287,9 +287,9 @@ class _Client:
         import wikipediaapi
 
         wiki = self._wiki(lists=True)
-        found = wiki.categorymembers(wiki.page(category, ns=wikipediaapi.Namespace.CATEGORY))
+        members = wiki.categorymembers(wiki.page(category, ns=wikipediaapi.Namespace.CATEGORY))
         spaces = {"pages": wikipediaapi.Namespace.MAIN, "categories": wikipediaapi.Namespace.CATEGORY}
-        return {name: [p.title for p in found.values() if p.ns == ns] for name, ns in spaces.items()}
+        return {name: [p.title for p in members.values() if p.ns == ns] for name, ns in spaces.items()}
 
 
 #: MediaWiki's error codes that are temporary; it sends them with status 200.

@@ -60,21 +60,18 @@ class DPRSource(QuestionSource):
         if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train"
             told = f"questions={self.name}: this is DPR's file of another dataset, {origin}"
             raise UserError(told, "mismatch")
-        gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
-        hard = records(record, "hard_negative_ctxs")[: self.hard_negatives]
-        others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]
-        passages = tuple(p for p in (*gold, *others) if p is not None)
+        gold = [(p, True) for p in records(record, "positive_ctxs")]
+        hard = [(p, False) for p in records(record, "hard_negative_ctxs")[: self.hard_negatives]]
+        passages = []
+        for number, (found, is_gold) in enumerate(gold + hard):
+            id = found.get("passage_id", found.get("psg_id"))
+            passages.append(passage(found, str(number if id is None else id), is_gold=is_gold))
         asked, answers = text(record, "question"), accepted(strings(record, "answers"))
-        return self.made(None, asked, answers, passages=passages)
+        return self.made(None, asked, answers, passages=tuple(p for p in passages if p is not None))
 
     def own_question(self, record: Record) -> Question:
         """Make the question of a record in a layout of its own; see :meth:`question`."""
         raise NotImplementedError
-
-
-def _passage(record: Record, number: int, is_gold: bool) -> Passage | None:
-    given = record.get("passage_id", record.get("psg_id"))
-    return passage(record, str(number if given is None else given), is_gold=is_gold)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +147,7 @@ class SQuAD(QuestionSource):
     unanswerable: Literal["exclude", "noanswer"] = "exclude"
 
     name: ClassVar[str] = "squad"
+    group_field: ClassVar[str] = "title"
     layouts: ClassVar[tuple[Layout, ...]] = (
         layout("SQuAD", "paragraphs", lacks="question"),
         layout("SQuAD on the Hub", "id title context question answers", lacks="supporting_facts"),
@@ -177,10 +175,6 @@ class SQuAD(QuestionSource):
         passages = (Passage("0", title, context, is_gold=not impossible),)
         group = self.group_of(record) or hashed("squad", context)
         return self.made(id, asked, gold, passages=passages, group=group)
-
-    def group_of(self, record: Record) -> str:
-        title = optional(record, "title")
-        return f"squad:{title}" if title else ""
 
     def layout_of(self, record: Record) -> str:
         if "paragraphs" not in record:
@@ -238,6 +232,7 @@ class WebQuestions(QuestionSource):
     hub_split: str = "test"
 
     name: ClassVar[str] = "webquestions"
+    group_field: ClassVar[str] = "url"
     has_ids: ClassVar[bool] = False
     layouts: ClassVar[tuple[Layout, ...]] = (
         layout("WebQuestions", "utterance targetValue"),
@@ -249,10 +244,6 @@ class WebQuestions(QuestionSource):
         asked = text(record, "utterance" if official else "question")
         answers = _descriptions(text(record, "targetValue")) if official else strings(record, "answers")
         return self.made(None, asked, accepted(answers), group=self.group_of(record))
-
-    def group_of(self, record: Record) -> str:
-        page = optional(record, "url")
-        return f"webquestions:{page}" if page else ""
 
 
 def _descriptions(value: str) -> list[str]:

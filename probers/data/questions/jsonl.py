@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -76,11 +77,9 @@ class JSONL(QuestionSource):
                 unknown |= {str(key) for key in row.record} - _KNOWN
             yield row
         if unknown and not answered:
-            raise UserError(
-                f"{self.spec}: no question has answers, but fields that are not read "
-                f"({', '.join(sorted(unknown)[:5])}): name them answers, or leave these fields out",
-                "labels",
-            )
+            names = ", ".join(sorted(unknown)[:5])
+            message = f"{self.spec}: no question has answers, but fields that are not read ({names})"
+            raise UserError(f"{message}: name them answers, or leave these fields out", "labels")
 
     def mismatch(self, keys: Collection[str]) -> str | None:
         if isinstance(keys, Mapping) and isinstance(keys.get("answers"), Mapping):  # SQuAD's
@@ -126,7 +125,7 @@ class Given(JSONL):
         return "questions=[..]"
 
     def rows(self) -> Iterator[Row]:
-        return self._checked(self._row(number, each) for number, each in enumerate(self.given, 1))
+        return self._checked(self._row(number, question) for number, question in enumerate(self.given, 1))
 
     def _row(self, number: int, given: Any) -> Row:
         where = f"question {number}"
@@ -134,10 +133,8 @@ class Given(JSONL):
             return Row(where, given)
         record = {"question": given} if isinstance(given, str) else given
         if not isinstance(record, Mapping):
-            raise UserError(
-                f"{where} is {given!r:.80}: give a text, a dictionary with question and answers, or a "
-                "Question", "bad-value",
-            )  # fmt: skip
+            remedy = "give a text, a dictionary with question and answers, or a Question"
+            raise UserError(f"{where} is {given!r:.80}: {remedy}", "bad-value")
         record = {"id": str(number), **record}
         return Row(where, record, self.mismatch(record) or "")
 
@@ -149,13 +146,12 @@ def _listed(record: Record, key: str) -> Record:
         return record
     if not value.startswith("["):
         return {**record, key: [value]}
-    try:
+    with suppress(ValueError):
         return {**record, key: json.loads(value)}
-    except ValueError:
-        try:
-            return {**record, key: ast.literal_eval(value)}
-        except (ValueError, SyntaxError) as error:
-            raise ValueError(f"{key} must be a list of strings, found {value!r:.80}") from error
+    try:
+        return {**record, key: ast.literal_eval(value)}
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{key} must be a list of strings, found {value!r:.80}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

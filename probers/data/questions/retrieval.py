@@ -52,17 +52,15 @@ class MSMARCO(QuestionSource):
 def _passages(record: Record) -> tuple[Passage, ...]:
     """List the passages of a query; official files have one list, the Hub's rows a list of each field."""
     given = record.get("passages")
-    pairs: list[tuple[str, Any]]
     if isinstance(given, Mapping):
         texts, marks = strings(given, "passage_text"), given.get("is_selected")
         if not isinstance(marks, list) or len(marks) != len(texts):
             raise ValueError("passages must have as many is_selected as passage_text")
-        pairs = list(zip(texts, marks, strict=True))
+        pairs: list[tuple[str, Any]] = list(zip(texts, marks, strict=True))
     else:
         pairs = [(optional(p, "passage_text"), p.get("is_selected")) for p in records(record, "passages")]
-    for _, mark in pairs:
-        if mark not in (0, 1, None):
-            raise ValueError(f"is_selected must be 0 or 1, found {shown(mark)}")
+    if odd := [mark for _, mark in pairs if mark not in (0, 1, None)]:
+        raise ValueError(f"is_selected must be 0 or 1, found {shown(odd[0])}")
     return tuple(
         Passage(str(i), "", body.strip(), is_gold=None if mark is None else bool(mark))
         for i, (body, mark) in enumerate(pairs)
@@ -88,15 +86,15 @@ class BEIR(QuestionSource):
     extra_files: ClassVar[tuple[str, ...]] = ("qrels",)
 
     def rows(self) -> Iterator[Row]:
-        asked = passed = False
+        judged = passed = False
         for row in super().rows():
             query = row.record if not row.problem and isinstance(row.record, Mapping) else None
             if self.qrels is not None and query and str(query.get("_id")) not in self._judged:
                 passed = True
-                continue
-            asked = True
-            yield row
-        if passed and not asked:
+            else:
+                judged = True
+                yield row
+        if passed and not judged:
             told = f"questions.qrels={self.qrels} judges none of the queries of {self.spec}"
             raise UserError(told, "mismatch")
 

@@ -98,15 +98,11 @@ class Text:
         """
         if unit == "answer":
             return [Mark(((0, len(self.answer)),), self.wrong)]
-        if unit == "claim":
-            return list(self.claims)
-        if unit == "span":
-            return list(self.spans)
-        if unit == "token":
-            return list(self.spans or self.sentences or self.claims)
-        return list(self.sentences) or [
-            Mark(((start, end),), self.label_of(start, end)) for start, end in split_sentences(self.answer)
-        ]
+        if unit == "sentence" and not self.sentences:
+            return [Mark((span,), self.label_of(*span)) for span in split_sentences(self.answer)]
+        first = self.spans or self.sentences or self.claims
+        marks = {"claim": self.claims, "span": self.spans, "token": first, "sentence": self.sentences}
+        return list(marks[unit])
 
     def label_of(self, start: int, end: int) -> bool | None:
         """Label of a stretch by all marks that it overlaps: wrong, undecided or right with one of these."""
@@ -139,19 +135,17 @@ def read_text(record: Any, where: str) -> Text:
     prompt, messages = record.get("prompt"), record.get("messages", [])
     if prompt is not None and not isinstance(prompt, str):
         raise ValueError(f"prompt must be text, found {shown(prompt)}")
-    if "messages" in record and (
-        not isinstance(messages, list) or not messages or not all(map(_is_message, messages))
-    ):
-        raise ValueError(
-            f'messages must be a list of one or more {{"role": .., "content": ..}}, not {shown(messages)}'
-        )
+    valid = isinstance(messages, list) and all(map(_is_message, messages))
+    if "messages" in record and not (valid and messages):
+        layout = 'a list of one or more {"role": .., "content": ..}'
+        raise ValueError(f"messages must be {layout}, not {shown(messages)}")
     rest: Any = record.get("outside") or "unknown"
     if rest not in ("right", "unknown"):
         raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
     marks = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}
     for name in ("spans", "sentences"):
         _check_overlap(marks[name], name)
-    labels = {mark.wrong for each in marks.values() for mark in each}
+    labels = {mark.wrong for list_ in marks.values() for mark in list_}
     whole = truth(record["wrong"], "wrong") if "wrong" in record else _whole(labels, rest, record)
     if rest == "right" and whole is not False and not labels - {False}:
         rest = "unknown"  # no mark says what is wrong, so the rest need not be right
@@ -176,23 +170,21 @@ def _split(record: Record) -> str:
 
 
 def _marks(record: Record, name: str, answer: str) -> tuple[Mark, ...]:
-    found = []
-    for number, each in enumerate(records(record, name)):
+    marks = []
+    for number, part in enumerate(records(record, name)):
         what = f"{name}[{number}]"
-        if "ranges" in each:
-            pairs = each["ranges"]
-        elif "start" in each or "end" in each:
-            pairs = [[each.get("start"), each.get("end")]]
+        if "ranges" in part:
+            pairs = part["ranges"]
+        elif "start" in part or "end" in part:
+            pairs = [[part.get("start"), part.get("end")]]
         else:
-            pairs = [find_text(answer, each.get("text"), each.get("index"), what)]
+            pairs = [find_text(answer, part.get("text"), part.get("index"), what)]
         ranges = sorted(_range(pair, answer, what) for pair in pairs)
-        if not ranges:
-            raise ValueError(f"{what} has no range")
-        if "wrong" not in each:
-            raise ValueError(f"{what} lacks wrong")
-        told = (optional(each, key) for key in ("type", "rule", "evidence"))
-        found.append(Mark(tuple(ranges), truth(each["wrong"], f"{what}.wrong"), *told))
-    return tuple(sorted(found, key=lambda mark: mark.ranges))
+        if not ranges or "wrong" not in part:
+            raise ValueError(f"{what} {'lacks wrong' if ranges else 'has no range'}")
+        notes = (optional(part, key) for key in ("type", "rule", "evidence"))
+        marks.append(Mark(tuple(ranges), truth(part["wrong"], f"{what}.wrong"), *notes))
+    return tuple(sorted(marks, key=lambda mark: mark.ranges))
 
 
 def _range(pair: Any, answer: str, what: str) -> tuple[int, int]:
