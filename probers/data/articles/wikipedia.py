@@ -28,7 +28,7 @@ from ...files import cache_folder, check_file, digest, write_bytes
 from ...types import Article, Code, RunError, UserError, first_line
 from ..records import UnusableError
 from ..splits import Splits
-from .base import ArticleSource, Problems, Progress, Rules, Wikipedia, clean, prose
+from .base import ArticleSource, Problems, Rules, Wikipedia, clean, prose
 
 if TYPE_CHECKING:
     import wikipediaapi
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 log = getLogger(__name__)
 
 
-def open_wikipedia(
-    options: Wikipedia, *, limit: int | None, seed: int, rules: Rules, progress: Progress
-) -> ArticleSource:
+def open_wikipedia(options: Wikipedia, *, limit: int | None, seed: int, rules: Rules) -> ArticleSource:
     """Open the articles of a Wikipedia; its network is first used when they are iterated.
 
     A limit counts usable articles: further titles replace unusable ones.
@@ -51,9 +49,9 @@ def open_wikipedia(
     problems = Problems()
 
     def articles() -> Iterator[Article]:
-        done, total, splits = 0, limit, Splits(seed)
+        done, splits = 0, Splits(seed)
         seen: dict[int, str] = {}
-        client = _Client(options, lambda text: progress(done, total, text))
+        client = _Client(options)
         with closing(client.transport):
             if options.random:
                 names = client.random_titles(seed, limit or 1, problems)
@@ -61,10 +59,8 @@ def open_wikipedia(
                 listed = _category_titles(client, options, problems) if options.category else titles
                 if limit is not None and limit < len(listed):
                     random.Random(f"limit:{seed}").shuffle(listed)
-                total = min(limit or len(listed), len(listed))
                 names = iter(listed)
             for title in names:
-                progress(done, total, title)
                 try:
                     article = _article(title, client.page(title), rules, splits, seen)
                 except FetchError as error:
@@ -76,7 +72,6 @@ def open_wikipedia(
                     yield article
                     if done == limit:
                         break
-            progress(done, total, "done")
 
     return ArticleSource("wikipedia", articles(), problems, total)
 
@@ -165,12 +160,12 @@ _FIELDS = {
 class _Client:
     """Client for pages, category members and random titles, fetched once; FetchErrors are not kept."""
 
-    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
+    def __init__(self, options: Wikipedia) -> None:
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
         cache = Path(options.cache or cache_folder("wikipedia"))
         self._cache = cache / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
-        self.transport = _Transport(options, notice)
+        self.transport = _Transport(options)
         self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
         self._failures = 0
 
@@ -178,11 +173,11 @@ class _Client:
         """Find a page: ``status`` "ok", "missing" or "disambiguation", and title, pageid, revision, text."""
         if not title.strip() or _NO_TITLE.search(title):
             return {"status": "missing"}
-        return self._kept("pages", title, lambda: self._fetch_page(title))
+        return self._cached("pages", title, lambda: self._fetch_page(title))
 
     def members(self, category: str) -> dict[str, list[str]]:
         """List the titles of the ``pages`` (articles alone) and ``categories`` of a category."""
-        return self._kept("categories", category, lambda: self._fetch_members(category))
+        return self._cached("categories", category, lambda: self._fetch_members(category))
 
     def random_titles(self, seed: int, limit: int, problems: Problems) -> Iterator[str]:
         """Yield titles drawn for ``seed``, cached ones first; about 20 times the limit at most."""
@@ -194,7 +189,7 @@ class _Client:
                 yield from fresh[:most]
                 if (most := most - len(fresh)) <= 0:
                     return
-                drawn = self._asked(lambda: self._wiki(lists=True).random(limit=max(10, min(500, limit))))
+                drawn = self._request(lambda: self._wiki(lists=True).random(limit=max(10, min(500, limit))))
                 fresh = [page.title for page in drawn.values() if page.title not in titles]
                 if not fresh:
                     raise FetchError("the wiki draws no further page")
@@ -203,9 +198,9 @@ class _Client:
         except FetchError as error:
             problems.add("random pages", f"not fetched: {error}", failure=True)
 
-    def _kept(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _cached(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if (record := self._read(kind, name)) is None:
-            record = self._asked(fetch)
+            record = self._request(fetch)
             self._keep(kind, name, record)
         return record
 
@@ -234,7 +229,7 @@ class _Client:
         slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
         return self._cache / kind / f"{slug}-{digest(name)}.json"
 
-    def _asked(self, fetch: Callable[[], Any]) -> Any:
+    def _request(self, fetch: Callable[[], Any]) -> Any:
         """Call ``fetch`` and turn every failure into a FetchError."""
         if self._failures >= GIVE_UP:
             raise FetchError(f"not asked for, {GIVE_UP} requests in a row had failed")
@@ -303,9 +298,8 @@ class _Transport(httpx.BaseTransport):
     connections. ``failure`` is the reason of the last failed request.
     """
 
-    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
+    def __init__(self, options: Wikipedia) -> None:
         self.options, self.failure = options, ""
-        self._notice = notice
         self._network = httpx.Client()  # uses the proxies that the environment names
         self._next = 0.0
 
@@ -320,10 +314,10 @@ class _Transport(httpx.BaseTransport):
         try:
             response = self._network.send(request)
         except httpx.TimeoutException:
-            self._failed(f"no answer within wikipedia.timeout={self.options.timeout:g} s")
+            self.failure = f"no answer within wikipedia.timeout={self.options.timeout:g} s"
             raise
         except httpx.TransportError as error:
-            self._failed(f"the connection failed: {error or type(error).__name__}")
+            self.failure = f"the connection failed: {error or type(error).__name__}"
             raise httpx.ConnectError(str(error), request=request) from error
         status, reason = response.status_code, f"HTTP {response.status_code}"
         if status == 200:
@@ -346,16 +340,12 @@ class _Transport(httpx.BaseTransport):
         if wait is not None and wait > self.options.max_wait:
             limit = f"wikipedia.max_wait is {self.options.max_wait:g}"
             raise FetchError(f"{reason}, to be repeated after {wait:.0f} s; {limit}", down=True)
-        self._failed(reason)
+        self.failure = reason
         headers = {} if wait is None else {"Retry-After": f"{wait:.0f}"}
         return httpx.Response(429, headers=headers, request=response.request)
 
     def close(self) -> None:
         self._network.close()
-
-    def _failed(self, reason: str) -> None:
-        self.failure = reason
-        self._notice(reason)
 
 
 def _retry_after(response: httpx.Response) -> float | None:

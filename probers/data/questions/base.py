@@ -79,7 +79,8 @@ class QuestionSource:
         if self.path is not None and used:
             told = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
             raise UserError(told, "conflict")
-        for option, kind in field_types(type(self)).items():
+        kind_of_set: Any = type(self)
+        for option, kind in field_types(kind_of_set).items():
             if get_origin(kind) is Literal and (value := getattr(self, option)) not in get_args(kind):
                 told = f"questions.{option}={value} is unknown: choose {' or '.join(get_args(kind))}"
                 raise UserError(told, "unknown-choice")
@@ -93,12 +94,6 @@ class QuestionSource:
         if self.path is not None:
             return f"questions={self.name} questions.path={self.path}"
         return f"questions={self.name} (hub dataset {self.hub}, split {self.hub_split})"
-
-    @property
-    def typed(self) -> str:
-        """The option that a user types for it, without defaults."""
-        given = [f"questions.{n}={v}" for n, v in self._given().items()]
-        return " ".join([f"questions={self.name}", *given])
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -137,11 +132,11 @@ class QuestionSource:
         if any(known.fits(keys) for known in (*self.layouts, FLASHRAG)):
             return None
         names = ", ".join(sorted(map(str, keys))[:12]) or "none"
-        near = [known.has - set(keys) for known in self.layouts if not known.lacks & set(keys)]
+        near = [sorted(known.has - {*keys}) for known in self.layouts if not known.lacks & {*keys}]
         if not near:
             odd = ", ".join(sorted(set().union(*(known.lacks for known in self.layouts)) & set(keys)))
             return f"fields of another dataset: {odd} (all are {names})"
-        return f"no {', '.join(map(repr, sorted(min(near, key=len))))} (its fields are {names})"
+        return f"no {', '.join(map(repr, min(near, key=len)))} (its fields are {names})"
 
     def _check_columns(self, keys: Collection[str]) -> None:
         if problem := self.mismatch(keys):
