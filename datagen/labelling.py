@@ -235,8 +235,12 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     labelled = None if parts is None else LabelledParts(parts, source)
     if not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
-    if labelled is not None:
-        store = _merged(labelled, source, folder)
+    if labelled is not None:  # the examples of finished parts are joined
+        labelled.take_vectors(VECTORS, folder.path)
+        labelled.join(JOURNAL, folder.path)
+        source.begin(None, Needs(tuple(spec.feature for spec in labelled.features)), folder.path)
+        store = FeatureStore.create(folder.path, labelled.features, config=identity(folder.config))
+        fill(store, source, labelled)
     else:
         lm = load_model(settings, folder, engine=settings.engine)
         store = make(lm, source, folder.path, identity(record), part)
@@ -268,17 +272,6 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         pool = f" pool={store.spec.pool}" if len({s.pool for s in store.features}) > 1 else ""
         log.info("next: probers-train layer=all%s%s data=%s", head, pool, folder.path)
     return folder.path
-
-
-def _merged(labelled: LabelledParts, source: Source, folder: RunFolder) -> FeatureStore:
-    """Join the examples of finished parts."""
-    labelled.take_vectors(VECTORS, folder.path)
-    labelled.join(JOURNAL, folder.path)
-    features = labelled.features
-    source.begin(None, Needs(tuple(spec.feature for spec in features)), folder.path)
-    store = FeatureStore.create(folder.path, features, config=identity(folder.config))
-    fill(store, source, labelled)
-    return store
 
 
 def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path:

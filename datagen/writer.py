@@ -72,8 +72,8 @@ def _shards(
     """Yield each missing shard's units, after the number of items read before it."""
     done = store.units
     units = takewhile(lambda _: not all(map(quotas.full, SPLITS)), _counted(source))
-    own = (unit for unit in units if unit.id not in done and (part is None or part.owns(unit.group)))
-    waiting = (unit for unit in own if not quotas.full(unit.split))
+    missing = (unit for unit in units if unit.id not in done and (part is None or part.owns(unit.group)))
+    waiting = (unit for unit in missing if not quotas.full(unit.split))
     counted = 0
     while True:
         # Count only the shards before the next one: what is made again then ends as at first.

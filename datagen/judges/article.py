@@ -190,17 +190,14 @@ class _Compared:
         )
 
     def _by_kind(self, unit: Mark, mention: str) -> Ruling | None:
-        if not self._another or unit.type == "number" or self._opens(unit):
+        # A unit at the beginning of its sentence is its subject: the sentence is not about the answer's.
+        opens = self.answer.text[self._sentence_of(unit)[0] : unit.start].strip(' "“(') in ("", "The")
+        if not self._another or unit.type == "number" or opens:
             return None
         everywhere = chain.from_iterable(map(self._entities_of, self.answer.reference))
         if self._stands_in(mention, everywhere) or self._named(mention):
             return None
         return Ruling("contradicted", f"{self._another}: {self.answer.reference[0]}", "another subject")
-
-    def _opens(self, unit: Mark) -> bool:
-        """Tell whether a unit begins its sentence, which is then about the unit and not about the subject."""
-        start, _ = self._sentence_of(unit)
-        return self.answer.text[start : unit.start].strip(' "“(') in ("", "The")
 
     def _named(self, mention: str) -> bool:
         """Tell whether a content word of a mention is in the article or the subject's name."""

@@ -141,8 +141,10 @@ class HandJudge(Judge):
     def _text_of(self, answer: Answer) -> Text | None:
         text = self._texts.get(answer.id)
         if text is not None and text.answer != answer.text:
-            told = f"judge.file={self._file} {text.where} has another answer for {answer.id!r} than this run"
-            raise UserError(f"{told}: judge this run's answer, or remove the line", "mismatch")
+            message = (
+                f"judge.file={self._file} {text.where} has another answer for {answer.id!r} than this run"
+            )
+            raise UserError(f"{message}: judge this run's answer, or remove the line", "mismatch")
         return text
 
     def _ruling(self, unit: Mark, text: Text | None) -> Ruling:
@@ -169,8 +171,8 @@ class MajorityJudge(Judge):
 
     def __init__(self, grounds: Grounds, *, judges: tuple[str | dict[str, Any], ...] = ()) -> None:
         if len(judges) < 2:
-            told = f"judge.judges={shown(list(judges))} must name two judges or more"
-            raise UserError(f"{told}, as judge.judges=[article,hand]", "missing-value")
+            message = f"judge.judges={shown(list(judges))} must name two judges or more"
+            raise UserError(f"{message}, as judge.judges=[article,hand]", "missing-value")
         names, components = zip(*map(_component, judges), strict=True)
         self._names = [
             name if names.count(name) == 1 else f"{name} {names[: place + 1].count(name)}"
@@ -198,8 +200,8 @@ def _component(given: str | Mapping[str, Any]) -> tuple[str, Component]:
     options = {} if isinstance(given, str) else dict(given)
     name = given if isinstance(given, str) else options.pop("name", None)
     if not isinstance(name, str):
-        told = f"judge.judges holds {shown(given)} without a name: add one, as {{name: openai, url: ..}}"
-        raise UserError(told, "missing-value")
+        message = f"judge.judges holds {shown(given)} without a name: add one, as {{name: openai, url: ..}}"
+        raise UserError(message, "missing-value")
     if "." in name:
         return name, Component.read("judge", {"_target_": name, **options})
     return name, Component.of("judge", name, **options)

@@ -277,10 +277,13 @@ class Calls:
             try:
                 return self._send(key, content, optional)
             except openai.APIError as error:
-                if refused := _refused(error, optional):
-                    for name in refused:
-                        if self._optional.pop(name, None) is not None:
-                            log.info("%s does not take %s: going on without", self.server.name, name)
+                refused = []
+                if getattr(error, "status_code", 0) in (400, 422):
+                    refused = [name for name in optional if name in f"{error.message} {error.body}"]
+                for name in refused:
+                    if self._optional.pop(name, None) is not None:
+                        log.info("%s does not take %s: going on without", self.server.name, name)
+                if refused:
                     continue
                 if attempt == self.retries or not self._passes(error):
                     if isinstance(error, openai.APITimeoutError) and not _unreached(error):
@@ -336,13 +339,6 @@ class Calls:
 def _unreached(error: openai.APIError) -> bool:
     """Tell whether no connection was made at all."""
     return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
-
-
-def _refused(error: openai.APIError, optional: Mapping[str, Any]) -> list[str]:
-    """List the parameters that the server does not accept."""
-    if getattr(error, "status_code", 0) not in (400, 422):
-        return []
-    return [name for name in optional if name in f"{error.message} {error.body}"]
 
 
 def _pause(error: openai.APIError, attempt: int) -> float:

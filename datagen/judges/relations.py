@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib import resources
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from probers.words import Entity
@@ -124,8 +124,7 @@ def _when_or_where(relation: str, entity: Entity) -> Iterator[Fact]:
 
 def _life(text: str, inside: Sequence[Entity]) -> Iterator[Fact]:
     """Find the dates of "Name (1815 – 1852)"."""
-    times = [e for e in inside if e.type in _TIMED]
-    for first, last in pairwise(times):
+    for first, last in pairwise(e for e in inside if e.type in _TIMED):
         dash = re.fullmatch(r"\s?[–—-]\s?", text[first.end : last.start])
         closed = text[last.end :].lstrip().startswith(")")
         if dash and closed and _LIFE.search(text[: first.start]):
@@ -164,11 +163,9 @@ def _words(text: str) -> set[str]:
 
 
 def _linked(text: str, cue: int, entity: Entity, inside: Sequence[Entity]) -> bool:
-    gap, place = "", cue
-    for other in inside:
-        if cue <= other.start < entity.start:
-            gap, place = gap + text[place : other.start], other.end
-    return bool(_LINK.fullmatch(gap + text[place : entity.start]))
+    between = [other for other in inside if cue <= other.start < entity.start]
+    ends, starts = [cue, *(e.end for e in between)], [*(e.start for e in between), entity.start]
+    return bool(_LINK.fullmatch("".join(text[a:b] for a, b in zip(ends, starts, strict=True))))
 
 
 def _row(text: str, place: int, inside: Sequence[Entity]) -> Iterator[Entity]:
@@ -251,8 +248,7 @@ def another_kind(answer: str, article: str, subject: str) -> str:
     The answer's kind is neither named in the article nor like any noun that the article uses for the kind of
     its subject. Without WordNet's files no kinds are known.
     """
-    folder = find_wordnet()
-    if folder is None:
+    if (folder := find_wordnet()) is None:
         return ""
     nouns = _nouns(answer, subject, folder)
     # The kind in "Tangled Lives (1910 film)".
@@ -309,11 +305,6 @@ def _senses(noun: str, folder: str) -> list[Any]:
 
 @lru_cache(maxsize=4096)
 def _alike(a: str, b: str, folder: str) -> bool:
-    if _is_place(a, folder) and _is_place(b, folder):
-        return True
-    pairs = ((x, y) for x in _senses(a, folder) for y in _senses(b, folder))
-    return any((x.wup_similarity(y) or 0) >= _ALIKE for x, y in pairs)
-
-
-def _is_place(noun: str, folder: str) -> bool:
-    return any(sense.lexname() in _PLACES for sense in _senses(noun, folder)[:2])
+    nouns = _senses(a, folder), _senses(b, folder)
+    places = all(any(sense.lexname() in _PLACES for sense in senses[:2]) for senses in nouns)
+    return places or any((x.wup_similarity(y) or 0) >= _ALIKE for x, y in product(*nouns))

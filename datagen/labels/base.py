@@ -111,10 +111,9 @@ class Source(ABC):
     def plan(self, options: Options) -> Inputs:
         """Check the options and read the inputs, before any model is loaded (UserError)."""
         self.keep(options=options, prompt=options.prompt.make(), items=0)
-        for pool in options.pools:
-            if pool not in self.pools:
-                message = f"source={self.name} has no pool={pool}: choose {', '.join(self.pools)}"
-                raise UserError(message, "unknown-choice")
+        if unknown := [pool for pool in options.pools if pool not in self.pools]:
+            message = f"source={self.name} has no pool={unknown[0]}: choose {', '.join(self.pools)}"
+            raise UserError(message, "unknown-choice")
         return self.inputs()
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:

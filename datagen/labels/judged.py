@@ -58,7 +58,7 @@ _UNJUDGED = _PROMPTED, _BEFORE, _REPEATED, _CUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """Answer to a topic: the greedy one is number 0, the others are drawn."""
 
     topic: Topic
@@ -172,13 +172,13 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
     def total(self) -> int:
         return len(self.topics) * self.answers_per_prompt
 
-    def units(self) -> Iterator[_Asked]:
-        return (_Asked(topic, n) for topic in self.topics for n in range(self.answers_per_prompt))
+    def units(self) -> Iterator[_Request]:
+        return (_Request(topic, n) for topic in self.topics for n in range(self.answers_per_prompt))
 
     def place(self, span: str) -> tuple[int, str]:
         return 0, self.marked.text_of(span)
 
-    def examples(self, lm: CausalLM, units: Sequence[_Asked]) -> Iterator[Examples]:
+    def examples(self, lm: CausalLM, units: Sequence[_Request]) -> Iterator[Examples]:
         journal = Journal(self.folder / JOURNAL)
         if (read := journal.read()).damaged or read.cut:  # after a kill; those answers are made again
             journal.rewrite(read.records.values())
@@ -200,30 +200,29 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Write the prompt as the user does; without an instruction the title begins the text."""
         return topic.prompt or self.prompt.article.format(title=topic.title) or topic.title
 
-    def _judged(self, written: Mapping[_Asked, Generation]) -> tuple[Examples, list[dict[str, Any]]]:
+    def _judged(self, written: Mapping[_Request, Generation]) -> tuple[Examples, list[dict[str, Any]]]:
         """Make the rows of a batch once its parts are judged, and its answers as lines of labelled texts."""
         lines = []
         examples = Examples(tokens=sum(len(generation.token_ids) for generation in written.values()))
-        marks, answers = dict[_Asked, list[Mark]](), dict[_Asked, Answer]()
-        for asked, generation in written.items():
+        marks, answers = dict[_Request, list[Mark]](), dict[_Request, Answer]()
+        for request, generation in written.items():
             if not generation.text.strip():
                 reason = TOO_LONG if generation.stop == "skipped" else "empty answer"
-                examples.leave_out(asked.id, reason)
+                examples.leave_out(request.id, reason)
                 continue
-            message = self._message(asked.topic)
+            message = self._message(request.topic)
             start, end = part_of(generation.text, self.reads) or (0, 0)
-            everywhere = self._marks(generation, message, asked.topic)
-            marks[asked] = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
-            units = tuple(mark for mark in marks[asked] if mark.rule not in _UNJUDGED)
-            answers[asked] = Answer(
-                asked.id, message, generation.text, units, asked.topic.title, asked.topic.reference
-            )
-        rulings = dict(zip(answers, self.judges.judge(list(answers.values())), strict=True))
-        for asked, answer in answers.items():
-            judged = dict(zip(answer.units, rulings[asked], strict=True))
-            ruled = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
-            lines.append(self._line(asked, answer, [m for m in ruled if m.rule not in _UNJUDGED]))
-            self._add(asked, written[asked], lines[-1], ruled, examples)
+            everywhere = self._marks(generation, message, request.topic)
+            marks[request] = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
+            units = tuple(mark for mark in marks[request] if mark.rule not in _UNJUDGED)
+            about = request.topic.title, request.topic.reference
+            answers[request] = Answer(request.id, message, generation.text, units, *about)
+        rulings = self.judges.judge(list(answers.values()))
+        for (request, answer), given in zip(answers.items(), rulings, strict=True):
+            judged = dict(zip(answer.units, given, strict=True))
+            ruled = [_ruled(mark, judged.get(mark)) for mark in marks[request]]
+            lines.append(self._line(request, answer, [m for m in ruled if m.rule not in _UNJUDGED]))
+            self._add(request, written[request], lines[-1], ruled, examples)
         return examples, lines
 
     def _marks(self, generation: Generation, message: str, topic: Topic) -> list[Mark]:
@@ -254,7 +253,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         chosen = {"entities": entities, "sentences": sentences, "both": [*sentences, *entities]}
         return sorted(chosen[self.judge_units], key=lambda mark: mark.ranges)
 
-    def _line(self, asked: _Asked, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
+    def _line(self, request: _Request, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
         """Make the line of labelled texts for an answer."""
         message = [{"role": "user", "content": answer.prompt}]
         spans, sentences = (
@@ -267,31 +266,35 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         )  # fmt: skip
         writer = "" if self.lm is None else self.lm.spec.id
         return {
-            "id": asked.id, **({"messages": message} if self.prompt.chat else {"prompt": answer.prompt}),
+            "id": request.id, **({"messages": message} if self.prompt.chat else {"prompt": answer.prompt}),
             "answer": answer.text, "spans": spans, "sentences": sentences, "outside": "unknown",
-            "group": asked.group, "split": asked.split, "writer": writer, "title": asked.topic.title,
+            "group": request.group, "split": request.split, "writer": writer, "title": request.topic.title,
         }  # fmt: skip
 
     def _add(
-        self, asked: _Asked, generation: Generation, line: Mapping[str, Any], marks: Sequence[Mark],
+        self, request: _Request, generation: Generation, line: Mapping[str, Any], marks: Sequence[Mark],
         examples: Examples,
     ) -> None:  # fmt: skip
         spans, sentences = (tuple(m for m in marks if (m.type == "sentence") is w) for w in (False, True))
         text = replace(
-            read_text(line, asked.id), spans=spans, sentences=sentences, dataset="judged", group=asked.group
+            read_text(line, request.id),
+            spans=spans,
+            sentences=sentences,
+            dataset="judged",
+            group=request.group,
         )
         units = text.units(self.example_unit)
         for number, mark in enumerate(units, 1):
             if mark.wrong is None and self.example_unit not in ("token", "answer"):
-                name = f"{asked.id}/{self.example_unit}{number}"
+                name = f"{request.id}/{self.example_unit}{number}"
                 part = " ".join(text.answer[start:end] for start, end in mark.ranges)
                 reason = mark.rule if mark.rule in _UNJUDGED else "unknown"
                 examples.leave_out(name, reason, written=part, type=mark.type, evidence=mark.evidence)
         if all(mark.wrong is None for mark in units):
-            examples.leave_out(asked.id, "nothing decided in the answer")
+            examples.leave_out(request.id, "nothing decided in the answer")
             return
-        about = {"condition": "generated", "title": asked.topic.title}
-        self.marked.add(text, asked.id, generation, about, examples)
+        about = {"condition": "generated", "title": request.topic.title}
+        self.marked.add(text, request.id, generation, about, examples)
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Write the judged answers in the order of the run, each once, as a kill may have left two."""

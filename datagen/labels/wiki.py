@@ -290,8 +290,8 @@ class Articles(ReadsArticles, OfWiki, Source):
         if match.verdict == "undecided":
             return leave_out("undecided", written=written.text, **compared)
         if match.verdict == "equivalent" and self.negatives == "untouched":
-            why = "faithful: with negatives=untouched articles stand for these"
-            return leave_out(why, written=written.text, **compared)
+            reason = "faithful: with negatives=untouched articles stand for these"
+            return leave_out(reason, written=written.text, **compared)
         self._add(cut, generation, written, match, "generated", examples)
 
     def _read_articles(self, lm: CausalLM, cuts: Sequence[Cut], needs: Needs) -> Examples:

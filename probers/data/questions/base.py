@@ -77,13 +77,13 @@ class QuestionSource:
         remote = {f.name for f in fields(QuestionSource)} - {"path"}
         used = ", ".join(f"questions.{n}={v}" for n, v in self._given().items() if n in remote)
         if self.path is not None and used:
-            told = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
-            raise UserError(told, "conflict")
+            message = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
+            raise UserError(message, "conflict")
         kind_of_set: Any = type(self)
         for option, kind in field_types(kind_of_set).items():
             if get_origin(kind) is Literal and (value := getattr(self, option)) not in get_args(kind):
-                told = f"questions.{option}={value} is unknown: choose {' or '.join(get_args(kind))}"
-                raise UserError(told, "unknown-choice")
+                message = f"questions.{option}={value} is unknown: choose {' or '.join(get_args(kind))}"
+                raise UserError(message, "unknown-choice")
 
     def _given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
@@ -160,16 +160,16 @@ class QuestionSource:
         """Read the question of a record and the name of its layout; errors are those of :meth:`question`."""
         if not FLASHRAG.fits(record) or any(known.fits(record) for known in self.layouts):
             return self.question(record), self.layout_of(record)
-        asked, metadata = text(record, "question"), record.get("metadata") or {}
+        question, metadata = text(record, "question"), record.get("metadata") or {}
         if not isinstance(metadata, Mapping):
             raise ValueError(f"metadata must be an object, found {metadata!r:.80}")
         id = identifier(record, "id") if self.has_ids else None
         answers = accepted(strings(record, "golden_answers"))
-        return self.made(id, asked, answers, group=self.group_of(metadata)), FLASHRAG.name
+        return self.made(id, question, answers, group=self.group_of(metadata)), FLASHRAG.name
 
-    def made(self, id: str | None, asked: str, answers: tuple[str, ...], **more: Any) -> Question:
+    def made(self, id: str | None, question: str, answers: tuple[str, ...], **more: Any) -> Question:
         """Make a question of this set with ``more`` fields; None as id makes one from the text."""
-        return Question(id or hashed(self.name, asked), asked, answers, dataset=self.name, **more)
+        return Question(id or hashed(self.name, question), question, answers, dataset=self.name, **more)
 
     def layout_of(self, record: Record) -> str:
         return next((known.name for known in self.layouts if known.fits(record)), "")

@@ -62,11 +62,11 @@ class Completion(QuestionSource):
         if self.kinds is not None:
             object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.path is not None or self.hub is not None:
-            told = "questions=completion is made from articles: give them as questions.articles=FILE"
-            raise UserError(told, "missing-value")
+            message = "questions=completion is made from articles: give them as questions.articles=FILE"
+            raise UserError(message, "missing-value")
         if self.articles == "wikipedia":
-            told = "questions.articles=wikipedia changes from day to day: give a file or hf:<dataset id>"
-            raise UserError(told, "unsupported")
+            message = "questions.articles=wikipedia changes from day to day: give a file or hf:<dataset id>"
+            raise UserError(message, "unsupported")
 
     @property
     def spec(self) -> str:
@@ -81,8 +81,8 @@ class Completion(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.articles is None:
-            told = "questions=completion needs articles: give questions.articles=FILE"
-            raise UserError(told, "missing-value")
+            message = "questions=completion needs articles: give questions.articles=FILE"
+            raise UserError(message, "missing-value")
         key = (self, self._stamp)
         if key in _LAST:
             yield from (Row(question.id, question) for question in _LAST[key])

@@ -56,8 +56,8 @@ class JSONL(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.path is None and self.hub is None:
-            told = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
-            raise UserError(told, "missing-value")
+            message = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
+            raise UserError(message, "missing-value")
         if self.path is not None:
             given_file("questions", self.path, "a JSONL file or a dataset's name")
         yield from self._checked(super().rows())
@@ -157,8 +157,8 @@ class Testbed(QuestionSource):
 
     def __post_init__(self) -> None:
         if given := list(self._given()):
-            told = f"questions=testbed has no questions.{given[0]}: its questions come with the package"
-            raise UserError(told, "unknown-key")
+            message = f"questions=testbed has no questions.{given[0]}: its questions come with the package"
+            raise UserError(message, "unknown-key")
 
     @property
     def spec(self) -> str:

@@ -37,8 +37,8 @@ class HotpotQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "_id" if "_id" in record else "id")
-        asked, answers = text(record, "question"), accepted([optional(record, "answer")])
-        return self.made(id, asked, answers, passages=paragraphs(record))
+        question, answers = text(record, "question"), accepted([optional(record, "answer")])
+        return self.made(id, question, answers, passages=paragraphs(record))
 
     def layout_of(self, record: Record) -> str:
         titles = {title for title, _ in _context(record)}
@@ -114,10 +114,10 @@ class TwoWikiMultihopQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "_id" if "_id" in record else "id")
-        asked = text(record, "question")
+        question = text(record, "question")
         answers = accepted([optional(record, "answer"), *self._others(record)])
         return self.made(
-            id, asked, answers, rationale=_triples(record), passages=paragraphs(record, spaced=False),
+            id, question, answers, rationale=_triples(record), passages=paragraphs(record, spaced=False),
             group=self.group_of(record) or id,
         )  # fmt: skip
 
@@ -191,11 +191,11 @@ class MuSiQue(QuestionSource):
             passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=flag(p, "is_supporting"))
             for i, p in enumerate(records(record, "paragraphs"))
         )
-        asked, answers = text(record, "question"), accepted(given) if answerable else ("noanswer",)
+        question, answers = text(record, "question"), accepted(given) if answerable else ("noanswer",)
         return self.made(
-            id if answerable else f"{id}-unanswerable", asked, answers,
+            id if answerable else f"{id}-unanswerable", question, answers,
             rationale=_chain(record) if answerable else "",
-            passages=tuple(p for p in passages if p is not None), group=self._groups.get(id, id),
+            passages=tuple(filter(None, passages)), group=self._groups.get(id, id),
         )  # fmt: skip
 
     @cached_property
@@ -259,10 +259,10 @@ class StrategyQA(QuestionSource):
         if answer is None:
             raise UnusableError("no gold answer")
         facts = record.get("facts")
-        asked, answers = text(record, "question"), ("yes" if answer else "no",)
+        question, answers = text(record, "question"), ("yes" if answer else "no",)
         rationale = facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts"))
         passages, group = self._evidence(record), self.group_of(record) or id
-        return self.made(id, asked, answers, rationale=rationale, passages=passages, group=group)
+        return self.made(id, question, answers, rationale=rationale, passages=passages, group=group)
 
     def _evidence(self, record: Record) -> tuple[Passage, ...]:
         if self.paragraphs is None:
@@ -270,8 +270,7 @@ class StrategyQA(QuestionSource):
         ids = list(dict.fromkeys(_ids(record.get("evidence"))))
         if absent := [id for id in ids if id not in self._texts]:
             raise ValueError(f"the paragraph {absent[0]!r} is not in questions.paragraphs={self.paragraphs}")
-        passages = (passage(self._texts[id], id, "content", is_gold=True) for id in ids)
-        return tuple(p for p in passages if p is not None)
+        return tuple(filter(None, (passage(self._texts[id], id, "content", is_gold=True) for id in ids)))
 
     @cached_property
     def _texts(self) -> dict[str, Mapping[str, Any]]:
@@ -332,11 +331,11 @@ class IIRC(QuestionSource):
         return [{**shared, "number": i, "asked": q} for i, q in enumerate(records(record, "questions"))]
 
     def question(self, record: Record) -> Question:
-        asked, name = record["asked"], record["of"]
-        id = identifier(asked, "qid") if asked.get("qid") is not None else f"{name}-{record['number']}"
-        said, answers = text(asked, "question"), accepted(self._answers(asked.get("answer"), id))
-        passages = _passages(record["on"], records(asked, "context"), record["titles"])
-        return self.made(id, said, answers, passages=passages, group=f"iirc:{name}")
+        entry, name = record["asked"], record["of"]
+        id = identifier(entry, "qid") if entry.get("qid") is not None else f"{name}-{record['number']}"
+        question, answers = text(entry, "question"), accepted(self._answers(entry.get("answer"), id))
+        passages = _passages(record["on"], records(entry, "context"), record["titles"])
+        return self.made(id, question, answers, passages=passages, group=f"iirc:{name}")
 
     def layout_of(self, record: Record) -> str:
         return self.layouts[0].name
@@ -371,6 +370,6 @@ class IIRC(QuestionSource):
 def _passages(main: Passage, needed: Sequence[Record], titles: Mapping[str, str]) -> tuple[Passage, ...]:
     """List the main passage, then the snippets of other articles, each once."""
     named = [(optional(part, "passage"), optional(part, "text")) for part in needed]
-    own = Passage(_MAIN, main.title, main.text, is_gold=any(title == _MAIN for title, _ in named))
+    first = Passage(_MAIN, main.title, main.text, is_gold=any(title == _MAIN for title, _ in named))
     others = dict.fromkeys((titles.get(t.lower(), t), body) for t, body in named if t != _MAIN and body)
-    return own, *(Passage(str(i), title, body, is_gold=True) for i, (title, body) in enumerate(others, 1))
+    return first, *(Passage(str(i), title, body, is_gold=True) for i, (title, body) in enumerate(others, 1))

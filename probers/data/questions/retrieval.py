@@ -45,8 +45,8 @@ class MSMARCO(QuestionSource):
         unanswerable = any(answer.strip() == _NO_ANSWER for answer in answers)
         if unanswerable and self.unanswerable == "exclude":
             raise UnusableError(f"unanswerable: {id}")
-        asked, answers = text(record, "query"), ("noanswer",) if unanswerable else accepted(answers)
-        return self.made(id, asked, answers, passages=_passages(record))
+        question, answers = text(record, "query"), ("noanswer",) if unanswerable else accepted(answers)
+        return self.made(id, question, answers, passages=_passages(record))
 
 
 def _passages(record: Record) -> tuple[Passage, ...]:
@@ -95,8 +95,8 @@ class BEIR(QuestionSource):
                 judged = True
                 yield row
         if passed and not judged:
-            told = f"questions.qrels={self.qrels} judges none of the queries of {self.spec}"
-            raise UserError(told, "mismatch")
+            message = f"questions.qrels={self.qrels} judges none of the queries of {self.spec}"
+            raise UserError(message, "mismatch")
 
     def question(self, record: Record) -> Question:
         if optional(record, "title"):
@@ -107,12 +107,12 @@ class BEIR(QuestionSource):
     def _judged(self) -> frozenset[str]:
         """Collect ids of the queries in the judgements, lines of query, passage and score below a header."""
         assert self.qrels is not None
-        found = set()
+        judged = set()
         for number, line in read_lines(Path(self.qrels)):
             fields = line.rstrip("\r\n").split("\t")
             if len(fields) != 3:
-                told = f"{len(fields)} tab-separated fields instead of query-id, corpus-id and score"
-                raise bad_line(f"questions.qrels={self.qrels} line {number}: {told}")
+                message = f"{len(fields)} tab-separated fields instead of query-id, corpus-id and score"
+                raise bad_line(f"questions.qrels={self.qrels} line {number}: {message}")
             if number > 1 or fields[0] != "query-id":
-                found.add(fields[0])
-        return frozenset(found)
+                judged.add(fields[0])
+        return frozenset(judged)

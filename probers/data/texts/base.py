@@ -118,10 +118,10 @@ def truth(value: Any, key: str) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     written = str(value).strip().lower().removesuffix(".0")  # tables with gaps write numbers as 1.0
-    found = _TRUTH.get(written) if isinstance(value, (int, float, str)) else None
-    if found is None:
+    label = _TRUTH.get(written) if isinstance(value, (int, float, str)) else None
+    if label is None:
         raise ValueError(f"{key} must be true or false (or 1, 0, yes, no, null), found {shown(value)}")
-    return found
+    return label
 
 
 def read_text(record: Any, where: str) -> Text:
@@ -190,8 +190,8 @@ def _marks(record: Record, name: str, answer: str) -> tuple[Mark, ...]:
 def _range(pair: Any, answer: str, what: str) -> tuple[int, int]:
     numbers = isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(n) is int for n in pair)
     if not numbers or not 0 <= pair[0] < pair[1] <= len(answer):
-        told = f"must be start < end within the answer's {len(answer)} characters, found {shown(pair)}"
-        raise ValueError(f"{what} {told}")
+        problem = f"must be start < end within the answer's {len(answer)} characters, found {shown(pair)}"
+        raise ValueError(f"{what} {problem}")
     return pair[0], pair[1]
 
 
@@ -205,8 +205,8 @@ def find_text(answer: str, text: Any, index: Any, what: str) -> tuple[int, int]:
     if start < 0:
         raise ValueError(f"{what} {shown(text)} is not in the answer")
     if answer.rfind(text) > start:
-        told = "give its index" if index is None else f"index {shown(index)} is none of its places"
-        raise ValueError(f"{what} {shown(text)} is in the answer more than once: {told}")
+        remedy = "give its index" if index is None else f"index {shown(index)} is none of its places"
+        raise ValueError(f"{what} {shown(text)} is in the answer more than once: {remedy}")
     return start, start + len(text)
 
 
