@@ -257,13 +257,12 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     for line in [*lines, *audited.lines]:
         log.info(line)
     log.info("examples to read: %s", page)
-    listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
+    size = f"{len(store):,} examples"
     if len(store.features) > 1:
-        log.info("wrote %s examples to %s, each as %s", f"{len(store):,}", folder.path, listed)
+        listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
+        log.info("wrote %s to %s, each as %s", size, folder.path, listed)
     else:
-        log.info(
-            "wrote %s examples x %d layers to %s", f"{len(store):,}", len(store.spec.layers), folder.path
-        )
+        log.info("wrote %s x %d layers to %s", size, len(store.spec.layers), folder.path)
     if audited.figures["wrong"] in (0, 1):
         log.info("all labels are the same, but a head needs both: raise limit or choose another model")
     else:

@@ -195,20 +195,18 @@ class _Progress:
         self._labels.update(examples.labels().values())
         seconds, total = max(1e-9, time.monotonic() - self._start), self._labels.total()
         share = f"{self._labels[0] / total:.2f} {self._source.wrong_name}" if total else "no label"
-        self._bar.set_postfix_str(
-            f"{total} labels, {total / seconds:.1f} labels/s, {self._tokens / seconds:.0f} tokens/s, {share}"
-        )
+        rates = f"{total / seconds:.1f} labels/s, {self._tokens / seconds:.0f} tokens/s"
+        self._bar.set_postfix_str(f"{total} labels, {rates}, {share}")
 
 
 def first_example(rows: Sequence[Mapping[str, Any]], wrong: str) -> list[str]:
     """Describe an example in lines, of labelled tokens a marked one; ``wrong`` is the name of label 0."""
     row = next((row for row in rows if row.get("inside", 1) == 1), rows[0])
     label = {0: "right", 1: wrong}.get(row.get("token_wrong", 1 - row["correct"]), "undecided")
-    shown = (str(row.get(name, "")) for name in ("question", "text", "answer", "gold"))
+    values = (str(row.get(name, "")) for name in ("question", "text", "answer", "gold"))
     # Each on one line, without control characters.
-    prompt, text, answer, gold = (
-        " ".join("".join(c if c.isprintable() else " " for c in value).split()) for value in shown
-    )
+    printable = ("".join(c if c.isprintable() else " " for c in value) for value in values)
+    prompt, text, answer, gold = (" ".join(value.split()) for value in printable)
     return [
         "the first example:",
         f"  prompt: {'.. ' if len(prompt) > _SHOWN else ''}{prompt[-_SHOWN:]}",

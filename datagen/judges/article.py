@@ -63,9 +63,8 @@ class ArticleJudge(Judge):
         rulings = []
         for unit in answer.units:
             passages = [passage.text for passage in further[max(0, bisect_right(starts, unit.start) - 1)]]
-            rulings.append(
-                (compared.sentence if unit.type == "sentence" else compared.entity)(unit, passages)
-            )
+            judge = compared.sentence if unit.type == "sentence" else compared.entity
+            rulings.append(judge(unit, passages))
         return rulings
 
 

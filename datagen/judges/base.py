@@ -141,10 +141,10 @@ class HandJudge(Judge):
     def _text_of(self, answer: Answer) -> Text | None:
         text = self._texts.get(answer.id)
         if text is not None and text.answer != answer.text:
-            message = (
-                f"judge.file={self._file} {text.where} has another answer for {answer.id!r} than this run"
+            message = f"judge.file={self._file} {text.where} has another answer for {answer.id!r}"
+            raise UserError(
+                f"{message} than this run: judge this run's answer, or remove the line", "mismatch"
             )
-            raise UserError(f"{message}: judge this run's answer, or remove the line", "mismatch")
         return text
 
     def _ruling(self, unit: Mark, text: Text | None) -> Ruling:

@@ -164,10 +164,10 @@ class OpenAIJudge(Judge):
         if not text.strip():
             raise UserError(f"judge.prompt={self.prompt} is empty: give instructions", "empty")
         if placeholder := _PLACEHOLDER.search(text):
-            message = (
-                f"judge.prompt={self.prompt} holds {placeholder[0]}, but nothing is filled in: remove it"
+            message = f"judge.prompt={self.prompt} holds {placeholder[0]}, but nothing is filled in"
+            raise UserError(
+                f"{message}: remove it, since each request is a JSON object of its own", "bad-file"
             )
-            raise UserError(f"{message}, since each request is a JSON object of its own", "bad-file")
         return text
 
     def _announce(self, contents: Sequence[str]) -> None:

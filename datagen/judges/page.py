@@ -65,13 +65,14 @@ def draw_verdicts(texts: Sequence[Text], count: int = 100, seed: int = 0) -> lis
         "supported": supported, "contradicted": count - supported, "unknown": _UNKNOWN,
     }  # fmt: skip
 
-    def key(part: Drawn) -> int:
+    def draw(part: Drawn) -> int:
         return draw_key("reading", seed, f"{part.text.id}\x1f{part.kind}\x1f{part.mark.ranges}")
 
-    chosen = [part for verdict, size in sizes.items() for part in sorted(parts[verdict], key=key)[:size]]
-    return sorted(
-        chosen, key=lambda d: (draw_key("order", seed, d.text.id), d.text.id, d.mark.ranges, d.kind)
-    )
+    def place(part: Drawn) -> tuple[Any, ...]:
+        return draw_key("order", seed, part.text.id), part.text.id, part.mark.ranges, part.kind
+
+    chosen = [part for verdict, size in sizes.items() for part in sorted(parts[verdict], key=draw)[:size]]
+    return sorted(chosen, key=place)
 
 
 def _apart(marks: Sequence[Mark]) -> list[Mark]:

@@ -147,15 +147,13 @@ def _is_of_subject(
         cue = copula.start()
         lead = text[start:cue]
     known = _words(subject)
-    names = [
-        e for e in inside if e.end <= cue and e.type not in (*_TIMED, "number") and not country_of(e.text)
-    ]
+    things = [e for e in inside if e.end <= cue and e.type not in (*_TIMED, "number")]
+    names = [e for e in things if not country_of(e.text)]
     if any(not known & _words(e.text) for e in names):
         return False
     first = next(iter(lead.split()), "The")
-    return (
-        first == "The" or bool(names) or first.lower().strip(",") in _PRONOUNS or bool(known & _words(lead))
-    )
+    named = bool(names) or bool(known & _words(lead))
+    return named or first == "The" or first.lower().strip(",") in _PRONOUNS
 
 
 def _words(text: str) -> set[str]:

@@ -112,9 +112,8 @@ class Questions(Corpus, OfCot, Source):
             source = Component.of("questions", "file" if path else source, **path)
         if isinstance(source, Component):
             source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
-        chosen = open_questions(
-            source, limit=options.limit, seed=options.seed, on_bad_line=options.on_bad_line
-        )
+        limit, seed, on_bad_line = options.limit, options.seed, options.on_bad_line
+        chosen = open_questions(source, limit=limit, seed=seed, on_bad_line=on_bad_line)
         for line in chosen.lines():
             log.info("%s", line)
         for question in chosen.questions:
@@ -179,9 +178,8 @@ class Questions(Corpus, OfCot, Source):
         parts = [(text, hits, "") for text, hits in zip(texts, passages, strict=True)]
         shown = passages_that_fit(lm.fits, self.prompt, parts, [limit] * len(units))
         prompts = [self.prompt.question(text) for text in texts]
-        prompts += [
-            self.prompt.question(text, hits[:n]) for (text, hits, _), n in zip(parts, shown, strict=True)
-        ]
+        cut = zip(texts, passages, shown, strict=True)
+        prompts += [self.prompt.question(text, hits[:n]) for text, hits, n in cut]
         names = [f"{question.id}/{condition}" for condition in _CONDITIONS for question in units]
         ids = [question.id for question in (*units, *units)]
         requests = [GenerationRequest(text, limit, id) for text, id in zip(prompts, ids, strict=True)]
@@ -231,11 +229,10 @@ class Questions(Corpus, OfCot, Source):
             return {}
         answers = []
         for index in written:
-            question, text = units[index % len(units)], batch[index].text
-            answer = final_answer(text, self.prompt.answer_cue, question.dataset)
-            answers.append(
-                Asked(names[index], question.question, question.dataset, batch[index].prompt, answer)
-            )
+            question, generation = units[index % len(units)], batch[index]
+            answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
+            about = names[index], question.question, question.dataset
+            answers.append(Asked(*about, generation.prompt, answer))
         return dict(zip(written, self.detectors.columns(lm, answers), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:

@@ -185,10 +185,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         for number in range(self.answers_per_prompt):
             answers = [one for one in units if one.number == number]
             limit = self.options.max_new_tokens
-            prompts = [self.bare.question(self._message(one.topic)) for one in answers]
-            requests = [
-                GenerationRequest(text, limit, one.id) for text, one in zip(prompts, answers, strict=True)
-            ]
+            prompts = ((self.bare.question(self._message(one.topic)), one.id) for one in answers)
+            requests = [GenerationRequest(text, limit, id) for text, id in prompts]
             drawing = Sampling(self.temperature, seed=self.options.seed + number) if number else None
             how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.stop, drawing)
             for batch in lm.generate_each(requests, how):
@@ -276,13 +274,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         examples: Examples,
     ) -> None:  # fmt: skip
         spans, sentences = (tuple(m for m in marks if (m.type == "sentence") is w) for w in (False, True))
-        text = replace(
-            read_text(line, request.id),
-            spans=spans,
-            sentences=sentences,
-            dataset="judged",
-            group=request.group,
-        )
+        text = read_text(line, request.id)
+        text = replace(text, spans=spans, sentences=sentences, dataset="judged", group=request.group)
         units = text.units(self.example_unit)
         for number, mark in enumerate(units, 1):
             if mark.wrong is None and self.example_unit not in ("token", "answer"):

@@ -293,10 +293,10 @@ def read_again(
             np.concatenate([np.ones_like(again[:ahead]) if of.site == "lookback" else again[:ahead], written])
             for of, (again, written) in zip(needs.features, both, strict=True)
         ]
+        undecided = {"token_wrong": -1, "mark": 0, "inside": -1}
+        judged = {"token_wrong": 1 - span.columns["correct"], "mark": 1, "inside": 1}
         for token in range(max(inside) + 1):
-            label = {"token_wrong": -1, "mark": 0, "inside": -1}
-            if token in inside:
-                label = {"token_wrong": 1 - span.columns["correct"], "mark": 1, "inside": 1}
+            label = judged if token in inside else undecided
             signals = recorded(generation, [token], first=min(inside)) | {"n_tokens": len(inside)}
             row = {**span.columns, "id": f"{span.columns['span']}#{token}", "token": token, **label}
             yield row | signals, [layers[token] for layers in states]

@@ -280,8 +280,6 @@ def make_source(source: Any, **options: Any) -> QuestionSource:
     kind = source_class(source) if isinstance(source, str) else type(source)
     known = [f.name for f in fields(kind)]
     if unknown := [key for key in options if key not in known]:
-        message = (
-            f"questions.{unknown[0]} is not an option of {kind.name}: its options are {', '.join(known)}"
-        )
-        raise UserError(message, "unknown-key")
+        message = f"questions.{unknown[0]} is not an option of {kind.name}"
+        raise UserError(f"{message}: its options are {', '.join(known)}", "unknown-key")
     return kind(**options) if isinstance(source, str) else replace(source, **options)

@@ -108,9 +108,9 @@ class Completion(QuestionSource):
                 wanted=self._wanted,
             )  # fmt: skip
             for cut in cuts:
-                about: dict[str, Any] = {"group": cut.group, "split": cut.split}
-                about["truth"] = {"type": cut.entity.type}
-                yield Row(cut.id, self.made(cut.id, self._shown(cut.before), (cut.entity.text,), **about))
+                shown, about = self._shown(cut.before), {"type": cut.entity.type}
+                places = {"group": cut.group, "split": cut.split}
+                yield Row(cut.id, self.made(cut.id, shown, (cut.entity.text,), truth=about, **places))
 
     @property
     def _stamp(self) -> tuple[int, int] | None:
