@@ -78,8 +78,7 @@ def linear_probe(
             quality = None if held is None else float(metrics.auroc(labels, _log_odds(model, held)))
             candidates.append((quality, layer, mean, scale, model))
     quality, layer, mean, scale, model = max(candidates, key=lambda candidate: candidate[0])
-    scores = _log_odds(model, (states(layer, "test") - mean) / scale)
-    return Probe(layer, tried, quality, scores)
+    return Probe(layer, tried, quality, _log_odds(model, (states(layer, "test") - mean) / scale))
 
 
 def _log_odds(model: Any, inputs: np.ndarray) -> np.ndarray:

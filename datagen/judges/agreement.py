@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -198,24 +198,21 @@ def agreement(
     }  # fmt: skip
 
 
-def _by_kind(parts: Iterator[Part]) -> dict[str, int]:
+def _by_kind(parts: Iterable[Part]) -> dict[str, int]:
     counts = Counter(part.kind for part in parts)
     return {kind: counts[kind] for kind in KINDS}
 
 
 def _side(name: str, texts: Mapping[str, Judged], both: set[tuple[str, Part]]) -> dict[str, Any]:
     """Describe a file: verdicts of all its parts, and its parts and texts without a pair."""
-    parts = [(id_, part, code) for id_, one in texts.items() for part, code in one.verdicts.items()]
-    verdicts = Counter(code for _, _, code in parts)
-    paired = {id_ for id_, _ in both}
+    parts = {(id_, part): code for id_, one in texts.items() for part, code in one.verdicts.items()}
+    verdicts = Counter(parts.values())
+    alone = {"texts": len(texts.keys() - {id_ for id_, _ in both})}
     return {
         "file": name,
         "texts": len(texts),
         "verdicts": {verdict: verdicts[code] for code, verdict in enumerate(VERDICTS)},
-        "alone": {
-            "texts": sum(id_ not in paired for id_ in texts),
-            **_by_kind(part for id_, part, _ in parts if (id_, part) not in both),
-        },
+        "alone": alone | _by_kind(part for _, part in parts.keys() - both),
     }
 
 

@@ -142,9 +142,8 @@ class HandJudge(Judge):
         text = self._texts.get(answer.id)
         if text is not None and text.answer != answer.text:
             message = f"judge.file={self._file} {text.where} has another answer for {answer.id!r}"
-            raise UserError(
-                f"{message} than this run: judge this run's answer, or remove the line", "mismatch"
-            )
+            remedy = "judge this run's answer, or remove the line"
+            raise UserError(f"{message} than this run: {remedy}", "mismatch")
         return text
 
     def _ruling(self, unit: Mark, text: Text | None) -> Ruling:

@@ -165,9 +165,8 @@ class OpenAIJudge(Judge):
             raise UserError(f"judge.prompt={self.prompt} is empty: give instructions", "empty")
         if placeholder := _PLACEHOLDER.search(text):
             message = f"judge.prompt={self.prompt} holds {placeholder[0]}, but nothing is filled in"
-            raise UserError(
-                f"{message}: remove it, since each request is a JSON object of its own", "bad-file"
-            )
+            remedy = "remove it, since each request is a JSON object of its own"
+            raise UserError(f"{message}: {remedy}", "bad-file")
         return text
 
     def _announce(self, contents: Sequence[str]) -> None:

@@ -184,9 +184,7 @@ def _copula(text: str, place: int, end: int, inside: Sequence[Entity]) -> Iterat
     """Find nationality and year of "is a 1994 American film", and the country of "is a village in Peru"."""
     phrase = _PHRASE_END.search(text, place, end)
     stop = phrase.start() if phrase else end
-    for entity in inside:
-        if entity.start < place:
-            continue
+    for entity in (entity for entity in inside if entity.start >= place):
         country = country_of(entity.text)
         placed = _PLACED.search(text, place, entity.start)
         if entity.end <= stop and not placed:

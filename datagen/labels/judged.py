@@ -323,8 +323,7 @@ def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
 
 def _files(value: Any) -> Iterator[str]:
     """List files among the options of judges; a resumed run must find them unchanged."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
+    value = list(value.values()) if isinstance(value, Mapping) else value
     if isinstance(value, (list, tuple)):
         yield from chain.from_iterable(map(_files, value))
     elif isinstance(value, str) and Path(value).is_file():

@@ -46,8 +46,7 @@ def open_articles(
         from .wikipedia import open_wikipedia
 
         check_options(Wikipedia, wikipedia or {}, "wikipedia.")
-        options = Wikipedia(**(wikipedia or {}))
-        return open_wikipedia(options, limit=limit, seed=seed, rules=rules)
+        return open_wikipedia(Wikipedia(**(wikipedia or {})), limit=limit, seed=seed, rules=rules)
     from .files import open_file, open_hub
 
     if spec.startswith("hf:"):

@@ -96,6 +96,11 @@ class QuestionSource:
         return f"questions={self.name} (hub dataset {self.hub}, split {self.hub_split})"
 
     @property
+    def typed(self) -> str:
+        """The option that a user types for it, without defaults."""
+        return " ".join([f"questions={self.name}", *(f"questions.{n}={v}" for n, v in self._given().items())])
+
+    @property
     def files(self) -> tuple[str, ...]:
         return tuple(str(v) for n in ("path", *self.extra_files) if (v := getattr(self, n)) is not None)
 
@@ -132,11 +137,12 @@ class QuestionSource:
         if any(known.fits(keys) for known in (*self.layouts, FLASHRAG)):
             return None
         names = ", ".join(sorted(map(str, keys))[:12]) or "none"
-        near = [sorted(known.has - {*keys}) for known in self.layouts if not known.lacks & {*keys}]
+        near = [sorted(known.has.difference(keys)) for known in self.layouts if known.lacks.isdisjoint(keys)]
         if not near:
             odd = ", ".join(sorted(set().union(*(known.lacks for known in self.layouts)) & set(keys)))
             return f"fields of another dataset: {odd} (all are {names})"
-        return f"no {', '.join(map(repr, min(near, key=len)))} (its fields are {names})"
+        missing = min(near, key=len)
+        return f"no {', '.join(map(repr, missing))} (its fields are {names})"
 
     def _check_columns(self, keys: Collection[str]) -> None:
         if problem := self.mismatch(keys):

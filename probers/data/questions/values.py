@@ -49,9 +49,9 @@ def optional(record: Record, key: str) -> str:
 
 def strings(record: Record, key: str) -> tuple[str, ...]:
     """Return a list of strings, () when it is absent or null."""
-    value = record.get(key)
-    check_strings(key, [] if value is None else value)
-    return tuple(value or ())
+    value = [] if record.get(key) is None else record[key]
+    check_strings(key, value)
+    return tuple(value)
 
 
 def listed(record: Record, key: str) -> tuple[str, ...]:

@@ -108,9 +108,7 @@ class Text:
         """Label of a stretch by all marks that it overlaps: wrong, undecided or right with one of these."""
         marks = [*self.spans, *self.sentences, *self.claims]
         labels = {m.wrong for m in marks if any(a < end and b > start for a, b in m.ranges)}
-        if True in labels or None in labels:
-            return True if True in labels else None
-        return False if labels or self.outside == "right" else None
+        return _joint(labels, right=self.outside == "right")
 
 
 def truth(value: Any, key: str) -> bool | None:
@@ -139,6 +137,8 @@ def read_text(record: Any, where: str) -> Text:
     if "messages" in record and not (valid and messages):
         layout = 'a list of one or more {"role": .., "content": ..}'
         raise ValueError(f"messages must be {layout}, not {shown(messages)}")
+    if (split := optional(record, "split")) and split not in SPLIT_NAMES:
+        raise ValueError(f"split must be train, validation or test, found {shown(split)}")
     rest: Any = record.get("outside") or "unknown"
     if rest not in ("right", "unknown"):
         raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
@@ -146,7 +146,9 @@ def read_text(record: Any, where: str) -> Text:
     for name in ("spans", "sentences"):
         _check_overlap(marks[name], name)
     labels = {mark.wrong for list_ in marks.values() for mark in list_}
-    whole = truth(record["wrong"], "wrong") if "wrong" in record else _whole(labels, rest, record)
+    # Without a list of spans nobody has looked for wrong ones.
+    joint = _joint(labels, right=rest == "right" and record.get("spans") is not None)
+    whole = truth(record["wrong"], "wrong") if "wrong" in record else joint
     if rest == "right" and whole is not False and not labels - {False}:
         rest = "unknown"  # no mark says what is wrong, so the rest need not be right
     return Text(
@@ -154,19 +156,13 @@ def read_text(record: Any, where: str) -> Text:
         None if messages else prompt, tuple(messages), answer,
         whole, record, strings(record, "passages"), **marks, outside=rest,
         group=identifier(record, "group") if record.get("group") is not None else "",
-        split=_split(record), writer=optional(record, "writer"), dataset=optional(record, "dataset"),
+        split=SPLIT_NAMES.get(split, ""), writer=optional(record, "writer"),
+        dataset=optional(record, "dataset"),
     )  # fmt: skip
 
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
-
-
-def _split(record: Record) -> str:
-    name = optional(record, "split")
-    if name and name not in SPLIT_NAMES:
-        raise ValueError(f"split must be train, validation or test, found {shown(name)}")
-    return SPLIT_NAMES[name] if name else ""
 
 
 def _marks(record: Record, name: str, answer: str) -> tuple[Mark, ...]:
@@ -220,11 +216,11 @@ def _check_overlap(marks: Sequence[Mark], name: str) -> None:
         reach[wrong] = max(end, reach.get(wrong, 0))
 
 
-def _whole(labels: Set[bool | None], outside: str, record: Record) -> bool | None:
-    """Label of an answer by its parts: wrong with a wrong one; without any, right where the rest is right."""
+def _joint(labels: Set[bool | None], *, right: bool) -> bool | None:
+    """Join labels: wrong with a wrong one, else undecided with an undecided one; ``right`` without any."""
     if True in labels or None in labels:
         return True if True in labels else None
-    return False if labels or (outside == "right" and record.get("spans") is not None) else None
+    return False if labels or right else None
 
 
 class TokenLabels(NamedTuple):
