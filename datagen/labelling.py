@@ -209,8 +209,7 @@ def layers_to_read(
         return (depth,)
     control = (0,) if site == "resid_post" else ()
     stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
-    named = {"all": (*control, *range(1, depth + 1)), "stride": stride}
-    wanted = parse_layers(value, named, "layers")
+    wanted = parse_layers(value, {"all": (*control, *range(1, depth + 1)), "stride": stride}, "layers")
     if not wanted or wanted[0] < 0 or wanted[-1] > depth:
         there = f"the model has layers 1 to {depth} (0 is the embedding output)"
         raise UserError(f"layers={list(wanted)} is out of range: {there}", "layers")

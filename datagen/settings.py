@@ -278,8 +278,7 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
 
 def source_class(name: str) -> type[Any]:
     """Import the class of a source (UserError: no dataclass, or not derived from Source)."""
-    target = SOURCES[name].target if name in SOURCES else name
-    kind = Component("source", target, {}).kind
+    kind = Component("source", SOURCES[name].target if name in SOURCES else name, {}).kind
     base = resolve_name("probers.datagen.labels.base.Source")
     if not (isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)):
         message = f"source={name} is no dataclass derived from {base.__module__}.{base.__qualname__}"

@@ -82,8 +82,7 @@ def _shards(
             counted += 1
         if not (first := list(islice(waiting, 1))):
             return
-        before = max(0, source.items - 1)
-        yield before, [*first, *islice(waiting, source.options.shard_size - 1)]
+        yield max(0, source.items - 1), [*first, *islice(waiting, source.options.shard_size - 1)]
 
 
 def _counted(source: Source) -> Iterator[Any]:

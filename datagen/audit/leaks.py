@@ -70,8 +70,7 @@ def linear_probe(
         inputs /= scale
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early is still usable
-            train = wrong[splits["train"]]
-            models = [logistic_regression(inputs, train, c=c, steps=300) for c in strengths]
+            models = [logistic_regression(inputs, wrong[splits["train"]], c=c, steps=300) for c in strengths]
         del inputs
         held = (states(layer, "validation") - mean) / scale if chosen else None
         for model in models:

@@ -200,8 +200,8 @@ class _Compared:
 
     def _named(self, mention: str) -> bool:
         """Tell whether a content word of a mention is in the article or the subject's name."""
-        parts = mention.replace("-", " ")  # "German-Jewish"
-        return bool(_stems(parts) & (_stems(self._article) | _stems(self.answer.subject)))
+        known = _stems(self._article) | _stems(self.answer.subject)
+        return bool(_stems(mention.replace("-", " ")) & known)  # "German-Jewish"
 
 
 _stem = lru_cache(maxsize=65536)(PorterStemmer().stem)

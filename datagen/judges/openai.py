@@ -286,8 +286,7 @@ def _object(text: str) -> Any:
     """Parse the JSON of a reply: all of it, its only fenced block, or its outermost braces (ValueError)."""
     text = text.rpartition("</think>")[2].strip()
     fenced = _FENCE.findall(text)
-    braces = text[text.find("{") : text.rfind("}") + 1]
-    for part in (text, *(fenced if len(fenced) == 1 else ()), braces):
+    for part in (text, *(fenced if len(fenced) == 1 else ()), text[text.find("{") : text.rfind("}") + 1]):
         try:
             return json.loads(part, object_pairs_hook=_once)
         except json.JSONDecodeError:

@@ -205,8 +205,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         marks, answers = dict[_Request, list[Mark]](), dict[_Request, Answer]()
         for request, generation in written.items():
             if not generation.text.strip():
-                reason = TOO_LONG if generation.stop == "skipped" else "empty answer"
-                examples.leave_out(request.id, reason)
+                examples.leave_out(request.id, TOO_LONG if generation.stop == "skipped" else "empty answer")
                 continue
             message = self._message(request.topic)
             start, end = part_of(generation.text, self.reads) or (0, 0)

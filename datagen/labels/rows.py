@@ -99,9 +99,8 @@ def span_rows(
 
 def token_states(generation: Generation, needs: Needs) -> list[np.ndarray]:
     """Return states (n, layers, d) of every token, for each feature of pool "tokens"."""
-    everything = range(len(generation.token_ids))
     return [
-        span_of(generation.states[source], everything, source.pool, feature.pool)
+        span_of(generation.states[source], range(len(generation.token_ids)), source.pool, feature.pool)
         for feature, source in _recorded_features(needs).items()
     ]
 
@@ -282,8 +281,7 @@ def read_again(
     the span's label; tokens before it are undecided (-1). States of written tokens are those of the
     generation, whose prompt ends where the article was cut. Tokens of the prompt attend to the prompt only.
     """
-    requests = [_request(span, before) for span in spans]
-    prompts, texts, added = zip(*requests, strict=True)
+    prompts, texts, added = zip(*[_request(span, before) for span in spans], strict=True)
     attention = spans[0].generation.needs.attention
     read = lm.score(prompts, texts, needs=span_needs(needs, attention=attention))
     for span, generation, ahead in zip(spans, read, added, strict=True):

@@ -147,10 +147,9 @@ def abstain(
     if says_nothing.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):
         return Match("undecided", "opening", " ".join([*opening[-3:], "|"]))
     for entity in recognise(article[start:end]):
-        if start + entity.start > cut.entity.start:
-            later = matcher.match(entity.text, written.text)
-            if later.verdict == "equivalent":
-                return Match("undecided", "order", f"{entity.text} after {cut.entity.text}")
+        behind = start + entity.start > cut.entity.start
+        if behind and matcher.match(entity.text, written.text).verdict == "equivalent":
+            return Match("undecided", "order", f"{entity.text} after {cut.entity.text}")
     return match
 
 

@@ -226,8 +226,8 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     kinds = _types()
     columns = {}
     for name in [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS):
-        may_lack = name in _NULLABLE or name not in COLUMNS
-        there = [row for row in rows if not may_lack or row[name] is not None]
+        required = name in COLUMNS and name not in _NULLABLE
+        there = [row for row in rows if required or row[name] is not None]
         kind = COLUMNS.get(name) or _kind_of(name, {type(row[name]) for row in there})
         values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():

@@ -239,8 +239,7 @@ class FeatureStore:
 
     def reader(self, layers: Sequence[int]) -> StateReader:
         counts, end = self._counts(), files.state_suffixes(self.features)[self.read]
-        shards = [self._file(i, end) for i in range(len(counts))]
-        return StateReader(shards, counts, self.spec, layers)
+        return StateReader([self._file(i, end) for i in range(len(counts))], counts, self.spec, layers)
 
     def to_datasets(self, layers: Sequence[int] | None = None) -> datasets.Dataset:
         """Make a Hugging Face ``Dataset`` of all rows, with a column ``layer.<k>`` for each layer."""

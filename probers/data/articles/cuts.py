@@ -137,8 +137,7 @@ class CutPlan:
 
     def peek(self) -> None:
         """Make the first cut and keep it, so that articles without any cut are an error now."""
-        first = next(self._stream)
-        self._stream = chain([first], self._stream)
+        self._stream = chain([next(self._stream)], self._stream)
 
     def __iter__(self) -> Iterator[Cut]:
         """Iterate over the cuts; UserError at the end if there were none."""

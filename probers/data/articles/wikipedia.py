@@ -222,8 +222,8 @@ class _Client:
 
     def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
         blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()
-        then = "free some space or give another folder as wikipedia.cache"
-        write_bytes(self._file(kind, name), blob, then)
+        remedy = "free some space or give another folder as wikipedia.cache"
+        write_bytes(self._file(kind, name), blob, remedy)
 
     def _file(self, kind: str, name: str) -> Path:
         slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")

@@ -127,8 +127,7 @@ class QuestionSource:
                 name=self.config, split=self.hub_split, revision=self.revision,
             )  # fmt: skip
             return
-        path = given_file("questions.path", self.path, f"an official one of {self.name}")
-        for row in file_rows(path):
+        for row in file_rows(given_file("questions.path", self.path, f"an official one of {self.name}")):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
             yield row._replace(problem=problem) if problem else row
 

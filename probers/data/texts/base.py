@@ -208,9 +208,8 @@ def find_text(answer: str, text: Any, index: Any, what: str) -> tuple[int, int]:
 
 def _check_overlap(marks: Sequence[Mark], name: str) -> None:
     """Refuse ranges of different label that overlap (ValueError)."""
-    ranges = sorted((start, end, mark.wrong) for mark in marks for start, end in mark.ranges)
     reach: dict[bool | None, int] = {}
-    for start, end, wrong in ranges:
+    for start, end, wrong in sorted((start, end, mark.wrong) for mark in marks for start, end in mark.ranges):
         if (other := max((e for w, e in reach.items() if w is not wrong), default=0)) > start:
             raise ValueError(f"{name} of different label overlap at characters {start} to {min(end, other)}")
         reach[wrong] = max(end, reach.get(wrong, 0))
