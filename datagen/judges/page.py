@@ -107,9 +107,7 @@ def reading_page(texts: Sequence[Text], *, about: Mapping[str, str], count: int 
 
 def _data(drawn: Sequence[Drawn]) -> str:
     """Encode the lines of hand.jsonl without parts, and the parts, as JSON that ends no element of HTML."""
-    lines: dict[str, dict[str, Any]] = {}
-    for part in drawn:
-        lines.setdefault(part.text.id, _line(part.text))
+    lines = {part.text.id: _line(part.text) for part in drawn}
     places = {id_: place for place, id_ in enumerate(lines)}
     parts = [{"text": places[d.text.id], "kind": d.kind, "part": d.entry} for d in drawn]
     text = json.dumps({"texts": list(lines.values()), "parts": parts})

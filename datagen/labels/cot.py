@@ -6,7 +6,7 @@ Every question gives two examples, which share its split. The states are those o
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -275,17 +275,17 @@ class Questions(Corpus, OfCot, Source):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Compute scores per data set and condition, and the shares that retrieval helps, hurts or leaves."""
-        scores: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-        known: dict[tuple[str, str], list[int]] = {}
-        both: dict[str, dict[str, int]] = {}
+        scores: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
+        known: dict[tuple[str, str], list[int]] = defaultdict(list)
+        both: dict[str, dict[str, int]] = defaultdict(dict)
         columns = ["id", "dataset", "condition", "knowledge", "passages", "correct", *_SCORES]
         cut = 0
         for table in store.tables(columns):
             for id, dataset, condition, knowledge, passages, correct, *rest in table.itertuples(index=False):
                 cut += condition == "with_passages" and passages < self.k
-                scores.setdefault((dataset or "questions", condition), []).append((correct, *rest))
-                known.setdefault((condition, knowledge), []).append(correct)
-                both.setdefault(id.rpartition("/")[0], {})[condition] = correct
+                scores[dataset or "questions", condition].append((correct, *rest))
+                known[condition, knowledge].append(correct)
+                both[id.rpartition("/")[0]][condition] = correct
         figures: dict[str, Any] = {"questions": self.chosen.record, "scores": {}}
         lines: list[str] = []
         for (dataset, condition), values in sorted(scores.items()):
@@ -306,10 +306,8 @@ class Questions(Corpus, OfCot, Source):
         pairs = Counter(tuple(pair[c] for c in _CONDITIONS) for pair in both.values() if len(pair) == 2)
         if pairs:
             shares = {name: round(pairs[cell] / pairs.total(), 6) for name, cell in _CELLS.items()}
-            shares |= {
-                "helps": shares["only_with"], "hurts": shares["only_without"],
-                "leaves": round(shares["both"] + shares["neither"], 6),
-            }  # fmt: skip
+            shares |= {"helps": shares["only_with"], "hurts": shares["only_without"]}
+            shares["leaves"] = round(shares["both"] + shares["neither"], 6)
             figures["retrieval"] = shares
             lines.append(
                 "right both ways {both:.3f}, only with passages {only_with:.3f}, only without "

@@ -190,7 +190,6 @@ class Articles(ReadsArticles, OfWiki, Source):
     def inputs(self) -> Inputs:
         """Check the options, read the articles and make the first cut."""
         options = self.options
-        limit = self.one_limit()
         if self.background and options.pools != ["tokens"]:
             message = f"background={self.background} stores tokens before an entity one by one"
             raise UserError(f"{message}: give pool=tokens, or leave it out", "conflict")
@@ -198,7 +197,7 @@ class Articles(ReadsArticles, OfWiki, Source):
         trains = matching["vectors"] == _OWN or self._tries_vectors
         if matching["vectors"] in (_OWN, _AUTO):
             matching["vectors"] = ""
-        source = self.open(options, limit)
+        source = self.open(options, self.one_limit())
         language = self.language_of_articles(source)
         recognise = self.recogniser_in(language)
         cuts = CutPlan(source, recognise, self.per_article, self.within, options.seed)
@@ -332,7 +331,7 @@ class Articles(ReadsArticles, OfWiki, Source):
     ) -> None:
         tokens = tokens_of(generation.offsets, entity.start, entity.end)
         assert tokens  # the span lies in the decoded text
-        facts = cut.article.truth.get("facts", {})
+
         id = cut.id if how == "generated" else cut.id + _UNTOUCHED
         row = {
             "group": cut.article.id, "split": cut.article.split,
@@ -340,7 +339,7 @@ class Articles(ReadsArticles, OfWiki, Source):
             "dataset": "wiki", "condition": how, "span": id,
             "question": cut.before, "answer": entity.text, "gold": cut.entity.text,
             "question_type": cut.entity.type, "answer_kind": entity.type,
-            "knowledge": facts.get(cut.entity.text, ""),
+            "knowledge": cut.article.truth.get("facts", {}).get(cut.entity.text, ""),
             "title": cut.article.title, "cut_at": cut.entity.start, "sentence": cut.sentence,
             "entity_start": entity.start, "entity_end": entity.end,
             "match_stage": match.stage, "match_evidence": match.evidence,
