@@ -193,18 +193,17 @@ class Articles(ReadsArticles, OfWiki, Source):
         if self.background and options.pools != ["tokens"]:
             message = f"background={self.background} stores tokens before an entity one by one"
             raise UserError(f"{message}: give pool=tokens, or leave it out", "conflict")
-        matching = dict(options.matcher.options)
+        matching = options.matcher.options
         trains = matching["vectors"] == _OWN or self._tries_vectors
-        if matching["vectors"] in (_OWN, _AUTO):
-            matching["vectors"] = ""
+        vectors = "" if matching["vectors"] in (_OWN, _AUTO) else matching["vectors"]
         source = self.open(options, self.one_limit())
         language = self.language_of_articles(source)
         recognise = self.recogniser_in(language)
         cuts = CutPlan(source, recognise, self.per_article, self.within, options.seed)
         cuts.peek()
-        matcher = EntityMatcher(**matching)
+        matcher = EntityMatcher(**{**matching, "vectors": vectors})
         self.keep(cuts=cuts, matcher=matcher, recognise=recognise, trains=trains, written=[])
-        files = (self.articles, options.matcher.options["aliases"], options.matcher.options["vectors"])
+        files = (self.articles, matching["aliases"], matching["vectors"])
         return Inputs([*filter(None, files)], wordnet_found(options) | {"language": language.code})
 
     @property
