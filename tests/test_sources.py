@@ -296,13 +296,14 @@ def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):
         fetch(wiki, category="Towns", retries=0)
 
 
-def test_a_compressed_answer_is_read(wiki):
+def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
     wiki.pages = towns("Aston", "Bexley")
     wiki.faults = ["gzip", (500, {}, {})]
-    options = wiki.options | {"titles": ["Aston", "Bexley"]}
-    source = open_articles("wikipedia", wikipedia=options)
+    told, options = [], wiki.options | {"titles": ["Aston", "Bexley"]}
+    source = open_articles("wikipedia", wikipedia=options, progress=lambda *event: told.append(event))
     assert source.total == 2 and not wiki.requests  # nothing is asked before the first article is
     assert len(list(source)) == 2
+    assert told[0] == (0, 2, "Aston") and told[-1][:2] == (2, 2) and any("500" in t[2] for t in told)
 
 
 @pytest.mark.parametrize(("options", "code", "named"), [

@@ -9,9 +9,9 @@ from ...options import check_options
 from ...types import UserError
 from ..records import BadLine
 from ..splits import limited
-from .base import ArticleSource, Problems, Rules, Wikipedia
+from .base import ArticleSource, Problems, Progress, Rules, Wikipedia
 
-__all__ = ["ArticleSource", "Problems", "Rules", "open_articles"]
+__all__ = ["ArticleSource", "Problems", "Progress", "Rules", "open_articles"]
 
 
 def open_articles(
@@ -22,6 +22,7 @@ def open_articles(
     on_bad_line: BadLine = "error",
     rules: Rules = Rules(),
     wikipedia: Mapping[str, Any] | None = None,
+    progress: Progress = lambda done, total, text: None,
 ) -> ArticleSource:
     """Open articles, which come one at a time with a split, and a list of unusable ones.
 
@@ -46,9 +47,10 @@ def open_articles(
         from .wikipedia import open_wikipedia
 
         check_options(Wikipedia, wikipedia or {}, "wikipedia.")
-        return open_wikipedia(Wikipedia(**(wikipedia or {})), limit=limit, seed=seed, rules=rules)
+        options = Wikipedia(**(wikipedia or {}))
+        return open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
     from .files import open_file, open_hub
 
     if spec.startswith("hf:"):
-        return open_hub(spec, limit=limit, seed=seed, rules=rules)
+        return open_hub(spec, limit=limit, seed=seed, rules=rules, progress=progress)
     return open_file(spec, limit=limit, seed=seed, on_bad_line=on_bad_line, rules=rules)

@@ -29,7 +29,7 @@ from ..records import (
     what_is_wrong,
 )
 from ..splits import Splits
-from .base import ArticleSource, Problems, Rules, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, clean, prose
 
 #: With a limit, articles of the Hub are drawn from a window of this many rows that moves over the stream.
 WINDOW = 1000
@@ -114,7 +114,7 @@ def _draw(number: int, seed: int) -> int:
     return draw_key("limit", seed, str(number))
 
 
-def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules) -> ArticleSource:
+def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:
     """Open the articles of ``hf:<dataset id>[:<config>][:<split>]``, by default train or the only split.
 
     Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings).

@@ -28,7 +28,7 @@ from ...files import cache_folder, check_file, digest, write_bytes
 from ...types import Article, Code, RunError, UserError, first_line
 from ..records import UnusableError
 from ..splits import Splits
-from .base import ArticleSource, Problems, Rules, Wikipedia, clean, prose
+from .base import ArticleSource, Problems, Progress, Rules, Wikipedia, clean, prose
 
 if TYPE_CHECKING:
     import wikipediaapi
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 log = getLogger(__name__)
 
 
-def open_wikipedia(options: Wikipedia, *, limit: int | None, seed: int, rules: Rules) -> ArticleSource:
+def open_wikipedia(
+    options: Wikipedia, *, limit: int | None, seed: int, rules: Rules, progress: Progress
+) -> ArticleSource:
     """Open the articles of a Wikipedia; its network is first used when they are iterated.
 
     A limit counts usable articles: further titles replace unusable ones.
@@ -49,9 +51,9 @@ def open_wikipedia(options: Wikipedia, *, limit: int | None, seed: int, rules: R
     problems = Problems()
 
     def articles() -> Iterator[Article]:
-        done, splits = 0, Splits(seed)
+        done, total, splits = 0, limit, Splits(seed)
         seen: dict[int, str] = {}
-        client = _Client(options)
+        client = _Client(options, lambda text: progress(done, total, text))
         with closing(client.transport):
             if options.random:
                 names = client.random_titles(seed, limit or 1, problems)
@@ -59,8 +61,10 @@ def open_wikipedia(options: Wikipedia, *, limit: int | None, seed: int, rules: R
                 listed = _category_titles(client, options, problems) if options.category else titles
                 if limit is not None and limit < len(listed):
                     random.Random(f"limit:{seed}").shuffle(listed)
+                total = min(limit or len(listed), len(listed))
                 names = iter(listed)
             for title in names:
+                progress(done, total, title)
                 try:
                     article = _article(title, client.page(title), rules, splits, seen)
                 except FetchError as error:
@@ -72,6 +76,7 @@ def open_wikipedia(options: Wikipedia, *, limit: int | None, seed: int, rules: R
                     yield article
                     if done == limit:
                         break
+            progress(done, total, "done")
 
     return ArticleSource("wikipedia", articles(), problems, total)
 
@@ -160,12 +165,12 @@ _FIELDS = {
 class _Client:
     """Client for pages, category members and random titles, fetched once; FetchErrors are not kept."""
 
-    def __init__(self, options: Wikipedia) -> None:
+    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
         cache = Path(options.cache or cache_folder("wikipedia"))
         self._cache = cache / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
-        self.transport = _Transport(options)
+        self.transport = _Transport(options, notice)
         self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
         self._failures = 0
 
@@ -298,8 +303,8 @@ class _Transport(httpx.BaseTransport):
     connections. ``failure`` is the reason of the last failed request.
     """
 
-    def __init__(self, options: Wikipedia) -> None:
-        self.options, self.failure = options, ""
+    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
+        self.options, self.failure, self._notice = options, "", notice
         self._network = httpx.Client()  # uses the proxies that the environment names
         self._next = 0.0
 
@@ -314,10 +319,10 @@ class _Transport(httpx.BaseTransport):
         try:
             response = self._network.send(request)
         except httpx.TimeoutException:
-            self.failure = f"no answer within wikipedia.timeout={self.options.timeout:g} s"
+            self._failed(f"no answer within wikipedia.timeout={self.options.timeout:g} s")
             raise
         except httpx.TransportError as error:
-            self.failure = f"the connection failed: {error or type(error).__name__}"
+            self._failed(f"the connection failed: {error or type(error).__name__}")
             raise httpx.ConnectError(str(error), request=request) from error
         status, reason = response.status_code, f"HTTP {response.status_code}"
         if status == 200:
@@ -340,12 +345,16 @@ class _Transport(httpx.BaseTransport):
         if wait is not None and wait > self.options.max_wait:
             limit = f"wikipedia.max_wait is {self.options.max_wait:g}"
             raise FetchError(f"{reason}, to be repeated after {wait:.0f} s; {limit}", down=True)
-        self.failure = reason
+        self._failed(reason)
         headers = {} if wait is None else {"Retry-After": f"{wait:.0f}"}
         return httpx.Response(429, headers=headers, request=response.request)
 
     def close(self) -> None:
         self._network.close()
+
+    def _failed(self, reason: str) -> None:
+        self.failure = reason
+        self._notice(reason)
 
 
 def _retry_after(response: httpx.Response) -> float | None:
