@@ -156,6 +156,7 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
                 problems.add(str(row.get("title") or f"row {number}"), str(error))
             else:
                 done += 1
+                progress(done, limit, article.title)
 
                 yield article
 
