@@ -112,9 +112,9 @@ def _component(group: str, value: Any) -> Component:
 def _record(lm: CausalLM, source: Source, options: Options) -> dict[str, Any]:
     """Describe a run by plain values, as its folder keeps them."""
     record: dict[str, Any] = {"source": source.name, "model": {"name": lm.spec.id, "weights": str(lm.spec)}}
-    for each in (source, options):
-        names = [f.name for f in fields(each) if f.init and not f.name.startswith("_")]  # type: ignore[arg-type]
-        record |= {name: _plain(getattr(each, name)) for name in names}
+    for part in (source, options):
+        names = [f.name for f in fields(part) if f.init and not f.name.startswith("_")]  # type: ignore[arg-type]
+        record |= {name: _plain(getattr(part, name)) for name in names}
     if "texts" in record:  # as the command records them
         rest = {name: record.pop(name) for name in ("format", "outside") if name in record}
         record["texts"] = {"path": record["texts"], **rest}
@@ -154,7 +154,9 @@ def make(
     store = FeatureStore.create(folder, specs, config=config)
     log.info("%s -> %s (model=%s, prompt=%s)", source.name, folder, lm.spec.id, source.prompt.name)
     if (rows := source.rows()) is not None:
-        log.info("%s rows, about %s on disk", f"{rows:,}", _size(rows, specs))
+        size = rows * sum(len(spec.layers) * spec.vector_bytes for spec in specs)
+        unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
+        log.info("%s rows, about %.1f %s on disk", f"{rows:,}", size / unit, name)
     fill(store, source, lambda units: source.examples(lm, units), part)
     return store
 
@@ -165,8 +167,8 @@ def conclude(store: FeatureStore, source: Source) -> tuple[dict[str, Any], list[
         len(store)
     except RunError as error:
         first = {record["reason"].partition(":")[0]: record["reason"] for record in [*store.left_out()][::-1]}
-        why = f"{error}; left out for: {', '.join(sorted(first.values())) or 'no reason'}"
-        raise RunError(why, error.code) from error
+        reasons = ", ".join(sorted(first.values())) or "no reason"
+        raise RunError(f"{error}; left out for: {reasons}", error.code) from error
     notes = source.conclude(store)
     quotas = quotas_of(source)
     if source.options.balance or quotas:
@@ -183,12 +185,10 @@ def features_to_read(options: Options, depth: int) -> list[Feature]:
     pools, sites = options.pools, options.sites
     features = []
     for pool, site in product(pools, sites):
-        layers = options.layers
-        if pool == "mind" and site != "resid_post" and "resid_post" in sites:
-            continue
-        if (pool == "mind" and len(pools) * len(sites) > 1) or (site in BESIDE and len(sites) > 1):
-            layers = "all"
-        features.append(Feature(layers_to_read(layers, depth, site=site, pool=pool), site, pool))
+        if pool != "mind" or site == "resid_post" or "resid_post" not in sites:
+            joint = (pool == "mind" and len(pools) * len(sites) > 1) or (site in BESIDE and len(sites) > 1)
+            layers = layers_to_read("all" if joint else options.layers, depth, site=site, pool=pool)
+            features.append(Feature(layers, site, pool))
     return features
 
 
@@ -204,24 +204,16 @@ def layers_to_read(
     joint = "pool=mind" if pool == "mind" else f"site={site}" if site in BESIDE else ""
     if joint:
         if value != "all":
-            why = f"makes one vector of all layers, so layers={value} does not apply: leave layers out"
-            raise UserError(f"{joint} {why}", "conflict")
+            message = f"{joint} makes one vector of all layers, so layers={value} does not apply"
+            raise UserError(f"{message}: leave layers out", "conflict")
         return (depth,)
     control = (0,) if site == "resid_post" else ()
     stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
-    named = {"all": (*control, *range(1, depth + 1)), "stride": stride}
-    wanted = parse_layers(value, named, "layers")
+    wanted = parse_layers(value, {"all": (*control, *range(1, depth + 1)), "stride": stride}, "layers")
     if not wanted or wanted[0] < 0 or wanted[-1] > depth:
         there = f"the model has layers 1 to {depth} (0 is the embedding output)"
         raise UserError(f"layers={list(wanted)} is out of range: {there}", "layers")
     return wanted
-
-
-def _size(rows: int, features: Sequence[FeatureSpec]) -> str:
-    """Format the size of so many rows of all features."""
-    size = rows * sum(len(spec.layers) * spec.vector_bytes for spec in features)
-    unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
-    return f"{size / unit:.1f} {name}"
 
 
 def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
@@ -242,8 +234,12 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     labelled = None if parts is None else LabelledParts(parts, source)
     if not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
-    if labelled is not None:
-        store = _merged(labelled, source, folder)
+    if labelled is not None:  # the examples of finished parts are joined
+        labelled.take_vectors(VECTORS, folder.path)
+        labelled.join(JOURNAL, folder.path)
+        source.begin(None, Needs(tuple(spec.feature for spec in labelled.features)), folder.path)
+        store = FeatureStore.create(folder.path, labelled.features, config=identity(folder.config))
+        fill(store, source, labelled)
     else:
         lm = load_model(settings, folder, engine=settings.engine)
         store = make(lm, source, folder.path, identity(record), part)
@@ -261,31 +257,20 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     for line in [*lines, *audited.lines]:
         log.info(line)
     log.info("examples to read: %s", page)
+    size = f"{len(store):,} examples"
     if len(store.features) > 1:
         listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
-        log.info("wrote %s examples to %s, each as %s", f"{len(store):,}", folder.path, listed)
+        log.info("wrote %s to %s, each as %s", size, folder.path, listed)
     else:
-        layers = len(store.spec.layers)
-        log.info("wrote %s examples x %d layers to %s", f"{len(store):,}", layers, folder.path)
+        log.info("wrote %s x %d layers to %s", size, len(store.spec.layers), folder.path)
     if audited.figures["wrong"] in (0, 1):
         log.info("all labels are the same, but a head needs both: raise limit or choose another model")
     else:
-        of_tokens = " head=linear" if store.spec.position == "token" else " head=radio"
-        head = of_tokens if store.spec.pool == "tokens" else ""
+        head = " head=linear" if store.spec.position == "token" else " head=radio"
+        head = head if store.spec.pool == "tokens" else ""
         pool = f" pool={store.spec.pool}" if len({s.pool for s in store.features}) > 1 else ""
         log.info("next: probers-train layer=all%s%s data=%s", head, pool, folder.path)
     return folder.path
-
-
-def _merged(labelled: LabelledParts, source: Source, folder: RunFolder) -> FeatureStore:
-    """Join the examples of finished parts."""
-    labelled.take_vectors(VECTORS, folder.path)
-    labelled.join(JOURNAL, folder.path)
-    features = labelled.features
-    source.begin(None, Needs(tuple(spec.feature for spec in features)), folder.path)
-    store = FeatureStore.create(folder.path, features, config=identity(folder.config))
-    fill(store, source, labelled)
-    return store
 
 
 def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path:

@@ -254,7 +254,7 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
     @classmethod
     def accepted(cls, typed: Sequence[str]) -> list[str]:
         """Write ``source.KEY`` as KEY; refuse the keys of sources that are not chosen (UserError)."""
-        pairs = [key_value(override) for override in typed]
+        pairs = list(map(key_value, typed))
         named = [f"{key}={value}" for key, value in pairs if key in ("experiment", "method", "source")]
         name = str(compose("datagen", named)["source"]) if named else "cot"
         keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
@@ -278,8 +278,7 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
 
 def source_class(name: str) -> type[Any]:
     """Import the class of a source (UserError: no dataclass, or not derived from Source)."""
-    target = SOURCES[name].target if name in SOURCES else name
-    kind = Component("source", target, {}).kind
+    kind = Component("source", SOURCES[name].target if name in SOURCES else name, {}).kind
     base = resolve_name("probers.datagen.labels.base.Source")
     if not (isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)):
         message = f"source={name} is no dataclass derived from {base.__module__}.{base.__qualname__}"
@@ -290,10 +289,10 @@ def source_class(name: str) -> type[Any]:
 def _own_keys(name: str) -> set[str] | None:
     """List the keys that a class of the user's own may take; None, for any, if it cannot be imported."""
     try:
-        own = {f.name for f in fields(source_class(name)) if f.init}
+        names = {f.name for f in fields(source_class(name)) if f.init}
     except UserError:  # its own refusal comes when the command runs
         return None
-    return own.union(*(kind.common for kind in SOURCES.values()))
+    return names.union(*(kind.common for kind in SOURCES.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

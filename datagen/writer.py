@@ -12,7 +12,6 @@ import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -44,17 +43,6 @@ Make = Callable[[Sequence[Any]], Iterable[Examples]]
 _Kind = tuple[tuple[str, ...], int]
 
 
-@dataclass(frozen=True)
-class Work:
-    """Units that are to be made: those of a part of the run, without those of the finished shards."""
-
-    part: Partition | None = None
-    done: frozenset[str] = frozenset()
-
-    def has(self, unit: Any) -> bool:
-        return unit.id not in self.done and (self.part is None or self.part.owns(unit.group))
-
-
 def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None = None) -> None:
     """Make and write the units that no shard covers yet, one shard at a time.
 
@@ -65,7 +53,7 @@ def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None
     quotas = quotas_of(source) if part is None else Quotas({}, by=source.balance_by, parts=source.parts)
     with tqdm(total=source.total, unit=f" {source.item_name}s", dynamic_ncols=True) as bar:
         progress = _Progress(source, bar)
-        for before, units in _shards(store, source, quotas, Work(part, frozenset(store.units))):
+        for before, units in _shards(store, source, quotas, part):
             if not bar.n:  # what an earlier run has made
                 bar.initial = bar.n = bar.last_print_n = before
             whole = Examples()
@@ -74,16 +62,18 @@ def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None
                 batch.states = [_rounded(states, store) for states in batch.states]
                 whole.extend(batch)
             _write(store, source, whole, [unit.id for unit in units])
-            progress.end()
+            bar.update(source.items - bar.n)
         bar.update(source.items - bar.n)
 
 
 def _shards(
-    store: FeatureStore, source: Source, quotas: Quotas, work: Work
+    store: FeatureStore, source: Source, quotas: Quotas, part: Partition | None
 ) -> Iterator[tuple[int, list[Any]]]:
     """Yield each missing shard's units, after the number of items read before it."""
+    done = store.units
     units = takewhile(lambda _: not all(map(quotas.full, SPLITS)), _counted(source))
-    waiting = (unit for unit in units if work.has(unit) and not quotas.full(unit.split))
+    missing = (unit for unit in units if unit.id not in done and (part is None or part.owns(unit.group)))
+    waiting = (unit for unit in missing if not quotas.full(unit.split))
     counted = 0
     while True:
         # Count only the shards before the next one: what is made again then ends as at first.
@@ -92,8 +82,7 @@ def _shards(
             counted += 1
         if not (first := list(islice(waiting, 1))):
             return
-        before = max(0, source.items - 1)
-        yield before, [*first, *islice(waiting, source.options.shard_size - 1)]
+        yield max(0, source.items - 1), [*first, *islice(waiting, source.options.shard_size - 1)]
 
 
 def _counted(source: Source) -> Iterator[Any]:
@@ -109,7 +98,7 @@ def _rounded(states: Sequence[np.ndarray], store: FeatureStore) -> list[np.ndarr
     """Convert states to the store's number formats; values too large for them are refused on writing."""
     with np.errstate(over="ignore"):
         pairs = zip(states, store.features, strict=True)
-        return [np.asarray(each, dtype=spec.read_as) for each, spec in pairs]
+        return [np.asarray(values, dtype=spec.read_as) for values, spec in pairs]
 
 
 def _write(store: FeatureStore, source: Source, examples: Examples, units: Sequence[str]) -> None:
@@ -126,10 +115,10 @@ def _write(store: FeatureStore, source: Source, examples: Examples, units: Seque
     for feature, spec in enumerate(store.features):
         # Layer by layer, like the file: a shard is large, and must not be copied again.
         layers = np.empty((len(spec.layers), len(order), spec.width), dtype=spec.read_as)
-        for row, made in enumerate(order):
-            layers[:, row] = examples.states[made][feature]
+        for row, origin in enumerate(order):
+            layers[:, row] = examples.states[origin][feature]
         states.append(layers.transpose(1, 0, 2))
-    rows = [examples.rows[made] for made in order]
+    rows = [examples.rows[origin] for origin in order]
     left_out = sorted(examples.left_out, key=lambda record: place(record["id"]))
     store.write_shard(store.next_shard, rows, *states, units=units, left_out=left_out)
 
@@ -153,8 +142,8 @@ class LabelledParts:
             path = self._parts.owner(unit.group).path
             while unit.id not in self._current.get(path, {}):
                 if (shard := next(self._shards[path], None)) is None:
-                    lacks = f"{path} lacks {unit.id}, which its part of the run has"
-                    raise UserError(f"{lacks}: its inputs were others; make it again", "parts")
+                    message = f"{path} lacks {unit.id}, which its part of the run has"
+                    raise UserError(f"{message}: its inputs were others; make it again", "parts")
                 self._current[path] = shard
             yield self._current[path].pop(unit.id)
 
@@ -164,8 +153,7 @@ class LabelledParts:
             rows, states, units, left_out = store.read_shard(index)
             shard = {unit: Examples() for unit in units}
             for number, row in enumerate(rows):
-                unit = self._source.place(span_name(row))[1]
-                shard[unit].add(row, [each[number] for each in states])
+                shard[self._source.place(span_name(row))[1]].add(row, [layers[number] for layers in states])
             for record in left_out:
                 shard[self._source.place(record["id"])[1]].left_out.append(record)
             yield shard
@@ -206,21 +194,18 @@ class _Progress:
         self._labels.update(examples.labels().values())
         seconds, total = max(1e-9, time.monotonic() - self._start), self._labels.total()
         share = f"{self._labels[0] / total:.2f} {self._source.wrong_name}" if total else "no label"
-        self._bar.set_postfix_str(
-            f"{total} labels, {total / seconds:.1f} labels/s, {self._tokens / seconds:.0f} tokens/s, {share}"
-        )
-
-    def end(self) -> None:
-        """Count a written shard."""
-        self._bar.update(self._source.items - self._bar.n)
+        rates = f"{total / seconds:.1f} labels/s, {self._tokens / seconds:.0f} tokens/s"
+        self._bar.set_postfix_str(f"{total} labels, {rates}, {share}")
 
 
 def first_example(rows: Sequence[Mapping[str, Any]], wrong: str) -> list[str]:
     """Describe an example in lines, of labelled tokens a marked one; ``wrong`` is the name of label 0."""
-    row = next((each for each in rows if each.get("inside", 1) == 1), rows[0])
+    row = next((row for row in rows if row.get("inside", 1) == 1), rows[0])
     label = {0: "right", 1: wrong}.get(row.get("token_wrong", 1 - row["correct"]), "undecided")
-    names = ("question", "text", "answer", "gold")
-    prompt, text, answer, gold = (_line(str(row.get(name, ""))) for name in names)
+    values = (str(row.get(name, "")) for name in ("question", "text", "answer", "gold"))
+    # Each on one line, without control characters.
+    printable = ("".join(c if c.isprintable() else " " for c in value) for value in values)
+    prompt, text, answer, gold = (" ".join(value.split()) for value in printable)
     return [
         "the first example:",
         f"  prompt: {'.. ' if len(prompt) > _SHOWN else ''}{prompt[-_SHOWN:]}",
@@ -228,11 +213,6 @@ def first_example(rows: Sequence[Mapping[str, Any]], wrong: str) -> list[str]:
         f"  label:  {label} "
         f"({answer[:_SHOWN] or 'no final answer'}{gold and f'; expected: {gold[:_SHOWN]}'})",
     ]
-
-
-def _line(text: str) -> str:
-    """Put a text on one line, without control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _kinds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[str, _Kind]:
@@ -251,9 +231,9 @@ class Quotas:
         self._wanted: dict[str, int] = {}
         for split, examples in wanted.items():
             if examples % self._kinds_of_split:
-                why = f"so that as many are right as wrong{f' for each {by[-1]}' if parts > 1 else ''}"
-                what = f"balance_to.{split}={examples} must be a multiple of {self._kinds_of_split}"
-                raise UserError(f"{what}, {why}")
+                message = f"balance_to.{split}={examples} must be a multiple of {self._kinds_of_split}"
+                of_each = f" for each {by[-1]}" if parts > 1 else ""
+                raise UserError(f"{message}, so that as many are right as wrong{of_each}")
             self._wanted[split] = examples // self._kinds_of_split
         self._found: Counter[_Kind] = Counter()
 
@@ -303,11 +283,11 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas
         quota = quotas.of(values[0]) if quotas else None
         if quota is not None and least < quota:
             notes.append(f"balance_to: {where} has {least} of each label and not {quota}: raise the limit")
-        for correct, found in keys.items():
+        for correct, hashes in keys.items():
             if quota is not None:
                 most[values, correct] = min(least, quota)
-            elif len(found) > least:
-                below[values, correct] = int(np.sort(np.frombuffer(found, np.uint64))[least])
+            elif len(hashes) > least:
+                below[values, correct] = int(np.sort(np.frombuffer(hashes, np.uint64))[least])
     taken: Counter[_Kind] = Counter()
 
     def reason(span: str, kind: _Kind) -> str:
@@ -318,18 +298,13 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas
         return _REASON if kind in below and draw_key("balance", seed, span) >= below[kind] else ""
 
     for index in range(store.next_shard if below or most else 0):
-        _thin(store, index, by, reason)
+        rows, states, units, left_out = store.read_shard(index)
+        reasons = {span: reason(span, kind) for span, kind in _kinds(rows, by).items()}
+        if gone := [{"id": span, "reason": why} for span, why in reasons.items() if why]:
+            keep = [number for number, row in enumerate(rows) if not reasons[span_name(row)]]
+            left, thinned = [rows[i] for i in keep], [layers[keep] for layers in states]
+            store.write_shard(index, left, *thinned, units=units, left_out=[*left_out, *gone])
     return notes
-
-
-def _thin(store: FeatureStore, index: int, by: Sequence[str], reason: Callable[[str, _Kind], str]) -> None:
-    """Write one shard without the spans that have a reason to go."""
-    rows, states, units, left_out = store.read_shard(index)
-    reasons = {span: reason(span, kind) for span, kind in _kinds(rows, by).items()}
-    if gone := [{"id": span, "reason": why} for span, why in reasons.items() if why]:
-        keep = [number for number, row in enumerate(rows) if not reasons[span_name(row)]]
-        kept, thinned = [rows[i] for i in keep], [each[keep] for each in states]
-        store.write_shard(index, kept, *thinned, units=units, left_out=[*left_out, *gone])
 
 
 def quotas_of(source: Source) -> Quotas:

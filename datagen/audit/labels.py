@@ -112,8 +112,8 @@ def _counts(drawn: Drawn, wrong: float, labels: Mapping[str, Tally], word: str) 
     if len(drawn.rows) < drawn.spans:
         lines.append(f"  the predictions below use {len(drawn.rows):,} examples drawn by seed")
     for name, tally in labels.items():
-        found = sorted(tally.counts.items(), key=lambda item: (-item[1][0], item[0]))
-        shown = [f"{value or '(none)'} {n:,} ({events / n:.0%} {word})" for value, (n, events) in found]
+        counts = sorted(tally.counts.items(), key=lambda item: (-item[1][0], item[0]))
+        shown = [f"{value or '(none)'} {n:,} ({events / n:.0%} {word})" for value, (n, events) in counts]
         if len(shown) > _LISTED:
             shown[_LISTED:] = [f"{len(shown) - _LISTED} more"]
         kind = name.replace("question", "entity") if "match_stage" in labels else name
@@ -139,16 +139,16 @@ def _table(leaks: Leaks, word: str) -> list[str]:
 
 def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any], drawn: Drawn) -> list[str]:
     """Warn of whatever inflates a head's figure on these labels, with remedies."""
-    found = []
+    lines = []
     if two_sided:
         where = f"{len(two_sided)} groups are on two sides of the split (such as {two_sided[0]!r})"
-        found.append(f"warning: {where}: no figure on it is held out")
+        lines.append(f"warning: {where}: no figure on it is held out")
     if leaks.probe is None:
-        return found
+        return lines
     probe = leaks.detectors[PROBE].auroc
     blind = probe is None or not probe.low > 0.5
     if blind:
-        found.append(
+        lines.append(
             f"warning: the probe is not above chance (AUROC {_shown(probe)}): these states are not shown to "
             "tell the labels apart, and every baseline is within reach"
         )
@@ -156,27 +156,22 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any], dra
         measured = leaks.detectors[name].auroc
         far = measured is not None and measured.low > 0.5 and measured.value >= FAR
         near = not blind and not difference.low > 0
-        if not far and not near:
-            continue
-        says = f"warning: {name} predicts the labels without the model, AUROC {_shown(measured)}"
+        line = f"warning: {name} predicts the labels without the model, AUROC {_shown(measured)}"
         if near:
-            says += f", and is within reach of what a head could claim: the probe has {_shown(probe)}"
-            says += f", difference {_shown(difference, sign=True)}"
-        found.append(says)
-    return [*found, _advice(leaks, config, drawn)] if found else []
-
-
-def _advice(leaks: Leaks, config: Mapping[str, Any], drawn: Drawn) -> str:
-    """List options that may help and are not set yet; labels of single tokens cannot be balanced."""
+            line += f", and is within reach of what a head could claim: the probe has {_shown(probe)}"
+            line += f", difference {_shown(difference, sign=True)}"
+        lines += [line] if far or near else []
+    if not lines:
+        return []
     options = []
     uneven = any(abs((size["wrong"] or 0.5) - 0.5) > _UNEVEN for size in leaks.splits.values())
-    balanced = config.get("balance", True) or config.get("balance_to") or "mark" in drawn.columns
-    if uneven and not balanced:
+    # Labels of single tokens cannot be balanced.
+    if uneven and not (config.get("balance", True) or config.get("balance_to") or "mark" in drawn.columns):
         options.append("balance=true (as many of one label as of the other in every split)")
     if config.get("negatives") == "untouched":
         options.append("negatives=generated (both labels from texts the model wrote)")
     options.append("more articles or questions (a higher limit narrows the intervals)")
-    return f"what may help: {'; '.join(options)}"
+    return [*lines, f"what may help: {'; '.join(options)}"]
 
 
 def _figures(name: str, interval: Interval | None) -> dict[str, Any]:
@@ -205,10 +200,10 @@ def sample_html(
     Fields that a row lacks are left out. ``about`` are facts for the head.
     """
     given = bool(rows) and all(row.get("condition") == "read" for row in rows)
-    said = {"faithful": "right", "hallucinated": "wrong"} if given else {}
+    words = {"faithful": "right", "hallucinated": "wrong"} if given else {}
     return render(
         "probers.datagen.audit/sample.html.j2",
-        given=given, said=said, rows=rows, about=about, undecided=undecided, most=MOST_UNDECIDED,
+        given=given, said=words, rows=rows, about=about, undecided=undecided, most=MOST_UNDECIDED,
         labels=_LABELS, tables=_tables(rows), before=_before, continuation=_continuation, short=_short,
         number=number,
     )  # fmt: skip
@@ -216,26 +211,23 @@ def sample_html(
 
 def _tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, list[int]]]]:
     """Count cases by label and in all, by entity type and by match stage."""
-    found = {}
+    tables = {}
     for column, head in (("question_type", "Entity type"), ("match_stage", "Match stage")):
-        if not any(column in row for row in rows):
-            continue
-        cells = Counter((str(row.get(column, "")), int(row["correct"])) for row in rows)
-        sizes = Counter(str(row.get(column, "")) for row in rows)
-        lines = [
-            (value, [*(cells[value, label] for label in _LABELS), n]) for value, n in sizes.most_common()
-        ]
-        found[head] = [*lines, ("all", [sum(column) for column in zip(*(n for _, n in lines), strict=True)])]
-    return found
+        if any(column in row for row in rows):
+            cells = Counter((str(row.get(column, "")), int(row["correct"])) for row in rows)
+            sizes = Counter(str(row.get(column, "")) for row in rows).most_common()
+            lines = [(value, [*(cells[value, label] for label in _LABELS), n]) for value, n in sizes]
+            tables[head] = [*lines, ("all", [sum(n) for n in zip(*(n for _, n in lines), strict=True)])]
+    return tables
 
 
 def _before(prompt: str) -> str:
     """Cut the end of the text before the cut, from the beginning of a word where words have spaces."""
     end = prompt[-_BEFORE:]
-    if len(end) < len(prompt):
-        _, space, rest = end.partition(" ")
-        end = f"… {rest}" if space and len(rest) > _BEFORE * 0.8 else f"…{end}"
-    return end
+    if len(end) == len(prompt):
+        return end
+    _, space, rest = end.partition(" ")
+    return f"… {rest}" if space and len(rest) > _BEFORE * 0.8 else f"…{end}"
 
 
 def _continuation(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -245,13 +237,10 @@ def _continuation(row: Mapping[str, Any]) -> tuple[str, str, str]:
     if start is None or end is None or not 0 <= start < end <= len(text):
         return "", _short(row.get("answer")), ""
     start, end = int(start), int(end)
-    return text[:start].lstrip(), text[start:end], _cut(text[end:], _AFTER)
+    return text[:start].lstrip(), text[start:end], _short(text[end:], _AFTER)
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, length: int = _SHORT) -> str:
     """Shorten a piece of text that is too long; empty for None."""
-    return "" if value is None else _cut(str(value), _SHORT)
-
-
-def _cut(text: str, length: int) -> str:
+    text = "" if value is None else str(value)
     return text if len(text) <= length else f"{text[:length]}…"

@@ -50,10 +50,12 @@ def linear_probe(
     ``rows`` (n,) are row numbers in the store; ``wrong`` (n,) is 1 for a hallucinated text; ``splits`` are
     places in ``rows`` of "train" (both labels), "validation" and "test".
     """
-    tried, strengths = depths(store.spec.layers), _STRENGTHS
-    told = wrong[splits["validation"]]
-    chosen = len(set(told)) > 1
+    from sklearn.exceptions import ConvergenceWarning
+
+    tried, labels = depths(store.spec.layers), wrong[splits["validation"]]
+    chosen = len(set(labels)) > 1
     layers = tried if chosen else tried[len(tried) // 2 :][:1]
+    strengths = _STRENGTHS if chosen else _STRENGTHS[1:2]
 
     def states(layer: int, split: str) -> np.ndarray:
         return store.states((layer,), rows[splits[split]])[:, 0].astype(np.float32)
@@ -66,28 +68,20 @@ def linear_probe(
         scale = np.sqrt(np.einsum("ij,ij->j", inputs, inputs) / len(inputs))
         scale[scale == 0] = 1.0
         inputs /= scale
-        models = _logistic(inputs, wrong[splits["train"]], strengths if chosen else strengths[1:2])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early is still usable
+            models = [logistic_regression(inputs, wrong[splits["train"]], c=c, steps=300) for c in strengths]
         del inputs
         held = (states(layer, "validation") - mean) / scale if chosen else None
         for model in models:
-            quality = None if held is None else float(metrics.auroc(told, _log_odds(model, held)))
+            quality = None if held is None else float(metrics.auroc(labels, _log_odds(model, held)))
             candidates.append((quality, layer, mean, scale, model))
-    quality, layer, mean, scale, model = max(candidates, key=lambda found: found[0])
-    scores = _log_odds(model, (states(layer, "test") - mean) / scale)
-    return Probe(layer, tried, quality, scores)
-
-
-def _logistic(inputs: np.ndarray, wrong: np.ndarray, strengths: Sequence[float]) -> list[Any]:
-    from sklearn.exceptions import ConvergenceWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a probe that stopped early is still usable
-        return [logistic_regression(inputs, wrong, c=c, steps=300) for c in strengths]
+    quality, layer, mean, scale, model = max(candidates, key=lambda candidate: candidate[0])
+    return Probe(layer, tried, quality, _log_odds(model, (states(layer, "test") - mean) / scale))
 
 
 def _log_odds(model: Any, inputs: np.ndarray) -> np.ndarray:
-    found: np.ndarray = model.decision_function(inputs)
-    return found.astype(np.float64)
+    return np.asarray(model.decision_function(inputs), np.float64)
 
 
 MAJORITY, PROBE = "majority", "linear probe"
@@ -147,7 +141,7 @@ def measure_leaks(store: FeatureStore, rows: np.ndarray, table: pd.DataFrame, *,
     """
     wrong = 1 - table["correct"].to_numpy()
     places = {split: np.flatnonzero(table["split"] == split) for split in SPLITS}
-    splits = {split: _size(table.iloc[found], wrong[found]) for split, found in places.items()}
+    splits = {split: _size(table.iloc[rows_], wrong[rows_]) for split, rows_ in places.items()}
     if problem := _problem(splits):
         return Leaks(splits, notes=[f"no leak check: {problem}"])
     train, test = places["train"], places["test"]
@@ -155,20 +149,18 @@ def measure_leaks(store: FeatureStore, rows: np.ndarray, table: pd.DataFrame, *,
     auroc = partial(metrics.auroc, wrong[test])
 
     def measured(scores: np.ndarray) -> Measured:
-        constant = np.ptp(scores) == 0
-        return Measured(
-            bootstrap.interval((scores > 0).astype(float), partial(metrics.accuracy, wrong[test])),
-            None if constant else bootstrap.interval(scores, auroc),
-        )
+        accuracy = partial(metrics.accuracy, wrong[test])
+        ranking = bootstrap.interval(scores, auroc) if np.ptp(scores) else None
+        return Measured(bootstrap.interval((scores > 0).astype(float), accuracy), ranking)
 
     notes: list[str] = []
-    found = {name: scores[test] for name, scores in _scores(table, wrong, train, notes).items()}
+    blind = {name: scores[test] for name, scores in _scores(table, wrong, train, notes).items()}
     usual = np.full(len(test), 1.0 if wrong[train].mean() > 0.5 else -1.0)
     probe = linear_probe(store, rows, wrong, places)
     if probe.validation is None:
         notes.append("validation lacks one of the labels: the probe's layer and penalty are the middle ones")
-    detectors = {name: measured(s) for name, s in {MAJORITY: usual, **found, PROBE: probe.scores}.items()}
-    differences = {name: bootstrap.difference(probe.scores, s, auroc) for name, s in found.items()}
+    detectors = {name: measured(s) for name, s in {MAJORITY: usual, **blind, PROBE: probe.scores}.items()}
+    differences = {name: bootstrap.difference(probe.scores, s, auroc) for name, s in blind.items()}
     return Leaks(splits, detectors, differences, probe, notes)
 
 
@@ -183,8 +175,7 @@ def _problem(splits: Mapping[str, Mapping[str, Any]]) -> str | None:
         if not size["n"]:
             return f"there are no {split} examples"
         if size["wrong"] in (0.0, 1.0):
-            label = "wrong" if size["wrong"] else "right"
-            return f"all {size['n']} {split} examples are {label}"
+            return f"all {size['n']} {split} examples are {'wrong' if size['wrong'] else 'right'}"
     test = splits["test"]
     if test["n"] < LEAST_SPANS or test["groups"] < LEAST_GROUPS:
         few = f"{test['n']} test examples of {test['groups']} groups are too few"
@@ -196,7 +187,7 @@ def _scores(
     table: pd.DataFrame, wrong: np.ndarray, train: np.ndarray, notes: list[str]
 ) -> dict[str, np.ndarray]:
     """Score every baseline (n,) that has something to read; note the others."""
-    found, constant = {}, []
+    scores, constant = {}, []
     for baseline in BASELINES:
         there = [c for c in baseline.columns if c in table]
         columns = [c for c in there if table[c].iloc[train].nunique() > 1]
@@ -205,11 +196,11 @@ def _scores(
         elif not columns:
             constant += [baseline.name] if baseline.name != "condition" else []  # usually there is one
         elif baseline.kind == "words":
-            found[baseline.name] = bag_of_words(table[columns[0]].tolist(), wrong, train)
+            scores[baseline.name] = bag_of_words(table[columns[0]].tolist(), wrong, train)
         elif baseline.kind == "category":
-            found[baseline.name] = categories(table[columns].to_numpy(), wrong, train)
+            scores[baseline.name] = categories(table[columns].to_numpy(), wrong, train)
         else:
-            found[baseline.name] = numbers(table[columns].to_numpy(dtype=float), wrong, train, bins=RANGES)
+            scores[baseline.name] = numbers(table[columns].to_numpy(dtype=float), wrong, train, bins=RANGES)
     if constant:
         notes.append(f"{', '.join(constant)} left out: the same in all training examples")
-    return found
+    return scores

@@ -80,8 +80,8 @@ class Tally:
 
     def figures(self) -> dict[str, Any]:
         """Compute number and share of wrong spans by value."""
-        found = sorted(self.counts.items())
-        return {value: {"n": n, "wrong": round(events / n, 4)} for value, (n, events) in found}
+        counts = sorted(self.counts.items())
+        return {value: {"n": n, "wrong": round(events / n, 4)} for value, (n, events) in counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +106,15 @@ def draw_rows(store: FeatureStore, *, seed: int, most: int, tally: Sequence[str]
     keys, rows = np.empty(0, np.uint64), np.empty(0, np.int64)
     stored = spans = 0
     for table in store.tables(list(dict.fromkeys(wanted))):
-        found = one_per_span(table, seed)
+        chosen = one_per_span(table, seed)
         for name, counts in tallies.items():
-            counts.add(found[name], 1 - found["correct"])
-        keys = np.r_[keys, found["key"].to_numpy()]
-        rows = np.r_[rows, stored + found.index.to_numpy(dtype=np.int64)]
-        if len(keys) > 2 * most:
-            keys, rows = _first(keys, rows, most)
-        stored, spans = stored + len(table), spans + len(found)
-    rows = np.sort(_first(keys, rows, most)[1])
-    return Drawn(rows, stored, spans, tallies, tuple(there))
-
-
-def _first(keys: np.ndarray, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(keys, kind="stable")[:most]
-    return keys[order], rows[order]
+            counts.add(chosen[name], 1 - chosen["correct"])
+        rows = np.r_[rows, stored + chosen.index.to_numpy(dtype=np.int64)]
+        keys = np.r_[keys, chosen["key"].to_numpy()]
+        smallest = np.argsort(keys, kind="stable")[:most]
+        keys, rows = keys[smallest], rows[smallest]
+        stored, spans = stored + len(table), spans + len(chosen)
+    return Drawn(np.sort(rows), stored, spans, tallies, tuple(there))
 
 
 def read_drawn(
@@ -158,17 +152,17 @@ def draw(
     strata: dict[tuple[int, str], pd.DataFrame] = {}
     sizes: Counter[tuple[int, str]] = Counter()
     for table in tables.tables() if isinstance(tables, FeatureStore) else tables:
-        found = one_per_span(table, seed)
-        stages = found["match_stage"] if "match_stage" in found else pd.Series("", found.index)
-        for (label, stage), part in found.groupby([found["correct"], stages]):
+        spans = one_per_span(table, seed)
+        stages = spans["match_stage"] if "match_stage" in spans else pd.Series("", spans.index)
+        for (label, stage), part in spans.groupby([spans["correct"], stages]):
             key = (int(str(label)), str(stage))
             sizes[key] += len(part)
-            kept = [strata[key], part] if key in strata else [part]
-            strata[key] = pd.concat(kept).sort_values("key", kind="stable").head(count)
+            parts = [strata[key], part] if key in strata else [part]
+            strata[key] = pd.concat(parts).sort_values("key", kind="stable").head(count)
+    if not strata:
+        return []
     shares = _shares(sizes, count)
     chosen = [part.head(shares[key]) for key, part in strata.items()]
-    if not chosen:
-        return []
     rows = pd.concat(chosen).sort_values("key", kind="stable").drop(columns="key")
     return [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
 
@@ -188,8 +182,8 @@ def _shares(sizes: Mapping[tuple[int, str], int], count: int) -> dict[tuple[int,
         totals[label] += size
     shares: dict[tuple[int, str], int] = {}
     for label, half in _deal(totals, count, dict.fromkeys(totals, 1)).items():
-        found = {key: size for key, size in sizes.items() if key[0] == label}
-        shares |= _deal(found, half, found)
+        stages = {key: size for key, size in sizes.items() if key[0] == label}
+        shares |= _deal(stages, half, stages)
     return shares
 
 

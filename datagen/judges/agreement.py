@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from probers.data.texts import Text, TextSource
+from probers.data.texts import TextSource
 from probers.evaluation.bootstrap import Bootstrap, Interval, bounds, number
 from probers.files import canonical_json, digest, read_json, write_text
 from probers.options import shown
@@ -78,19 +79,18 @@ def judged_file(name: str) -> str:
     if not path.is_dir():
         raise UserError(f"{name} is not a file: give labelled texts or a run's folder", "no-file")
     if not (path / JUDGED).is_file():
-        told = f"{name} holds no {JUDGED}: give a run of probers-datagen --source judged, or a file"
-        raise UserError(told, "no-file")
+        message = f"{name} holds no {JUDGED}: give a run of probers-datagen --source judged, or a file"
+        raise UserError(message, "no-file")
     return str(path / JUDGED)
 
 
 def read_judged(source: TextSource) -> dict[str, Judged]:
     """Read the verdicts of a file by the id of their text (UserError: a line that cannot be read)."""
-    return {one.id: Judged(one.where, digest(one.answer), one.group, _verdicts(one)) for one in source.all()}
-
-
-def _verdicts(one: Text) -> dict[Part, int]:
-    marks = {"spans": one.spans, "sentences": one.sentences}
-    return {Part(kind, m.ranges): _CODES[m.wrong] for kind in KINDS for m in marks[kind]}
+    judged = {}
+    for one in source.all():
+        codes = {Part(kind, m.ranges): _CODES[m.wrong] for kind in KINDS for m in getattr(one, kind)}
+        judged[one.id] = Judged(one.where, digest(one.answer), one.group, codes)
+    return judged
 
 
 def pairs(a: Mapping[str, Judged], b: Mapping[str, Judged], names: Sequence[str] = ("A", "B")) -> list[Pair]:
@@ -99,19 +99,18 @@ def pairs(a: Mapping[str, Judged], b: Mapping[str, Judged], names: Sequence[str]
     Raises:
         UserError: a text has another answer in B.
     """
-    found = []
-    for id_, one in a.items():
-        if (other := b.get(id_)) is None:
-            continue
+    paired = []
+    for id_ in (id_ for id_ in a if id_ in b):
+        one, other = a[id_], b[id_]
         if one.answer != other.answer:
-            told = f"{names[1]} {other.where}: {shown(id_)} has another answer in {names[0]} {one.where}"
-            raise UserError(f"{told}: give verdicts on the same answers", "mismatch")
-        found += [
+            message = f"{names[1]} {other.where}: {shown(id_)} has another answer in {names[0]} {one.where}"
+            raise UserError(f"{message}: give verdicts on the same answers", "mismatch")
+        paired += [
             Pair(id_, part, one.group, code, other.verdicts[part])
             for part, code in one.verdicts.items()
             if part in other.verdicts
         ]
-    return found
+    return paired
 
 
 def cohen_kappa(table: np.ndarray) -> Any:
@@ -133,8 +132,7 @@ def _ratio(part: Any, whole: Any) -> Any:
 
 def _cells(name: str, signs: str) -> np.ndarray:
     """Mark the cells (3, 3) of a share by their signs."""
-    rows = _SHARES[name][1].split(" ")
-    return np.array([[sign in signs for sign in row] for row in rows])
+    return np.array([[sign in signs for sign in row] for row in _SHARES[name][1].split(" ")])
 
 
 def _tables(cells: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -144,12 +142,6 @@ def _tables(cells: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.array(counts, np.float64).reshape(size, size, *weights.shape[1:])
 
 
-def _values(table: np.ndarray) -> list[Any]:
-    """Compute all figures of a table of counts (3, 3) or (3, 3, r), in their order."""
-    shares = [_ratio(table[_cells(s, "+")].sum(axis=0), table[_cells(s, "+.")].sum(axis=0)) for s in _SHARES]
-    return [cohen_kappa(table), cohen_kappa(table[:2, :2]), *shares]
-
-
 def measure(found: Sequence[Pair], *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
     """Compute kappas and shares of pairs, with 95% intervals over groups.
 
@@ -157,11 +149,16 @@ def measure(found: Sequence[Pair], *, resamples: int = 1000, seed: int = 0) -> d
     """
     cells = np.array([len(VERDICTS) * pair.a + pair.b for pair in found], float)
     groups = [pair.group for pair in found]
-    intervals = Bootstrap(groups, resamples=resamples, seed=seed).intervals(
-        cells, lambda values, weights: _values(_tables(values, weights))
-    )
+
+    def figures(cells: np.ndarray, weights: np.ndarray) -> list[Any]:
+        table = _tables(cells, weights)
+        masks = [(table[_cells(name, "+")], table[_cells(name, "+.")]) for name in _SHARES]
+        shares = [_ratio(part.sum(axis=0), whole.sum(axis=0)) for part, whole in masks]
+        return [cohen_kappa(table), cohen_kappa(table[:2, :2]), *shares]
+
+    intervals = Bootstrap(groups, resamples=resamples, seed=seed).intervals(cells, figures)
     if len(set(groups)) == 1:
-        intervals = [Interval(each.value, np.nan, np.nan) for each in intervals]
+        intervals = [Interval(interval.value, np.nan, np.nan) for interval in intervals]
     return dict(zip([*_KAPPAS, *_SHARES], intervals, strict=True))
 
 
@@ -174,53 +171,48 @@ def agreement(
     Raises:
         UserError: no part is in both, or a text has two answers.
     """
-    found = pairs(a, b, names)
-    if not found:
-        told = f"no span or sentence of {names[0]} is in {names[1]} too"
-        raise UserError(f"{told}: ids, answers and characters must be the same", "empty")
-    table = _tables(np.array([len(VERDICTS) * p.a + p.b for p in found]), np.ones(len(found))).astype(int)
-    decided = table[:2, :2].sum()
-    sizes = {"kappa": len(found), "kappa_decided": decided}
+    shared = pairs(a, b, names)
+    if not shared:
+        message = f"no span or sentence of {names[0]} is in {names[1]} too"
+        raise UserError(f"{message}: ids, answers and characters must be the same", "empty")
+    table = _tables(np.array([len(VERDICTS) * p.a + p.b for p in shared]), np.ones(len(shared))).astype(int)
+    sizes = {"kappa": len(shared), "kappa_decided": table[:2, :2].sum()}
     sizes |= {name: table[_cells(name, "+.")].sum() for name in _SHARES}
-    both = {(pair.text, pair.part) for pair in found}
+    both = {(pair.text, pair.part) for pair in shared}
     return {
         "a": _side(names[0], a, both), "b": _side(names[1], b, both),
-        "pairs": _by_kind(pair.part for pair in found),
-        "texts": len({pair.text for pair in found}), "groups": len({pair.group for pair in found}),
+        "pairs": _by_kind(pair.part for pair in shared),
+        "texts": len({pair.text for pair in shared}), "groups": len({pair.group for pair in shared}),
         "table": {
-            row: dict(zip(VERDICTS, each, strict=True))
-            for row, each in zip(VERDICTS, table.tolist(), strict=True)
+            row: dict(zip(VERDICTS, cells, strict=True))
+            for row, cells in zip(VERDICTS, table.tolist(), strict=True)
         },
         "figures": {
-            name: {"value": _plain(each.value), "ci95": each.limits, "n": int(sizes[name])}
-            for name, each in measure(found, resamples=resamples, seed=seed).items()
+            name: {
+                "value": None if np.isnan(interval.value) else float(interval.value),
+                "ci95": interval.limits, "n": int(sizes[name]),
+            }
+            for name, interval in measure(shared, resamples=resamples, seed=seed).items()
         },
         "resamples": resamples, "seed": seed,
     }  # fmt: skip
 
 
-def _plain(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
-def _by_kind(parts: Iterator[Part]) -> dict[str, int]:
-    found = Counter(part.kind for part in parts)
-    return {kind: found[kind] for kind in KINDS}
+def _by_kind(parts: Iterable[Part]) -> dict[str, int]:
+    counts = Counter(part.kind for part in parts)
+    return {kind: counts[kind] for kind in KINDS}
 
 
 def _side(name: str, texts: Mapping[str, Judged], both: set[tuple[str, Part]]) -> dict[str, Any]:
     """Describe a file: verdicts of all its parts, and its parts and texts without a pair."""
-    parts = [(id_, part, code) for id_, one in texts.items() for part, code in one.verdicts.items()]
-    verdicts = Counter(code for _, _, code in parts)
-    paired = {id_ for id_, _ in both}
+    parts = {(id_, part): code for id_, one in texts.items() for part, code in one.verdicts.items()}
+    verdicts = Counter(parts.values())
+    alone = {"texts": len(texts.keys() - {id_ for id_, _ in both})}
     return {
         "file": name,
         "texts": len(texts),
         "verdicts": {verdict: verdicts[code] for code, verdict in enumerate(VERDICTS)},
-        "alone": {
-            "texts": sum(id_ not in paired for id_ in texts),
-            **_by_kind(part for id_, part, _ in parts if (id_, part) not in both),
-        },
+        "alone": alone | _by_kind(part for _, part in parts.keys() - both),
     }
 
 
@@ -239,9 +231,9 @@ def lines(figures: Mapping[str, Any]) -> Iterator[str]:
     columns = [sum(row[name] for row in figures["table"].values()) for name in VERDICTS]
     yield f"{'all':>16}{''.join(f'{n:14,}' for n in (*columns, sum(columns)))}"
     yield f"{'':36}{'':6}{'95% interval':14}{'of':>8}"
-    for name, told in (*_KAPPAS.items(), *((name, told) for name, (told, _) in _SHARES.items())):
-        each = figures["figures"][name]
-        yield f"  {told:34}{number(each['value']):6}{bounds(each['ci95']) or '-':14}{each['n']:8,}"
+    for name, label in (_KAPPAS | {name: label for name, (label, _) in _SHARES.items()}).items():
+        figure = figures["figures"][name]
+        yield f"  {label:34}{number(figure['value']):6}{bounds(figure['ci95']) or '-':14}{figure['n']:8,}"
     if figures["groups"] == 1:
         yield "note: no intervals, since all pairs are of one group"
     if any(figures["a"]["alone"][kind] for kind in KINDS):
@@ -260,18 +252,16 @@ def _counted(numbers: Mapping[str, int]) -> str:
 def run(settings: Judge) -> Path | None:
     """Compare two files; return the folder that agreement.json was written to, if any."""
     if len(settings.files) != 2:
-        told = f"probers-judge agreement takes two files, A and B, not {len(settings.files)}"
-        raise UserError(f"{told}: give labelled texts or runs' folders", "missing-value")
+        message = f"probers-judge agreement takes two files, A and B, not {len(settings.files)}"
+        raise UserError(f"{message}: give labelled texts or runs' folders", "missing-value")
     files = [judged_file(name) for name in settings.files]
     sources = [TextSource(file, on_bad_line=settings.on_bad_line) for file in files]
     out = None if settings.out is None else Path(settings.out)
     if out is not None:
         _check_free(out, files)
     a, b = (read_judged(source) for source in sources)
-    for line in (line for source in sources for line in source.left_out.lines()):
-        log.info("%s", line)
     figures = agreement(a, b, names=(files[0], files[1]), resamples=settings.resamples, seed=settings.seed)
-    for line in lines(figures):
+    for line in [*chain.from_iterable(source.left_out.lines() for source in sources), *lines(figures)]:
         log.info("%s", line)
     if out is not None:
         write_text(out / FILE, canonical_json(figures))
@@ -281,13 +271,13 @@ def run(settings: Judge) -> Path | None:
 
 def _check_free(out: Path, files: Sequence[str]) -> None:
     """Refuse to replace figures of other files (UserError)."""
-    path, told = out / FILE, "choose another out or remove it"
+    path, remedy = out / FILE, "choose another out or remove it"
     if not path.exists():
         return
     try:
-        there = read_json(path)
-        same = [there[side]["file"] for side in "ab"] == list(files)
+        written = read_json(path)
+        if [written[side]["file"] for side in "ab"] == list(files):
+            return
     except (ValueError, OSError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a file of figures: {told}", "out-taken") from error
-    if not same:
-        raise UserError(f"{path} holds the figures of other files: {told}", "out-taken")
+        raise UserError(f"{path} is not a file of figures: {remedy}", "out-taken") from error
+    raise UserError(f"{path} holds the figures of other files: {remedy}", "out-taken")

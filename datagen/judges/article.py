@@ -15,6 +15,7 @@ Four rules, in this order; an entity that none of them decides is unknown:
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -55,14 +56,15 @@ class ArticleJudge(Judge):
         return [self._rulings(answer) for answer in answers]
 
     def _rulings(self, answer: Answer) -> list[Ruling]:
-        found = _Compared(self._grounds, answer)
-        texts = [answer.text[start:end] for start, end in found.borders]
+        compared = _Compared(self._grounds, answer)
+        starts = [start for start, _ in compared.borders]
+        texts = [answer.text[start:end] for start, end in compared.borders]
         further = self._grounds.passages(texts, self._passages)
         rulings = []
         for unit in answer.units:
-            number = max((i for i, (start, _) in enumerate(found.borders) if start <= unit.start), default=0)
-            passages = [passage.text for passage in further[number]]
-            rulings.append((found.sentence if unit.type == "sentence" else found.entity)(unit, passages))
+            passages = [passage.text for passage in further[max(0, bisect_right(starts, unit.start) - 1)]]
+            judge = compared.sentence if unit.type == "sentence" else compared.entity
+            rulings.append(judge(unit, passages))
         return rulings
 
 
@@ -72,7 +74,7 @@ class _Compared:
 
     grounds: Grounds
     answer: Answer
-    _found: dict[str, list[Entity]] = field(default_factory=dict, init=False)
+    _recognised: dict[str, list[Entity]] = field(default_factory=dict, init=False)
 
     @cached_property
     def borders(self) -> list[tuple[int, int]]:
@@ -81,9 +83,9 @@ class _Compared:
 
     def _entities_of(self, sentence: str) -> list[Entity]:
         """Find the entities of a sentence of the article or of a passage, which several units read."""
-        if sentence not in self._found:
-            self._found[sentence] = self.grounds.recognise(sentence)
-        return self._found[sentence]
+        if sentence not in self._recognised:
+            self._recognised[sentence] = self.grounds.recognise(sentence)
+        return self._recognised[sentence]
 
     @cached_property
     def _entities(self) -> list[Entity]:
@@ -110,9 +112,8 @@ class _Compared:
         """Judge a sentence by its entities: contradicted if one is contradicted, supported if all are."""
         inside = [e for e in self._entities if unit.start <= e.start and e.end <= unit.end]
         rulings = [self.entity(Mark(((e.start, e.end),), None, e.type), passages) for e in inside]
-        for ruling in rulings:
-            if ruling.verdict == "contradicted":
-                return ruling
+        if contradicted := [ruling for ruling in rulings if ruling.verdict == "contradicted"]:
+            return contradicted[0]
         if rulings and all(ruling.verdict == "supported" for ruling in rulings):
             return rulings[0]
         return Ruling("unknown", "not all of its entities are in the article")
@@ -127,16 +128,14 @@ class _Compared:
         return self._by_kind(unit, mention) or Ruling("unknown", "the article does not tell")
 
     def _by_facts(self, unit: Mark) -> Ruling | None:
-        for fact in self._facts:
-            if fact.entity.start != unit.start:
-                continue
+        for fact in (fact for fact in self._facts if fact.entity.start == unit.start):
             known = [f for f in self._known if f.relation == fact.relation]
             verdicts = [self._same(fact, other) for other in known]
-            told = f"{fact.relation}: {', '.join(dict.fromkeys(f.entity.text for f in known))}"
+            evidence = f"{fact.relation}: {', '.join(dict.fromkeys(f.entity.text for f in known))}"
             if True in verdicts:
-                return Ruling("supported", told, "same fact")
+                return Ruling("supported", evidence, "same fact")
             if known and None not in verdicts:
-                return Ruling("contradicted", told, "other fact")
+                return Ruling("contradicted", evidence, "other fact")
         return None
 
     def _same(self, fact: Fact, other: Fact) -> bool | None:
@@ -146,11 +145,11 @@ class _Compared:
                 return True
             both = {fact.value, other.value}
             return None if "United Kingdom" in both and both <= _KINGDOM else False
-        if not same_kind(fact.entity.type, other.entity.type) and fact.entity.type not in ("date", "year"):
+        timed = fact.entity.type in ("date", "year")
+        if not timed and not same_kind(fact.entity.type, other.entity.type):
             return None
         if fact.relation.endswith(IN_PLACE) and self._named(fact.value):
             return None  # one place may lie in the other
-        timed = fact.entity.type in ("date", "year")
         if timed and not (_YEAR.search(fact.value) and _YEAR.search(other.value)):
             return None  # a day without its year
         verdict = self.grounds.matcher.match(other.value, fact.value).verdict
@@ -175,34 +174,34 @@ class _Compared:
         text, (start, end) = self.answer.text, self._sentence_of(unit)
         before = [m.group() for m in _WORD.finditer(text, start, unit.start)][-_AROUND:]
         after = [m.group() for m in _WORD.finditer(text, unit.end, end)][:_AROUND]
-        own = _stems(text[unit.start : unit.end]) | _stems(self.answer.subject)
-        return _stems(" ".join(before + after)) - own
+        return (
+            _stems(" ".join(before + after))
+            - _stems(text[unit.start : unit.end])
+            - _stems(self.answer.subject)
+        )
 
     def _stands_in(self, mention: str, entities: Iterable[Entity]) -> bool:
         country = country_of(mention)
         return any(
-            (country and country == country_of(each.text))
-            or self.grounds.matcher.match(each.text, mention).verdict == "equivalent"
-            for each in entities
+            (country and country == country_of(entity.text))
+            or self.grounds.matcher.match(entity.text, mention).verdict == "equivalent"
+            for entity in entities
         )
 
     def _by_kind(self, unit: Mark, mention: str) -> Ruling | None:
-        if not self._another or unit.type == "number" or self._opens(unit):
+        # A unit at the beginning of its sentence is its subject: the sentence is not about the answer's.
+        opens = self.answer.text[self._sentence_of(unit)[0] : unit.start].strip(' "“(') in ("", "The")
+        if not self._another or unit.type == "number" or opens:
             return None
         everywhere = chain.from_iterable(map(self._entities_of, self.answer.reference))
         if self._stands_in(mention, everywhere) or self._named(mention):
             return None
         return Ruling("contradicted", f"{self._another}: {self.answer.reference[0]}", "another subject")
 
-    def _opens(self, unit: Mark) -> bool:
-        """Tell whether a unit begins its sentence, which is then about the unit and not about the subject."""
-        start, _ = self._sentence_of(unit)
-        return self.answer.text[start : unit.start].strip(' "“(') in ("", "The")
-
     def _named(self, mention: str) -> bool:
         """Tell whether a content word of a mention is in the article or the subject's name."""
-        parts = mention.replace("-", " ")  # "German-Jewish"
-        return bool(_stems(parts) & (_stems(self._article) | _stems(self.answer.subject)))
+        known = _stems(self._article) | _stems(self.answer.subject)
+        return bool(_stems(mention.replace("-", " ")) & known)  # "German-Jewish"
 
 
 _stem = lru_cache(maxsize=65536)(PorterStemmer().stem)

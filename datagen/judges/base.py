@@ -115,25 +115,25 @@ class HandJudge(Judge):
 
     def __init__(self, grounds: Grounds, *, file: str | None = None) -> None:
         if file is None:
-            told = "judge=hand needs the file of verdicts: pass judge.file=FILE.jsonl"
-            raise UserError(told, "missing-value")
+            message = "judge=hand needs the file of verdicts: pass judge.file=FILE.jsonl"
+            raise UserError(message, "missing-value")
         given_file("judge.file", file, "JSON lines with id, answer and spans")
         self._file = file
         self._units = self._judged = 0
 
     @cached_property
     def _texts(self) -> dict[str, Text]:
-        found: dict[str, Text] = {}
+        texts: dict[str, Text] = {}
         for where, one in TextSource(self._file).read():
             if isinstance(one, str):
                 raise UserError(f"judge.file={self._file} {where}: {one}; mend the line", "bad-line")
-            found[one.id] = one
-        if not found:
+            texts[one.id] = one
+        if not texts:
             raise UserError(f"judge.file={self._file} holds no text: give one for each answer", "empty")
-        return found
+        return texts
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
-        return [[self._ruling(unit, self._text_of(each)) for unit in each.units] for each in answers]
+        return [[self._ruling(unit, self._text_of(one)) for unit in one.units] for one in answers]
 
     def lines(self) -> list[str]:
         return [f"judged by hand: {self._judged:,} of {count(self._units, 'unit')}, in {self._file}"]
@@ -141,8 +141,9 @@ class HandJudge(Judge):
     def _text_of(self, answer: Answer) -> Text | None:
         text = self._texts.get(answer.id)
         if text is not None and text.answer != answer.text:
-            told = f"judge.file={self._file} {text.where} has another answer for {answer.id!r} than this run"
-            raise UserError(f"{told}: judge this run's answer, or remove the line", "mismatch")
+            message = f"judge.file={self._file} {text.where} has another answer for {answer.id!r}"
+            remedy = "judge this run's answer, or remove the line"
+            raise UserError(f"{message} than this run: {remedy}", "mismatch")
         return text
 
     def _ruling(self, unit: Mark, text: Text | None) -> Ruling:
@@ -169,22 +170,18 @@ class MajorityJudge(Judge):
 
     def __init__(self, grounds: Grounds, *, judges: tuple[str | dict[str, Any], ...] = ()) -> None:
         if len(judges) < 2:
-            told = f"judge.judges={shown(list(judges))} must name two judges or more"
-            raise UserError(f"{told}, as judge.judges=[article,hand]", "missing-value")
-        parts = [_component(given) for given in judges]
-        names = [name for name, _ in parts]
+            message = f"judge.judges={shown(list(judges))} must name two judges or more"
+            raise UserError(f"{message}, as judge.judges=[article,hand]", "missing-value")
+        names, components = zip(*map(_component, judges), strict=True)
         self._names = [
             name if names.count(name) == 1 else f"{name} {names[: place + 1].count(name)}"
             for place, name in enumerate(names)
         ]
-        self._judges: list[Judge] = [component.make(grounds) for _, component in parts]
+        self._judges: list[Judge] = [component.make(grounds) for component in components]
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
-        members = [judge.judge(answers) for judge in self._judges]
-        return [
-            [self._together(rulings) for rulings in zip(*each, strict=True)]
-            for each in zip(*members, strict=True)
-        ]
+        members = zip(*(judge.judge(answers) for judge in self._judges), strict=True)
+        return [[self._together(unit) for unit in zip(*answer, strict=True)] for answer in members]
 
     def lines(self) -> list[str]:
         named = zip(self._names, self._judges, strict=True)
@@ -193,8 +190,8 @@ class MajorityJudge(Judge):
     def _together(self, rulings: Sequence[Ruling]) -> Ruling:
         (most, times), *_ = Counter(ruling.verdict for ruling in rulings).most_common()
         verdict: Verdict = most if 2 * times > len(rulings) else "unknown"
-        each = zip(self._names, rulings, strict=True)
-        return Ruling(verdict, "; ".join(f"{name}: {ruling.verdict}" for name, ruling in each))
+        named = zip(self._names, rulings, strict=True)
+        return Ruling(verdict, "; ".join(f"{name}: {ruling.verdict}" for name, ruling in named))
 
 
 def _component(given: str | Mapping[str, Any]) -> tuple[str, Component]:
@@ -202,8 +199,8 @@ def _component(given: str | Mapping[str, Any]) -> tuple[str, Component]:
     options = {} if isinstance(given, str) else dict(given)
     name = given if isinstance(given, str) else options.pop("name", None)
     if not isinstance(name, str):
-        told = f"judge.judges holds {shown(given)} without a name: add one, as {{name: openai, url: ..}}"
-        raise UserError(told, "missing-value")
+        message = f"judge.judges holds {shown(given)} without a name: add one, as {{name: openai, url: ..}}"
+        raise UserError(message, "missing-value")
     if "." in name:
         return name, Component.read("judge", {"_target_": name, **options})
     return name, Component.of("judge", name, **options)

@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,7 +64,7 @@ class Budget:
         with self._changed:
             while not self._stopped and (full := self._full(estimate)):
                 if not self._flying:
-                    raise RunError(self._told(full, max(estimate, self._dearest)), "limit")
+                    raise RunError(self._spent(full, max(estimate, self._dearest)), "limit")
                 self._changed.wait()
             if self._stopped:
                 raise Stopped
@@ -107,7 +107,7 @@ class Budget:
         passed = self.tokens + flying + max(estimate, self._dearest) > most_tokens
         return "max_tokens" if passed or (self._flying and not self.calls) else None
 
-    def _told(self, name: str, tokens: int) -> str:
+    def _spent(self, name: str, tokens: int) -> str:
         more = f", and the next call needs about {tokens:,} tokens" if name == "max_tokens" else ""
         return (
             f"judge.{name}={self._limits[name]} is reached: {count(self.calls, 'call')} and {self.tokens:,} "
@@ -211,10 +211,12 @@ class Calls:
             journal.rewrite(lines.records.values())
         if lines.damaged:
             log.warning("%s is damaged in %s: asking again", self.path, count(len(lines.damaged), "line"))
-        own = [record for record in lines.records.values() if record.get("asker") == self._asker]
-        for record in own:
-            self.budget.add(record["tokens"])
-        return {record["request"]: Reply(record["reply"], record["refused"]) for record in own}
+        replies = {}
+        for record in lines.records.values():
+            if record.get("asker") == self._asker:
+                self.budget.add(record["tokens"])
+                replies[record["request"]] = Reply(record["reply"], record["refused"])
+        return replies
 
     def all(self, contents: Sequence[str]) -> list[Reply | None]:
         """Ask with each of the user messages; None if all attempts timed out.
@@ -224,23 +226,22 @@ class Calls:
             RunError: a limit is reached (code "limit"), or the server fails or cannot be reached. Requests
                 in flight are awaited and kept.
         """
-        asked = {self._key(content): content for content in contents}
-        new = {key: content for key, content in asked.items() if key not in self._known}
-        self.kept += len(asked) - len(new)
-        found: dict[str, Reply | None] = {key: self._known[key] for key in asked if key not in new}
+        requests = {self._key(content): content for content in contents}
+        new = {key: content for key, content in requests.items() if key not in self._known}
+        self.kept += len(requests) - len(new)
         if new:
-            found |= self._together(new)
-        return [found[self._key(content)] for content in contents]
+            self._ask(new)
+        return [self._known.get(self._key(content)) for content in contents]
 
     def new(self, contents: Sequence[str]) -> int:
         """Count the requests without a reply yet."""
         return len({self._key(content) for content in contents} - self._known.keys())
 
-    def _together(self, asked: Mapping[str, str]) -> dict[str, Reply | None]:
+    def _ask(self, requests: Mapping[str, str]) -> None:
         self.budget.start()
         pool = ThreadPoolExecutor(self.parallel)
         try:
-            futures: list[Future[Reply | None]] = [pool.submit(self._one, *each) for each in asked.items()]
+            futures = [pool.submit(self._one, key, content) for key, content in requests.items()]
             wait(futures, return_when=FIRST_EXCEPTION)
         except BaseException:
             self.budget.stop()
@@ -251,7 +252,6 @@ class Calls:
             error = None if future.cancelled() else future.exception()
             if error is not None and not isinstance(error, Stopped):
                 raise error
-        return {key: future.result() for key, future in zip(asked, futures, strict=True)}
 
     def _key(self, content: str) -> str:
         return digest(json.dumps([self.model, self._messages(content)]), 32)
@@ -259,16 +259,16 @@ class Calls:
     def _messages(self, content: str) -> list[dict[str, str]]:
         return [{"role": "system", "content": self.system}, {"role": "user", "content": content}]
 
-    def _one(self, key: str, content: str) -> Reply | None:
+    def _one(self, key: str, content: str) -> None:
         try:
             with self.server.telling():
-                return self._attempt(key, content)
+                self._attempt(key, content)
         except BaseException:
             self.budget.stop()  # before this thread takes the next request
             raise
 
-    def _attempt(self, key: str, content: str) -> Reply | None:
-        """Send a request until it is answered; None if every attempt times out."""
+    def _attempt(self, key: str, content: str) -> None:
+        """Send a request until it is answered, or every attempt has timed out."""
         import openai
 
         attempt = 0
@@ -277,19 +277,22 @@ class Calls:
             try:
                 return self._send(key, content, optional)
             except openai.APIError as error:
-                if refused := _refused(error, optional):
-                    for name in refused:
-                        if self._optional.pop(name, None) is not None:
-                            log.info("%s does not take %s: going on without", self.server.name, name)
+                refused = []
+                if getattr(error, "status_code", 0) in (400, 422):
+                    refused = [name for name in optional if name in f"{error.message} {error.body}"]
+                for name in refused:
+                    if self._optional.pop(name, None) is not None:
+                        log.info("%s does not take %s: going on without", self.server.name, name)
+                if refused:
                     continue
                 if attempt == self.retries or not self._passes(error):
                     if isinstance(error, openai.APITimeoutError) and not _unreached(error):
-                        return None
+                        return
                     raise
                 self.budget.pause(_pause(error, attempt))
                 attempt += 1
 
-    def _send(self, key: str, content: str, optional: Mapping[str, Any]) -> Reply:
+    def _send(self, key: str, content: str, optional: Mapping[str, Any]) -> None:
         """Send a request once, and keep its reply."""
         import openai
 
@@ -301,22 +304,21 @@ class Calls:
         try:
             create: Any = self._client.chat.completions.create
             answer = self.server.read(Completion, create(model=self.model, messages=messages, **optional))
-            said = answer.choices[0].message
+            message = answer.choices[0].message
             # A file in UTF-8 cannot hold half of a surrogate pair.
-            text = (said.content or "").encode("utf-8", "replace").decode()
-            told = answer.usage.total_tokens if answer.usage else None
-            spent = told or (size + len(text)) // _CHARACTERS + 1
-            reply = Reply(text, bool(said.refusal) or not text.strip())
+            text = (message.content or "").encode("utf-8", "replace").decode()
+            counted = answer.usage.total_tokens if answer.usage else None
+            spent = counted or (size + len(text)) // _CHARACTERS + 1
+            reply = Reply(text, bool(message.refusal) or not text.strip())
             record = {
                 "request": key, "asker": self._asker, "model": self.model, "reply": text,
-                "refused": reply.refused, "tokens": spent, "estimated": not told,
+                "refused": reply.refused, "tokens": spent, "estimated": not counted,
             }  # fmt: skip
             with self._lock:
                 Journal(self.path).append([record])
                 self._known[key] = reply
-                self.estimated += not told
+                self.estimated += not counted
                 self._answered = True
-            return reply
         except openai.APIStatusError:
             spent = None
             raise
@@ -339,19 +341,12 @@ def _unreached(error: openai.APIError) -> bool:
     return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
 
 
-def _refused(error: openai.APIError, optional: Mapping[str, Any]) -> list[str]:
-    """List the parameters that the server does not accept."""
-    if getattr(error, "status_code", 0) not in (400, 422):
-        return []
-    return [name for name in optional if name in f"{error.message} {error.body}"]
-
-
 def _pause(error: openai.APIError, attempt: int) -> float:
     """Choose the seconds to wait: as the server asks, else twice as long each time."""
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with suppress(KeyError, ValueError):
-            asked = float(headers[name]) * unit
-            if 0 <= asked <= _LONGEST_ASKED:
-                return asked
+            seconds = float(headers[name]) * unit
+            if 0 <= seconds <= _LONGEST_ASKED:
+                return seconds
     return float(min(_PAUSE * 2**attempt, _LONGEST_PAUSE))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -21,7 +22,7 @@ from probers.types import Passage, UserError, count, first_line
 from probers.words.text import split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling, Verdict
-from .calls import Budget, Calls, Reply
+from .calls import Budget, Calls
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +99,8 @@ class OpenAIJudge(Judge):
     def __post_init__(self) -> None:
         if self.url is None or self.model is None:
             option, what = ("url", "http://HOST:PORT/v1") if self.url is None else ("model", "NAME")
-            told = f"judge=openai needs the judge's {option}: pass judge.{option}={what}"
-            raise UserError(told, "missing-value")
+            message = f"judge=openai needs the judge's {option}: pass judge.{option}={what}"
+            raise UserError(message, "missing-value")
         self.calls = Calls(
             Server("judge.url", self.url, "judge.parallel"), self.model, self._instructions(),
             self.grounds.folder / REPLIES,
@@ -109,39 +110,43 @@ class OpenAIJudge(Judge):
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
         """Judge like :meth:`Judge.judge`; the first call logs the number of requests and the limits."""
-        requests = [(place, one) for place, each in enumerate(answers) for one in _requests(each)]
-        for _, one in requests:
-            if _INSTRUCTION.search(one.sentence):
-                self.instructing[one.answer.id] += 1
+        requests = [(place, one) for place, answer in enumerate(answers) for one in _requests(answer)]
+        self.instructing.update(one.answer.id for _, one in requests if _INSTRUCTION.search(one.sentence))
         sentences = [one.sentence for _, one in requests]
         passages = self.grounds.passages(sentences, self.passages) if sentences else []
-        contents = [_content(one, found) for (_, one), found in zip(requests, passages, strict=True)]
+        contents = [_content(one, hits) for (_, one), hits in zip(requests, passages, strict=True)]
         self._announce(contents)
-        rulings: list[list[Ruling]] = [[Ruling("unknown")] * len(each.units) for each in answers]
+        rulings: list[list[Ruling]] = [[Ruling("unknown")] * len(answer.units) for answer in answers]
         for (place, one), reply in zip(requests, self.calls.all(contents), strict=True):
-            reading = _read(reply, one.spans)
+            if reply is None or reply.refused:
+                reading = unread(one.spans, REFUSED if reply else TIMEOUT)
+            else:
+                reading = read_reply(reply.text, one.spans)
             self.problems += reading.counts
-            for unit, ruling in self._ruled(one, reading):
-                rulings[place][unit] = ruling
+            for unit in one.units:
+                span = _text(one.answer, unit)
+                problem = reading.problems.get(span)
+                evidence = f"{self.model}: {problem}" if problem else f"by {self.model}"
+                rulings[place][unit] = Ruling(reading.verdicts.get(span, "unknown"), evidence)
         return rulings
 
     def lines(self) -> list[str]:
         """Report calls and tokens, replies that could not be used, and sentences that speak to a judge."""
         calls, budget = self.calls, self.calls.budget
         by = f", {count(calls.estimated, 'call')} by an estimate" if calls.estimated else ""
-        told = [
+        lines = [
             f"judge {self.model}: {count(calls.sent, 'call')}, {calls.kept:,} more from {REPLIES}; "
             f"{budget.tokens:,} tokens in all{by}"
         ]
         if self.problems:
             listed = ", ".join(f"{n} {problem}" for problem, n in self.problems.most_common())
-            told.append(f"  without a verdict: {listed}")
+            lines.append(f"  without a verdict: {listed}")
         if self.instructing:
             names = ", ".join(list(self.instructing)[:_LISTED])
             more = f" and {len(self.instructing) - _LISTED} more" if len(self.instructing) > _LISTED else ""
             sentences = count(self.instructing.total(), "sentence")
-            told.append(f"  {sentences} that read like an instruction to the judge, in {names}{more}")
-        return told
+            lines.append(f"  {sentences} that read like an instruction to the judge, in {names}{more}")
+        return lines
 
     def _instructions(self) -> str:
         """Read the system message: our own, or the file's."""
@@ -151,16 +156,17 @@ class OpenAIJudge(Judge):
             check_file(self.prompt)
             text = Path(self.prompt).read_text("utf-8")
         except OSError as error:
-            told = f"judge.prompt={self.prompt} cannot be read: {error.strerror or first_line(error)}"
-            raise UserError(told, "no-file") from error
+            message = f"judge.prompt={self.prompt} cannot be read: {error.strerror or first_line(error)}"
+            raise UserError(message, "no-file") from error
         except UnicodeDecodeError as error:
-            told = f"judge.prompt={self.prompt} is not UTF-8 (byte {error.start}): save it as UTF-8"
-            raise UserError(told, "bad-file") from error
+            message = f"judge.prompt={self.prompt} is not UTF-8 (byte {error.start}): save it as UTF-8"
+            raise UserError(message, "bad-file") from error
         if not text.strip():
             raise UserError(f"judge.prompt={self.prompt} is empty: give instructions", "empty")
         if placeholder := _PLACEHOLDER.search(text):
-            told = f"judge.prompt={self.prompt} holds {placeholder[0]}, but nothing is filled in: remove it"
-            raise UserError(f"{told}, since each request is a JSON object of its own", "bad-file")
+            message = f"judge.prompt={self.prompt} holds {placeholder[0]}, but nothing is filled in"
+            remedy = "remove it, since each request is a JSON object of its own"
+            raise UserError(f"{message}: {remedy}", "bad-file")
         return text
 
     def _announce(self, contents: Sequence[str]) -> None:
@@ -176,14 +182,6 @@ class OpenAIJudge(Judge):
             f"{budget.tokens:,}", listed,
         )  # fmt: skip
 
-    def _ruled(self, request: _Request, reading: Reading) -> Iterator[tuple[int, Ruling]]:
-        for unit in request.units:
-            span = _text(request.answer, unit)
-            if span in reading.verdicts:
-                yield unit, Ruling(reading.verdicts[span], f"by {self.model}")
-            else:
-                yield unit, Ruling("unknown", f"{self.model}: {reading.problems[span]}")
-
 
 def _text(answer: Answer, unit: int) -> str:
     return answer.text[answer.units[unit].start : answer.units[unit].end]
@@ -194,9 +192,9 @@ def _requests(answer: Answer) -> Iterator[_Request]:
     borders = split_sentences(answer.text)
     units: dict[tuple[int, int], list[int]] = {}
     for place, unit in enumerate(answer.units):
-        own = [(start, end) for start, end in borders if start < unit.end and end > unit.start]
-        first, last = (own[0], own[-1]) if own else ((unit.start, unit.end),) * 2
-        units.setdefault((min(first[0], unit.start), max(last[1], unit.end)), []).append(place)
+        inside = [border for border in borders if border[0] < unit.end and border[1] > unit.start]
+        starts, ends = zip((unit.start, unit.end), *inside, strict=True)
+        units.setdefault((min(starts), max(ends)), []).append(place)
     for (start, end), places in units.items():
         spans = tuple(dict.fromkeys(_text(answer, place) for place in places))
         yield _Request(answer, answer.text[start:end], tuple(places), spans)
@@ -205,31 +203,15 @@ def _requests(answer: Answer) -> Iterator[_Request]:
 def _content(request: _Request, passages: Sequence[Passage]) -> str:
     """Make the user's message: one JSON object, whatever the texts in it say."""
     answer = request.answer
-    found = [f"{passage.title}: {passage.text}" if passage.title else passage.text for passage in passages]
-    if reference := _beginning(answer.reference):
-        found.insert(0, f"{answer.subject}: {reference}" if answer.subject else reference)
-    asked = {
-        "question": answer.prompt, "passages": found, "sentence": request.sentence, "spans": request.spans,
+    sizes = accumulate(len(sentence.split()) for sentence in answer.reference)
+    reference = " ".join(s for s, n in zip(answer.reference, sizes, strict=True) if n <= _REFERENCE)
+    sources = [(passage.title, passage.text) for passage in passages]
+    sources = [(answer.subject, reference), *sources] if reference else sources
+    texts = [f"{title}: {text}" if title else text for title, text in sources]
+    content = {
+        "question": answer.prompt, "passages": texts, "sentence": request.sentence, "spans": request.spans,
     }  # fmt: skip
-    return json.dumps(asked, ensure_ascii=False)
-
-
-def _beginning(sentences: Sequence[str]) -> str:
-    """Take as many whole sentences as a request may hold."""
-    kept: list[str] = []
-    words = 0
-    for sentence in sentences:
-        words += len(sentence.split())
-        if words > _REFERENCE:
-            break
-        kept.append(sentence)
-    return " ".join(kept)
-
-
-def _read(reply: Reply | None, spans: Sequence[str]) -> Reading:
-    if reply is None:
-        return unread(spans, TIMEOUT)
-    return unread(spans, REFUSED) if reply.refused else read_reply(reply.text, spans)
+    return json.dumps(content, ensure_ascii=False)
 
 
 #: Problems of a reply, or of its entry for a span.
@@ -283,12 +265,12 @@ def read_reply(text: str, spans: Sequence[str]) -> Reading:
     except (ValueError, RecursionError):
         return unread(spans, NO_JSON)
     times = Counter(entry.span for entry in entries)
-    said = {entry.span: entry.verdict for entry in entries}
-    counts = Counter({NOT_ASKED: len(said.keys() - set(spans))})
+    words = {entry.span: entry.verdict for entry in entries}
+    counts = Counter({NOT_ASKED: len(words.keys() - set(spans))})
     verdicts: dict[str, Verdict] = {}
     problems: dict[str, str] = {}
     for span in spans:
-        verdict = next((word for word in _VERDICTS if word == said.get(span)), None)
+        verdict = next((word for word in _VERDICTS if word == words.get(span)), None)
         if times[span] == 1 and verdict is not None:
             verdicts[span] = verdict
         else:
@@ -304,8 +286,7 @@ def _object(text: str) -> Any:
     """Parse the JSON of a reply: all of it, its only fenced block, or its outermost braces (ValueError)."""
     text = text.rpartition("</think>")[2].strip()
     fenced = _FENCE.findall(text)
-    braces = text[text.find("{") : text.rfind("}") + 1]
-    for part in (text, *(fenced if len(fenced) == 1 else ()), braces):
+    for part in (text, *(fenced if len(fenced) == 1 else ()), text[text.find("{") : text.rfind("}") + 1]):
         try:
             return json.loads(part, object_pairs_hook=_once)
         except json.JSONDecodeError:
@@ -314,7 +295,6 @@ def _object(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    if len(record := dict(pairs)) < len(pairs):
         raise _RepeatedKeyError
-    return found
+    return record

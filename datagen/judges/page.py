@@ -41,12 +41,11 @@ class Drawn(NamedTuple):
     @property
     def entry(self) -> dict[str, Any]:
         """Make the part's entry in a labelled text."""
-        ranges = [list(pair) for pair in self.mark.ranges]
-        place: dict[str, Any] = {"ranges": ranges}
-        if len(ranges) == 1:
-            place = {"start": self.mark.start, "end": self.mark.end}
-        rest = {name: getattr(self.mark, name) for name in ("type", "rule", "evidence")}
-        return place | {"wrong": self.mark.wrong} | {name: each for name, each in rest.items() if each}
+        mark = self.mark
+        whole = {"start": mark.start, "end": mark.end}
+        place: dict[str, Any] = whole if len(mark.ranges) == 1 else {"ranges": list(map(list, mark.ranges))}
+        rest = {"type": mark.type, "rule": mark.rule, "evidence": mark.evidence}
+        return place | {"wrong": mark.wrong} | {name: value for name, value in rest.items() if value}
 
 
 def draw_verdicts(texts: Sequence[Text], count: int = 100, seed: int = 0) -> list[Drawn]:
@@ -55,35 +54,34 @@ def draw_verdicts(texts: Sequence[Text], count: int = 100, seed: int = 0) -> lis
     The same are drawn from the texts in any order. Parts of one text follow each other in reading order. Of
     parts that overlap only the first may be drawn, since they could not be given different verdicts.
     """
-    found: dict[Verdict, list[tuple[int, Drawn]]] = {verdict: [] for verdict in WRONG}
+    parts: dict[Verdict, list[Drawn]] = {verdict: [] for verdict in WRONG}
     for text in texts:
         for kind in KINDS:
-            for mark in _apart(text.spans if kind == "spans" else text.sentences):
-                key = draw_key("reading", seed, f"{text.id}\x1f{kind}\x1f{mark.ranges}")
-                drawn = Drawn(text, kind, mark)
-                found[drawn.verdict].append((key, drawn))
-    right, wrong = len(found["supported"]), len(found["contradicted"])
+            for mark in _apart(getattr(text, kind)):
+                parts[VERDICT_OF[mark.wrong]].append(Drawn(text, kind, mark))
+    right, wrong = len(parts["supported"]), len(parts["contradicted"])
     supported = min(right, max(count - wrong, (count + 1) // 2))
     sizes: dict[Verdict, int] = {
         "supported": supported, "contradicted": count - supported, "unknown": _UNKNOWN,
     }  # fmt: skip
-    chosen = [
-        drawn
-        for verdict, size in sizes.items()
-        for _, drawn in sorted(found[verdict], key=lambda each: each[0])[:size]
-    ]
-    return sorted(
-        chosen, key=lambda d: (draw_key("order", seed, d.text.id), d.text.id, d.mark.ranges, d.kind)
-    )
+
+    def draw(part: Drawn) -> int:
+        return draw_key("reading", seed, f"{part.text.id}\x1f{part.kind}\x1f{part.mark.ranges}")
+
+    def place(part: Drawn) -> tuple[Any, ...]:
+        return draw_key("order", seed, part.text.id), part.text.id, part.mark.ranges, part.kind
+
+    chosen = [part for verdict, size in sizes.items() for part in sorted(parts[verdict], key=draw)[:size]]
+    return sorted(chosen, key=place)
 
 
 def _apart(marks: Sequence[Mark]) -> list[Mark]:
     """Keep the marks that begin after the end of all earlier ones."""
-    kept: list[Mark] = []
+    apart: list[Mark] = []
     for mark in marks:
-        if not kept or mark.start >= kept[-1].end:
-            kept.append(mark)
-    return kept
+        if not apart or mark.start >= apart[-1].end:
+            apart.append(mark)
+    return apart
 
 
 def reading_page(texts: Sequence[Text], *, about: Mapping[str, str], count: int = 100, seed: int = 0) -> str:
@@ -103,15 +101,13 @@ def reading_page(texts: Sequence[Text], *, about: Mapping[str, str], count: int 
     return render(
         "probers.datagen.judges/reading.html.j2",
         cases=list(map(_shown, drawn)), about=about, signs=_SIGNS, data=Markup(data), key=digest(data),
-        sizes={verdict: sum(each.verdict == verdict for each in drawn) for verdict in WRONG},
+        sizes={verdict: sum(part.verdict == verdict for part in drawn) for verdict in WRONG},
     )  # fmt: skip
 
 
 def _data(drawn: Sequence[Drawn]) -> str:
     """Encode the lines of hand.jsonl without parts, and the parts, as JSON that ends no element of HTML."""
-    lines: dict[str, dict[str, Any]] = {}
-    for each in drawn:
-        lines.setdefault(each.text.id, _line(each.text))
+    lines = {part.text.id: _line(part.text) for part in drawn}
     places = {id_: place for place, id_ in enumerate(lines)}
     parts = [{"text": places[d.text.id], "kind": d.kind, "part": d.entry} for d in drawn]
     text = json.dumps({"texts": list(lines.values()), "parts": parts})
@@ -120,25 +116,23 @@ def _data(drawn: Sequence[Drawn]) -> str:
 
 def _line(text: Text) -> dict[str, Any]:
     """Convert a text to our layout, without its parts and without empty fields."""
-    asked = {"messages": list(text.messages)} if text.messages else {"prompt": text.prompt}
+    prompt = {"messages": list(text.messages)} if text.messages else {"prompt": text.prompt}
     rest = {
         "passages": list(text.passages), "group": text.group, "split": text.split, "writer": text.writer,
         "dataset": text.dataset,
     }  # fmt: skip
-    line = {"id": text.id} | asked | {"answer": text.answer, "outside": "unknown"}
+    line = {"id": text.id, **prompt, "answer": text.answer, "outside": "unknown"}
     return line | {name: value for name, value in rest.items() if value}
 
 
 def _shown(drawn: Drawn) -> dict[str, Any]:
     """Convert a part for the template: the sentence with the part marked, and the one before it."""
     text, mark = drawn.text.answer, drawn.mark
-    start, end = mark.start, mark.end
-    spans = split_sentences(text)
-    first = next((place for place, (_, stop) in enumerate(spans) if stop > mark.start), 0)
-    around = [span for span in spans[max(0, first - 1) :] if span[0] < mark.end]
-    if around:
-        start, end = min(start, around[0][0]), max(end, around[-1][1])
-    start, end = max(start, mark.start - _BEFORE), min(end, mark.end + _AFTER)
+    sentences = split_sentences(text)
+    first = next((place for place, (_, stop) in enumerate(sentences) if stop > mark.start), 0)
+    around = [span for span in sentences[max(0, first - 1) :] if span[0] < mark.end]
+    starts, ends = zip((mark.start, mark.end), *around, strict=True)
+    start, end = max(min(starts), mark.start - _BEFORE), min(max(ends), mark.end + _AFTER)
     prompt = drawn.text.asked.strip()
     short = start == 0 and end == len(text) and len(prompt) <= _PROMPT
     return {

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib import resources
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from probers.words import Entity
@@ -96,20 +96,17 @@ def _of_sentence(
     if opens:
         yield from _life(text, inside)
     for relation, cue in _ONCE.items():
-        for found in cue.finditer(text, start, end):
-            if _is_of_subject(text, start, found.start(), inside, subject):
+        for match in cue.finditer(text, start, end):
+            if _is_of_subject(text, start, match.start(), inside, subject):
                 for entity in inside:
-                    if entity.start >= found.end() and _linked(text, found.end(), entity, inside):
+                    if entity.start >= match.end() and _linked(text, match.end(), entity, inside):
                         yield from _when_or_where(relation, entity)
-    for found in _BY.finditer(text, start, end):
-        if _is_of_subject(text, start, found.start(), inside, subject, makers=True):
-            makers = list(_row(text, found.end(), inside))
-            for verb in re.findall(_MAKING, found[1]):
-                yield from (Fact(f"{verb} by", entity, entity.text) for entity in makers)
-    for relation, cue in _NAMED.items():
-        for found in cue.finditer(text, start, end):
-            if _is_of_subject(text, start, found.start(), inside, subject, makers=True):
-                yield from (Fact(relation, e, e.text) for e in _row(text, found.end(), inside))
+    for name, cue in {"": _BY, **_NAMED}.items():
+        for match in cue.finditer(text, start, end):
+            if _is_of_subject(text, start, match.start(), inside, subject, makers=True):
+                relations = [name] if name else [f"{verb} by" for verb in re.findall(_MAKING, match[1])]
+                names = list(_row(text, match.end(), inside))
+                yield from (Fact(relation, e, e.text) for relation in relations for e in names)
     copula = _COPULA.search(text, start, end)
     named = copula and _words(subject) & _words(text[start : copula.start()])
     if copula and (named or opens) and _is_of_subject(text, start, copula.start(), inside, subject):
@@ -127,8 +124,7 @@ def _when_or_where(relation: str, entity: Entity) -> Iterator[Fact]:
 
 def _life(text: str, inside: Sequence[Entity]) -> Iterator[Fact]:
     """Find the dates of "Name (1815 – 1852)"."""
-    times = [e for e in inside if e.type in _TIMED]
-    for first, last in pairwise(times):
+    for first, last in pairwise(e for e in inside if e.type in _TIMED):
         dash = re.fullmatch(r"\s?[–—-]\s?", text[first.end : last.start])
         closed = text[last.end :].lstrip().startswith(")")
         if dash and closed and _LIFE.search(text[: first.start]):
@@ -150,30 +146,24 @@ def _is_of_subject(
     if makers and (copula := _COPULA.search(text, start, cue)):
         cue = copula.start()
         lead = text[start:cue]
-    own = _words(subject)
-    names = [
-        e for e in inside if e.end <= cue and e.type not in (*_TIMED, "number") and not country_of(e.text)
-    ]
-    if any(not own & _words(e.text) for e in names):
+    known = _words(subject)
+    things = [e for e in inside if e.end <= cue and e.type not in (*_TIMED, "number")]
+    names = [e for e in things if not country_of(e.text)]
+    if any(not known & _words(e.text) for e in names):
         return False
-    first = lead.split()[:1]
-    return (
-        not first or bool(names) or first[0].lower().strip(",") in _PRONOUNS or bool(own & _words(lead))
-        or first[0] == "The"
-    )  # fmt: skip
+    first = next(iter(lead.split()), "The")
+    named = bool(names) or bool(known & _words(lead))
+    return named or first == "The" or first.lower().strip(",") in _PRONOUNS
 
 
 def _words(text: str) -> set[str]:
-    found = (word.lower() for word in re.findall(r"[^\W_]+", text))
-    return {word for word in found if not is_stop_word(word)}
+    return {word for word in re.findall(r"[^\W_]+", text.lower()) if not is_stop_word(word)}
 
 
 def _linked(text: str, cue: int, entity: Entity, inside: Sequence[Entity]) -> bool:
-    gap, place = "", cue
-    for other in inside:
-        if cue <= other.start < entity.start:
-            gap, place = gap + text[place : other.start], other.end
-    return bool(_LINK.fullmatch(gap + text[place : entity.start]))
+    between = [other for other in inside if cue <= other.start < entity.start]
+    ends, starts = [cue, *(e.end for e in between)], [*(e.start for e in between), entity.start]
+    return bool(_LINK.fullmatch("".join(text[a:b] for a, b in zip(ends, starts, strict=True))))
 
 
 def _row(text: str, place: int, inside: Sequence[Entity]) -> Iterator[Entity]:
@@ -194,9 +184,7 @@ def _copula(text: str, place: int, end: int, inside: Sequence[Entity]) -> Iterat
     """Find nationality and year of "is a 1994 American film", and the country of "is a village in Peru"."""
     phrase = _PHRASE_END.search(text, place, end)
     stop = phrase.start() if phrase else end
-    for entity in inside:
-        if entity.start < place:
-            continue
+    for entity in (entity for entity in inside if entity.start >= place):
         country = country_of(entity.text)
         placed = _PLACED.search(text, place, entity.start)
         if entity.end <= stop and not placed:
@@ -256,27 +244,26 @@ def another_kind(answer: str, article: str, subject: str) -> str:
     The answer's kind is neither named in the article nor like any noun that the article uses for the kind of
     its subject. Without WordNet's files no kinds are known.
     """
-    folder = find_wordnet()
-    if folder is None:
+    if (folder := find_wordnet()) is None:
         return ""
-    said = _nouns(answer, subject, folder)
+    nouns = _nouns(answer, subject, folder)
     # The kind in "Tangled Lives (1910 film)".
     named = [w for w in _long_words(subject.partition("(")[2]) if _senses(w, folder)]
-    own = [*_nouns(article, subject, folder), *named]
-    if not said or not own or not any(s.lexname() in _THINGS for s in _senses(said[0], folder)[:1]):
+    known = [*_nouns(article, subject, folder), *named]
+    if not nouns or not known or not any(s.lexname() in _THINGS for s in _senses(nouns[0], folder)[:1]):
         return ""
     text = article.lower()
-    if any(noun[:_STEM].lower() in text or _alike(noun, one, folder) for noun in said for one in own):
+    if any(noun[:_STEM].lower() in text or _alike(noun, one, folder) for noun in nouns for one in known):
         return ""
-    return f"{own[0]} / {said[0]}"
+    return f"{known[0]} / {nouns[0]}"
 
 
 def _nouns(text: str, subject: str, folder: str) -> list[str]:
     """List the nouns of the first phrase "the subject is a ..", the head first; [] if none tells a kind."""
-    own = {word for word in map(str.lower, _long_words(subject)) if not is_stop_word(word)}
+    known = {word for word in map(str.lower, _long_words(subject)) if not is_stop_word(word)}
     for start, end in split_sentences(text)[:_SENTENCES]:
         copula = _CALLS.search(text, start, end)
-        if copula is None or not own & set(map(str.lower, _long_words(text[start : copula.start()]))):
+        if copula is None or not known & set(map(str.lower, _long_words(text[start : copula.start()]))):
             continue
         for phrase in _phrases(text, copula.end(), end):
             words = [w for w in _long_words(phrase) if w[0].islower() and not w.endswith(("ed", "ing"))]
@@ -314,11 +301,6 @@ def _senses(noun: str, folder: str) -> list[Any]:
 
 @lru_cache(maxsize=4096)
 def _alike(a: str, b: str, folder: str) -> bool:
-    if _is_place(a, folder) and _is_place(b, folder):
-        return True
-    pairs = ((x, y) for x in _senses(a, folder) for y in _senses(b, folder))
-    return any((x.wup_similarity(y) or 0) >= _ALIKE for x, y in pairs)
-
-
-def _is_place(noun: str, folder: str) -> bool:
-    return any(sense.lexname() in _PLACES for sense in _senses(noun, folder)[:2])
+    nouns = _senses(a, folder), _senses(b, folder)
+    places = all(any(sense.lexname() in _PLACES for sense in senses[:2]) for senses in nouns)
+    return places or any((x.wup_similarity(y) or 0) >= _ALIKE for x, y in product(*nouns))

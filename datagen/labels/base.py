@@ -111,10 +111,9 @@ class Source(ABC):
     def plan(self, options: Options) -> Inputs:
         """Check the options and read the inputs, before any model is loaded (UserError)."""
         self.keep(options=options, prompt=options.prompt.make(), items=0)
-        for pool in options.pools:
-            if pool not in self.pools:
-                message = f"source={self.name} has no pool={pool}: choose {', '.join(self.pools)}"
-                raise UserError(message, "unknown-choice")
+        if unknown := [pool for pool in options.pools if pool not in self.pools]:
+            message = f"source={self.name} has no pool={unknown[0]}: choose {', '.join(self.pools)}"
+            raise UserError(message, "unknown-choice")
         return self.inputs()
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
@@ -204,8 +203,8 @@ class Corpus:
             )  # fmt: skip
         else:
             passages = [
-                each if isinstance(each, Passage) else Passage(str(number), "", each)
-                for number, each in enumerate(self.passages, 1)
+                text if isinstance(text, Passage) else Passage(str(number), "", text)
+                for number, text in enumerate(self.passages, 1)
             ]
         component = component_of("retriever", self.retriever)
         return lambda: component.make(passages)  # type: ignore[no-any-return]
@@ -246,7 +245,7 @@ class ReadsArticles(OfArticles):
     def _chosen_language(self) -> Language | None:
         """Return the language asked for, or that of the Wikipedia to read; None if it must be found."""
         wikipedia = self.wikipedia.language if self.articles == "wikipedia" else None
-        read = None if wikipedia is None else "en" if wikipedia == "simple" else wikipedia
+        read = "en" if wikipedia == "simple" else wikipedia
         if self.language == "auto":
             return None if read is None else language_named(read, "wikipedia.language")
         if read not in (None, self.language):
@@ -256,13 +255,11 @@ class ReadsArticles(OfArticles):
 
     def recogniser_in(self, language: Language) -> Recogniser:
         """Make the requested recogniser in a language (UserError: one for another language)."""
-        kind = self.recogniser
-        plain_ = kind in ("rules", "auto") and not language.english
-        recognise = Recogniser(f"{kind}:{language.code}" if plain_ else kind, fine=True)
-        if recognise.language is not language:
-            message = (
-                f"recogniser={kind} is for {recognise.language.name}, and the language is {language.name}"
-            )
+        name = self.recogniser
+        code = f":{language.code}" if name in ("rules", "auto") and not language.english else ""
+        recognise = Recogniser(f"{name}{code}", fine=True)
+        if (other := recognise.language) is not language:
+            message = f"recogniser={name} is for {other.name}, and the language is {language.name}"
             raise UserError(f"{message}: name a pipeline of that language, or recogniser=rules", "mismatch")
         return recognise
 

@@ -6,7 +6,7 @@ Every question gives two examples, which share its split. The states are those o
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -55,10 +55,10 @@ def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = 
     if acc not in get_args(Acc):
         raise UserError(f"acc={acc} is unknown: choose {' or '.join(get_args(Acc))}", "unknown-choice")
     right = right_by("acc_substring" if (rule, acc) == ("acc", "substring") else rule, matcher)
-    if right is not None and rule != "acc_substring":
-        return right
-    choices = f"em, acc, match, f1>=0.8 (any bound from 0 to 1) or {BY_ENTROPY}"
-    raise UserError(f"label={rule} is no label rule: choose {choices}", "unknown-choice")
+    if right is None or rule == "acc_substring":
+        choices = f"em, acc, match, f1>=0.8 (any bound from 0 to 1) or {BY_ENTROPY}"
+        raise UserError(f"label={rule} is no label rule: choose {choices}", "unknown-choice")
+    return right
 
 
 #: Columns with the scores of an answer, whichever rule labels it.
@@ -80,7 +80,7 @@ class Questions(Corpus, OfCot, Source):
     questions: Any = "testbed"
     _: KW_ONLY
     k: Count = 3
-    asked: QuestionSet = state()
+    chosen: QuestionSet = state()
     matcher: EntityMatcher | None = state()
     open_passages: Callable[[], Retriever] = state()
     retrieve: Retriever = state()
@@ -112,20 +112,19 @@ class Questions(Corpus, OfCot, Source):
             source = Component.of("questions", "file" if path else source, **path)
         if isinstance(source, Component):
             source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
-        asked = open_questions(
-            source, limit=options.limit, seed=options.seed, on_bad_line=options.on_bad_line
-        )
-        for line in asked.lines():
+        limit, seed, on_bad_line = options.limit, options.seed, options.on_bad_line
+        chosen = open_questions(source, limit=limit, seed=seed, on_bad_line=on_bad_line)
+        for line in chosen.lines():
             log.info("%s", line)
-        for question in asked.questions:
+        for question in chosen.questions:
             if not by_entropy and not any(a.strip() for a in question.answers):
-                why = "has no gold answer, so it cannot be labelled"
-                raise UserError(f"question {question.id} {why}", "labels")
+                message = f"question {question.id} has no gold answer, so it cannot be labelled"
+                raise UserError(message, "labels")
         self.keep(
-            asked=asked, matcher=matcher, right=right, open_passages=self.open_retriever(options),
+            chosen=chosen, matcher=matcher, right=right, open_passages=self.open_retriever(options),
             position=position_of(self.reads),
             # Heads trained without gold answers are also ranked by gold answers, if all questions have some.
-            all_gold=by_entropy and all(question.answers for question in asked.questions),
+            all_gold=by_entropy and all(question.answers for question in chosen.questions),
         )  # fmt: skip
         named = (options.matcher.options["aliases"], options.matcher.options["vectors"])
         record = wordnet_found(options) if matcher is not None else {}
@@ -157,14 +156,13 @@ class Questions(Corpus, OfCot, Source):
 
     @property
     def total(self) -> int:
-        return len(self.asked.questions)
+        return len(self.chosen.questions)
 
     def units(self) -> Iterator[Question]:
-        questions = self.asked.questions
-        if self.options.balance_to:  # whatever order they come in
-            seed = self.options.seed
-            questions = sorted(questions, key=lambda q: draw_key("balance", seed, q.id))
-        return iter(questions)
+        if not self.options.balance_to:
+            return iter(self.chosen.questions)
+        # The same in whatever order they come.
+        return iter(sorted(self.chosen.questions, key=lambda q: draw_key("balance", self.options.seed, q.id)))
 
     def place(self, span: str) -> tuple[int, str]:
         unit, _, condition = span.rpartition("/")
@@ -176,40 +174,37 @@ class Questions(Corpus, OfCot, Source):
         texts = [q.question for q in units]
         if isinstance(self.retrieve, Counts):
             frequencies = lowest_frequencies(texts, self.retrieve, Recogniser("rules", quiet=True))
-        found = self.retrieve.search(texts, self.k)
-        asked = [(q.question, [p.text for p in ps], "") for q, ps in zip(units, found, strict=True)]
-        shown = passages_that_fit(lm.fits, self.prompt, asked, [limit] * len(units))
-        prompts = [self.prompt.question(q.question) for q in units]
-        for (text, passages, _), count in zip(asked, shown, strict=True):
-            prompts.append(self.prompt.question(text, passages[:count]))
+        passages = [[p.text for p in hits] for hits in self.retrieve.search(texts, self.k)]
+        parts = [(text, hits, "") for text, hits in zip(texts, passages, strict=True)]
+        shown = passages_that_fit(lm.fits, self.prompt, parts, [limit] * len(units))
+        prompts = [self.prompt.question(text) for text in texts]
+        cut = zip(texts, passages, shown, strict=True)
+        prompts += [self.prompt.question(text, hits[:n]) for text, hits, n in cut]
         names = [f"{question.id}/{condition}" for condition in _CONDITIONS for question in units]
-        requests = [
-            GenerationRequest(text, limit, question.id)
-            for text, question in zip(prompts, [*units, *units], strict=True)
-        ]
+        ids = [question.id for question in (*units, *units)]
+        requests = [GenerationRequest(text, limit, id) for text, id in zip(prompts, ids, strict=True)]
         record = recorded_needs if self.reads == "both" else span_needs
         needs = record(self.needs, attention=lm.attends)
-        for made in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.stop)):
+        for batch in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.stop)):
             examples = Examples()
-            judged = self._judged(lm, units, names, made)
-            for index, generation in made.items():
+            judged = self._judged(lm, units, names, batch)
+            for index, generation in batch.items():
                 examples.tokens += len(generation.token_ids)
                 opens, place = divmod(index, len(units))
                 shows = shown[place] if opens else 0
-                if opens and found[place] and not shows:
+                if opens and passages[place] and not shows:
                     examples.leave_out(names[index], NO_ROOM)
                     continue
                 if not generation.token_ids:  # no state exists
-                    skipped = generation.stop == "skipped"
-                    examples.leave_out(names[index], TOO_LONG if skipped else "empty answer")
+                    reason = TOO_LONG if generation.stop == "skipped" else "empty answer"
+                    examples.leave_out(names[index], reason)
                     continue
                 if (read := self._read_part(generation)) is None:
                     examples.leave_out(names[index], f"no {self.reads}")
                     continue
                 signals, states = read
                 row = self._row(units[place], _CONDITIONS[opens], generation) | signals
-                row |= {"passages": shows, "question_frequency": frequencies[place]}
-                row |= judged.get(index, {})
+                row |= {"passages": shows, "question_frequency": frequencies[place], **judged.get(index, {})}
                 examples.tokens += row.get("sample_tokens", 0) + row.get("verbalised_tokens", 0)
                 examples.add(row, states)
             yield examples
@@ -226,18 +221,19 @@ class Questions(Corpus, OfCot, Source):
         return signals, states
 
     def _judged(
-        self, lm: CausalLM, units: Sequence[Question], names: Sequence[str], made: Mapping[int, Generation]
+        self, lm: CausalLM, units: Sequence[Question], names: Sequence[str], batch: Mapping[int, Generation]
     ) -> dict[int, dict[str, Any]]:
         """Compute columns of the detectors that draw or ask, by place of each answer with a token."""
-        written = [index for index, generation in made.items() if generation.token_ids]
+        written = [index for index, generation in batch.items() if generation.token_ids]
         if self.detectors is None or not written:
             return {}
-        asked = []
+        answers = []
         for index in written:
-            question = units[index % len(units)]
-            answer = final_answer(made[index].text, self.prompt.answer_cue, question.dataset)
-            asked.append(Asked(names[index], question.question, question.dataset, made[index].prompt, answer))
-        return dict(zip(written, self.detectors.columns(lm, asked), strict=True))
+            question, generation = units[index % len(units)], batch[index]
+            answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
+            about = names[index], question.question, question.dataset
+            answers.append(Asked(*about, generation.prompt, answer))
+        return dict(zip(written, self.detectors.columns(lm, answers), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
@@ -262,15 +258,15 @@ class Questions(Corpus, OfCot, Source):
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
-        said, gold = answer_in(generation.text), question.answers
+        text, gold = answer_in(generation.text), question.answers
         return {
             "id": f"{question.id}/{condition}", "group": question.group, "split": question.split,
-            "correct": int(self.right(said, answer, gold)),
+            "correct": int(self.right(text, answer, gold)),
             "dataset": question.dataset, "condition": condition, "question": question.question,
             "answer": answer, "gold": gold[0] if gold else "",
             "em": exact_match(answer, gold) if gold else None,
             "f1": f1_score(answer, gold).f1 if gold else None,
-            "acc": accuracy_contains(said, gold, mode=self.acc) if gold else None,
+            "acc": accuracy_contains(text, gold, mode=self.acc) if gold else None,
             **({"gold_right": int(exact_match(answer, gold))} if self.all_gold else {}),
             "question_type": str(question.truth.get("type", "")),
             "answer_kind": str(question.truth.get("answer_kind", "")),
@@ -279,44 +275,39 @@ class Questions(Corpus, OfCot, Source):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Compute scores per data set and condition, and the shares that retrieval helps, hurts or leaves."""
-        scores: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-        known: dict[tuple[str, str], list[int]] = {}
-        both: dict[str, dict[str, int]] = {}
+        scores: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
+        known: dict[tuple[str, str], list[int]] = defaultdict(list)
+        both: dict[str, dict[str, int]] = defaultdict(dict)
         columns = ["id", "dataset", "condition", "knowledge", "passages", "correct", *_SCORES]
         cut = 0
         for table in store.tables(columns):
             for id, dataset, condition, knowledge, passages, correct, *rest in table.itertuples(index=False):
                 cut += condition == "with_passages" and passages < self.k
-                scores.setdefault((dataset or "questions", condition), []).append((correct, *rest))
-                known.setdefault((condition, knowledge), []).append(correct)
-                both.setdefault(id.rpartition("/")[0], {})[condition] = correct
-        figures: dict[str, Any] = {"questions": self.asked.record, "scores": {}}
+                scores[dataset or "questions", condition].append((correct, *rest))
+                known[condition, knowledge].append(correct)
+                both[id.rpartition("/")[0]][condition] = correct
+        figures: dict[str, Any] = {"questions": self.chosen.record, "scores": {}}
         lines: list[str] = []
-        for (dataset, condition), found in sorted(scores.items()):
-            averages = np.array(found, dtype=float).mean(axis=0)
-            means = {
-                name: round(float(mean), 6)
-                for name, mean in zip(("correct", *_SCORES), averages, strict=True)
-                if not np.isnan(mean)  # without gold answers
-            }
-            figures["scores"].setdefault(dataset, {})[condition] = {"n": len(found), **means}
+        for (dataset, condition), values in sorted(scores.items()):
+            averages = zip(("correct", *_SCORES), np.array(values, dtype=float).mean(axis=0), strict=True)
+            # NaN without gold answers.
+            means = {name: round(float(mean), 6) for name, mean in averages if not np.isnan(mean)}
+            figures["scores"].setdefault(dataset, {})[condition] = {"n": len(values), **means}
             kinds = [(k, v) for (c, k), v in sorted(known.items()) if c == condition and k]
             shown = ", ".join(f"{kind} {sum(v) / len(v):.2f} (n={len(v)})" for kind, v in kinds)
             lines.append(
-                f"{dataset}, {condition}: {means['correct']:.3f} of {len(found)} right"
-                + "".join(f"; {n.upper()} {means[n]:.3f}" for n in ("em", "acc", "f1") if n in means)
+                f"{dataset}, {condition}: {means['correct']:.3f} of {len(values)} right"
+                + "".join(f"; {n.upper()} {means[n]:.3f}" for n in _SCORES if n in means)
                 + (f" | {shown}" if shown else "")
             )
         if cut:
             figures["fewer_passages"] = int(cut)
             lines.append(f"{cut} prompts show fewer than k={self.k} passages: no more were found, or fit")
-        pairs = Counter(tuple(found[c] for c in _CONDITIONS) for found in both.values() if len(found) == 2)
+        pairs = Counter(tuple(pair[c] for c in _CONDITIONS) for pair in both.values() if len(pair) == 2)
         if pairs:
             shares = {name: round(pairs[cell] / pairs.total(), 6) for name, cell in _CELLS.items()}
-            shares |= {
-                "helps": shares["only_with"], "hurts": shares["only_without"],
-                "leaves": round(shares["both"] + shares["neither"], 6),
-            }  # fmt: skip
+            shares |= {"helps": shares["only_with"], "hurts": shares["only_without"]}
+            shares["leaves"] = round(shares["both"] + shares["neither"], 6)
             figures["retrieval"] = shares
             lines.append(
                 "right both ways {both:.3f}, only with passages {only_with:.3f}, only without "

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ _UNJUDGED = _PROMPTED, _BEFORE, _REPEATED, _CUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """Answer to a topic: the greedy one is number 0, the others are drawn."""
 
     topic: Topic
@@ -131,9 +132,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         super().begin(lm, needs, folder)
         judge = self.judge
         if isinstance(judge, (str, Component)):
-            grounds = Grounds(
-                self.matcher, self.recognise, lambda: self.open_retriever(self.options)(), folder
-            )
+            retriever = lambda: self.open_retriever(self.options)()  # noqa: E731
+            grounds = Grounds(self.matcher, self.recognise, retriever, folder)
             judge = component_of("judge", judge).make(grounds)
         if lm is not None:
             lm.skip_too_long()
@@ -172,28 +172,25 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
     def total(self) -> int:
         return len(self.topics) * self.answers_per_prompt
 
-    def units(self) -> Iterator[_Asked]:
-        return (_Asked(topic, n) for topic in self.topics for n in range(self.answers_per_prompt))
+    def units(self) -> Iterator[_Request]:
+        return (_Request(topic, n) for topic in self.topics for n in range(self.answers_per_prompt))
 
     def place(self, span: str) -> tuple[int, str]:
         return 0, self.marked.text_of(span)
 
-    def examples(self, lm: CausalLM, units: Sequence[_Asked]) -> Iterator[Examples]:
+    def examples(self, lm: CausalLM, units: Sequence[_Request]) -> Iterator[Examples]:
         journal = Journal(self.folder / JOURNAL)
         if (read := journal.read()).damaged or read.cut:  # after a kill; those answers are made again
             journal.rewrite(read.records.values())
         for number in range(self.answers_per_prompt):
-            asked = [one for one in units if one.number == number]
+            answers = [one for one in units if one.number == number]
             limit = self.options.max_new_tokens
-            requests = [
-                GenerationRequest(self.bare.question(self._message(one.topic)), limit, one.id)
-                for one in asked
-            ]
+            prompts = ((self.bare.question(self._message(one.topic)), one.id) for one in answers)
+            requests = [GenerationRequest(text, limit, id) for text, id in prompts]
             drawing = Sampling(self.temperature, seed=self.options.seed + number) if number else None
             how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.stop, drawing)
             for batch in lm.generate_each(requests, how):
-                written = {asked[place]: generation for place, generation in batch.items()}
-                examples, lines = self._judged(written)
+                examples, lines = self._judged({answers[place]: written for place, written in batch.items()})
                 journal.append(lines)
                 yield examples
 
@@ -201,52 +198,50 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Write the prompt as the user does; without an instruction the title begins the text."""
         return topic.prompt or self.prompt.article.format(title=topic.title) or topic.title
 
-    def _judged(self, written: Mapping[_Asked, Generation]) -> tuple[Examples, list[dict[str, Any]]]:
+    def _judged(self, written: Mapping[_Request, Generation]) -> tuple[Examples, list[dict[str, Any]]]:
         """Make the rows of a batch once its parts are judged, and its answers as lines of labelled texts."""
         lines = []
         examples = Examples(tokens=sum(len(generation.token_ids) for generation in written.values()))
-        marks, answers = dict[_Asked, list[Mark]](), dict[_Asked, Answer]()
-        for asked, generation in written.items():
+        marks, answers = dict[_Request, list[Mark]](), dict[_Request, Answer]()
+        for request, generation in written.items():
             if not generation.text.strip():
-                reason = TOO_LONG if generation.stop == "skipped" else "empty answer"
-                examples.leave_out(asked.id, reason)
+                examples.leave_out(request.id, TOO_LONG if generation.stop == "skipped" else "empty answer")
                 continue
-            message = self._message(asked.topic)
-            part = part_of(generation.text, self.reads) or (0, 0)
-            found = self._marks(generation, message, asked.topic)
-            marks[asked] = [mark for mark in found if part[0] <= mark.start and mark.end <= part[1]]
-            units = tuple(mark for mark in marks[asked] if mark.rule not in _UNJUDGED)
-            answers[asked] = Answer(
-                asked.id, message, generation.text, units, asked.topic.title, asked.topic.reference
-            )
-        rulings = dict(zip(answers, self.judges.judge(list(answers.values())), strict=True))
-        for asked, answer in answers.items():
-            judged = dict(zip(answer.units, rulings[asked], strict=True))
-            ruled = [_ruled(mark, judged.get(mark)) for mark in marks[asked]]
-            lines.append(self._line(asked, answer, [m for m in ruled if m.rule not in _UNJUDGED]))
-            self._add(asked, written[asked], lines[-1], ruled, examples)
+            message = self._message(request.topic)
+            start, end = part_of(generation.text, self.reads) or (0, 0)
+            everywhere = self._marks(generation, message, request.topic)
+            marks[request] = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
+            units = tuple(mark for mark in marks[request] if mark.rule not in _UNJUDGED)
+            about = request.topic.title, request.topic.reference
+            answers[request] = Answer(request.id, message, generation.text, units, *about)
+        rulings = self.judges.judge(list(answers.values()))
+        for (request, answer), given in zip(answers.items(), rulings, strict=True):
+            judged = dict(zip(answer.units, given, strict=True))
+            ruled = [_ruled(mark, judged.get(mark)) for mark in marks[request]]
+            lines.append(self._line(request, answer, [m for m in ruled if m.rule not in _UNJUDGED]))
+            self._add(request, written[request], lines[-1], ruled, examples)
         return examples, lines
 
     def _marks(self, generation: Generation, message: str, topic: Topic) -> list[Mark]:
         """Mark the parts of an answer that may be judged; ``rule`` gives the reason against the others."""
         text = generation.text
         sentences, entities = list[Mark](), list[Mark]()
-        told, named = set[str](), set[str]()
-        told_before = normalise(f"{message} {topic.title}")
-        given = set(told_before.split())
+        earlier, named = set[str](), set[str]()
+        prompt = normalise(f"{message} {topic.title}")
+        given = set(prompt.split())
         cut = len(text.rstrip()) if generation.stop == "length" else len(text) + 1
         language = language_of(self.recognise)
         for start, end in split_sentences(text, language):
             same = normalise(text[start:end])
-            why = _REPEATED if same in told else _CUT if end >= cut else ""
-            told.add(same)
+            why = _REPEATED if same in earlier else _CUT if end >= cut else ""
+            earlier.add(same)
             sentences.append(Mark(((start, end),), None, "sentence", why))
             for entity in self.recognise(text[start:end]):
                 span = (start + entity.start, start + entity.end)
                 name = normalise(entity.text)
                 reasons = {
                     _REPEATED: sentences[-1].rule == _REPEATED, _CUT: span[1] >= cut,
-                    _PROMPTED: set(name.split()) <= given or (not language.spaced and name in told_before),
+                    _PROMPTED: set(name.split()) <= given or (not language.spaced and name in prompt),
                     _BEFORE: name in named,
                 }  # fmt: skip
                 named.add(name)
@@ -255,7 +250,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         chosen = {"entities": entities, "sentences": sentences, "both": [*sentences, *entities]}
         return sorted(chosen[self.judge_units], key=lambda mark: mark.ranges)
 
-    def _line(self, asked: _Asked, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
+    def _line(self, request: _Request, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
         """Make the line of labelled texts for an answer."""
         message = [{"role": "user", "content": answer.prompt}]
         spans, sentences = (
@@ -268,41 +263,40 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         )  # fmt: skip
         writer = "" if self.lm is None else self.lm.spec.id
         return {
-            "id": asked.id, **({"messages": message} if self.prompt.chat else {"prompt": answer.prompt}),
+            "id": request.id, **({"messages": message} if self.prompt.chat else {"prompt": answer.prompt}),
             "answer": answer.text, "spans": spans, "sentences": sentences, "outside": "unknown",
-            "group": asked.group, "split": asked.split, "writer": writer, "title": asked.topic.title,
+            "group": request.group, "split": request.split, "writer": writer, "title": request.topic.title,
         }  # fmt: skip
 
     def _add(
-        self, asked: _Asked, generation: Generation, line: Mapping[str, Any], marks: Sequence[Mark],
+        self, request: _Request, generation: Generation, line: Mapping[str, Any], marks: Sequence[Mark],
         examples: Examples,
     ) -> None:  # fmt: skip
         spans, sentences = (tuple(m for m in marks if (m.type == "sentence") is w) for w in (False, True))
-        text = replace(
-            read_text(line, asked.id), spans=spans, sentences=sentences, dataset="judged", group=asked.group
-        )
-        found = text.units(self.example_unit)
-        for number, mark in enumerate(found, 1):
+        text = read_text(line, request.id)
+        text = replace(text, spans=spans, sentences=sentences, dataset="judged", group=request.group)
+        units = text.units(self.example_unit)
+        for number, mark in enumerate(units, 1):
             if mark.wrong is None and self.example_unit not in ("token", "answer"):
-                name = f"{asked.id}/{self.example_unit}{number}"
+                name = f"{request.id}/{self.example_unit}{number}"
                 part = " ".join(text.answer[start:end] for start, end in mark.ranges)
                 reason = mark.rule if mark.rule in _UNJUDGED else "unknown"
                 examples.leave_out(name, reason, written=part, type=mark.type, evidence=mark.evidence)
-        if not any(mark.wrong is not None for mark in found):
-            examples.leave_out(asked.id, "nothing decided in the answer")
+        if all(mark.wrong is None for mark in units):
+            examples.leave_out(request.id, "nothing decided in the answer")
             return
-        about = {"condition": "generated", "title": asked.topic.title}
-        self.marked.add(text, asked.id, generation, about, examples)
+        about = {"condition": "generated", "title": request.topic.title}
+        self.marked.add(text, request.id, generation, about, examples)
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Write the judged answers in the order of the run, each once, as a kill may have left two."""
         journal = self.folder / JOURNAL
         if not journal.exists():  # concluded before
             return []
-        found = {line["id"]: line for line in Journal(journal).read().records.values()}
-        ids = [asked.id for asked in self.units()]
-        lines = (json.dumps(found[id], ensure_ascii=False) for id in ids if id in found)
-        write_text(self.folder / JUDGED, "".join(f"{line}\n" for line in lines))
+        lines = {line["id"]: line for line in Journal(journal).read().records.values()}
+        ordered = (lines[unit.id] for unit in self.units() if unit.id in lines)
+        texts = (f"{json.dumps(line, ensure_ascii=False)}\n" for line in ordered)
+        write_text(self.folder / JUDGED, "".join(texts))
         journal.unlink()
         return []
 
@@ -315,8 +309,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         figures, line = self.marked.summarise(store, len(store.units))
         without = sum(not topic.reference for topic in self.topics)
         figures |= {"without_reference": without, "judge": self.judges.lines()}
-        told = [f"{without:,} of {len(self.topics):,} prompts have no reference article"] if without else []
-        return figures, [line, *told, *self.judges.lines()]
+        notes = [f"{without:,} of {len(self.topics):,} prompts have no reference article"] if without else []
+        return figures, [line, *notes, *self.judges.lines()]
 
 
 def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
@@ -328,10 +322,8 @@ def _ruled(mark: Mark, ruling: Ruling | None) -> Mark:
 
 def _files(value: Any) -> Iterator[str]:
     """List files among the options of judges; a resumed run must find them unchanged."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
+    value = list(value.values()) if isinstance(value, Mapping) else value
     if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _files(each)
+        yield from chain.from_iterable(map(_files, value))
     elif isinstance(value, str) and Path(value).is_file():
         yield value

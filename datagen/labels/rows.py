@@ -60,11 +60,11 @@ def span_name(row: Mapping[str, Any]) -> str:
 
 def span_needs(needs: Needs, *, attention: bool = True) -> Needs:
     """Choose needs of a generation from which the features of ``needs`` can be computed for any span."""
-    features = tuple(dict.fromkeys(_kept(needs).values()))
+    features = tuple(dict.fromkeys(_recorded_features(needs).values()))
     return recorded_needs(replace(needs, features=features), attention=attention)
 
 
-def _kept(needs: Needs) -> dict[Feature, Feature]:
+def _recorded_features(needs: Needs) -> dict[Feature, Feature]:
     """Map each feature to the recorded one; features read at the same places are recorded once for all."""
 
     def places(feature: Feature) -> tuple[Any, ...]:
@@ -86,8 +86,8 @@ def span_rows(
     "mind". The generation was recorded with :func:`span_needs`.
     """
     spans = [
-        (feature.pool, span_of(generation.states[kept], tokens, kept.pool, feature.pool))
-        for feature, kept in _kept(needs).items()
+        (feature.pool, span_of(generation.states[source], tokens, source.pool, feature.pool))
+        for feature, source in _recorded_features(needs).items()
     ]
     if needs.features[0].pool != "tokens":
         yield -1, recorded(generation, tokens), [pool_tokens(span, pool) for pool, span in spans]
@@ -99,10 +99,9 @@ def span_rows(
 
 def token_states(generation: Generation, needs: Needs) -> list[np.ndarray]:
     """Return states (n, layers, d) of every token, for each feature of pool "tokens"."""
-    everything = range(len(generation.token_ids))
     return [
-        span_of(generation.states[kept], everything, kept.pool, feature.pool)
-        for feature, kept in _kept(needs).items()
+        span_of(generation.states[source], range(len(generation.token_ids)), source.pool, feature.pool)
+        for feature, source in _recorded_features(needs).items()
     ]
 
 
@@ -224,20 +223,18 @@ class MarkedRows:
         inside = set(tokens_of(generation.offsets, *part))
         if not inside:
             examples.leave_out(name, f"no {self.part}")
-        for token, (start, _) in enumerate(generation.offsets):
-            if token not in inside:
-                continue
+        for token in sorted(inside):
+            start = generation.offsets[token][0]
             same = members[int(labels.mark[token])]
             first, last = generation.offsets[same[0]][0], generation.offsets[same[-1]][1]
             row = {
                 "id": f"{name}#{token}", "span": name, "token": token, "correct": 1 - wrong,
-                **about, "answer": one.answer[first:last], "answer_kind": "",
-                "cut_at": start, "sentence": int(labels.sentence[token]),
-                "token_wrong": int(labels.wrong[token]), "mark": int(labels.mark[token]),
-                "inside": int(labels.inside[token]),
+                **about, "answer": one.answer[first:last], "answer_kind": "", "cut_at": start,
+                "sentence": int(labels.sentence[token]), "token_wrong": int(labels.wrong[token]),
+                "mark": int(labels.mark[token]), "inside": int(labels.inside[token]),
             }  # fmt: skip
             signals = recorded(generation, [token], first=int(same[0])) | {"n_tokens": len(same)}
-            examples.add(row | signals, [each[token] for each in states])
+            examples.add(row | signals, [layers[token] for layers in states])
 
     def summarise(self, store: FeatureStore, texts: int) -> tuple[dict[str, Any], str]:
         """Compute figures of the labels of a store of so many texts; format them, with what is left out."""
@@ -247,14 +244,14 @@ class MarkedRows:
         for table in store.tables(["correct", "token", *of_tokens]):
             labels.update(table["correct"][table["token"] <= 0].tolist())
             tokens.update(table[of_tokens].to_numpy().ravel().tolist())
-        reasons = Counter(found["reason"].partition(":")[0] for found in store.left_out())
-        n = sum(labels.values())
+        reasons = Counter(record["reason"].partition(":")[0] for record in store.left_out())
+        n = labels.total()
         figures: dict[str, Any] = {
             "unit": self.unit, "texts": texts, "units": n, "wrong": round(labels[0] / n, 6),
             "left_out": dict(sorted(reasons.items())),
         }  # fmt: skip
-        what = "answer" if self.unit == "token" else self.unit
-        line = f"{count(texts, 'text')}, {count(n, f'labelled {what}')}, {labels[0] / n:.3f} wrong"
+        noun = "labelled answer" if self.unit == "token" else f"labelled {self.unit}"
+        line = f"{count(texts, 'text')}, {count(n, noun)}, {labels[0] / n:.3f} wrong"
         if self.unit == "token":
             judged = tokens[0] + tokens[1]
             figures["tokens"] = {"wrong": tokens[1], "right": tokens[0], "undecided": tokens[-1]}
@@ -284,32 +281,31 @@ def read_again(
     the span's label; tokens before it are undecided (-1). States of written tokens are those of the
     generation, whose prompt ends where the article was cut. Tokens of the prompt attend to the prompt only.
     """
-    requests = [_request(span, before) for span in spans]
-    prompts, texts, added = zip(*requests, strict=True)
+    prompts, texts, added = zip(*[_request(span, before) for span in spans], strict=True)
     attention = spans[0].generation.needs.attention
     read = lm.score(prompts, texts, needs=span_needs(needs, attention=attention))
     for span, generation, ahead in zip(spans, read, added, strict=True):
-        own = {token + ahead for token in span.tokens}
+        inside = {token + ahead for token in span.tokens}
         both = zip(token_states(generation, needs), token_states(span.generation, needs), strict=True)
         states = [
             np.concatenate([np.ones_like(again[:ahead]) if of.site == "lookback" else again[:ahead], written])
             for of, (again, written) in zip(needs.features, both, strict=True)
         ]
-        for token in range(max(own) + 1):
-            inside = token in own
-            label = {"token_wrong": 1 - span.columns["correct"] if inside else -1, "mark": int(inside)}
-            signals = recorded(generation, [token], first=min(own)) | {"n_tokens": len(own)}
-            id = f"{span.columns['span']}#{token}"
-            row = {**span.columns, "id": id, "token": token, **label, "inside": 1 if inside else -1}
-            yield row | signals, [each[token] for each in states]
+        undecided = {"token_wrong": -1, "mark": 0, "inside": -1}
+        judged = {"token_wrong": 1 - span.columns["correct"], "mark": 1, "inside": 1}
+        for token in range(max(inside) + 1):
+            label = judged if token in inside else undecided
+            signals = recorded(generation, [token], first=min(inside)) | {"n_tokens": len(inside)}
+            row = {**span.columns, "id": f"{span.columns['span']}#{token}", "token": token, **label}
+            yield row | signals, [layers[token] for layers in states]
 
 
 def _request(span: WrittenSpan, before: int) -> tuple[str, list[int], int]:
     """Return prompt, token ids to read after it, and the number of these before the generation's own."""
-    made = span.generation
+    written = span.generation
+    ids, offsets = written.prompt_ids, written.prompt_offsets
     # An empty prompt cannot be read from.
-    first = next((i for i, (start, _) in enumerate(made.prompt_offsets) if start > 0), len(made.prompt_ids))
-    start = max(first, len(made.prompt_ids) - max(0, before - span.tokens[0]))
-    prompt = made.prompt if start == len(made.prompt_ids) else made.prompt[: made.prompt_offsets[start][0]]
-    ahead = made.prompt_ids[start:]
-    return prompt, [*ahead, *made.token_ids[: span.tokens[-1] + 1]], len(ahead)
+    first = next((i for i, (start, _) in enumerate(offsets) if start > 0), len(ids))
+    start = max(first, len(ids) - max(0, before - span.tokens[0]))
+    prompt = written.prompt if start == len(ids) else written.prompt[: offsets[start][0]]
+    return prompt, [*ids[start:], *written.token_ids[: span.tokens[-1] + 1]], len(ids) - start

@@ -54,15 +54,13 @@ class Texts(OfTexts, Source):
     def inputs(self) -> Inputs:
         options = self.options
         unit = unit_for(options, self.unit, "answer")
-        limit = self.one_limit()
         source = TextSource(
             self.texts, self.columns, self.format, self.outside, on_bad_line=options.on_bad_line,
-            limit=limit, seed=options.seed,
+            limit=self.one_limit(), seed=options.seed,
         )  # fmt: skip
         source.survey(unit)
-        self.keep(
-            source=source, example_unit=unit, position=position_of(self.reads) if unit == "answer" else unit
-        )
+        position = position_of(self.reads) if unit == "answer" else unit
+        self.keep(source=source, example_unit=unit, position=position)
         return Inputs(record={"texts_read": source.inputs})
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
@@ -102,15 +100,15 @@ class Texts(OfTexts, Source):
                 self._leave_out(one, f"unreadable: {error}", problems)
         if problems.left_out:
             yield problems
-        for made in lm.score_each(requests, Scoring(self.marked.recording)):
-            examples = Examples(tokens=sum(len(g.token_ids) for g in made.values()))
-            for place, generation in made.items():
+        whole = self.max_tokens is None
+        for batch in lm.score_each(requests, Scoring(self.marked.recording)):
+            examples = Examples(tokens=sum(len(g.token_ids) for g in batch.values()))
+            for place, generation in batch.items():
+                one = readable[place]
                 if generation.stop == "skipped":
-                    self._leave_out(readable[place], TOO_LONG, examples)
+                    self._leave_out(one, TOO_LONG, examples)
                 else:
-                    one = readable[place]
                     about = {"condition": "read", "writer": one.writer}
-                    whole = self.max_tokens is None
                     self.marked.add(one, one.id, generation, about, examples, whole=whole)
             yield examples
 

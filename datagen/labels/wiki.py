@@ -121,10 +121,8 @@ def abstain(
     if match.stage == "number" and cut.entity.type == written.type == "number":
         numbers = map(read_number, (cut.entity.text, written.text))
         units = [number.unit if number else "" for number in numbers]
-        counted = [
-            units[0] or _noun(article, cut.entity.end, language),
-            units[1] or _noun(text, written.end, language),
-        ]  # fmt: skip
+        nouns = _noun(article, cut.entity.end, language), _noun(text, written.end, language)
+        counted = [unit or noun for unit, noun in zip(units, nouns, strict=True)]
         known = all(counted) or (match.verdict == "different" and any(units))
         if match.verdict != "undecided" and known and not same_unit(*counted):
             return Match("undecided", "counted", " / ".join(counted))
@@ -149,25 +147,17 @@ def abstain(
     if says_nothing.issuperset(word.lower() for word in opening) or _AS_OF.search(cut.before):
         return Match("undecided", "opening", " ".join([*opening[-3:], "|"]))
     for entity in recognise(article[start:end]):
-        if start + entity.start > cut.entity.start:
-            found = matcher.match(entity.text, written.text)
-            if found.verdict == "equivalent":
-                return Match("undecided", "order", f"{entity.text} after {cut.entity.text}")
+        behind = start + entity.start > cut.entity.start
+        if behind and matcher.match(entity.text, written.text).verdict == "equivalent":
+            return Match("undecided", "order", f"{entity.text} after {cut.entity.text}")
     return match
 
 
 def _noun(text: str, end: int, language: Language) -> str:
     """Find the lower-case content word right after ``end``, or "" if another word follows."""
-    if not language.english:
-        other = _ANY_NOUN[language.spaced].match(text, end)
-        return "" if other is None or language.is_function_word(other[1]) else other[1].lower()
-    found = _NOUN.match(text, end)
-    return found.group(1) if found and not is_stop_word(found.group(1)) else ""
-
-
-def _token_starts(lm: CausalLM, text: str) -> list[int]:
-    (encoded,) = encode_prompts(lm.tokenizer, [text])
-    return [start for start, end in encoded.offsets if end > start]
+    match = (_NOUN if language.english else _ANY_NOUN[language.spaced]).match(text, end)
+    says_nothing = is_stop_word if language.english else language.is_function_word
+    return "" if match is None or says_nothing(match[1]) else match[1].lower()
 
 
 #: End of the name of the article's own span after a cut.
@@ -200,22 +190,20 @@ class Articles(ReadsArticles, OfWiki, Source):
     def inputs(self) -> Inputs:
         """Check the options, read the articles and make the first cut."""
         options = self.options
-        limit = self.one_limit()
         if self.background and options.pools != ["tokens"]:
             message = f"background={self.background} stores tokens before an entity one by one"
             raise UserError(f"{message}: give pool=tokens, or leave it out", "conflict")
-        matching = dict(options.matcher.options)
+        matching = options.matcher.options
         trains = matching["vectors"] == _OWN or self._tries_vectors
-        if matching["vectors"] in (_OWN, _AUTO):
-            matching["vectors"] = ""
-        source = self.open(options, limit)
+        vectors = "" if matching["vectors"] in (_OWN, _AUTO) else matching["vectors"]
+        source = self.open(options, self.one_limit())
         language = self.language_of_articles(source)
         recognise = self.recogniser_in(language)
         cuts = CutPlan(source, recognise, self.per_article, self.within, options.seed)
         cuts.peek()
-        matcher = EntityMatcher(**matching)
+        matcher = EntityMatcher(**{**matching, "vectors": vectors})
         self.keep(cuts=cuts, matcher=matcher, recognise=recognise, trains=trains, written=[])
-        files = (self.articles, options.matcher.options["aliases"], options.matcher.options["vectors"])
+        files = (self.articles, matching["aliases"], matching["vectors"])
         return Inputs([*filter(None, files)], wordnet_found(options) | {"language": language.code})
 
     @property
@@ -230,10 +218,9 @@ class Articles(ReadsArticles, OfWiki, Source):
         if self.trains:
             if not trained(vectors):
                 log.info("training word vectors on the articles -> %s", vectors)
-            limit, seed = self.one_limit(), self.options.seed
             try:
-                least = FEW if self._tries_vectors else 0
-                texts = map(natural, self.open(self.options, limit))
+                least, seed = FEW if self._tries_vectors else 0, self.options.seed
+                texts = map(natural, self.open(self.options, self.one_limit()))
                 train_vectors(texts, vectors, seed=seed, least=least, language=language)
                 matcher = replace(matcher, vectors=str(vectors))
             except TooFewError as error:
@@ -259,15 +246,20 @@ class Articles(ReadsArticles, OfWiki, Source):
 
     def examples(self, lm: CausalLM, units: Sequence[Cut]) -> Iterator[Examples]:
         if self.context is not None:
-            units = list(shortened(units, self.context, partial(_token_starts, lm)))
+
+            def starts(text: str) -> list[int]:
+                (encoded,) = encode_prompts(lm.tokenizer, [text])
+                return [start for start, end in encoded.offsets if end > start]
+
+            units = list(shortened(units, self.context, starts))
         needs = span_needs(self.needs, attention=lm.attends)
         limit = self.options.max_new_tokens
         requests = [GenerationRequest(self._prompt(cut), limit, cut.id) for cut in units]
         stop = stop_rule(self.recognise, cheap=self.recognise.name == "rules")
         labels: dict[str, int] = {}
-        for made in lm.generate_each(requests, Decoding(needs, stop=[stop])):
-            examples = Examples(tokens=sum(len(generation.token_ids) for generation in made.values()))
-            for place, generation in made.items():
+        for batch in lm.generate_each(requests, Decoding(needs, stop=[stop])):
+            examples = Examples(tokens=sum(len(generation.token_ids) for generation in batch.values()))
+            for place, generation in batch.items():
                 self._label(units[place], generation, examples)
             self._read_again(lm, examples)
             labels |= examples.labels()
@@ -295,14 +287,14 @@ class Articles(ReadsArticles, OfWiki, Source):
         if match.verdict == "undecided":
             return leave_out("undecided", written=written.text, **compared)
         if match.verdict == "equivalent" and self.negatives == "untouched":
-            why = "faithful: with negatives=untouched articles stand for these"
-            return leave_out(why, written=written.text, **compared)
+            reason = "faithful: with negatives=untouched articles stand for these"
+            return leave_out(reason, written=written.text, **compared)
         self._add(cut, generation, written, match, "generated", examples)
 
     def _read_articles(self, lm: CausalLM, cuts: Sequence[Cut], needs: Needs) -> Examples:
         """Read the entities of the articles themselves with the model."""
         examples = Examples()
-        kept, prompts, texts = [], [], []
+        readable, prompts, texts = [], [], []
         for cut in cuts:
             prompt = self._prompt(cut)
             try:
@@ -311,11 +303,11 @@ class Articles(ReadsArticles, OfWiki, Source):
             except UserError as error:
                 examples.leave_out(cut.id + _UNTOUCHED, f"unreadable: {error}", gold=cut.entity.text)
                 continue
-            kept.append(cut)
+            readable.append(cut)
             prompts.append(prompt)
             texts.append(tokens)
-        read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in kept]) if kept else []
-        for cut, generation in zip(kept, read, strict=True):
+        read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in readable]) if readable else []
+        for cut, generation in zip(readable, read, strict=True):
             if generation.stop == "skipped":  # the entity exceeds the tokens asked for
                 examples.leave_out(cut.id + _UNTOUCHED, TOO_LONG, gold=cut.entity.text)
                 continue
@@ -338,7 +330,7 @@ class Articles(ReadsArticles, OfWiki, Source):
     ) -> None:
         tokens = tokens_of(generation.offsets, entity.start, entity.end)
         assert tokens  # the span lies in the decoded text
-        facts = cut.article.truth.get("facts", {})
+
         id = cut.id if how == "generated" else cut.id + _UNTOUCHED
         row = {
             "group": cut.article.id, "split": cut.article.split,
@@ -346,7 +338,7 @@ class Articles(ReadsArticles, OfWiki, Source):
             "dataset": "wiki", "condition": how, "span": id,
             "question": cut.before, "answer": entity.text, "gold": cut.entity.text,
             "question_type": cut.entity.type, "answer_kind": entity.type,
-            "knowledge": facts.get(cut.entity.text, ""),
+            "knowledge": cut.article.truth.get("facts", {}).get(cut.entity.text, ""),
             "title": cut.article.title, "cut_at": cut.entity.start, "sentence": cut.sentence,
             "entity_start": entity.start, "entity_end": entity.end,
             "match_stage": match.stage, "match_evidence": match.evidence,
@@ -355,17 +347,16 @@ class Articles(ReadsArticles, OfWiki, Source):
             self.written.append(WrittenSpan(row, generation, tokens))
             return
         for index, columns, states in span_rows(generation, tokens, self.needs):
-            own = id if index < 0 else f"{id}#{index}"
-            examples.add({"id": own, "token": index, **row, **columns}, states)
+            name = id if index < 0 else f"{id}#{index}"
+            examples.add({"id": name, "token": index, **row, **columns}, states)
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Report label balance, and the cuts without a label."""
         labels: Counter[int] = Counter()
         for table in store.tables(["correct", "token"]):
             labels.update(table["correct"][table["token"] <= 0].tolist())
-        reasons = Counter(found["reason"].partition(":")[0] for found in store.left_out())
-        spans = sum(labels.values())
-        cuts = len(store.units)
+        reasons = Counter(record["reason"].partition(":")[0] for record in store.left_out())
+        spans, cuts = labels.total(), len(store.units)
         figures = {
             "recogniser": self.recognise.name, "matcher_stages": list(self.matcher.active),
             "articles": self.cuts.articles, "cuts": cuts, "spans": spans,
@@ -375,7 +366,7 @@ class Articles(ReadsArticles, OfWiki, Source):
         shown = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common())
         lines = [
             f"{self.cuts.articles} articles, {cuts} cuts, {spans} labelled spans, "
-            f"{labels[0] / spans:.3f} of them hallucinated; no label for {sum(reasons.values())}"
+            f"{labels[0] / spans:.3f} of them hallucinated; no label for {reasons.total()}"
             + (f" ({shown})" if shown else ""),
             *self.cuts.source.problems.lines(),
         ]

@@ -50,8 +50,8 @@ def build_once(
     call. The ``estimate`` is logged before the work begins and checked against the free disk space; None logs
     nothing. Messages call the folder ``what``.
     """
-    if (found := _whole(folder)) is not None:
-        return found
+    if (summary := _whole(folder)) is not None:
+        return summary
     partial = folder.with_name(f"{folder.name}.partial")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -62,8 +62,8 @@ def build_once(
         log.warning("another process is making the %s in %s: waiting for it", what, folder)
         lock.acquire()
     try:
-        if (found := _whole(folder)) is not None:
-            return found
+        if (summary := _whole(folder)) is not None:
+            return summary
         if folder.exists():
             log.warning("the %s in %s is damaged: making it again", what, folder)
             shutil.rmtree(folder)
@@ -71,8 +71,8 @@ def build_once(
             free = shutil.disk_usage(folder.parent).free
             log.warning("making the %s in %s: %s", what, folder, expected)
             if free < expected.disk:
-                told = f"{folder.parent} has {size(free)} free and the {what} needs {size(expected.disk)}"
-                raise RunError(f"{told}: free some space or give another folder as cache", "disk")
+                message = f"{folder.parent} has {size(free)} free and the {what} needs {size(expected.disk)}"
+                raise RunError(f"{message}: free some space or give another folder as cache", "disk")
         with writing(folder):
             partial.mkdir(exist_ok=True)
             summary = dict(make(partial))

@@ -108,11 +108,10 @@ def _passage(row: Any, number: int) -> Passage:
         near = difflib.get_close_matches("text", [str(name) for name in fields], n=1, cutoff=0.5)
         hint = f": rename {near[0]!r}" if near else f", only {', '.join(map(repr, fields)) or 'nothing'}"
         raise UserError(f"passage {number} has no 'text'{hint}", "missing-value")
-    text, title = fields["text"], fields.get("title", "")
-    if not isinstance(text, str) or not isinstance(title, str):
-        wrong = "text" if not isinstance(text, str) else "title"
-        raise UserError(f"passage {number}: {wrong}={fields[wrong]!r:.80} must be a string", "bad-value")
-    return Passage(str(fields.get("id", number)), title, text)
+    for name in ("text", "title"):
+        if not isinstance(value := fields.get(name, ""), str):
+            raise UserError(f"passage {number}: {name}={value!r:.80} must be a string", "bad-value")
+    return Passage(str(fields.get("id", number)), fields.get("title", ""), fields["text"])
 
 
 def encode(passage: Passage) -> bytes:
@@ -168,9 +167,9 @@ def load_corpus(
     key = digest(f"{_SCHEMA} {file_digest(path, cache)} {suffix} {passage_words}", 20)
     unpacked = path.stat().st_size * (_UNPACKED if path.suffix == ".gz" else 1)
     estimate = Estimate(unpacked * _SECONDS, unpacked * _DISK, _MEMORY[0] + unpacked * _MEMORY[1])
-    found = build_once(cache / key, f"passage store of {path}", request.write, lambda: estimate)
-    if found["skipped"] and on_bad_line == "error":
-        raise bad_line(found["first_skipped"])
+    summary = build_once(cache / key, f"passage store of {path}", request.write, lambda: estimate)
+    if summary["skipped"] and on_bad_line == "error":
+        raise bad_line(summary["first_skipped"])
     return PassageStore(cache / key, key)
 
 
@@ -178,10 +177,10 @@ def fingerprint(passages: Sequence[Passage]) -> str:
     """Fingerprint passages and their order: a store's own, or a hash of a list's content."""
     if isinstance(passages, PassageStore):
         return passages.fingerprint
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for passage in passages:
-        found.update(encode(passage))
-    return found.hexdigest()[:20]
+        hashed.update(encode(passage))
+    return hashed.hexdigest()[:20]
 
 
 def passages_from(passages: Sequence[Passage], row: int) -> Iterator[Passage]:
@@ -216,9 +215,9 @@ class _Request:
                 offsets.append(offsets[-1] + file.write(encode(passage)))
                 hashes.append(draw_key("id", 0, passage.id))
             progress(self.path.stat().st_size)
-        found = np.frombuffer(hashes, dtype=np.uint64)
-        order = np.argsort(found, kind="stable")
-        same = found[order[1:]] == found[order[:-1]]
+        ids = np.frombuffer(hashes, dtype=np.uint64)
+        order = np.argsort(ids, kind="stable")
+        same = ids[order[1:]] == ids[order[:-1]]
         # All repeated ids, and perhaps by chance others.
         if again := {*order[1:][same].tolist(), *order[:-1][same].tolist()}:
             offsets = array("q", [0])
@@ -241,11 +240,10 @@ class _Request:
             if passage.id in lines and line != dropped:
                 bad.add(line, f"the id {passage.id!r} is already on line {lines[passage.id]}")
                 dropped = line
-            if line == dropped:  # all pieces of an article whose first piece is a repetition
-                continue
-            if suspects is None or row in suspects:
-                lines[passage.id] = line
-            yield passage
+            if line != dropped:  # dropped: all pieces of an article whose first piece is a repetition
+                if suspects is None or row in suspects:
+                    lines[passage.id] = line
+                yield passage
 
     def _stamp(self) -> tuple[int, int]:
         stat = self.path.stat()

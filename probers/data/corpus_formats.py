@@ -53,11 +53,12 @@ class BadLines:
         if self.count:
             log.warning("\n  ".join([f"skipped {count(self.count, 'malformed line')}:", *self.listed]))
         if self.repeated:
-            told = "left out, since an earlier article without an id has the same title"
-            log.warning("%s: %d %s", self.path, self.repeated, told)
+            reason = "since an earlier article without an id has the same title"
+            log.warning("%s: %d left out, %s", self.path, self.repeated, reason)
         if self.long:
-            told = "kept as one passage each; passage_words=100 cuts all texts into passages of 100 words"
-            log.warning(f"{self.path}: {count(self.long, 'text')} of over {LONG:,} characters {told}")
+            advice = "passage_words=100 cuts all texts into passages of 100 words"
+            texts = f"{count(self.long, 'text')} of over {LONG:,} characters"
+            log.warning("%s: %s kept as one passage each; %s", self.path, texts, advice)
 
 
 def read_passages(
@@ -98,12 +99,12 @@ def read_passages(
                     continue
                 titles.add(key)
             try:
-                found = list(_pieces(record, words))
+                passages = list(_pieces(record, words))
             except (ValueError, KeyError) as error:
                 bad.add(line, what_is_wrong(error))
                 continue
-            bad.long += sum(len(p.text) > LONG for p in found)
-            yield from ((line, passage) for passage in found)
+            bad.long += sum(len(passage.text) > LONG for passage in passages)
+            yield from ((line, passage) for passage in passages)
 
 
 def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
@@ -122,10 +123,8 @@ def _tsv(lines: Iterator[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
 
     def check(names: list[str]) -> None:
         if not {"id", "text"} <= set(names):
-            told = (
-                f"expected the header id<TAB>text<TAB>title, or lines pid<TAB>passage, found {names!r:.100}"
-            )
-            raise UserError(f"{bad.path} line 1: {told}", "bad-line")
+            expected = "the header id<TAB>text<TAB>title, or lines pid<TAB>passage"
+            raise UserError(f"{bad.path} line 1: expected {expected}, found {names!r:.100}", "bad-line")
 
     first = next(lines, "")
     if re.fullmatch(r"\d+\t[^\t]*", first.rstrip("\r\n")):
@@ -146,10 +145,9 @@ def _tsv(lines: Iterator[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
 def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     """Yield the passages of one record; ValueError or KeyError if it is malformed."""
     check_object(record)
-    title = record.get("title")
-    if not isinstance(title, str | None):
+    title = "" if record.get("title") is None else record["title"]
+    if not isinstance(title, str):
         raise ValueError(f"title must be a string, found {title!r:.100}")
-    title = title or ""
     key = "_id" if "_id" in record and "id" not in record else "id"
     sentences: list[str] = []
     if "sentences" in record:

@@ -31,16 +31,15 @@ def check_bad_line(on_bad_line: str) -> None:
         raise UserError(f"on_bad_line={on_bad_line} is unknown: choose error or skip", "unknown-choice")
 
 
-def bad_line(told: str) -> UserError:
-    """Build the error that stops at a malformed line, which ``told`` names."""
-    return UserError(f"{told}; correct the line or pass on_bad_line=skip", "bad-line")
+def bad_line(message: str) -> UserError:
+    """Build the error that stops at a malformed line, which ``message`` names."""
+    return UserError(f"{message}; correct the line or pass on_bad_line=skip", "bad-line")
 
 
 def what_is_wrong(error: Exception) -> str:
     """Describe why a record cannot be read; name a missing key."""
-    if isinstance(error, RecursionError):
-        return DEEP
-    return f"no {error}" if isinstance(error, KeyError) else str(error)
+    message = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return DEEP if isinstance(error, RecursionError) else message
 
 
 def check_object(record: Any) -> None:
@@ -95,10 +94,10 @@ class LeftOut:
         if not self.counts:
             return []
         verb = " was" if len(self) == 1 else "s were"
-        told = [f"{len(self)} {self.noun}{verb} left out: {self.summary()}"]
-        told += [f"  {name}: {reason}" for name, reason in self.listed[:most]]
+        lines = [f"{len(self)} {self.noun}{verb} left out: {self.summary()}"]
+        lines += [f"  {name}: {reason}" for name, reason in self.listed[:most]]
         more = len(self) - len(self.listed[:most])
-        return [*told, f"  and {more} more"] if more else told
+        return [*lines, f"  and {more} more"] if more else lines
 
 
 @contextmanager
@@ -117,8 +116,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number (from 1) and text of every line that is not blank; opens like :func:`open_text`."""
     with open_text(path) as (lines, _):
         for number, line in enumerate(lines, 1):
-            if found := line.lstrip("\ufeff").strip():  # a mark before each of several joined files
-                yield number, line if line[0] != "\ufeff" else found
+            if text := line.lstrip("\ufeff").strip():  # a mark before each of several joined files
+                yield number, line if line[0] != "\ufeff" else text
 
 
 class Row(NamedTuple):
@@ -149,14 +148,14 @@ def table_rows(
         while True:
             first = rows.line_num + 1
             try:
-                row = next(rows, None)
+                row = next(rows)
+            except StopIteration:
+                return
             except csv.Error as error:
                 end = f", read to line {rows.line_num}" if rows.line_num > first else ""
                 fix = "put a field with a quote in quotes, and write the quote twice"
                 yield first, None, f"{error}{end} ({fix})"
                 continue
-            if row is None:
-                break
             if names is None:
                 names = [name.strip("\ufeff ") for name in row]
                 check(names)
@@ -206,16 +205,16 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     number = 0
     with ExitStack() as files:
         try:
-            for number, found in enumerate(_parsed(files, path, item, by_id), 1):
-                yield Row(f"record {number}", {"id": found[0], **found[1]} if by_id else found)
+            for number, record in enumerate(_parsed(files, path, item, by_id), 1):
+                yield Row(f"record {number}", {"id": record[0], **record[1]} if by_id else record)
         except UnicodeDecodeError:
             yield Row(f"record {number + 1}", None, _HALF, True)
         except ijson.JSONError as error:
             cause = error.args[0]  # bytes, if the C library raised it
             text = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(error)
             reason = text.strip().splitlines()[0]
-            told = "the file is truncated" if "premature EOF" in reason else f"malformed JSON ({reason})"
-            yield Row(f"record {number + 1}", None, told, True)
+            problem = "the file is truncated" if "premature EOF" in reason else f"malformed JSON ({reason})"
+            yield Row(f"record {number + 1}", None, problem, True)
 
 
 def _read_json(line: str) -> Any:
@@ -240,7 +239,7 @@ def _parsed(files: ExitStack, path: Path, item: str, by_id: bool) -> Iterator[An
     columns = {}  # read side by side, each from a separate handle of the file
     for name in _COLUMNS:
         cells = ijson.kvitems(files.enter_context(_opened(path)), name, use_float=True)
-        if (first := next(cells, None)) is not None:
+        if first := next(cells, None):
             columns[name] = chain([first], cells)
     for row in zip_longest(*columns.values()):
         if len({cell and cell[0] for cell in row}) > 1:
@@ -285,8 +284,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                 file.seek(0)
             yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        told = f"{path} cannot be read: the compressed file is damaged ({error})"
-        raise UserError(told, "damaged") from error
+        message = f"{path} cannot be read: the compressed file is damaged ({error})"
+        raise UserError(message, "damaged") from error
 
 
 #: Nested opening brackets; the parser's memory for them could exceed the machine's.
@@ -316,8 +315,8 @@ def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any
     try:
         return datasets.load_dataset(dataset, streaming=True, **options)
     except (DatasetNotFoundError, FileNotFoundError) as error:
-        told = f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
-        raise UserError(told, "no-file") from error
+        message = f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
+        raise UserError(message, "no-file") from error
     except (ValueError, RuntimeError) as error:  # an unknown configuration or split, or a loading script
         raise UserError(f"{spec} cannot be opened: {first_line(error)[:300]}") from error
     except Exception as error:  # the libraries below raise many kinds of errors for a missing network

@@ -37,10 +37,10 @@ class Partition:
     @classmethod
     def parse(cls, text: str) -> Partition:
         """Read ``i/n``; a ValueError unless it is from 1/n to n/n."""
-        found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
-        if found is None or int(found[1]) > int(found[2]):
+        numbers = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
+        if numbers is None or int(numbers[1]) > int(numbers[2]):
             raise ValueError(f"{text} is not a part: write i/n, from 1/n to n/n")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(numbers[1]), int(numbers[2]))
 
     def owns(self, group: str) -> bool:
         return draw_key("part", 0, group) % self.count == self.number - 1
@@ -67,9 +67,9 @@ def limited(items: list[T], limit: int | None, seed: int) -> list[T]:
         return items
     if limit < 1:
         raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
-    order = list(range(len(items)))
-    random.Random(f"limit:{seed}").shuffle(order)
-    return [items[i] for i in order[:limit]]
+    shuffled = list(items)
+    random.Random(f"limit:{seed}").shuffle(shuffled)
+    return shuffled[:limit]
 
 
 def deal(groups: Sequence[T], shares: Sequence[float] = SHARES) -> dict[T, str]:
@@ -148,26 +148,24 @@ def draw_stream(
     dealt = seen = 0
     side_of = Splits(seed)
     # Heaps with the largest hash on top; without a limit, lists in the stream's order.
-    kept: dict[str | None, list[tuple[int, int, Question]]] = {name: [] for name in parts}
+    heaps: dict[str | None, list[tuple[int, int, Question]]] = {name: [] for name in parts}
     for number, question in enumerate(questions):
         group = question.group or question.id
         side = question.split or (side_of(group) if deal_splits else "test")
         dealt += deal_splits and not question.split
-        name = side if side in kept else None
+        name = side if side in heaps else None
         whole = replace(question, group=group, split=side)
-        if name in kept and unfit(whole):
+        if name in heaps and unfit(whole):
             seen += 1
             continue
         splits[side] += 1
-        if name in kept:
+        if name in heaps:
             most = parts[name]
             # The first question of an id is kept; two questions are never compared.
             entry = (0 if most is None else -draw_key("limit", seed, whole.id), -number, whole)
-            if most is None or len(kept[name]) < most:
-                heapq.heappush(kept[name], entry)
-            else:
-                heapq.heappushpop(kept[name], entry)
-    drawn = [question for part in kept.values() for _, _, question in sorted(part, reverse=True)]
+            full = most is not None and len(heaps[name]) >= most
+            (heapq.heappushpop if full else heapq.heappush)(heaps[name], entry)
+    drawn = [question for part in heaps.values() for _, _, question in sorted(part, reverse=True)]
     return Drawn(drawn, dict(splits), dealt, seen)
 
 
@@ -215,16 +213,16 @@ class Seen:
     def read(cls, folder: Path) -> Seen | None:
         """Read the texts seen by the prober or classifier in a folder, if recorded; UserError if damaged."""
         try:
-            found = unsealed(folder / SEEN)["splits"]
-            return cls({split: frozenset(map(str, found.get(split, ()))) for split in SPLITS})
+            marks = unsealed(folder / SEEN)["splits"]
+            return cls({split: frozenset(map(str, marks.get(split, ()))) for split in SPLITS})
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{folder / SEEN} is damaged ({error}): train again", "damaged") from error
 
     def save(self, folder: Path) -> None:
-        found = {split: sorted(marks) for split, marks in self.splits.items()}
-        write_text(folder / SEEN, sealed({"format": "probers-seen", "splits": found}))
+        splits = {split: sorted(marks) for split, marks in self.splits.items()}
+        write_text(folder / SEEN, sealed({"format": "probers-seen", "splits": splits}))
 
     def __or__(self, other: Seen) -> Seen:
         none: frozenset[str] = frozenset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -63,24 +63,24 @@ class PromptFile:
 
     def topics(self) -> list[Topic]:
         path = given_file("prompts", self.path, "JSON lines with prompt (and title, id, group)")
-        found: dict[str, Topic] = {}
+        topics: dict[str, Topic] = {}
         for row in file_rows(path):
             try:
                 if row.problem:
                     raise ValueError(row.problem)
                 topic = _topic(row.record)
-                if (other := found.setdefault(topic.id, topic)) == topic and other is not topic:
-                    self.left_out.add(row.where, "repeated prompt")
-                elif other is not topic:
+                if (other := topics.setdefault(topic.id, topic)) != topic:
                     raise ValueError(f"the id {topic.id!r} already belongs to another prompt")
+                if other is not topic:
+                    self.left_out.add(row.where, "repeated prompt")
             except (ValueError, KeyError) as error:
-                told = what_is_wrong(error)
-                self.left_out.malformed(self.on_bad_line, f"prompts={self.path}", row.where, told)
-        if not found:
+                file, reason = f"prompts={self.path}", what_is_wrong(error)
+                self.left_out.malformed(self.on_bad_line, file, row.where, reason)
+        if not topics:
             raise UserError(f"prompts={self.path} holds no prompt: give JSON lines with prompt", "empty")
-        keys = array("Q", (draw_key("split", self.seed, topic.group) for topic in found.values()))
+        keys = array("Q", (draw_key("split", self.seed, topic.group) for topic in topics.values()))
         split = Splits(self.seed, keys)
-        dealt = [replace(topic, split=split(topic.group)) for topic in found.values()]
+        dealt = [replace(topic, split=split(topic.group)) for topic in topics.values()]
         return limited(dealt, self.limit, self.seed)
 
 
@@ -95,11 +95,9 @@ def _topic(record: Any) -> Topic:
 def with_references(topics: Iterable[Topic], articles: Iterable[Article]) -> list[Topic]:
     """Give each topic the article of its title, if there is one."""
     listed = list(topics)
-    wanted = {topic.title for topic in listed if topic.title}
-    found: Mapping[str, tuple[str, ...]] = {
-        article.title: natural(article).sentences for article in articles if article.title in wanted
-    }
-    return [replace(topic, reference=found.get(topic.title, ())) for topic in listed]
+    titles = {topic.title for topic in listed if topic.title}
+    texts = {article.title: natural(article).sentences for article in articles if article.title in titles}
+    return [replace(topic, reference=texts.get(topic.title, ())) for topic in listed]
 
 
 def topics_of(source: ArticleSource) -> Iterator[Topic]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +64,9 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
     wanted = {shard_file(i, end) for i, n in enumerate(rows) if n for end in ("parquet", *ends)}
     if odd := set(files) ^ wanted:
         raise damaged(path, MANIFEST, f"gives {min(odd)} a size or rows, but not both")
-    for spec, end in zip(specs, ends, strict=True):
-        for name, n in ((shard_file(i, end), n) for i, n in enumerate(rows) if n):
-            if files[name]["bytes"] <= n * spec.row_bytes:
-                raise damaged(path, name, f"is too small for {n} rows of {spec.row_bytes} bytes")
+    for (spec, end), (i, n) in product(zip(specs, ends, strict=True), enumerate(rows)):
+        if n and files[name := shard_file(i, end)]["bytes"] <= n * spec.row_bytes:
+            raise damaged(path, name, f"is too small for {n} rows of {spec.row_bytes} bytes")
     return specs
 
 
@@ -107,8 +107,7 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
     """Refuse to continue the store in ``path`` if its manifest describes another computation (UserError)."""
     parts = {"spec": "features", "more": "further features", "config": "configuration"}
     for part, name in (parts | {"shards": "number of shards"}).items():
-        old, new = there.get(part, []), here.get(part, [])
-        if old == new:
+        if (old := there.get(part, [])) == (new := here.get(part, [])):
             continue
         if isinstance(old, dict) and isinstance(new, dict):
             key = next(k for k in sorted({*old, *new}) if old.get(k) != new.get(k))
@@ -225,11 +224,10 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     if lacking := [c for c in _REQUIRED if c not in names]:
         raise ValueError(f"rows lack the columns {lacking}")
     kinds = _types()
-    order = [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS)
-    arrays = []
-    for name in order:
-        may_lack = name in _NULLABLE or name not in COLUMNS
-        there = [row for row in rows if not may_lack or row[name] is not None]
+    columns = {}
+    for name in [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS):
+        required = name in COLUMNS and name not in _NULLABLE
+        there = [row for row in rows if required or row[name] is not None]
         kind = COLUMNS.get(name) or _kind_of(name, {type(row[name]) for row in there})
         values = [kind(row[name]) for row in there]
         if kind is float and not np.isfinite(values).all():
@@ -237,9 +235,9 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
             raise RunError(f"{name} of {bad['id']} is {bad[name]}, not a number", "bad-value")
         if len(there) < len(rows):
             values = [row[name] for row in rows]
-        arrays.append(pa.array(values, type=kinds[kind]))
+        columns[name] = pa.array(values, type=kinds[kind])
     buffer = io.BytesIO()
-    pq.write_table(pa.table(dict(zip(order, arrays, strict=True))), buffer, compression="zstd")
+    pq.write_table(pa.table(columns), buffer, compression="zstd")
     return buffer.getvalue()
 
 
@@ -275,7 +273,7 @@ def _kind_of(column: str, types: set[type]) -> type:
     """Find the type of a further column, float for mixed numbers."""
     kinds: set[type] = {float} if types == {int, float} else types
     if len(kinds) != 1 or not kinds <= set(_types()):
-        held = " and ".join(sorted(each.__name__ for each in types)) or "None alone"
+        held = " and ".join(sorted(kind.__name__ for kind in types)) or "None alone"
         raise ValueError(f"column {column} holds {held}; str, int, float or bool can be stored")
     return next(iter(kinds))
 

@@ -79,10 +79,8 @@ def chosen(
         if not there and pool is None:
             selected.append(store)  # by_site names the difference
             continue
-        if sites is None:  # of one width, since training needs equal widths
-            wanted = [spec.site for spec in there if spec.width == there[0].width]
-        else:
-            wanted = [spec.site for spec in there if spec.site in sites]
+        # Without sites those of one width, since training needs equal widths.
+        wanted = [s.site for s in there if (s.width == there[0].width if sites is None else s.site in sites)]
         places: Sequence[str | None] = wanted or sites or [None]
         selected += [store.feature(pool=taken, site=site) for site in places]
     for site in sites or ():
@@ -126,18 +124,12 @@ def by_site(stores: Sequence[FeatureStore]) -> list[Stored]:
     for store in stores:
         spec, what, against = store.spec, f"data={first.path}", f"data={store.path}"
         first.spec.check(replace(spec, site=first.spec.site), what=what, against=against)
-        others = sites.setdefault(spec.site, [])
-        if others:
-            check_alike(others[0].spec, spec, others[0].path, store.path)
-        others.append(store)
-    return [given[0] if len(given) == 1 else JoinedStores(tuple(given)) for given in sites.values()]
-
-
-def check_alike(one: FeatureSpec, another: FeatureSpec, path: Path, other: Path) -> None:
-    """Refuse features of two stores that cannot be joined (UserError)."""
-    one.check(another, what=f"the features of {path}", against=f"those of {other}")
-    for name in ("layers", "dtype"):
-        mine, theirs = getattr(one, name), getattr(another, name)
-        if mine != theirs:
-            message = f"{path} has {name}={mine!r}, {other} {name}={theirs!r}"
-            raise UserError(f"{message}: only stores of the same {name} can be joined", "mismatch")
+        alike = sites.setdefault(spec.site, [])
+        alike.append(store)
+        alike[0].spec.check(spec, what=f"the features of {alike[0].path}", against=f"those of {store.path}")
+        for name in ("layers", "dtype"):
+            mine, theirs = getattr(alike[0].spec, name), getattr(spec, name)
+            if mine != theirs:
+                message = f"{alike[0].path} has {name}={mine!r}, {store.path} {name}={theirs!r}"
+                raise UserError(f"{message}: only stores of the same {name} can be joined", "mismatch")
+    return [alike[0] if len(alike) == 1 else JoinedStores(tuple(alike)) for alike in sites.values()]

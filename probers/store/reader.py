@@ -54,10 +54,9 @@ class StateReader:
     @classmethod
     def joined(cls, readers: Sequence[StateReader]) -> StateReader:
         """Chain readers of the same specification and layers."""
-        first = readers[0]
         files = [file for reader in readers for file in reader._files]
         counts = [count for reader in readers for count in reader._counts]
-        return cls(files, counts, first._spec, first.layers)
+        return cls(files, counts, readers[0]._spec, readers[0].layers)
 
     def __len__(self) -> int:
         return self.shape[0]

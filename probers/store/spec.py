@@ -159,9 +159,7 @@ class FeatureSpec:
 
     def to_dict(self) -> dict[str, Any]:
         fields = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
-        if not self.beside:  # as in every store
-            del fields["beside"]
-        return fields
+        return {name: value for name, value in fields.items() if name != "beside" or value}  # none in stores
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> FeatureSpec:
@@ -169,9 +167,9 @@ class FeatureSpec:
         value = {"beside": [], **value}
         check_record(cls, value, "spec.")
         check_record(ModelSpec, value["model"], "spec.model.")
-        beside = tuple(BesideSpec(**each) for each in value["beside"])
-        made = {"model": ModelSpec(**value["model"]), "layers": tuple(value["layers"]), "beside": beside}
-        return cls(**{**value, **made})
+        beside = tuple(BesideSpec(**record) for record in value["beside"])
+        model, layers = ModelSpec(**value["model"]), tuple(value["layers"])
+        return cls(**{**value, "model": model, "layers": layers, "beside": beside})
 
 
 def places_for(numbers: int, width: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,8 +133,7 @@ class FeatureStore:
 
     def left_out(self) -> Iterator[dict[str, Any]]:
         """List records of texts left out of the shards, in their order."""
-        for about in self._sidecars():
-            yield from about["left_out"]
+        return chain.from_iterable(about["left_out"] for about in self._sidecars())
 
     def write_shard(
         self,
@@ -154,7 +154,7 @@ class FeatureStore:
             ValueError: shapes, columns or labels that do not fit.
         """
         expected = [(len(rows), len(spec.layers), spec.width) for spec in self.features]
-        if (shapes := [each.shape for each in states]) != expected:
+        if (shapes := [array.shape for array in states]) != expected:
             raise ValueError(f"states of shard {index} have the shapes {shapes}, expected {expected}")
         if index < 0 or (self.shards is not None and index >= self.shards):
             raise ValueError(f"shard {index} is out of range for {self.shards} shards")
@@ -162,8 +162,8 @@ class FeatureStore:
         blobs = dict.fromkeys(["parquet", *ends], b"")
         if rows:
             blobs["parquet"] = files.encode_rows(rows)
-            for end, each, spec in zip(ends, states, self.features, strict=True):
-                blobs[end] = files.encode_states(rows, each, spec)
+            for end, array, spec in zip(ends, states, self.features, strict=True):
+                blobs[end] = files.encode_states(rows, array, spec)
         self._file(index, "json").unlink(missing_ok=True)  # until it is written again there is no shard
         written = {}
         for suffix, blob in blobs.items():
@@ -188,9 +188,7 @@ class FeatureStore:
         return rows, states, about["units"], about["left_out"]
 
     def shard_rows(self, index: int) -> list[dict[str, Any]]:
-        if not self._sidecar(index)["rows"]:
-            return []
-        return files.read_rows(self.path, index).to_pylist()
+        return files.read_rows(self.path, index).to_pylist() if self._sidecar(index)["rows"] else []
 
     def finish(self, summary: Mapping[str, Any] | None = None, *, empty: bool = False) -> None:
         """Mark the store complete and keep plain figures as its ``summary``.
@@ -240,10 +238,8 @@ class FeatureStore:
         return self.reader(layers)[slice(None) if rows is None else rows]
 
     def reader(self, layers: Sequence[int]) -> StateReader:
-        counts = self._counts()
-        end = files.state_suffixes(self.features)[self.read]
-        shards = [self._file(i, end) for i in range(len(counts))]
-        return StateReader(shards, counts, self.spec, layers)
+        counts, end = self._counts(), files.state_suffixes(self.features)[self.read]
+        return StateReader([self._file(i, end) for i in range(len(counts))], counts, self.spec, layers)
 
     def to_datasets(self, layers: Sequence[int] | None = None) -> datasets.Dataset:
         """Make a Hugging Face ``Dataset`` of all rows, with a column ``layer.<k>`` for each layer."""

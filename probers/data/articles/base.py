@@ -68,18 +68,18 @@ class Wikipedia:
 
     def check(self) -> None:
         """Refuse several or no choices of pages, and values that make no request (UserError)."""
-        asked = [name for name in ("titles", "category", "random") if getattr(self, name)]
-        if len(asked) != 1:
+        given = [name for name in ("titles", "category", "random") if getattr(self, name)]
+        if len(given) != 1:
             needed = "exactly one of wikipedia.titles, wikipedia.category and wikipedia.random=true"
-            told = f"articles=wikipedia needs {needed}; {' and '.join(asked) or 'none'} given"
-            raise UserError(told, "conflict" if asked else "missing-value")
+            message = f"articles=wikipedia needs {needed}; {' and '.join(given) or 'none'} given"
+            raise UserError(message, "conflict" if given else "missing-value")
         if not self.language.replace("-", "").isalnum():
             raise UserError(f"wikipedia.language={self.language} is not a code such as en or de")
         if self.api_url is not None and urlsplit(self.api_url).scheme not in ("http", "https"):
             raise UserError(f"wikipedia.api_url={self.api_url} must begin with https:// or http://")
         if self.contact is not None and not self.contact.isascii():
-            told = f"wikipedia.contact={self.contact!r} must be plain ASCII"
-            raise UserError(f"{told}: an e-mail address or a URL")
+            message = f"wikipedia.contact={self.contact!r} must be plain ASCII"
+            raise UserError(f"{message}: an e-mail address or a URL")
 
 
 def clean(text: str) -> str:
@@ -93,7 +93,7 @@ def prose(text: str) -> str:
     It drops headings, appendices, formulas and short lines without a sentence's end (list items, captions).
     If no heading is marked with ``==``, as in dumps, a line equal to an appendix's heading ends the page.
     """
-    kept: list[str] = []
+    lines: list[str] = []
     marked = re.search(r"^\s*==.*==\s*$", text, re.MULTILINE) is not None
     skipping = 0  # level of the appendix being skipped, 0 for none
     for line in text.split("\n"):
@@ -108,8 +108,8 @@ def prose(text: str) -> str:
         if not marked and bare.casefold() in APPENDICES:
             break
         if len(bare) >= PROSE or _ENDS.search(bare[-12:]):
-            kept.append(bare)
-    return "\n".join(kept)
+            lines.append(bare)
+    return "\n".join(lines)
 
 
 def sentences_of(text: str) -> Iterator[str]:
@@ -147,14 +147,11 @@ class Rules:
         title = " ".join(clean(title).split())
         if not title:
             raise UnusableError("no title")
-        if isinstance(content, str):
-            # Text far beyond the limit is not even split.
-            found: Iterator[str] = sentences_of(clean(content[: 2 * self.max_chars]))
-        else:
-            found = (" ".join(clean(s).split()) for s in content)
+        # Text far beyond the limit is not even split.
+        whole = sentences_of(clean(content[: 2 * self.max_chars])) if isinstance(content, str) else ()
         sentences: list[str] = []
         size, sentence = 0, ""
-        for sentence in found:
+        for sentence in whole or (" ".join(clean(s).split()) for s in content):
             size += len(sentence) + 1
             if size > self.max_chars + 1:
                 break
@@ -191,8 +188,8 @@ class Problems(LeftOut):
         """Make the error for a source that delivered no article at all."""
         why = self.summary() or "the source is empty"
         first = f" (first: {self.listed[0][0]}: {self.listed[0][1]})" if self.listed else ""
-        told = f"articles={spec} holds no usable article: {why}{first}"
-        return RunError(told, "network") if self.failed else UserError(told, "empty")
+        message = f"articles={spec} holds no usable article: {why}{first}"
+        return RunError(message, "network") if self.failed else UserError(message, "empty")
 
 
 @dataclass

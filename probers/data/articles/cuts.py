@@ -10,7 +10,6 @@ from itertools import chain, groupby
 
 from ...types import Article, UserError
 from ...words import Entity, Recognise, language_of, normalise
-from ...words.language import Language
 from ...words.text import detokenise_sentences, join_sentences, split_sentences
 from .base import ArticleSource
 
@@ -62,28 +61,19 @@ def cut_article(
         return []
     starts = [start for start, _ in sentences]
     text = text[: sentences[-1][1]]
-    usable = [
-        e
-        for e in recognise(text)
-        if e.start not in starts
-        and not _in_title(e.text, article.title, language)
-        and text[: e.start].strip()
-        and wanted(text, e)
-    ]
+    # A title names an entity by its words in a row, or without spaces by its characters.
+    space = " " if language.spaced else ""
+    title = f"{space}{normalise(article.title)}{space}"
+    inside = [e for e in recognise(text) if e.start not in starts and text[: e.start].strip()]
+    new = [e for e in inside if f"{space}{normalise(e.text)}{space}" not in title]
+    usable = [e for e in new if wanted(text, e)]
     rng = random.Random(f"cuts:{seed}:{article.id}")
-    chosen = sorted(rng.sample(usable, min(per_article, len(usable))), key=lambda e: e.start)
     cuts = []
-    for entity in chosen:
+    for entity in sorted(rng.sample(usable, min(per_article, len(usable))), key=lambda e: e.start):
         before = text[: entity.start].rstrip()
         between = text[len(before) : entity.start]
         cuts.append(Cut(article, entity, before, between, bisect_right(starts, entity.start) - 1))
     return cuts
-
-
-def _in_title(mention: str, title: str, language: Language) -> bool:
-    """Tell whether a title has the words of a mention in a row, or without spaces its characters."""
-    space = " " if language.spaced else ""
-    return f"{space}{normalise(mention)}{space}" in f"{space}{normalise(title)}{space}"
 
 
 def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence[int]]) -> Iterator[Cut]:
@@ -101,14 +91,14 @@ def shortened(cuts: Iterable[Cut], tokens: int, starts: Callable[[str], Sequence
             yield from of_article
             continue
         text = join_sentences(article.sentences)
-        found, sentences = starts(text), [start for start, _ in split_sentences(text)]
+        places, sentences = starts(text), [start for start, _ in split_sentences(text)]
         for cut in of_article:
-            beyond = bisect_left(found, len(cut.before)) - tokens
+            beyond = bisect_left(places, len(cut.before)) - tokens
             first = -(-beyond // step) * step
             if beyond <= 0:
                 yield cut
                 continue
-            begin, latest = found[first], found[first + step // 2]
+            begin, latest = places[first], places[first + step // 2]
             place = bisect_left(sentences, begin)
             if place < len(sentences) and sentences[place] <= latest:
                 begin = sentences[place]
@@ -147,8 +137,7 @@ class CutPlan:
 
     def peek(self) -> None:
         """Make the first cut and keep it, so that articles without any cut are an error now."""
-        first = next(self._stream)
-        self._stream = chain([first], self._stream)
+        self._stream = chain([next(self._stream)], self._stream)
 
     def __iter__(self) -> Iterator[Cut]:
         """Iterate over the cuts; UserError at the end if there were none."""
@@ -167,6 +156,6 @@ class CutPlan:
             self.cuts += len(cuts)
             yield from cuts
         if not self.cuts:
-            told = "has an entity inside a sentence and outside its title, so there is nothing to cut at"
+            lack = "has an entity inside a sentence and outside its title, so there is nothing to cut at"
             where = f"articles={self.source.spec}: none of the {self.articles} articles"
-            raise UserError(f"{where} {told}", "empty")
+            raise UserError(f"{where} {lack}", "empty")

@@ -47,7 +47,7 @@ def open_file(
     path = given_file("articles", spec, known)
     problems = Problems()
     key = Splits(seed).key
-    ids, titles, numbers, own = array("Q"), array("Q"), array("Q"), array("B")
+    ids, titles, numbers, has_id = array("Q"), array("Q"), array("Q"), array("B")
     for number, line in read_lines(path):
         try:
             article = _of_line(line, rules)
@@ -59,13 +59,13 @@ def open_file(
             ids.append(draw_key("id", 0, article.id))
             titles.append(key(article.title))
             numbers.append(number)
-            own.append(article.id != article.title)
+            has_id.append(article.id != article.title)
     lines = np.array(numbers)
     _, firsts, place = np.unique(np.array(ids), return_index=True, return_inverse=True)
     origin = lines[firsts[place]]
     again = origin != lines
     repeated = dict(zip(lines[again].tolist(), origin[again].tolist(), strict=True))  # line -> the first one
-    named = {n for n, has in zip(numbers, own, strict=True) if has and n in repeated}
+    named = {n for n, has in zip(numbers, has_id, strict=True) if has and n in repeated}
     for number, first in repeated.items():
         if number in named and on_bad_line == "error":
             raise bad_line(f"{path} line {number}: its id is already on line {first}")
@@ -102,12 +102,10 @@ def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
         raise ValueError("no 'title'" if title is None else f"title must be a string, found {title!r}")
     if "sentences" in record:
         check_strings("sentences", content := record["sentences"])
-    elif "text" in record:
-        content = record["text"]
-        if not isinstance(content, str):
-            raise ValueError(f"text must be a string, found {shown(content)}")
-    else:
+    elif "text" not in record:
         raise ValueError("no 'text' and no 'sentences'")
+    elif not isinstance(content := record["text"], str):
+        raise ValueError(f"text must be a string, found {shown(content)}")
     id = record.get("id")
     return rules.article(title, content, id=None if id is None else str(id), split=splits)
 
@@ -128,8 +126,8 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
     if split and split not in rows:
         raise UserError(f"articles={spec} has no split {split}: choose one of {there}", "unknown-choice")
     if not split and "train" not in rows and len(rows) > 1:
-        told = f"articles={spec} has several splits: add one of {there} as hf:{name}:{config}:<split>"
-        raise UserError(told, "missing-value")
+        message = f"articles={spec} has several splits: add one of {there} as hf:{name}:{config}:<split>"
+        raise UserError(message, "missing-value")
     data = rows[split or ("train" if "train" in rows else next(iter(rows)))]
     if limit is not None:
         data = data.shuffle(seed=seed, buffer_size=WINDOW)
@@ -159,6 +157,7 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
             else:
                 done += 1
                 progress(done, limit, article.title)
+
                 yield article
 
     return ArticleSource(spec, articles(), problems, limit)
@@ -166,22 +165,20 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
 
 def _check_columns(spec: str, columns: Collection[str]) -> None:
     if "title" not in columns or not {"text", "sentences"} & {*columns}:
-        told = f"articles={spec} needs columns title and text or sentences"
-        raise UserError(f"{told}: it has {', '.join(columns) or 'none'}", "bad-file")
+        message = f"articles={spec} needs columns title and text or sentences"
+        raise UserError(f"{message}: it has {', '.join(columns) or 'none'}", "bad-file")
 
 
 def _of_row(row: Mapping[str, Any], number: int, rules: Rules, splits: Splits) -> Article:
-    title, content = row.get("title"), row.get("sentences")
+    title, content, text = row.get("title"), row.get("sentences"), row.get("text")
     if not isinstance(title, str):
         raise UnusableError("no title")
-    if content is None:
-        if not isinstance(row.get("text"), str):
-            raise UnusableError("empty")
-        content = prose(clean(row["text"]))
-    else:
-        try:
-            check_strings("sentences", content)
-        except ValueError as error:
-            raise UnusableError(f"malformed: {error}") from error
+    if content is None and not isinstance(text, str):
+        raise UnusableError("empty")
+    try:
+        check_strings("sentences", [] if content is None else content)
+    except ValueError as error:
+        raise UnusableError(f"malformed: {error}") from error
+    content = prose(clean(str(text))) if content is None else content
     id = row.get("id")
     return rules.article(title, content, id=str(number if id is None else id), split=splits)

@@ -58,11 +58,11 @@ def open_wikipedia(
             if options.random:
                 names = client.random_titles(seed, limit or 1, problems)
             else:
-                asked = _category_titles(client, options, problems) if options.category else titles
-                if limit is not None and limit < len(asked):
-                    random.Random(f"limit:{seed}").shuffle(asked)
-                total = min(limit or len(asked), len(asked))
-                names = iter(asked)
+                listed = _category_titles(client, options, problems) if options.category else titles
+                if limit is not None and limit < len(listed):
+                    random.Random(f"limit:{seed}").shuffle(listed)
+                total = min(limit or len(listed), len(listed))
+                names = iter(listed)
             for title in names:
                 progress(done, total, title)
                 try:
@@ -89,14 +89,14 @@ def _title_list(options: Wikipedia) -> list[str]:
             check_file(options.titles)
             titles = Path(options.titles).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            told = f"wikipedia.titles={options.titles} cannot be read as a text file ({error})"
+            message = f"wikipedia.titles={options.titles} cannot be read as a text file ({error})"
             remedy = "give one with a title per line, or a list like [Paris,Berlin]"
             code: Code = "no-file" if isinstance(error, FileNotFoundError) else "bad-file"
-            raise UserError(f"{told}; {remedy}", code) from error
-    found = dict.fromkeys(" ".join(clean(str(t)).replace("_", " ").split()) for t in titles)
-    if not (made := [*filter(None, found)]):
+            raise UserError(f"{message}; {remedy}", code) from error
+    names = (" ".join(clean(str(title)).replace("_", " ").split()) for title in titles)
+    if not (distinct := list(dict.fromkeys(filter(None, names)))):
         raise UserError(f"wikipedia.titles={options.titles} holds no title", "empty")
-    return made
+    return distinct
 
 
 def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, seen: dict[int, str]) -> Article:
@@ -125,8 +125,8 @@ def _category_titles(client: _Client, options: Wikipedia, problems: Problems) ->
             members = client.members(category)
         except FetchError as error:
             if level == 0:
-                told = f"wikipedia.category={options.category} was not fetched: {error}"
-                raise RunError(told, "network") from error
+                message = f"wikipedia.category={options.category} was not fetched: {error}"
+                raise RunError(message, "network") from error
             problems.add(category, f"not fetched: {error}", failure=True)
             continue
         titles.update(dict.fromkeys(members["pages"]))
@@ -178,11 +178,11 @@ class _Client:
         """Find a page: ``status`` "ok", "missing" or "disambiguation", and title, pageid, revision, text."""
         if not title.strip() or _NO_TITLE.search(title):
             return {"status": "missing"}
-        return self._kept("pages", title, lambda: self._fetch_page(title))
+        return self._cached("pages", title, lambda: self._fetch_page(title))
 
     def members(self, category: str) -> dict[str, list[str]]:
         """List the titles of the ``pages`` (articles alone) and ``categories`` of a category."""
-        return self._kept("categories", category, lambda: self._fetch_members(category))
+        return self._cached("categories", category, lambda: self._fetch_members(category))
 
     def random_titles(self, seed: int, limit: int, problems: Problems) -> Iterator[str]:
         """Yield titles drawn for ``seed``, cached ones first; about 20 times the limit at most."""
@@ -194,7 +194,7 @@ class _Client:
                 yield from fresh[:most]
                 if (most := most - len(fresh)) <= 0:
                     return
-                drawn = self._asked(lambda: self._wiki(lists=True).random(limit=max(10, min(500, limit))))
+                drawn = self._request(lambda: self._wiki(lists=True).random(limit=max(10, min(500, limit))))
                 fresh = [page.title for page in drawn.values() if page.title not in titles]
                 if not fresh:
                     raise FetchError("the wiki draws no further page")
@@ -203,9 +203,9 @@ class _Client:
         except FetchError as error:
             problems.add("random pages", f"not fetched: {error}", failure=True)
 
-    def _kept(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _cached(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if (record := self._read(kind, name)) is None:
-            record = self._asked(fetch)
+            record = self._request(fetch)
             self._keep(kind, name, record)
         return record
 
@@ -227,14 +227,14 @@ class _Client:
 
     def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
         blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()
-        then = "free some space or give another folder as wikipedia.cache"
-        write_bytes(self._file(kind, name), blob, then)
+        remedy = "free some space or give another folder as wikipedia.cache"
+        write_bytes(self._file(kind, name), blob, remedy)
 
     def _file(self, kind: str, name: str) -> Path:
         slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
         return self._cache / kind / f"{slug}-{digest(name)}.json"
 
-    def _asked(self, fetch: Callable[[], Any]) -> Any:
+    def _request(self, fetch: Callable[[], Any]) -> Any:
         """Call ``fetch`` and turn every failure into a FetchError."""
         if self._failures >= GIVE_UP:
             raise FetchError(f"not asked for, {GIVE_UP} requests in a row had failed")
@@ -287,9 +287,9 @@ class _Client:
         import wikipediaapi
 
         wiki = self._wiki(lists=True)
-        found = wiki.categorymembers(wiki.page(category, ns=wikipediaapi.Namespace.CATEGORY))
+        members = wiki.categorymembers(wiki.page(category, ns=wikipediaapi.Namespace.CATEGORY))
         spaces = {"pages": wikipediaapi.Namespace.MAIN, "categories": wikipediaapi.Namespace.CATEGORY}
-        return {name: [p.title for p in found.values() if p.ns == ns] for name, ns in spaces.items()}
+        return {name: [p.title for p in members.values() if p.ns == ns] for name, ns in spaces.items()}
 
 
 #: MediaWiki's error codes that are temporary; it sends them with status 200.
@@ -304,8 +304,7 @@ class _Transport(httpx.BaseTransport):
     """
 
     def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
-        self.options, self.failure = options, ""
-        self._notice = notice
+        self.options, self.failure, self._notice = options, "", notice
         self._network = httpx.Client()  # uses the proxies that the environment names
         self._next = 0.0
 

@@ -19,15 +19,7 @@ from tqdm import tqdm
 from ...files import digest
 from ...parts import PARTS, load_part
 from ...types import SPLITS, Question, UserError, count
-from ..records import (
-    BadLine,
-    LeftOut,
-    Row,
-    UnusableError,
-    check_bad_line,
-    check_object,
-    what_is_wrong,
-)
+from ..records import BadLine, LeftOut, Row, UnusableError, check_bad_line, check_object, what_is_wrong
 from ..rows import as_rows
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import FLASHRAG, Layout, QuestionSource, layout
@@ -81,10 +73,10 @@ def load_questions(
     on_bad_line: BadLine = "error",
 ) -> list[Question]:  # fmt: skip
     """Load the questions of :func:`open_questions`; log those left out as a warning."""
-    found = open_questions(source, limit=limit, split=split, seed=seed, on_bad_line=on_bad_line)
-    for line in found.lines():
+    drawn = open_questions(source, limit=limit, split=split, seed=seed, on_bad_line=on_bad_line)
+    for line in drawn.lines():
         log.warning(line)
-    return found.questions
+    return drawn.questions
 
 
 def open_questions(
@@ -126,11 +118,11 @@ def open_questions(
     drawn = draw(reading, parts, seed=seed, deal_splits=deal_splits, unfit=unfit)
     excluded, where = reading.excluded, f" in the {split} split" if split else ""
     if not sum(drawn.splits.values()) and not drawn.seen:
-        why = excluded.summary() or "it is empty"
-        raise UserError(f"{opened.spec} holds no usable question: {why}", "empty")
+        reasons = excluded.summary() or "it is empty"
+        raise UserError(f"{opened.spec} holds no usable question: {reasons}", "empty")
     if drawn.seen and not drawn.questions:
-        told = f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on"
-        raise EmptySplitError(told, "overlap")
+        message = f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on"
+        raise EmptySplitError(message, "overlap")
     notes = []
     if drawn.seen:
         left = count(drawn.seen, "question")
@@ -140,13 +132,13 @@ def open_questions(
     for part, most in parts.items():
         key = f"limit.{part}" if isinstance(limit, Mapping) else "limit"
         notes += _shortage(opened, drawn, excluded, key, part, most)
-    asked = dict(limit) if isinstance(limit, Mapping) else limit
-    told = "".join(repr((q.id, q.question, q.answers, q.split)) for q in drawn.questions)
+    content = "".join(repr((q.id, q.question, q.answers, q.split)) for q in drawn.questions)
     record = {
-        "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed, "limit": asked,
+        "source": opened.spec, "layout": opened.layout_name(reading.layouts), "seed": seed,
+        "limit": dict(limit) if isinstance(limit, Mapping) else limit,
         "split": split, "read": reading.read, "splits": drawn.splits, "dealt": drawn.dealt,
         "available": sum(map(drawn.available, parts)),
-        "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": digest(told),
+        "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": digest(content),
         **({"trained_on": drawn.seen} if drawn.seen else {}),
     }  # fmt: skip
     return QuestionSet(drawn.questions, excluded, record, tuple(notes))
@@ -154,23 +146,23 @@ def open_questions(
 
 def _check_limit(limit: Limit, split: str | None) -> None:
     """Refuse an unknown split, and limits that leave nothing or name no split (UserError)."""
-    named = ", ".join(SPLITS)
+    names = ", ".join(SPLITS)
     if not isinstance(limit, Mapping):
         if limit is not None and limit < 1:
             raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
         if split is not None and split not in SPLITS:
-            raise UserError(f"split={split} is unknown: choose {named}, or null for all", "unknown-choice")
+            raise UserError(f"split={split} is unknown: choose {names}, or null for all", "unknown-choice")
         return
     if split is not None:
         raise UserError(f"split={split} and a limit for each split conflict: leave one out", "conflict")
-    unknown = [name for name in limit if name not in SPLITS]
-    if unknown or not limit:
-        told = f"limit.{unknown[0]} is unknown" if unknown else "limit={} names no split"
-        raise UserError(f"{told}: name {named}, or give one number for all")
+    if not limit:
+        raise UserError(f"limit={{}} names no split: name {names}, or give one number for all")
     for name, most in limit.items():
+        if name not in SPLITS:
+            raise UserError(f"limit.{name} is unknown: name {names}, or give one number for all")
         if most is not None and most < 1:
-            told = f"limit.{name}={most} leaves nothing"
-            raise UserError(f"{told}: give 1 or more, null for all, or leave it out")
+            message = f"limit.{name}={most} leaves nothing"
+            raise UserError(f"{message}: give 1 or more, null for all, or leave it out")
 
 
 def _shortage(
@@ -179,9 +171,9 @@ def _shortage(
     """Note that a part of a set has fewer questions than requested; raise if others were left out."""
     available = drawn.available(split)
     if not available:
-        found = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
-        told = f"{source.spec} has no question in the {split} split (its questions are: {found})"
-        raise EmptySplitError(told, "empty")
+        counts = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
+        message = f"{source.spec} has no question in the {split} split (its questions are: {counts})"
+        raise EmptySplitError(message, "empty")
     if most is None or available >= most:
         return []
     where = f" in the {split} split" if split else ""
@@ -254,10 +246,8 @@ class _Reading:
         if self._fitted or not isinstance(row.record, dict):
             return
         for name in PARTS["questions"]:
-            if name == self.source.name:
-                continue
             for known in source_class(name).layouts:
-                if known.fits(row.record):
+                if name != self.source.name and known.fits(row.record):
                     other = f"{known.name}, to be read by questions={name}"
                     raise UserError(f"{self.source.spec}: {row.where} looks like {other}", "mismatch")
 
@@ -290,6 +280,6 @@ def make_source(source: Any, **options: Any) -> QuestionSource:
     kind = source_class(source) if isinstance(source, str) else type(source)
     known = [f.name for f in fields(kind)]
     if unknown := [key for key in options if key not in known]:
-        told = f"questions.{unknown[0]} is not an option of {kind.name}: its options are {', '.join(known)}"
-        raise UserError(told, "unknown-key")
+        message = f"questions.{unknown[0]} is not an option of {kind.name}"
+        raise UserError(f"{message}: its options are {', '.join(known)}", "unknown-key")
     return kind(**options) if isinstance(source, str) else replace(source, **options)

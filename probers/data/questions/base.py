@@ -12,7 +12,7 @@ from ...files import given_file
 from ...options import Name, field_types
 from ...types import Question, UserError
 from ..records import Row, file_rows, hub_rows
-from .values import Record, accepted, hashed, identifier, strings, text
+from .values import Record, accepted, hashed, identifier, optional, strings, text
 
 
 class Layout(NamedTuple):
@@ -68,6 +68,8 @@ class QuestionSource:
     mentions: ClassVar[bool] = False
     #: Its records have ids; otherwise the id of a question is made from its text.
     has_ids: ClassVar[bool] = True
+    #: Field that questions of one group share; "" where each question is one.
+    group_field: ClassVar[str] = ""
     #: The prompt they need; None where any will do.
     prompt: ClassVar[str | None] = None
 
@@ -75,13 +77,13 @@ class QuestionSource:
         remote = {f.name for f in fields(QuestionSource)} - {"path"}
         used = ", ".join(f"questions.{n}={v}" for n, v in self._given().items() if n in remote)
         if self.path is not None and used:
-            told = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
-            raise UserError(told, "conflict")
-        own: Any = type(self)
-        for option, kind in field_types(own).items():
+            message = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
+            raise UserError(message, "conflict")
+        kind_of_set: Any = type(self)
+        for option, kind in field_types(kind_of_set).items():
             if get_origin(kind) is Literal and (value := getattr(self, option)) not in get_args(kind):
-                told = f"questions.{option}={value} is unknown: choose {' or '.join(get_args(kind))}"
-                raise UserError(told, "unknown-choice")
+                message = f"questions.{option}={value} is unknown: choose {' or '.join(get_args(kind))}"
+                raise UserError(message, "unknown-choice")
 
     def _given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
@@ -96,8 +98,7 @@ class QuestionSource:
     @property
     def typed(self) -> str:
         """The option that a user types for it, without defaults."""
-        given = [f"questions.{n}={v}" for n, v in self._given().items()]
-        return " ".join([f"questions={self.name}", *given])
+        return " ".join([f"questions={self.name}", *(f"questions.{n}={v}" for n, v in self._given().items())])
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -118,18 +119,15 @@ class QuestionSource:
                 raise UserError(f"questions.{option}={extra} is not a file", "no-file")
         if self.path is None:
             if self.hub is None:
-                raise UserError(
-                    f"questions={self.name} has no default copy on the Hub: give the official file as "
-                    "questions.path=FILE, or a copy in its layout as questions.hub=ID",
-                    "missing-value",
-                )
+                message = f"questions={self.name} has no default copy on the Hub: give the official file"
+                remedy = "as questions.path=FILE, or a copy in its layout as questions.hub=ID"
+                raise UserError(f"{message} {remedy}", "missing-value")
             yield from hub_rows(
                 self.spec, self.hub, self._check_columns, instead="give a local file as questions.path",
                 name=self.config, split=self.hub_split, revision=self.revision,
             )  # fmt: skip
             return
-        path = given_file("questions.path", self.path, f"an official one of {self.name}")
-        for row in file_rows(path):
+        for row in file_rows(given_file("questions.path", self.path, f"an official one of {self.name}")):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
             yield row._replace(problem=problem) if problem else row
 
@@ -137,13 +135,13 @@ class QuestionSource:
         """Describe the mismatch of a record with these fields; None when a layout fits."""
         if any(known.fits(keys) for known in (*self.layouts, FLASHRAG)):
             return None
-        found = ", ".join(sorted(map(str, keys))[:12]) or "none"
-        near = [known for known in self.layouts if not known.lacks & set(keys)]
+        names = ", ".join(sorted(map(str, keys))[:12]) or "none"
+        near = [sorted(known.has.difference(keys)) for known in self.layouts if known.lacks.isdisjoint(keys)]
         if not near:
             odd = ", ".join(sorted(set().union(*(known.lacks for known in self.layouts)) & set(keys)))
-            return f"fields of another dataset: {odd} (all are {found})"
-        missing = min((known.has - set(keys) for known in near), key=len)
-        return f"no {', '.join(map(repr, sorted(missing)))} (its fields are {found})"
+            return f"fields of another dataset: {odd} (all are {names})"
+        missing = min(near, key=len)
+        return f"no {', '.join(map(repr, missing))} (its fields are {names})"
 
     def _check_columns(self, keys: Collection[str]) -> None:
         if problem := self.mismatch(keys):
@@ -160,18 +158,19 @@ class QuestionSource:
 
     def group_of(self, record: Record) -> str:
         """Return the group by fields of a record, or of FlashRAG's metadata; "" if each question is one."""
-        return ""
+        value = optional(record, self.group_field) if self.group_field else ""
+        return f"{self.name}:{value}" if value else ""
 
     def read(self, record: Record) -> tuple[Question, str]:
         """Read the question of a record and the name of its layout; errors are those of :meth:`question`."""
         if not FLASHRAG.fits(record) or any(known.fits(record) for known in self.layouts):
             return self.question(record), self.layout_of(record)
-        asked, metadata = text(record, "question"), record.get("metadata") or {}
+        question, metadata = text(record, "question"), record.get("metadata") or {}
         if not isinstance(metadata, Mapping):
             raise ValueError(f"metadata must be an object, found {metadata!r:.80}")
         id = identifier(record, "id") if self.has_ids else None
         answers = accepted(strings(record, "golden_answers"))
-        return self.made(id, asked, answers, group=self.group_of(metadata)), FLASHRAG.name
+        return self.made(id, question, answers, group=self.group_of(metadata)), FLASHRAG.name
 
     def made(self, id: str | None, asked: str, answers: tuple[str, ...], **more: Any) -> Question:
         """Make a question of this set with ``more`` fields; None as id makes one from the text."""

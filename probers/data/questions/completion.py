@@ -18,7 +18,7 @@ from ...options import Count, Natural, Seed
 from ...types import Question, UserError
 from ...words import Entity, EntityType, Recogniser, normalise
 from ..articles import open_articles
-from ..articles.cuts import Cut, cut_article, natural
+from ..articles.cuts import cut_article, natural
 from ..records import Row
 from .base import QuestionSource
 
@@ -62,11 +62,11 @@ class Completion(QuestionSource):
         if self.kinds is not None:
             object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.path is not None or self.hub is not None:
-            told = "questions=completion is made from articles: give them as questions.articles=FILE"
-            raise UserError(told, "missing-value")
+            message = "questions=completion is made from articles: give them as questions.articles=FILE"
+            raise UserError(message, "missing-value")
         if self.articles == "wikipedia":
-            told = "questions.articles=wikipedia changes from day to day: give a file or hf:<dataset id>"
-            raise UserError(told, "unsupported")
+            message = "questions.articles=wikipedia changes from day to day: give a file or hf:<dataset id>"
+            raise UserError(message, "unsupported")
 
     @property
     def spec(self) -> str:
@@ -81,20 +81,20 @@ class Completion(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.articles is None:
-            told = "questions=completion needs articles: give questions.articles=FILE"
-            raise UserError(told, "missing-value")
+            message = "questions=completion needs articles: give questions.articles=FILE"
+            raise UserError(message, "missing-value")
         key = (self, self._stamp)
         if key in _LAST:
             yield from (Row(question.id, question) for question in _LAST[key])
             return
-        made: list[Question] = []
+        questions: list[Question] = []
         for row in self._rows(self.articles):
-            if isinstance(row.record, Question) and len(made) <= _MOST:
-                made.append(row.record)
+            if isinstance(row.record, Question) and len(questions) <= _MOST:
+                questions.append(row.record)
             yield row
         _LAST.clear()
-        if len(made) <= _MOST:
-            _LAST[key] = made
+        if len(questions) <= _MOST:
+            _LAST[key] = questions
 
     def _rows(self, articles: str) -> Iterator[Row]:
         seed, recognise = self.seed or 0, Recogniser("rules", fine=True, quiet=True)
@@ -107,7 +107,10 @@ class Completion(QuestionSource):
                 natural(article), recognise, per_article=self.per_article, within=None, seed=seed,
                 wanted=self._wanted,
             )  # fmt: skip
-            yield from (Row(cut.id, self._asked(cut)) for cut in cuts)
+            for cut in cuts:
+                shown, about = self._shown(cut.before), {"type": cut.entity.type}
+                places = {"group": cut.group, "split": cut.split}
+                yield Row(cut.id, self.made(cut.id, shown, (cut.entity.text,), truth=about, **places))
 
     @property
     def _stamp(self) -> tuple[int, int] | None:
@@ -117,11 +120,10 @@ class Completion(QuestionSource):
 
     def _wanted(self, text: str, entity: Entity) -> bool:
         """Tell whether to ask for an entity: a settled one of its kind that the question does not name."""
-        if self.kinds is not None and entity.type not in self.kinds:
-            return False
         before = text[: entity.start]
         early = len(before.split(maxsplit=self.min_words)) < self.min_words
-        if early or _OPEN.search(before.rstrip()[-_NEAR:]):
+        other = self.kinds is not None and entity.type not in self.kinds
+        if other or early or _OPEN.search(before.rstrip()[-_NEAR:]):
             return False
         return f" {normalise(entity.text)} " not in f" {normalise(self._shown(before))} "
 
@@ -129,14 +131,3 @@ class Completion(QuestionSource):
         """Return the last words of the text before an entity, with the spaces between them."""
         words = before.rsplit(maxsplit=self.words)
         return before[len(words[0]) :].strip() if len(words) > self.words else before.strip()
-
-    def _asked(self, cut: Cut) -> Question:
-        return Question(
-            id=cut.id,
-            question=self._shown(cut.before),
-            answers=(cut.entity.text,),
-            dataset=self.name,
-            group=cut.article.id,
-            split=cut.article.split,
-            truth={"type": cut.entity.type},
-        )

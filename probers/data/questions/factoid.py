@@ -58,23 +58,20 @@ class DPRSource(QuestionSource):
             return self.own_question(record)
         origin = optional(record, "dataset")
         if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train"
-            told = f"questions={self.name}: this is DPR's file of another dataset, {origin}"
-            raise UserError(told, "mismatch")
-        gold = [_passage(p, i, True) for i, p in enumerate(records(record, "positive_ctxs"))]
-        hard = records(record, "hard_negative_ctxs")[: self.hard_negatives]
-        others = [_passage(p, i, False) for i, p in enumerate(hard, len(gold))]
-        passages = tuple(p for p in (*gold, *others) if p is not None)
-        asked, answers = text(record, "question"), accepted(strings(record, "answers"))
-        return self.made(None, asked, answers, passages=passages)
+            message = f"questions={self.name}: this is DPR's file of another dataset, {origin}"
+            raise UserError(message, "mismatch")
+        gold = [(p, True) for p in records(record, "positive_ctxs")]
+        hard = [(p, False) for p in records(record, "hard_negative_ctxs")[: self.hard_negatives]]
+        passages = []
+        for number, (context, is_gold) in enumerate(gold + hard):
+            id = context.get("passage_id", context.get("psg_id"))
+            passages.append(passage(context, str(number if id is None else id), is_gold=is_gold))
+        question, answers = text(record, "question"), accepted(strings(record, "answers"))
+        return self.made(None, question, answers, passages=tuple(filter(None, passages)))
 
     def own_question(self, record: Record) -> Question:
         """Make the question of a record in a layout of its own; see :meth:`question`."""
         raise NotImplementedError
-
-
-def _passage(record: Record, number: int, is_gold: bool) -> Passage | None:
-    given = record.get("passage_id", record.get("psg_id"))
-    return passage(record, str(number if given is None else given), is_gold=is_gold)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +127,8 @@ class TriviaQA(DPRSource):
         value, *lists = _OFFICIAL if official else _ON_HUB
         given = [optional(answer, value), *(each for key in lists for each in strings(answer, key))]
         id = identifier(record, "QuestionId" if official else "question_id")
-        asked = text(record, "Question" if official else "question")
-        return self.made(id, asked, accepted(each for each in given if each != _UNKNOWN))
+        question = text(record, "Question" if official else "question")
+        return self.made(id, question, accepted(each for each in given if each != _UNKNOWN))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +147,7 @@ class SQuAD(QuestionSource):
     unanswerable: Literal["exclude", "noanswer"] = "exclude"
 
     name: ClassVar[str] = "squad"
+    group_field: ClassVar[str] = "title"
     layouts: ClassVar[tuple[Layout, ...]] = (
         layout("SQuAD", "paragraphs", lacks="question"),
         layout("SQuAD on the Hub", "id title context question answers", lacks="supporting_facts"),
@@ -173,14 +171,10 @@ class SQuAD(QuestionSource):
         if impossible and self.unanswerable == "exclude":
             raise UnusableError(f"unanswerable: {id}")
         title = unquote(optional(record, "title")).replace("_", " ")
-        asked, gold = text(record, "question"), ("noanswer",) if impossible else accepted(answers)
+        question, gold = text(record, "question"), ("noanswer",) if impossible else accepted(answers)
         passages = (Passage("0", title, context, is_gold=not impossible),)
         group = self.group_of(record) or hashed("squad", context)
-        return self.made(id, asked, gold, passages=passages, group=group)
-
-    def group_of(self, record: Record) -> str:
-        title = optional(record, "title")
-        return f"squad:{title}" if title else ""
+        return self.made(id, question, gold, passages=passages, group=group)
 
     def layout_of(self, record: Record) -> str:
         if "paragraphs" not in record:
@@ -213,9 +207,9 @@ class PopQA(QuestionSource):
     layouts: ClassVar[tuple[Layout, ...]] = (layout("PopQA", "id subj_id question possible_answers"),)
 
     def question(self, record: Record) -> Question:
-        id, asked = identifier(record, "id"), text(record, "question")
+        id, question = identifier(record, "id"), text(record, "question")
         answers = accepted(listed(record, "possible_answers"))
-        return self.made(id, asked, answers, group=self.group_of(record))
+        return self.made(id, question, answers, group=self.group_of(record))
 
     def group_of(self, record: Record) -> str:
         return f"popqa:{identifier(record, 'subj_id')}" if "subj_id" in record else ""
@@ -238,6 +232,7 @@ class WebQuestions(QuestionSource):
     hub_split: str = "test"
 
     name: ClassVar[str] = "webquestions"
+    group_field: ClassVar[str] = "url"
     has_ids: ClassVar[bool] = False
     layouts: ClassVar[tuple[Layout, ...]] = (
         layout("WebQuestions", "utterance targetValue"),
@@ -246,13 +241,9 @@ class WebQuestions(QuestionSource):
 
     def question(self, record: Record) -> Question:
         official = "utterance" in record
-        asked = text(record, "utterance" if official else "question")
+        question = text(record, "utterance" if official else "question")
         answers = _descriptions(text(record, "targetValue")) if official else strings(record, "answers")
-        return self.made(None, asked, accepted(answers), group=self.group_of(record))
-
-    def group_of(self, record: Record) -> str:
-        page = optional(record, "url")
-        return f"webquestions:{page}" if page else ""
+        return self.made(None, question, accepted(answers), group=self.group_of(record))
 
 
 def _descriptions(value: str) -> list[str]:

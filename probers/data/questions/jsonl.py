@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -61,8 +62,8 @@ class JSONL(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.path is None and self.hub is None:
-            told = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
-            raise UserError(told, "missing-value")
+            message = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
+            raise UserError(message, "missing-value")
         if self.path is not None:
             given_file("questions", self.path, "a JSONL file or a dataset's name")
         yield from self._checked(super().rows())
@@ -76,11 +77,9 @@ class JSONL(QuestionSource):
                 unknown |= {str(key) for key in row.record} - _KNOWN
             yield row
         if unknown and not answered:
-            raise UserError(
-                f"{self.spec}: no question has answers, but fields that are not read "
-                f"({', '.join(sorted(unknown)[:5])}): name them answers, or leave these fields out",
-                "labels",
-            )
+            names = ", ".join(sorted(unknown)[:5])
+            message = f"{self.spec}: no question has answers, but fields that are not read ({names})"
+            raise UserError(f"{message}: name them answers, or leave these fields out", "labels")
 
     def mismatch(self, keys: Collection[str]) -> str | None:
         if isinstance(keys, Mapping) and isinstance(keys.get("answers"), Mapping):  # SQuAD's
@@ -136,7 +135,7 @@ class Given(JSONL):
         return replace(self, given=tuple(map(_asked, self.given)))
 
     def rows(self) -> Iterator[Row]:
-        return self._checked(self._row(number, each) for number, each in enumerate(self.given, 1))
+        return self._checked(self._row(number, question) for number, question in enumerate(self.given, 1))
 
     def _row(self, number: int, given: Any) -> Row:
         where = f"question {number}"
@@ -144,10 +143,8 @@ class Given(JSONL):
             return Row(where, given)
         record = {"question": given} if isinstance(given, str) else given
         if not isinstance(record, Mapping):
-            raise UserError(
-                f"{where} is {given!r:.80}: give a text, a dictionary with question and answers, or a "
-                "Question", "bad-value",
-            )  # fmt: skip
+            remedy = "give a text, a dictionary with question and answers, or a Question"
+            raise UserError(f"{where} is {given!r:.80}: {remedy}", "bad-value")
         record = {"id": str(number), **record}
         return Row(where, record, self.mismatch(record) or "")
 
@@ -167,13 +164,12 @@ def _listed(record: Record, key: str) -> Record:
         return record
     if not value.startswith("["):
         return {**record, key: [value]}
-    try:
+    with suppress(ValueError):
         return {**record, key: json.loads(value)}
-    except ValueError:
-        try:
-            return {**record, key: ast.literal_eval(value)}
-        except (ValueError, SyntaxError) as error:
-            raise ValueError(f"{key} must be a list of strings, found {value!r:.80}") from error
+    try:
+        return {**record, key: ast.literal_eval(value)}
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{key} must be a list of strings, found {value!r:.80}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +181,8 @@ class Testbed(QuestionSource):
 
     def __post_init__(self) -> None:
         if given := list(self._given()):
-            told = f"questions=testbed has no questions.{given[0]}: its questions come with the package"
-            raise UserError(told, "unknown-key")
+            message = f"questions=testbed has no questions.{given[0]}: its questions come with the package"
+            raise UserError(message, "unknown-key")
 
     @property
     def spec(self) -> str:

@@ -37,8 +37,8 @@ class HotpotQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "_id" if "_id" in record else "id")
-        asked, answers = text(record, "question"), accepted([optional(record, "answer")])
-        return self.made(id, asked, answers, passages=paragraphs(record))
+        question, answers = text(record, "question"), accepted([optional(record, "answer")])
+        return self.made(id, question, answers, passages=paragraphs(record))
 
     def layout_of(self, record: Record) -> str:
         titles = {title for title, _ in _context(record)}
@@ -54,19 +54,18 @@ def paragraphs(record: Record, *, spaced: bool = True) -> tuple[Passage, ...]:
     Sentences that are ``spaced`` begin with the space before them.
     """
     gold = supporting_titles(record)
-    found = []
+    passages = []
     for i, (title, sentences) in enumerate(_context(record)):
         text = "".join(sentences) if spaced else " ".join(s.strip() for s in sentences)
-        found.append(Passage(str(i), title, text.strip(), is_gold=title in gold))
-    return tuple(p for p in found if p.text)
+        passages.append(Passage(str(i), title, text.strip(), is_gold=title in gold))
+    return tuple(p for p in passages if p.text)
 
 
 def supporting_titles(record: Record) -> frozenset[str]:
     """Return titles of the paragraphs that hold a supporting fact."""
     facts = record.get("supporting_facts")
-    if facts is None:
-        return frozenset()
-    return frozenset(title for title, _ in _pairs(facts, "supporting_facts", "sent_id"))
+    pairs = [] if facts is None else _pairs(facts, "supporting_facts", "sent_id")
+    return frozenset(title for title, _ in pairs)
 
 
 def _context(record: Record) -> list[tuple[str, list[str]]]:
@@ -115,10 +114,10 @@ class TwoWikiMultihopQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id = identifier(record, "_id" if "_id" in record else "id")
-        asked = text(record, "question")
+        question = text(record, "question")
         answers = accepted([optional(record, "answer"), *self._others(record)])
         return self.made(
-            id, asked, answers, rationale=_triples(record), passages=paragraphs(record, spaced=False),
+            id, question, answers, rationale=_triples(record), passages=paragraphs(record, spaced=False),
             group=self.group_of(record) or id,
         )  # fmt: skip
 
@@ -130,11 +129,9 @@ class TwoWikiMultihopQA(QuestionSource):
         if self.aliases is None or not optional(record, "answer"):
             return ()
         if "answer_id" not in record:
-            raise UserError(
-                f"{self.spec} has no answer_id, which questions.aliases={self.aliases} needs: "
-                "take the files of the release with ids, or leave questions.aliases out",
-                "mismatch",
-            )
+            message = f"{self.spec} has no answer_id, which questions.aliases={self.aliases} needs"
+            remedy = "take the files of the release with ids, or leave questions.aliases out"
+            raise UserError(f"{message}: {remedy}", "mismatch")
         return self._names.get(optional(record, "answer_id"), ())
 
     @cached_property
@@ -194,11 +191,11 @@ class MuSiQue(QuestionSource):
             passage(p, str(p.get("idx", i)), "paragraph_text", is_gold=flag(p, "is_supporting"))
             for i, p in enumerate(records(record, "paragraphs"))
         )
-        asked, answers = text(record, "question"), accepted(given) if answerable else ("noanswer",)
+        question, answers = text(record, "question"), accepted(given) if answerable else ("noanswer",)
         return self.made(
-            id if answerable else f"{id}-unanswerable", asked, answers,
+            id if answerable else f"{id}-unanswerable", question, answers,
             rationale=_chain(record) if answerable else "",
-            passages=tuple(p for p in passages if p is not None), group=self._groups.get(id, id),
+            passages=tuple(filter(None, passages)), group=self._groups.get(id, id),
         )  # fmt: skip
 
     @cached_property
@@ -212,25 +209,24 @@ class MuSiQue(QuestionSource):
         rows = (row.record for row in self.rows() if isinstance(row.record, Mapping))
         ids = [id for record in rows if "__" in (id := str(record.get("id")))]
         parts = {id: id.partition("__")[2].split("_") for id in ids}
-        joined = DisjointSet(sorted({part for own in parts.values() for part in own}))
+        joined = DisjointSet(sorted({part for steps in parts.values() for part in steps}))
         for first, *others in parts.values():
             for other in others:
                 joined.merge(first, other)
-        least: dict[str, str] = {}  # names a group the same in any order of the file
-        for part in joined:
-            least.setdefault(joined[part], part)
-        return {id: f"musique:{least[joined[own[0]]]}" for id, own in parts.items()}
+        # Names a group the same in any order of the file.
+        least = {joined[part]: part for part in reversed(list(joined))}
+        return {id: f"musique:{least[joined[steps[0]]]}" for id, steps in parts.items()}
 
 
 def _chain(record: Record) -> str:
     """Write the steps as sentences; "#1" in a question stands for the first step's answer."""
-    said: list[str] = []
+    sentences: list[str] = []
     answers: dict[int, str] = {}
     for number, step in enumerate(records(record, "question_decomposition"), 1):
-        asked = re.sub(r"#(\d+)", lambda m: answers.get(int(m[1]), m[0]), optional(step, "question"))
+        question = re.sub(r"#(\d+)", lambda m: answers.get(int(m[1]), m[0]), optional(step, "question"))
         answers[number] = optional(step, "answer")
-        said.append(f"{asked}{'' if asked.endswith('?') else ':'} {answers[number]}.")
-    return " ".join(said)
+        sentences.append(f"{question}{'' if question.endswith('?') else ':'} {answers[number]}.")
+    return " ".join(sentences)
 
 
 #: Values in the evidence that replace a paragraph's id.
@@ -253,6 +249,7 @@ class StrategyQA(QuestionSource):
     paragraphs: str | None = None
 
     name: ClassVar[str] = "strategyqa"
+    group_field: ClassVar[str] = "term"
     layouts: ClassVar[tuple[Layout, ...]] = (layout("StrategyQA", "qid question"),)
     extra_files: ClassVar[tuple[str, ...]] = ("paragraphs",)
 
@@ -262,26 +259,18 @@ class StrategyQA(QuestionSource):
         if answer is None:
             raise UnusableError("no gold answer")
         facts = record.get("facts")
-        asked, answers = text(record, "question"), ("yes" if answer else "no",)
+        question, answers = text(record, "question"), ("yes" if answer else "no",)
         rationale = facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts"))
         passages, group = self._evidence(record), self.group_of(record) or id
-        return self.made(id, asked, answers, rationale=rationale, passages=passages, group=group)
-
-    def group_of(self, record: Record) -> str:
-        term = optional(record, "term")
-        return f"strategyqa:{term}" if term else ""
+        return self.made(id, question, answers, rationale=rationale, passages=passages, group=group)
 
     def _evidence(self, record: Record) -> tuple[Passage, ...]:
         if self.paragraphs is None:
             return ()
-        found: list[Passage] = []
-        for id in dict.fromkeys(_ids(record.get("evidence"))):
-            if id not in self._texts:
-                raise ValueError(f"the paragraph {id!r} is not in questions.paragraphs={self.paragraphs}")
-            made = passage(self._texts[id], id, "content", is_gold=True)
-            if made is not None:
-                found.append(made)
-        return tuple(found)
+        ids = list(dict.fromkeys(_ids(record.get("evidence"))))
+        if absent := [id for id in ids if id not in self._texts]:
+            raise ValueError(f"the paragraph {absent[0]!r} is not in questions.paragraphs={self.paragraphs}")
+        return tuple(filter(None, (passage(self._texts[id], id, "content", is_gold=True) for id in ids)))
 
     @cached_property
     def _texts(self) -> dict[str, Mapping[str, Any]]:
@@ -342,11 +331,11 @@ class IIRC(QuestionSource):
         return [{**shared, "number": i, "asked": q} for i, q in enumerate(records(record, "questions"))]
 
     def question(self, record: Record) -> Question:
-        asked, name = record["asked"], record["of"]
-        id = identifier(asked, "qid") if asked.get("qid") is not None else f"{name}-{record['number']}"
-        said, answers = text(asked, "question"), accepted(self._answers(asked.get("answer"), id))
-        passages = _passages(record["on"], records(asked, "context"), record["titles"])
-        return self.made(id, said, answers, passages=passages, group=f"iirc:{name}")
+        entry, name = record["asked"], record["of"]
+        id = identifier(entry, "qid") if entry.get("qid") is not None else f"{name}-{record['number']}"
+        question, answers = text(entry, "question"), accepted(self._answers(entry.get("answer"), id))
+        passages = _passages(record["on"], records(entry, "context"), record["titles"])
+        return self.made(id, question, answers, passages=passages, group=f"iirc:{name}")
 
     def layout_of(self, record: Record) -> str:
         return self.layouts[0].name
@@ -381,7 +370,6 @@ class IIRC(QuestionSource):
 def _passages(main: Passage, needed: Sequence[Record], titles: Mapping[str, str]) -> tuple[Passage, ...]:
     """List the main passage, then the snippets of other articles, each once."""
     named = [(optional(part, "passage"), optional(part, "text")) for part in needed]
-    found = [Passage(_MAIN, main.title, main.text, is_gold=any(title == _MAIN for title, _ in named))]
+    first = Passage(_MAIN, main.title, main.text, is_gold=any(title == _MAIN for title, _ in named))
     others = dict.fromkeys((titles.get(t.lower(), t), body) for t, body in named if t != _MAIN and body)
-    found += [Passage(str(i), title, body, is_gold=True) for i, (title, body) in enumerate(others, 1)]
-    return tuple(found)
+    return first, *(Passage(str(i), title, body, is_gold=True) for i, (title, body) in enumerate(others, 1))

@@ -45,24 +45,22 @@ class MSMARCO(QuestionSource):
         unanswerable = any(answer.strip() == _NO_ANSWER for answer in answers)
         if unanswerable and self.unanswerable == "exclude":
             raise UnusableError(f"unanswerable: {id}")
-        asked, answers = text(record, "query"), ("noanswer",) if unanswerable else accepted(answers)
-        return self.made(id, asked, answers, passages=_passages(record))
+        question, answers = text(record, "query"), ("noanswer",) if unanswerable else accepted(answers)
+        return self.made(id, question, answers, passages=_passages(record))
 
 
 def _passages(record: Record) -> tuple[Passage, ...]:
     """List the passages of a query; official files have one list, the Hub's rows a list of each field."""
     given = record.get("passages")
-    pairs: list[tuple[str, Any]]
     if isinstance(given, Mapping):
         texts, marks = strings(given, "passage_text"), given.get("is_selected")
         if not isinstance(marks, list) or len(marks) != len(texts):
             raise ValueError("passages must have as many is_selected as passage_text")
-        pairs = list(zip(texts, marks, strict=True))
+        pairs: list[tuple[str, Any]] = list(zip(texts, marks, strict=True))
     else:
         pairs = [(optional(p, "passage_text"), p.get("is_selected")) for p in records(record, "passages")]
-    for _, mark in pairs:
-        if mark not in (0, 1, None):
-            raise ValueError(f"is_selected must be 0 or 1, found {shown(mark)}")
+    if odd := [mark for _, mark in pairs if mark not in (0, 1, None)]:
+        raise ValueError(f"is_selected must be 0 or 1, found {shown(odd[0])}")
     return tuple(
         Passage(str(i), "", body.strip(), is_gold=None if mark is None else bool(mark))
         for i, (body, mark) in enumerate(pairs)
@@ -88,17 +86,17 @@ class BEIR(QuestionSource):
     extra_files: ClassVar[tuple[str, ...]] = ("qrels",)
 
     def rows(self) -> Iterator[Row]:
-        asked = passed = False
+        judged = passed = False
         for row in super().rows():
             query = row.record if not row.problem and isinstance(row.record, Mapping) else None
             if self.qrels is not None and query and str(query.get("_id")) not in self._judged:
                 passed = True
-                continue
-            asked = True
-            yield row
-        if passed and not asked:
-            told = f"questions.qrels={self.qrels} judges none of the queries of {self.spec}"
-            raise UserError(told, "mismatch")
+            else:
+                judged = True
+                yield row
+        if passed and not judged:
+            message = f"questions.qrels={self.qrels} judges none of the queries of {self.spec}"
+            raise UserError(message, "mismatch")
 
     def question(self, record: Record) -> Question:
         if optional(record, "title"):
@@ -109,12 +107,12 @@ class BEIR(QuestionSource):
     def _judged(self) -> frozenset[str]:
         """Collect ids of the queries in the judgements, lines of query, passage and score below a header."""
         assert self.qrels is not None
-        found = set()
+        judged = set()
         for number, line in read_lines(Path(self.qrels)):
             fields = line.rstrip("\r\n").split("\t")
             if len(fields) != 3:
-                told = f"{len(fields)} tab-separated fields instead of query-id, corpus-id and score"
-                raise bad_line(f"questions.qrels={self.qrels} line {number}: {told}")
+                message = f"{len(fields)} tab-separated fields instead of query-id, corpus-id and score"
+                raise bad_line(f"questions.qrels={self.qrels} line {number}: {message}")
             if number > 1 or fields[0] != "query-id":
-                found.add(fields[0])
-        return frozenset(found)
+                judged.add(fields[0])
+        return frozenset(judged)

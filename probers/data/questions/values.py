@@ -49,10 +49,9 @@ def optional(record: Record, key: str) -> str:
 
 def strings(record: Record, key: str) -> tuple[str, ...]:
     """Return a list of strings, () when it is absent or null."""
-    value = record.get(key)
-    if value is not None:
-        check_strings(key, value)
-    return tuple(value or ())
+    value = [] if record.get(key) is None else record[key]
+    check_strings(key, value)
+    return tuple(value)
 
 
 def listed(record: Record, key: str) -> tuple[str, ...]:
@@ -68,9 +67,7 @@ def listed(record: Record, key: str) -> tuple[str, ...]:
 
 def records(record: Record, key: str) -> list[Record]:
     """Return a list of objects, [] when it is absent or null."""
-    value = record.get(key)
-    if value is None:
-        return []
+    value = [] if record.get(key) is None else record[key]
     if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):
         raise ValueError(f"{key} must be a list of objects, found {value!r:.80}")
     return value
@@ -93,10 +90,10 @@ def accepted(answers: Iterable[str]) -> tuple[str, ...]:
     given = tuple(dict.fromkeys(stripped for a in answers if (stripped := a.strip())))
     if not given:
         raise UnusableError("no gold answer")
-    kept = tuple(a for a in given if normalize_answer(a))
-    if not kept:
+    usable = tuple(a for a in given if normalize_answer(a))
+    if not usable:
         raise UnusableError(f"nothing left of the gold answer once normalised: {given[0]}")
-    return kept
+    return usable
 
 
 def passage(record: Record, id: str, key: str = "text", *, is_gold: bool | None) -> Passage | None:

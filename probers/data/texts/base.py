@@ -98,23 +98,17 @@ class Text:
         """
         if unit == "answer":
             return [Mark(((0, len(self.answer)),), self.wrong)]
-        if unit == "claim":
-            return list(self.claims)
-        if unit == "span":
-            return list(self.spans)
-        if unit == "token":
-            return list(self.spans or self.sentences or self.claims)
-        return list(self.sentences) or [
-            Mark(((start, end),), self.label_of(start, end)) for start, end in split_sentences(self.answer)
-        ]
+        if unit == "sentence" and not self.sentences:
+            return [Mark((span,), self.label_of(*span)) for span in split_sentences(self.answer)]
+        first = self.spans or self.sentences or self.claims
+        marks = {"claim": self.claims, "span": self.spans, "token": first, "sentence": self.sentences}
+        return list(marks[unit])
 
     def label_of(self, start: int, end: int) -> bool | None:
         """Label of a stretch by all marks that it overlaps: wrong, undecided or right with one of these."""
         marks = [*self.spans, *self.sentences, *self.claims]
         labels = {m.wrong for m in marks if any(a < end and b > start for a, b in m.ranges)}
-        if True in labels or None in labels:
-            return True if True in labels else None
-        return False if labels or self.outside == "right" else None
+        return _joint(labels, right=self.outside == "right")
 
 
 def truth(value: Any, key: str) -> bool | None:
@@ -122,10 +116,10 @@ def truth(value: Any, key: str) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     written = str(value).strip().lower().removesuffix(".0")  # tables with gaps write numbers as 1.0
-    found = _TRUTH.get(written) if isinstance(value, (int, float, str)) else None
-    if found is None:
+    label = _TRUTH.get(written) if isinstance(value, (int, float, str)) else None
+    if label is None:
         raise ValueError(f"{key} must be true or false (or 1, 0, yes, no, null), found {shown(value)}")
-    return found
+    return label
 
 
 def read_text(record: Any, where: str) -> Text:
@@ -139,20 +133,22 @@ def read_text(record: Any, where: str) -> Text:
     prompt, messages = record.get("prompt"), record.get("messages", [])
     if prompt is not None and not isinstance(prompt, str):
         raise ValueError(f"prompt must be text, found {shown(prompt)}")
-    if "messages" in record and (
-        not isinstance(messages, list) or not messages or not all(map(_is_message, messages))
-    ):
-        raise ValueError(
-            f'messages must be a list of one or more {{"role": .., "content": ..}}, not {shown(messages)}'
-        )
+    valid = isinstance(messages, list) and all(map(_is_message, messages))
+    if "messages" in record and not (valid and messages):
+        layout = 'a list of one or more {"role": .., "content": ..}'
+        raise ValueError(f"messages must be {layout}, not {shown(messages)}")
+    if (split := optional(record, "split")) and split not in SPLIT_NAMES:
+        raise ValueError(f"split must be train, validation or test, found {shown(split)}")
     rest: Any = record.get("outside") or "unknown"
     if rest not in ("right", "unknown"):
         raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
     marks = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}
     for name in ("spans", "sentences"):
         _check_overlap(marks[name], name)
-    labels = {mark.wrong for each in marks.values() for mark in each}
-    whole = truth(record["wrong"], "wrong") if "wrong" in record else _whole(labels, rest, record)
+    labels = {mark.wrong for list_ in marks.values() for mark in list_}
+    # Without a list of spans nobody has looked for wrong ones.
+    joint = _joint(labels, right=rest == "right" and record.get("spans") is not None)
+    whole = truth(record["wrong"], "wrong") if "wrong" in record else joint
     if rest == "right" and whole is not False and not labels - {False}:
         rest = "unknown"  # no mark says what is wrong, so the rest need not be right
     return Text(
@@ -160,7 +156,8 @@ def read_text(record: Any, where: str) -> Text:
         None if messages else prompt, tuple(messages), answer,
         whole, record, strings(record, "passages"), **marks, outside=rest,
         group=identifier(record, "group") if record.get("group") is not None else "",
-        split=_split(record), writer=optional(record, "writer"), dataset=optional(record, "dataset"),
+        split=SPLIT_NAMES.get(split, ""), writer=optional(record, "writer"),
+        dataset=optional(record, "dataset"),
     )  # fmt: skip
 
 
@@ -168,38 +165,29 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
 
 
-def _split(record: Record) -> str:
-    name = optional(record, "split")
-    if name and name not in SPLIT_NAMES:
-        raise ValueError(f"split must be train, validation or test, found {shown(name)}")
-    return SPLIT_NAMES[name] if name else ""
-
-
 def _marks(record: Record, name: str, answer: str) -> tuple[Mark, ...]:
-    found = []
-    for number, each in enumerate(records(record, name)):
+    marks = []
+    for number, part in enumerate(records(record, name)):
         what = f"{name}[{number}]"
-        if "ranges" in each:
-            pairs = each["ranges"]
-        elif "start" in each or "end" in each:
-            pairs = [[each.get("start"), each.get("end")]]
+        if "ranges" in part:
+            pairs = part["ranges"]
+        elif "start" in part or "end" in part:
+            pairs = [[part.get("start"), part.get("end")]]
         else:
-            pairs = [find_text(answer, each.get("text"), each.get("index"), what)]
+            pairs = [find_text(answer, part.get("text"), part.get("index"), what)]
         ranges = sorted(_range(pair, answer, what) for pair in pairs)
-        if not ranges:
-            raise ValueError(f"{what} has no range")
-        if "wrong" not in each:
-            raise ValueError(f"{what} lacks wrong")
-        told = (optional(each, key) for key in ("type", "rule", "evidence"))
-        found.append(Mark(tuple(ranges), truth(each["wrong"], f"{what}.wrong"), *told))
-    return tuple(sorted(found, key=lambda mark: mark.ranges))
+        if not ranges or "wrong" not in part:
+            raise ValueError(f"{what} {'lacks wrong' if ranges else 'has no range'}")
+        notes = (optional(part, key) for key in ("type", "rule", "evidence"))
+        marks.append(Mark(tuple(ranges), truth(part["wrong"], f"{what}.wrong"), *notes))
+    return tuple(sorted(marks, key=lambda mark: mark.ranges))
 
 
 def _range(pair: Any, answer: str, what: str) -> tuple[int, int]:
     numbers = isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(n) is int for n in pair)
     if not numbers or not 0 <= pair[0] < pair[1] <= len(answer):
-        told = f"must be start < end within the answer's {len(answer)} characters, found {shown(pair)}"
-        raise ValueError(f"{what} {told}")
+        problem = f"must be start < end within the answer's {len(answer)} characters, found {shown(pair)}"
+        raise ValueError(f"{what} {problem}")
     return pair[0], pair[1]
 
 
@@ -213,26 +201,25 @@ def find_text(answer: str, text: Any, index: Any, what: str) -> tuple[int, int]:
     if start < 0:
         raise ValueError(f"{what} {shown(text)} is not in the answer")
     if answer.rfind(text) > start:
-        told = "give its index" if index is None else f"index {shown(index)} is none of its places"
-        raise ValueError(f"{what} {shown(text)} is in the answer more than once: {told}")
+        remedy = "give its index" if index is None else f"index {shown(index)} is none of its places"
+        raise ValueError(f"{what} {shown(text)} is in the answer more than once: {remedy}")
     return start, start + len(text)
 
 
 def _check_overlap(marks: Sequence[Mark], name: str) -> None:
     """Refuse ranges of different label that overlap (ValueError)."""
-    ranges = sorted((start, end, mark.wrong) for mark in marks for start, end in mark.ranges)
     reach: dict[bool | None, int] = {}
-    for start, end, wrong in ranges:
+    for start, end, wrong in sorted((start, end, mark.wrong) for mark in marks for start, end in mark.ranges):
         if (other := max((e for w, e in reach.items() if w is not wrong), default=0)) > start:
             raise ValueError(f"{name} of different label overlap at characters {start} to {min(end, other)}")
         reach[wrong] = max(end, reach.get(wrong, 0))
 
 
-def _whole(labels: Set[bool | None], outside: str, record: Record) -> bool | None:
-    """Label of an answer by its parts: wrong with a wrong one; without any, right where the rest is right."""
+def _joint(labels: Set[bool | None], *, right: bool) -> bool | None:
+    """Join labels: wrong with a wrong one, else undecided with an undecided one; ``right`` without any."""
     if True in labels or None in labels:
         return True if True in labels else None
-    return False if labels or (outside == "right" and record.get("spans") is not None) else None
+    return False if labels or right else None
 
 
 class TokenLabels(NamedTuple):

@@ -117,26 +117,24 @@ def halueval(record: Record, place: Place) -> Iterator[Line]:
         wrong, answer = truth(record["hallucination"], "hallucination"), text(record, "chatgpt_response")
         # Some of its spans are remarks on the answer; then the answer's label is all there is.
         marked = strings(record, "hallucination_spans") if wrong else ()
-        once = [each for each in marked if 0 <= answer.find(each) == answer.rfind(each)]
-        spans = [{"text": each, "wrong": True} for each in once]
+        once = (span for span in marked if 0 <= answer.find(span) == answer.rfind(span))
+        spans = [{"text": span, "wrong": True} for span in once]
         yield {
             "id": record.get("ID"), "prompt": f"{text(record, 'user_query')}\n",
             "answer": answer, "wrong": wrong, "group": _mark(record["user_query"]), "dataset": "general",
             "spans": spans if len(spans) == len(marked) else [], "outside": "right",
         }  # fmt: skip
         return
-    for kind, (shown_as, asked) in _PAIRS.items():
+    for kind, (context, question) in _PAIRS.items():
         if f"right_{kind}" not in record:
             continue
-        question, passage = text(record, asked), record.get(shown_as)
-        if shown_as == asked:
-            question, passage = f"{question}\nSummary:", None
+        summary = context == question
         for wrong in (False, True):
             answer = text(record, f"{'hallucinated' if wrong else 'right'}_{kind}")
             yield {
-                "prompt": question, "passages": [text(record, shown_as)] if passage else [],
-                "answer": f" {answer}", "wrong": wrong, "dataset": kind,
-                "group": _mark(record[asked]),
+                "prompt": text(record, question) + ("\nSummary:" if summary else ""),
+                "passages": [text(record, context)] if record.get(context) and not summary else [],
+                "answer": f" {answer}", "wrong": wrong, "dataset": kind, "group": _mark(record[question]),
             }  # fmt: skip
 
 
@@ -152,17 +150,16 @@ _PAIRS = {
 def shroom(record: Record, place: Place) -> Iterator[Line]:
     """mu-SHROOM (Vázquez et al. 2025) and PsiloQA: answers with ranges, marked by most annotators."""
     psilo = "llm_answer" in record
-    asked, answered = ("question", "llm_answer") if psilo else ("model_input", "model_output_text")
+    question, answered = ("question", "llm_answer") if psilo else ("model_input", "model_output_text")
     hard = record.get("hard_labels", record.get("labels"))
     if hard is None and record.get("soft_labels") is not None:
         soft = records(record, "soft_labels")
-        hard = [[each.get("start"), each.get("end")] for each in soft if float(each.get("prob", 0)) > 0.5]
+        hard = [[part.get("start"), part.get("end")] for part in soft if float(part.get("prob", 0)) > 0.5]
     yield {
-        "id": record.get("id"), "prompt": f"{text(record, asked)}\n", "answer": record[answered],
+        "id": record.get("id"), "prompt": f"{text(record, question)}\n", "answer": record[answered],
         "spans": None if hard is None else [{"ranges": [list(pair)], "wrong": True} for pair in hard],
-        "outside": "right",
-        "group": _mark(record[asked]), "writer": optional(record, "llm_checkpoint" if psilo else "model_id"),
-        "dataset": optional(record, "lang"),
+        "outside": "right", "group": _mark(record[question]), "dataset": optional(record, "lang"),
+        "writer": optional(record, "llm_checkpoint" if psilo else "model_id"),
     }  # fmt: skip
 
 
@@ -189,10 +186,8 @@ def factscore(record: Record, place: Place) -> Iterator[Line]:
     sentences, claims = [], []
     for number, each in enumerate(records(record, "annotations")):
         sentence = text(each, "text")
-        place_ = answer.find(sentence, end)
-        start, end = find_text(answer, sentence, place_, f"annotations[{number}]")
-        facts = records(each, "human-atomic-facts")
-        labels = [_verdict(fact.get("label")) for fact in facts]
+        start, end = find_text(answer, sentence, answer.find(sentence, end), f"annotations[{number}]")
+        labels = [_verdict(fact.get("label")) for fact in records(each, "human-atomic-facts")]
         claims += [{"start": start, "end": end, "wrong": label} for label in labels]
         wrong = True if True in labels else False if labels and None not in labels else None
         sentences.append({"start": start, "end": end, "wrong": wrong})
@@ -224,8 +219,7 @@ def truthfulqa(record: Record, place: Place) -> Iterator[Line]:
 @recognised({"label", "statement"})
 def statements(record: Record, place: Place) -> Iterator[Line]:
     """True and false statements (Azaria and Mitchell 2023; Marks and Tegmark 2024): label 1 is true."""
-    statement = text(record, "statement")
-    label = truth(record["label"], "label")
+    statement, label = text(record, "statement"), truth(record["label"], "label")
     subject = next((str(record[name]) for name in _SUBJECTS if record.get(name)), "")
     yield {
         "id": record.get("id"), "answer": statement, "wrong": None if label is None else not label,
@@ -243,8 +237,8 @@ def _opening(statement: str) -> str:
 
     "The city of Krasnodar is in Russia." and the same of South Africa are one group.
     """
-    found = _recogniser()(statement)
-    first = next((e for e in found if e.text.split()[0].lower() not in ("the", "a", "an")), None)
+    names = _recogniser()(statement)
+    first = next((e for e in names if e.text.split()[0].lower() not in ("the", "a", "an")), None)
     return " ".join((statement if first is None else statement[: first.end]).split()).lower()
 
 
@@ -254,8 +248,8 @@ def _recogniser() -> Recogniser:
 
 
 def _verdict(label: Any) -> bool | None:
-    found = str(label).strip().lower()
-    return _VERDICTS[found] if found in _VERDICTS else truth(label, "label")
+    word = str(label).strip().lower()
+    return _VERDICTS[word] if word in _VERDICTS else truth(label, "label")
 
 
 def _mark(text_: Any) -> str:
