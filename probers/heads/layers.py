@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..types import UserError
-from .attention_pool import normed
 from .base import Linear, ProbeHead, Standardise, StandardisedHead, weight_generators
+from .single import normed
 
 
 class ConcatHead(StandardisedHead):
@@ -89,7 +89,7 @@ class MixHead(StandardisedHead):
 class LayerAttentionHead(ProbeHead):
     """Attention over the tokens and layers of a text; a linear map reads the result.
 
-    :class:`.attention_pool.AttentionPoolHead` with a query for each layer and one softmax over all tokens of
+    :class:`.single.AttentionPoolHead` with a query for each layer and one softmax over all tokens of
     all layers. The queries start at zero, and thus training at the mean of all states.
     """
 

@@ -46,7 +46,10 @@ class SequenceHead(StandardisedHead):
         window: int = 32, marker: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(streams, width, layers)
-        _check(size=(size, 8, 1024), blocks=(blocks, 1, 2), window=(window, 1, 1024))
+        ranges = {"size": (size, 8, 1024), "blocks": (blocks, 1, 2), "window": (window, 1, 1024)}
+        for name, (value, least, most) in ranges.items():
+            if not least <= value <= most:
+                raise UserError(f"head.{name}={value} must be from {least} to {most}")
         attention_heads = max(1, size // _HEAD)
         if size % attention_heads:
             raise UserError(f"head.size={size} does not fit heads of {_HEAD}: give a multiple of {_HEAD}")
@@ -64,7 +67,6 @@ class SequenceHead(StandardisedHead):
 
     @property
     def reach(self) -> int:
-        """Number of tokens, the scored one included, that its score depends on."""
         return self.blocks * (self.window - 1) + 1
 
     def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
@@ -99,13 +101,13 @@ class SequenceHead(StandardisedHead):
         before, length = memory
         x = self._embedded(states.movedim(1, 0)[:, :, None])
         there = torch.arange(self.window - 1, 0, -1, device=x.device) <= length[:, None]
-        kept = []
+        after = []
         for number, block in enumerate(self.stack):
             assert isinstance(block, _Block)
-            x, now = block.advance(x, before[:, :, number].movedim(0, 1), there)
-            kept.append(now)
+            x, keys_and_values = block.advance(x, before[:, :, number].movedim(0, 1), there)
+            after.append(keys_and_values)
         logits = self.linear(self.norm(x[:, :, 0])).movedim(0, 1)
-        return logits, Memory((torch.stack(kept, dim=2).movedim(0, 1), length + 1))
+        return logits, Memory((torch.stack(after, dim=2).movedim(0, 1), length + 1))
 
 
 class _Block(nn.Module):
@@ -133,14 +135,13 @@ class _Block(nn.Module):
         weights = scores.masked_fill(~seen[..., None, :, :], -math.inf).softmax(dim=-1)
         return self._finish(x, weights @ value, step)
 
-    def advance(self, x: Tensor, kept: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    def advance(self, x: Tensor, before: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
         """Map (H, n, 1, size), keys and values (H, n, 2, window - 1, size) to the next ones.
 
         ``there`` (n, window - 1) tells which of them belong to tokens.
         """
         query, key, value = self._project(x)
-        now = torch.stack([self._joined(key), self._joined(value)], dim=2)
-        every = torch.cat([kept, now], dim=3)
+        every = torch.cat([before, torch.stack([self._joined(key), self._joined(value)], dim=2)], dim=3)
         key, value = (self._split(part) for part in every.unbind(dim=2))
         scores = query @ key.transpose(-1, -2) + self.bias.flip(-1)[:, None, :, None]
         seen = F.pad(there, (0, 1), value=True)
@@ -149,8 +150,8 @@ class _Block(nn.Module):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute scaled queries, keys and values (H, n, A, T, size / A) from (H, n, T, size)."""
-        found = self.qkv(self.norm1(x.flatten(1, 2))).unflatten(1, x.shape[1:3]).chunk(3, dim=-1)
-        query, key, value = map(self._split, found)
+        parts = self.qkv(self.norm1(x.flatten(1, 2))).unflatten(1, x.shape[1:3]).chunk(3, dim=-1)
+        query, key, value = map(self._split, parts)
         return query / math.sqrt(query.shape[-1]), key, value
 
     def _split(self, x: Tensor) -> Tensor:
@@ -162,13 +163,6 @@ class _Block(nn.Module):
         return x.transpose(2, 3).flatten(3)
 
     def _finish(self, x: Tensor, attended: Tensor, step: int) -> Tensor:
-        shape = x.shape[1:3]
         flat = x.flatten(1, 2) + self.drop1(self.out(self._joined(attended).flatten(1, 2)), step)
         inner = self.down(F.gelu(self.up(self.norm2(flat))))
-        return (flat + self.drop2(inner, step)).unflatten(1, shape)
-
-
-def _check(**given: tuple[int, int, int]) -> None:
-    for name, (value, least, most) in given.items():
-        if not least <= value <= most:
-            raise UserError(f"head.{name}={value} must be from {least} to {most}")
+        return (flat + self.drop2(inner, step)).unflatten(1, x.shape[1:3])
