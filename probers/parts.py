@@ -59,7 +59,7 @@ PARTS: dict[str, dict[str, str]] = {
         "concat": "heads.layers.ConcatHead",
         "mix": "heads.layers.MixHead",
         "layer_attention": "heads.layers.LayerAttentionHead",
-        "sequence": "heads.sequence.SequenceHead",
+        "sequence": "heads.layers.SequenceHead",
         "stacked": "train.methods.stacking.Stack",
         "lora": "train.methods.adapted.Lora",
         "adaptive": "adaptive.training.Words",

@@ -116,13 +116,12 @@ def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], Pr
         except (TypeError, ValueError):
             why = "cannot be saved with the prober: give a number, a string or a list"
             raise UserError(f"head.{key}={value!r} {why}", code="own-class") from None
-    ours = issubclass(cls, ProbeHead)
-    arguments: tuple[Any, ...] = ((), *[1] * (1 + cls.joint)) if ours else (1,)
+    arguments: tuple[Any, ...] = ((), *[1] * (1 + cls.joint)) if issubclass(cls, ProbeHead) else (1,)
     try:
         inspect.signature(cls).bind(*arguments, **options)
     except TypeError as error:
         raise UserError(f"{named} does not take these options: {error}", code="own-class") from None
-    if ours:
+    if issubclass(cls, ProbeHead):
         return functools.partial(cls, **options)
     return functools.partial(ForeignHead, module_class=cls, module_options=options)
 
