@@ -124,9 +124,8 @@ def _data(given: str | list[str] | None) -> list[Path]:
 
 def _split(part: Labelled) -> dict[str, Any]:
     """Count questions and groups, and the strategies' shares."""
-    n = len(part.questions)
-    shares = {name: count / n for name, count in sorted(Counter(part.strategies).items())}
-    return {"n": n, "groups": len(set(part.groups)), "strategies": shares}
+    n, counts = len(part.questions), sorted(Counter(part.strategies).items())
+    return {"n": n, "groups": len(set(part.groups)), "strategies": {name: k / n for name, k in counts}}
 
 
 def measure(
@@ -145,9 +144,8 @@ def measure(
         scores = {name: rows[:, 1:].max(axis=1) - rows[:, 0] for name, rows in chances.items()}
         aurocs = {name: bootstrap.interval(s, partial(auroc, wrong)) for name, s in scores.items()}
     for name in list(right)[1:]:
-        difference = bootstrap.difference(right[CLASSIFIER], right[name])
-        pair = {"diff": difference.value, "ci95": [difference.low, difference.high]}
-        pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": pair}
+        value, *limits = bootstrap.difference(right[CLASSIFIER], right[name])
+        pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": {"diff": value, "ci95": limits}}
     confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
     np.add.at(confusion, (gold, predicted[CLASSIFIER]), 1)
     return {
