@@ -26,7 +26,7 @@ from probers.signals import SIGNALS
 from probers.store.files import COLUMNS
 from probers.types import RunError
 
-from .data import CHUNK, Column, Dataset, Padded
+from .data import CHUNK, Column, Dataset, Padded, TokenStates, at_once
 from .examples import Examples
 from .heads import Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
@@ -167,7 +167,8 @@ def score_everything(
     index = dataset.places([task.column for task in tasks], joint=head.joint)
     margins = []
     with torch.inference_mode():
-        for part in torch.from_numpy(items).split(inputs.at_once):
+        size = at_once(inputs.states) if isinstance(inputs.states, TokenStates) else CHUNK
+        for part in torch.from_numpy(items).split(size):
             x = inputs.states[part]
             if not isinstance(x, Padded):
                 logits = head(x[:, index].float()).double()

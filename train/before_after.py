@@ -125,14 +125,6 @@ def _further(columns: Mapping[str, _Further], examples: Examples) -> list[Detect
     return detectors
 
 
-def _gold(examples: Examples) -> np.ndarray | None:
-    """Label answers (N,) by their gold answers, 1 for wrong, where the store's labels are made otherwise."""
-    if "gold_right" not in examples.table:
-        return None
-    wrong = 1 - examples.table["gold_right"].to_numpy(dtype=int)
-    return wrong if 0 < wrong[examples.rows["test"]].mean() < 1 else None
-
-
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
     """Tabulate all signals (N, signals) of a moment; None if the store lacks some."""
     before, table = [column for column, _ in _BEFORE.values()], examples.table
@@ -172,8 +164,11 @@ def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
 
 def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -> schema.Moments:
     """Compute the figures of both moments; ``bootstrap`` is of the test examples."""
-    wrong, spec = examples.wrong[examples.rows["test"]], trained.bank.spec
-    strata, gold = strata_of(examples, spec), _gold(examples)
+    test, spec = examples.rows["test"], trained.bank.spec
+    strata, gold = strata_of(examples, spec), None
+    if "gold_right" in examples.table:  # the store's labels are made otherwise
+        gold = 1 - examples.table["gold_right"].to_numpy(dtype=int)
+        gold = gold if 0 < gold[test].mean() < 1 else None
     moments = {}
     for moment in MOMENTS:
         kinds = known(moment, trained, examples)
@@ -192,7 +187,7 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
         )  # fmt: skip
     return schema.Moments(
         position=spec.position if spec.position in _PIECES else "answer",
-        strata={name: _division(of, wrong) for name, of in strata.items()},
+        strata={name: _division(of, examples.wrong[test]) for name, of in strata.items()},
         gold=gold is not None, notes=_notes(examples, spec), **moments,
     )  # fmt: skip
 

@@ -133,11 +133,6 @@ class Inputs(NamedTuple):
     states: States | TokenStates
     text_of: np.ndarray
 
-    @property
-    def at_once(self) -> int:
-        """Number of items to score at once."""
-        return at_once(self.states) if isinstance(self.states, TokenStates) else CHUNK
-
 
 def at_once(states: States | TokenStates) -> int:
     """Number of items to read at once, so that their memory is bounded."""
@@ -205,17 +200,16 @@ class Dataset:
         UserError where they need tokens and the states are pooled, or cannot read what is beside the states.
         """
         if self.beside and not head.beside:
-            message = f"beside={shown([spec.kind for spec in self.beside])} is read by heads that join layers"
-            raise UserError(
-                f"{message}, as concat and sequence: head={head_name(head)} cannot", "unsupported"
-            )
+            kinds = shown([spec.kind for spec in self.beside])
+            message = f"beside={kinds} is read by heads that join layers, as concat and sequence"
+            raise UserError(f"{message}: head={head_name(head)} cannot", "unsupported")
         if not (head.tokens or head.causal) and loss != "span_max":
             return Inputs(self.states, self.examples.text_of)
         members = self.examples.members
         if members is None:
             what = f"head={head_name(head)}" if head.tokens or head.causal else f"loss={loss}"
-            why = "reads the states of every token, and the store has pooled ones: make one with pool=tokens"
-            raise UserError(f"{what} {why}", code="mismatch")
+            why = "reads the states of every token, and the store has pooled ones"
+            raise UserError(f"{what} {why}: make one with pool=tokens", code="mismatch")
         windows = self.examples.windows(head.reach - 1) if head.causal else None
         return Inputs(TokenStates(self.states, members, windows), np.arange(len(members)))
 

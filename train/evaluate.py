@@ -344,10 +344,8 @@ def level_figures(
     runs, tokens = (rows[rows["group"].isin(test)] for rows in (runs, tokens))
     judged, known = (rows[(rows["inside"] >= 0) & (rows["wrong"] >= 0)] for rows in (runs, tokens))
     bootstrap = partial(Bootstrap, resamples=resamples, seed=seed)
-    figures = {
-        "token": _at_level(known, "score", bootstrap, threshold),
-        "span": _at_level(judged, "highest", bootstrap, threshold),
-    }
+    figures = {"token": _at_level(known, "score", bootstrap, threshold)}
+    figures["span"] = _at_level(judged, "highest", bootstrap, threshold)
     for level, by in (("sentence", ["text_id", "sentence"]), ("answer", ["text_id"])):
         whole = _whole(runs, by)
         figures |= {f"{level} by {how}": _at_level(whole, how, bootstrap) for how in ("max", "mean")}
@@ -363,9 +361,8 @@ def _whole(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
     Those with undecided runs and no wrong one are left out.
     """
-    marked = runs.assign(
-        bad=runs["wrong"] == 1, odd=runs["wrong"] < 0, good=(runs["inside"] >= 0) & (runs["wrong"] == 0)
-    )
+    good = (runs["inside"] >= 0) & (runs["wrong"] == 0)
+    marked = runs.assign(bad=runs["wrong"] == 1, odd=runs["wrong"] < 0, good=good)
     whole = marked.groupby(by, sort=False).agg(
         group=("group", "first"), bad=("bad", "any"), odd=("odd", "any"), good=("good", "any"),
         max=("highest", "max"), total=("total", "sum"), n=("n", "sum"),

@@ -98,9 +98,8 @@ class Examples:
         dataset = self.column("dataset", "train") if "dataset" in self.table else ""
         correct = self.column("correct", "train")
         table = pd.DataFrame({"group": group_of, "dataset": dataset, "correct": correct})
-        groups = table.groupby("group").agg(
-            dataset=("dataset", "first"), right=("correct", "sum"), texts=("correct", "size")
-        )
+        kinds = {"dataset": ("dataset", "first"), "right": ("correct", "sum"), "texts": ("correct", "size")}
+        groups = table.groupby("group").agg(**kinds)
         places: dict[str, float] = {}
         for kind, alike in groups.groupby(list(groups)):
             # Where its first group comes is drawn too: else the rare kinds would all come at once.
@@ -127,10 +126,8 @@ class Examples:
         part = self.table.iloc[self.rows[split]]
         names = ("dataset", "group", "question", "text")
         columns = [part[name] if name in part else [""] * len(part) for name in names]
-        return [
-            (dataset, group, question or text)
-            for dataset, group, question, text in zip(*columns, strict=True)
-        ]
+        rows = zip(*columns, strict=True)
+        return [(dataset, group, question or text) for dataset, group, question, text in rows]
 
     def split_record(self) -> dict[str, list[str]]:
         """Groups of each split, as ``splits.json`` has them."""

@@ -258,13 +258,12 @@ def probe_tasks(
 
     The latter read the places ``beside`` the layers too.
     """
-    by_site: dict[Site, list[Column]] = {}
-    for column in columns:
-        if column.layer > 0:
-            by_site.setdefault(column.site, []).append(column)
-    if joint:
-        by_site = {site: [Column.of(site, [c.layer for c in each], beside)] for site, each in by_site.items()}
-    return [Task.of(column, seed=seed) for each in by_site.values() for seed in seeds for column in each]
+    tasks, seeds = [], list(seeds)
+    for site in dict.fromkeys(column.site for column in columns if column.layer > 0):
+        heads = [column for column in columns if column.site == site and column.layer > 0]
+        heads = [Column.of(site, [column.layer for column in heads], beside)] if joint else heads
+        tasks += [Task.of(column, seed=seed) for seed in seeds for column in heads]
+    return tasks
 
 
 def plan_tasks(dataset: Dataset, how: Fitting, *, joint: bool = False) -> tuple[list[Task], list[str]]:
@@ -309,7 +308,7 @@ def part_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > (n := len(layers)):
         raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")
-    block = {*part.block(layers), *((0,) if part.number == 1 else ())}
+    block = {*part.block(layers), *([0] if part.number == 1 else [])}
     return [task for task in tasks if task.layer in block]
 
 

@@ -120,9 +120,8 @@ def head_losses(
     """
     if loss == "double_softmax":
         logits = logits.softmax(dim=-1)
-    losses = F.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
-    ).view(targets.shape)
+    rows = (logits.flatten(0, 1), targets.flatten())
+    losses = F.cross_entropy(*rows, reduction="none", label_smoothing=smoothing).view(targets.shape)
     if weights is None and shares is None:
         return losses.mean(dim=0)
     factors = torch.ones_like(losses) if weights is None else weights.gather(1, targets.T).T

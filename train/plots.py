@@ -131,10 +131,8 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
         ax.plot(coverage[shown], risk[shown], label=f"{risk.mean():.2f}  {name}", **style.curve)
     coverage, risk = risk_coverage(wrong, wrong)
     ax.plot(coverage, risk, color=GREY, linewidth=0.9, label=f"{risk.mean():.2f}  oracle")
-    ax.set(
-        xlabel="coverage: share of texts kept, lowest score first", ylabel="risk: share wrong of those kept"
-    )
-    ax.set(xlim=(0, 1), ylim=(0, None))
+    ax.set(xlim=(0, 1), ylim=(0, None), xlabel="coverage: share of texts kept, lowest score first")
+    ax.set_ylabel("risk: share wrong of those kept")
     legend(ax, "beside", title="mean risk (test)")
     write_png(figure, path)
 
@@ -146,11 +144,8 @@ def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) 
     for name, values, style in probabilities:
         look = style.curve | {"linewidth": 1.2, "marker": style.marker, "markersize": 4.5}
         ax.plot(*tenths(wrong, values), clip_on=False, label=f"{ece(wrong, values):.2f}  {name}", **look)
-    ax.set(
-        xlabel="P(wrong) as predicted, mean of a tenth of the texts",
-        ylabel="share wrong of that tenth (test)",
-    )
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", ylabel="share wrong of that tenth (test)")
+    ax.set_xlabel("P(wrong) as predicted, mean of a tenth of the texts")
     legend(ax, "upper left", title="ECE (test)")
     write_png(figure, path)
 
@@ -234,9 +229,7 @@ def _by_layer(path: Path, figures: Figures) -> None:
     for ax, (key, label) in zip(axes[:, 0], _PANELS, strict=True):
         for number, site in enumerate(figures.sites):
             entries = [entry for entry in figures.layers if entry.site == site]
-            aside = 0.16 * (
-                number - (len(figures.sites) - 1) / 2
-            )  # so that two sites' bars do not hide each other
+            aside = 0.16 * (number - (len(figures.sites) - 1) / 2)  # two sites' bars do not hide each other
             style = (PROBER, *OTHERS)[number % (1 + len(OTHERS))]
             places, name = [entry.layer + aside for entry in entries], "head of each layer"
             if ends := entries[0].together:

@@ -106,9 +106,9 @@ class Plan:
         if self.settings.texts.path is None:
             del identity["texts"]  # runs of before have no such key
         else:
-            identity["inputs"] |= {"texts": checksums.inputs(str(self.settings.texts.path))}
+            identity["inputs"]["texts"] = checksums.inputs(str(self.settings.texts.path))
         if self.method.inputs:
-            identity["inputs"] |= {"probers": self.method.inputs}
+            identity["inputs"]["probers"] = self.method.inputs
         return identity
 
 
@@ -198,8 +198,8 @@ def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -
     trained = assemble(fitted, plan.dataset, settings, refuse=method.refuse)
     trained = replace(trained, notes=[*plan.notes, *trained.notes])
     trained, dataset = method.complete(trained, fitted, plan.dataset, out)
-    sizes = {"seed": settings.seed, "controls": bool(settings.sizes)}
-    trained, smaller = sweeps.of_sizes(fitter, trained, dataset, plan.fewer, settings, **sizes)
+    of_sizes = partial(sweeps.of_sizes, seed=settings.seed, controls=bool(settings.sizes))
+    trained, smaller = of_sizes(fitter, trained, dataset, plan.fewer, settings)
     bank, figures = _measure(plan, trained, dataset.examples, out, more or {})
     of_layers = sweeps.of_layers(plan.sets, fitted, trained, dataset, settings)
     further = {}
@@ -297,12 +297,9 @@ def default_out(command: str, paths: Sequence[Path], settings: Stores, *more: An
 
 def identified(settings: Stores, paths: Sequence[Path], layers: Iterable[int]) -> dict[str, Any]:
     """Resolve the configuration, with the inputs named by content."""
-    inputs = {
-        "stores": [fingerprint(path) for path in paths],
-        "layers": sorted(set(layers)),
-        # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
-        "examples_per_step": settings.record["batch_size"],
-    }
+    inputs: dict[str, Any] = {"stores": list(map(fingerprint, paths)), "layers": sorted(set(layers))}
+    # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
+    inputs["examples_per_step"] = settings.record["batch_size"]
     # Runs of before have no key beside.
     record = {key: value for key, value in settings.record.items() if value or key != "beside"}
     return record | {"data": list(map(str, paths)), "inputs": inputs}

@@ -23,7 +23,7 @@ from probers.cli.components import Component
 from probers.cli.runs import RunFolder
 from probers.data.splits import Partition
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import Bootstrap, Sample, bounds, number
+from probers.evaluation.bootstrap import Bootstrap, Sample, bounded, number
 from probers.files import canonical_json, write_text
 from probers.heads import is_joint
 from probers.prober.report import cut
@@ -319,12 +319,9 @@ def table(entry: Mapping[str, Any]) -> str:
     by = f"{entry['tried'][0]['folds']} of {len(entry['folds'])} folds"
     lines = [f"choice by {by} of the training groups, 95% intervals", head.rstrip()]
     for row in entry["tried"]:
-        auroc = f"{number(row['auroc'])} {bounds(row['auroc_ci'])}"
-        to = "winner"
-        if "difference" in row:
-            to = f"{number(row['difference'], '+.2f')} {bounds(row['difference_ci'], '+.2f')}"
+        to = bounded(row, "difference", "+.2f", absent="-") if "difference" in row else "winner"
         lines.append(
-            f"  {cut(row['name'], 33):34}{row['folds']:>6}  {auroc:18}{to:21}"
+            f"  {cut(row['name'], 33):34}{row['folds']:>6}  {bounded(row, 'auroc', absent='-'):18}{to:21}"
             f"{row['seconds']:>6.0f}{row['kilobytes']:>9,.1f}"
         )
     if entry["not_tried"]:

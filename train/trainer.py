@@ -8,7 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -153,7 +153,7 @@ def train(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
         desc=what or (layers[0] if len(layers) == 1 else f"{len(layers)} layers"), disable=not schedule.steps,
     )  # fmt: skip
-    with bar, _quiet(), nullcontext() if large else _one_thread():
+    with bar, _quiet(large=large):
         trainer = Trainer(
             **how.hardware(), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
             logger=_logger(how.logger, out, what), callbacks=[*callbacks, _Progress(bar, module, names)],
@@ -211,23 +211,13 @@ _LARGE = 10_000_000
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one CPU thread, for small matrices.
+def _quiet(*, large: bool) -> Iterator[None]:
+    """Silence the trainer's remarks on hardware, workers and logging; matrices not ``large`` take one thread.
 
     A step of twelve narrow layers takes 20 ms on one thread and 10 on two idle cores, but a second when
     another program keeps a core busy.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the trainer's remarks on hardware, workers and logging intervals."""
+    threads = torch.get_num_threads()
     loggers = map(logging.getLogger, ("lightning.pytorch", "lightning.fabric"))
     levels = {logger: logger.level for logger in loggers}
     with warnings.catch_warnings():
@@ -235,8 +225,10 @@ def _quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r".*(does not have many workers|Tensor Cores).*")
         for logger in levels:
             logger.setLevel(logging.ERROR)
+        torch.set_num_threads(threads if large else 1)
         try:
             yield
         finally:
+            torch.set_num_threads(threads)
             for logger, level in levels.items():
                 logger.setLevel(level)

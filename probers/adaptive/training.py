@@ -148,6 +148,7 @@ def measure(
         pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": {"diff": value, "ci95": limits}}
     confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
     np.add.at(confusion, (gold, predicted[CLASSIFIER]), 1)
+    counts, predictions = confusion.sum(axis=1), confusion.sum(axis=0)
     return {
         "schema": 1, "strategies": list(STRATEGIES), "majority": majority,
         "detectors": {
@@ -158,18 +159,14 @@ def measure(
         "confusion": confusion.tolist(),
         "by_strategy": {
             name: {
-                "n": int(confusion[i].sum()), "share": float(confusion[i].sum() / len(gold)),
-                "predicted_share": float(confusion[:, i].sum() / len(gold)),
-                "recall": _ratio(confusion[i, i], confusion[i].sum()),
-                "precision": _ratio(confusion[i, i], confusion[:, i].sum()),
+                "n": int(counts[i]), "share": float(counts[i] / len(gold)),
+                "predicted_share": float(predictions[i] / len(gold)),
+                "recall": float(confusion[i, i] / counts[i]) if counts[i] else None,
+                "precision": float(confusion[i, i] / predictions[i]) if predictions[i] else None,
             }
             for i, name in enumerate(STRATEGIES)
         },
     }  # fmt: skip
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return float(part / whole) if whole else None
 
 
 def table(figures: Mapping[str, Any]) -> str:

@@ -107,8 +107,7 @@ def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | Non
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights
-    members = _bins(probabilities) * (probabilities - labels)
-    return np.abs(members @ w).sum(axis=0) / w.sum(axis=0)
+    return np.abs(_bins(probabilities) * (probabilities - labels) @ w).sum(axis=0) / w.sum(axis=0)
 
 
 def _bins(probabilities: np.ndarray) -> np.ndarray:

@@ -125,7 +125,8 @@ class AdaptedModel:
         adapters.check_installed("head=lora")
         self.lm, self.layer = lm, layer
         blocks, names = decoder_layers(lm.model), {m: name for name, m in lm.model.named_modules()}
-        maps = [m for block in blocks[:layer] for m in block.modules() if _is_linear(m)]
+        modules = [m for block in blocks[:layer] for m in block.modules()]
+        maps = [m for m in modules if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
         if not maps:
             message = f"head=lora adapts linear maps, and the blocks of {type(lm.model).__name__} have none"
             raise UserError(message, "model")
@@ -196,10 +197,6 @@ class AdaptedModel:
             assert read.divergence is not None
             for text, apart, mask in zip(batch, read.divergence, read.mask, strict=True):
                 yield text, apart[mask].cpu().numpy()
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _devices(lm: CausalLM) -> list[torch.device]:

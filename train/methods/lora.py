@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from probers.cli.components import Component
 from probers.cli.runs import read_state
 from probers.cli.settings import Model, TextFile, plain
-from probers.data.texts import Text, TextSource
+from probers.data.texts import TextSource
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.heads import ProbeHead
@@ -291,7 +291,10 @@ def read_texts(
     table = store.table()
     tokens, names, starts = (table[name].to_numpy() for name in ("token", "span", "cut_at"))
     first = {name: row for row, name in reversed([*enumerate(names.tolist())])}
-    found = {name: one for one in source.all() if (name := _name_of(one, first)) is not None}
+    found = {}
+    for text in source.all():
+        if name := next((n for n in (f"{text.dataset}/{text.id}", text.id) if n in first), None):
+            found[name] = text
     node = store.config.get("prompt")
     template = Component.read("prompt", node).make() if node else PromptTemplate()
     assert examples.members is not None
@@ -315,11 +318,6 @@ def read_texts(
         rows[tokens[numbers]] = numbers
         texts.append(StoredText(encoded, ids, request, rows, spans.get(name, {}), str(table["group"][row])))
     return texts
-
-
-def _name_of(one: Text, known: Mapping[str, int]) -> str | None:
-    """Look up the name of a text in the store; None where it has none."""
-    return next((name for name in (f"{one.dataset}/{one.id}", one.id) if name in known), None)
 
 
 def _squeezed(text: str) -> str:
