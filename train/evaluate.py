@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -79,12 +79,13 @@ class Evaluator:
         subsets: dict[str, schema.Subset] = {}
         for kind in kinds:
             rows = self.test[values == kind]
-            bootstrap = self._resample(rows)
-            measured = {d.name: self._figures(d, rows, bootstrap) for d in calibrated}
+            measured = {d.name: overall[d.name] for d in detectors}
+            if calibrated:
+                bootstrap = self._resample(rows)
+                measured = {d.name: self._figures(d, rows, bootstrap) for d in calibrated}
             subsets[str(kind)] = schema.Subset(
                 n=len(rows), groups=len(set(self._groups(rows))),
-                base_rate=float(self.examples.wrong[rows].mean()),
-                detectors=measured or {d.name: overall[d.name] for d in detectors},
+                base_rate=float(self.examples.wrong[rows].mean()), detectors=measured,
             )  # fmt: skip
         return subsets
 
@@ -169,10 +170,11 @@ def split_sizes(examples: Examples) -> dict[str, schema.Split]:
     """Count examples, groups, the share of wrong texts and examples per dataset of each split."""
     sizes = {}
     for split, rows in examples.rows.items():
-        counts = Counter(examples.column("dataset", split) if "dataset" in examples.table else ())
+        part = examples.table.iloc[rows]
+        counts = part["dataset"].value_counts().sort_index() if "dataset" in part else {}
         sizes[split] = schema.Split(
-            n=len(rows), groups=len(examples.groups(split)), wrong=float(examples.wrong[rows].mean()),
-            datasets={str(name): count for name, count in sorted(counts.items())},
+            n=len(rows), groups=int(part["group"].nunique()), wrong=float(examples.wrong[rows].mean()),
+            datasets={str(name): int(count) for name, count in dict(counts).items()},
         )  # fmt: skip
     return sizes
 

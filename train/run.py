@@ -113,7 +113,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Made:
+class Result:
     """A prober, its report, seconds of training, and what the prober in each additional folder is.
 
     ``read`` says that it was trained on texts of others.
@@ -169,26 +169,25 @@ def run_plan(plan: Plan, parts: PartRuns | None = None, search: Chosen | None = 
         log.info("wrote the heads of layers %s, part %s, to %s", which, part, out)
         log.info("once all parts are there: probers-merge %s/*", out.parent)
         return out
-    made = train(plan, out, {} if search is None else {"search": search[1]})
-    table = _matrix(plan, made.bank, out) if plan.alone else ""
-    figures = made.report.figures
+    result = train(plan, out, {} if search is None else {"search": search[1]})
+    table = _matrix(plan, result.bank, out) if plan.alone else ""
+    figures = result.report.figures
     folder.finish({"model": model, "best_layer": figures.best_layer, "auroc": figures.ensemble.auroc})
     _remove_checkpoints(out)
 
-    log.info("%s", made.report)
+    log.info("%s", result.report)
     if table:
         log.info("%s", table)
-    size = count(len(made.bank.layers), "layer")
-    how = f"trained in {made.seconds:.0f} s" if parts is None else f"trained in {len(parts.runs)} parts"
-    log.info("wrote a prober of %s to %s (%s)", size, out, how)
-    if made.further:
-        log.info("%s", compare_runs([[about] for about in made.further.values()], list(made.further)))
-    folders = sorted({path.parent for path in made.further})
-    log.info("next: %s", _next(made.bank, out, folders, read=made.read))
+    how = f"{result.seconds:.0f} s" if parts is None else f"{len(parts.runs)} parts"
+    log.info("wrote a prober of %s to %s (trained in %s)", count(len(result.bank.layers), "layer"), out, how)
+    if result.further:
+        log.info("%s", compare_runs([[about] for about in result.further.values()], list(result.further)))
+    folders = sorted({path.parent for path in result.further})
+    log.info("next: %s", _next(result.bank, out, folders, read=result.read))
     return out
 
 
-def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -> Made:
+def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -> Result:
     """Train the heads of a plan, and assemble and measure its probers; with ``out`` they are written there.
 
     ``more`` are further figures.
@@ -207,7 +206,7 @@ def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -
         assert out is not None
         _measure(plan, prober.trained, prober.examples, out / prober.folder, {})
         further[out / prober.folder] = prober.about
-    return Made(bank, Report(figures), fitted.seconds, further, dataset.examples.read)
+    return Result(bank, Report(figures), fitted.seconds, further, dataset.examples.read)
 
 
 def _measure(

@@ -291,10 +291,10 @@ def read_texts(
     table = store.table()
     tokens, names, starts = (table[name].to_numpy() for name in ("token", "span", "cut_at"))
     first = {name: row for row, name in reversed([*enumerate(names.tolist())])}
-    found = {}
-    for text in source.all():
-        if name := next((n for n in (f"{text.dataset}/{text.id}", text.id) if n in first), None):
-            found[name] = text
+    by_name = {}
+    for item in source.all():
+        if name := next((n for n in (f"{item.dataset}/{item.id}", item.id) if n in first), None):
+            by_name[name] = item
     node = store.config.get("prompt")
     template = Component.read("prompt", node).make() if node else PromptTemplate()
     assert examples.members is not None
@@ -305,7 +305,7 @@ def read_texts(
     texts = []
     for name, row in first.items():
         numbers, place = np.flatnonzero(names == name), f"of {source.file} {name}"
-        if (text := found.get(name)) is None or _squeezed(table["text"][row]) not in _squeezed(text.answer):
+        if (text := by_name.get(name)) is None or _squeezed(table["text"][row]) not in _squeezed(text.answer):
             message = f"texts={source.path} lacks the text {name} of data={store.path}, or has another answer"
             raise UserError(f"{message}: give the file that the store was made from", "mismatch")
         prompt = text.prompt_for(tokenizer, source.file, template)
