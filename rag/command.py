@@ -24,7 +24,7 @@ from probers.cli.inputs import (
 from probers.cli.merge import PartRuns
 from probers.cli.runs import RunFolder
 from probers.data.questions import QuestionSource, open_questions
-from probers.evaluation.metrics import exact_match
+from probers.evaluation.answers import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError, count
 

@@ -16,7 +16,7 @@ from probers.heads import HEADS, head_name
 from probers.parts import PARTS
 
 HEAD = '''
-from probers.heads.linear import LinearHead
+from probers.heads.single import LinearHead
 
 class TwiceHead(LinearHead):
     """A linear head on twice the state.

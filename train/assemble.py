@@ -26,7 +26,7 @@ from probers.signals import SIGNALS
 from probers.store.files import COLUMNS
 from probers.types import RunError
 
-from .data import CHUNK, Column, Dataset, Padded
+from .data import CHUNK, Column, Dataset, Padded, TokenStates, at_once
 from .examples import Examples
 from .heads import Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
@@ -55,19 +55,17 @@ class Detector:
 def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
     """Compute every control that the columns of the store allow; notes name those left out."""
     rate = float(examples.wrong[examples.rows["train"]].mean())
-    constant = np.full(len(examples.table), rate)
-    about = "the more frequent training label, always"
-    found = [Detector("majority", constant, about, probability=np.asarray, threshold=0.5)]
+    constant, about = np.full(len(examples.table), rate), "the more frequent training label, always"
+    detectors = [Detector("majority", constant, about, probability=np.asarray, threshold=0.5)]
     notes: list[str] = []
     for name, (about, scores, *columns) in _CONTROLS.items():
         if any(c not in COLUMNS and c not in examples.table for c in columns):
             continue  # of another source
-        problem = next((p for c in columns if (p := _unusable(examples, c))), None)
-        if problem:
+        if problem := next((p for c in columns if (p := _unusable(examples, c))), None):
             notes.append(f"control {name!r} left out: {problem}")
         else:
-            found.append(Detector(name, scores(examples, *columns), about))
-    return found, notes
+            detectors.append(Detector(name, scores(examples, *columns), about))
+    return detectors, notes
 
 
 def _unusable(examples: Examples, column: str) -> str | None:
@@ -100,18 +98,14 @@ def _combined(examples: Examples, *columns: str) -> np.ndarray:
     return numbers(values, examples.wrong, examples.rows["train"])
 
 
-def _rising(examples: Examples, *columns: str) -> np.ndarray:
-    """Product of columns."""
-    return examples.table[list(columns)].to_numpy(dtype=float).prod(axis=1)
-
-
-def _falling(examples: Examples, *columns: str) -> np.ndarray:
-    return -_rising(examples, *columns)
+def _product(examples: Examples, *columns: str, sign: int = 1) -> np.ndarray:
+    return sign * examples.table[list(columns)].to_numpy(dtype=float).prod(axis=1)
 
 
 _WORDS = ("tf-idf of its words, logistic regression", _bag_of_words)
 _RANGES = ("numbers and their ranges, logistic regression", _numbers)
 _ONE_HOT = ("one-hot, logistic regression", _category)
+_falling = partial(_product, sign=-1)
 #: Name -> description, scoring function, and the columns it needs.
 _CONTROLS: dict[str, tuple[Any, ...]] = {
     "bag of words, text": (*_WORDS, "text"),
@@ -123,14 +117,14 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
     "condition": (*_ONE_HOT, "condition"),
     "writer": (*_ONE_HOT, "writer"),
     "writer and position": (*_ONE_HOT, "writer", "sentence"),
-    "mean entropy": ("mean_entropy, not trained", _rising, "mean_entropy"),
-    "max entropy": ("max_entropy, not trained", _rising, "max_entropy"),
+    "mean entropy": ("mean_entropy, not trained", _product, "mean_entropy"),
+    "max entropy": ("max_entropy, not trained", _product, "max_entropy"),
     "min probability": ("minus min_prob, not trained", _falling, "min_prob"),
     "perplexity": ("minus mean_logprob, not trained", _falling, "mean_logprob"),
     "sequence log-prob": (
         "minus the sum of the tokens' log-probabilities, not trained", _falling, "mean_logprob", "n_tokens",
     ),
-    "RIND maximum": ("rind_max, not trained", _rising, "rind_max"),
+    "RIND maximum": ("rind_max, not trained", _product, "rind_max"),
     "entropies combined": ("all entropy signals, logistic regression", _combined, *SIGNALS),
 }  # fmt: skip
 
@@ -148,9 +142,7 @@ class Margins:
 
     def of_texts(self, scores: np.ndarray) -> np.ndarray:
         """Aggregate scores of the rows (n,) to scores (texts,)."""
-        if self.spans is None or self.how is None:
-            return scores
-        return aggregate(scores, self.spans, self.how)
+        return scores if self.spans is None or self.how is None else aggregate(scores, self.spans, self.how)
 
     def of_rows(self, values: np.ndarray) -> np.ndarray:
         """Repeat values of the texts for each row (n,) of a text."""
@@ -173,9 +165,10 @@ def score_everything(
     members = None if head.tokens else dataset.examples.members
     items = np.arange(len(inputs.text_of)) if members is None or head.causal else np.concatenate(members)
     index = dataset.places([task.column for task in tasks], joint=head.joint)
-    found = []
+    margins = []
     with torch.inference_mode():
-        for part in torch.from_numpy(items).split(inputs.at_once):
+        size = at_once(inputs.states) if isinstance(inputs.states, TokenStates) else CHUNK
+        for part in torch.from_numpy(items).split(size):
             x = inputs.states[part]
             if not isinstance(x, Padded):
                 logits = head(x[:, index].float()).double()
@@ -183,16 +176,15 @@ def score_everything(
                 logits = head(x.states[:, :, index].float(), x.mask, x.own)[x.own].double()
             else:
                 logits = head(x.states[:, :, index].float(), x.mask).double()
-            found.append(logits[..., WRONG] - logits[..., CORRECT])
-    values = torch.cat(found).numpy()
+            margins.append(logits[..., WRONG] - logits[..., CORRECT])
+    values = torch.cat(margins).numpy()
     text_of = inputs.text_of[items]
     if head.causal and members is not None:
         text_of = np.repeat(text_of, list(map(len, members)))
     bad = text_of[~np.isfinite(values).all(axis=1)]
     if len(bad):
-        name = dataset.examples.table["id"].iloc[bad[0]]
-        what = f"the states of {name!r} are not finite: the store is damaged there, make it again"
-        raise RunError(what, code="damaged")
+        what = f"the states of {dataset.examples.table['id'].iloc[bad[0]]!r} are not finite"
+        raise RunError(f"{what}: the store is damaged there, make it again", code="damaged")
     if members is None:
         return Margins(values)
     ends = np.cumsum([0, *map(len, members)])
@@ -276,10 +268,10 @@ def assemble(
     margins = score_everything(half_precision(fitted.head), tasks, dataset, choice.aggregate)
     probes = {task: i for i, task in enumerate(tasks) if task.is_probe}
     first = min(task.seed for task in probes)
-    own = {task.column: i for task, i in probes.items() if task.seed == first}
-    best = max(own, key=lambda column: fitted.auroc[own[column]])
-    site = [column for column in own if column.site == best.site]
-    heads = [own[column] for column in site]
+    head_of = {task.column: i for task, i in probes.items() if task.seed == first}
+    best = max(head_of, key=lambda column: fitted.auroc[head_of[column]])
+    site = [column for column in head_of if column.site == best.site]
+    heads = [head_of[column] for column in site]
     kinds = {kind: _joined(kind, margins, heads, examples, choice.best_k) for kind in KINDS}
     ensemble, score = kinds[choice.combine]
     calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
@@ -299,8 +291,7 @@ def assemble(
     chosen = choose(wrong, score[rows], refuse=refuse)
     if chosen.refused:
         notes.append(f"this prober always fires: {chosen.refused}")
-    rate = choice.domain
-    domain, distances = (None, None) if rate is None else fit_domain(dataset, site, rate)
+    domain, distances = (None, None) if choice.domain is None else fit_domain(dataset, site, choice.domain)
     layers = [layer for column in site for layer in column.layers]
     spec = replace(dataset.specs[best.site].select(layers), beside=dataset.beside)
     bank = Prober(
@@ -311,21 +302,19 @@ def assemble(
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
     saved = ensembles[choice.combine]
     ensembles[choice.combine] = replace(saved, probability=bank.probability, threshold=bank.threshold)
-    made, left_out = control_detectors(examples) if controls else ([], [])
-    on_validation = {"accuracy": fitted.accuracy, "loss": fitted.loss, "auroc": fitted.auroc}
-    seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in own}
+    detectors, left_out = control_detectors(examples) if controls else ([], [])
+    seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in head_of}
     # Tokens before an entity are there to be read, not to be judged.
     of_answers = examples.inside is not None and bank.spec.position != "entity"
-    person = next((i for i, t in enumerate(tasks) if t.target == "person"), None)
     return Trained(
         bank=bank,
-        layers={c: _alone(str(c), margins, i, examples) for c, i in own.items()},
-        seeds=seeds if len(probes) > len(own) else {},
-        validation={c: {k: float(v[i]) for k, v in on_validation.items()} for c, i in own.items()},
+        layers={c: _alone(str(c), margins, i, examples) for c, i in head_of.items()},
+        seeds=seeds if len(probes) > len(head_of) else {},
+        validation={c: {k: float(v[i]) for k, v in fitted.figures.items()} for c, i in head_of.items()},
         ensembles=ensembles,
         with_entropy=with_entropy,
-        controls=[*made, *_head_controls(tasks, margins, examples)],
-        person=None if person is None else margins.of_head(person),
+        controls=[*detectors, *_head_controls(tasks, margins, examples)],
+        person=next((margins.of_head(i) for i, t in enumerate(tasks) if t.target == "person"), None),
         best=best,
         calibrations=calibrations,
         training={"steps": fitted.steps, "heads": len(tasks)},
@@ -364,8 +353,8 @@ def surprise_of(examples: Examples) -> np.ndarray | None:
     """Surprise (texts,) of every text; None where the store has no such column, or lacks some."""
     if "surprise" not in examples.table:
         return None
-    found = examples.table["surprise"].to_numpy(dtype=float)
-    return found if np.isfinite(found).all() else None
+    values = examples.table["surprise"].to_numpy(dtype=float)
+    return values if np.isfinite(values).all() else None
 
 
 def _joined(
@@ -383,21 +372,20 @@ def _alone(
     labels: np.ndarray | None = None,
 ) -> Detector:  # fmt: skip
     """Make a detector of one head, with a temperature of its own."""
-    scores = margins.of_head(head)
-    rows = examples.rows["validation"]
+    scores, rows = margins.of_head(head), examples.rows["validation"]
     wrong = examples.wrong if labels is None else labels
     probability = fit_calibration("temperature", wrong[rows], scores[rows])
     return Detector(name, scores, about, probability=probability, wrong=labels)
 
 
 def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) -> list[Detector]:
-    found: list[Detector] = []
+    controls: list[Detector] = []
     for index, task in enumerate(tasks):
         about = f"the same head at {task.column}"
         if task.target == "correct" and task.layer == 0:
-            found.append(_alone(EMBEDDING, margins, index, examples, about))
+            controls.append(_alone(EMBEDDING, margins, index, examples, about))
         elif task.target == "shuffled":
             permuted = 1 - targets_of([task], examples)[:, 0].numpy()
             about += ", trained and tested on permuted labels"
-            found.append(_alone(SHUFFLED, margins, index, examples, about, permuted))
-    return found
+            controls.append(_alone(SHUFFLED, margins, index, examples, about, permuted))
+    return controls

@@ -47,11 +47,11 @@ _AFTER = (
     "length",
 )  # fmt: skip
 _COLUMNS = (*SIGNALS, "rind_max")
-#: A cost: a number, or the column that has it.
-_Told = str | float
 _DRAWN = ("sample_calls", "sample_tokens")
-#: Detectors that draw or ask: column, -1 where more is likelier right, and calls and tokens.
-_SAMPLED: dict[str, tuple[str, int, tuple[_Told, _Told]]] = {
+#: Column of a detector, -1 where more is likelier right, and calls and tokens: numbers, or their columns.
+_Further = tuple[str, int, tuple[str | float, str | float]]
+#: Detectors that draw or ask.
+_SAMPLED: dict[str, _Further] = {
     "self-consistency": ("self_consistency", -1, _DRAWN),
     "semantic entropy": ("semantic_entropy", 1, _DRAWN),
     "semantic, weighted": ("semantic_entropy_weighted", 1, _DRAWN),
@@ -61,9 +61,7 @@ _SAMPLED: dict[str, tuple[str, int, tuple[_Told, _Told]]] = {
     "stated confidence": ("verbalised", -1, (1, "verbalised_tokens")),
 }
 #: Detectors of the question alone.
-_OF_QUESTION: dict[str, tuple[str, int, tuple[_Told, _Told]]] = {
-    "rarity": ("question_frequency", -1, (0, 0)),
-}
+_OF_QUESTION: dict[str, _Further] = {"rarity": ("question_frequency", -1, (0, 0))}
 
 
 def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, list[Detector]]:
@@ -83,10 +81,9 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
     if moment == "after":
         signals += [control for control in trained.controls if control.name in _AFTER]
         signals += _further(_SAMPLED, examples)
-    found = {"head": heads, "signal": signals, "joined": []}
-    inputs = _inputs(moment, examples)
-    if inputs is None:
-        return found
+    detectors = {"head": heads, "signal": signals, "joined": []}
+    if (inputs := _inputs(moment, examples)) is None:
+        return detectors
     about = f"{inputs.shape[1]} signals, logistic regression"
     signals.append(Detector(COMBINED, numbers(inputs, examples.wrong, examples.rows["train"]), about))
     if heads:
@@ -95,8 +92,8 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
         rows = examples.rows["validation"]
         weights, mean, scale, intercept = fit_logistic(inputs[rows], examples.wrong[rows])
         scores = (inputs - mean) / scale @ weights + intercept
-        found["joined"] = [Detector(WITH_SIGNALS, scores, about)]
-    return found
+        detectors["joined"] = [Detector(WITH_SIGNALS, scores, about)]
+    return detectors
 
 
 def _signals(moment: Moment, examples: Examples) -> list[Detector]:
@@ -104,22 +101,17 @@ def _signals(moment: Moment, examples: Examples) -> list[Detector]:
         return []
     table = {column: examples.table[column].to_numpy(dtype=float) for column in BEFORE}
     if moment == "before":
-        found = [
-            Detector(name, sign * table[column], f"{column}, not trained")
-            for name, (column, sign) in _BEFORE.items()
-        ]
-        return found + _further(_OF_QUESTION, examples)
+        before = [Detector(n, sign * table[c], f"{c}, not trained") for n, (c, sign) in _BEFORE.items()]
+        return before + _further(_OF_QUESTION, examples)
     # A text that begins with the likeliest token: its probability was known before.
     if np.allclose(np.exp(table["logprob_before"]), table["max_prob_before"], atol=1e-5):
         return []
     return [Detector("first log-prob", -table["logprob_before"], "minus logprob_before, not trained")]
 
 
-def _further(
-    columns: Mapping[str, tuple[str, int, tuple[_Told, _Told]]], examples: Examples
-) -> list[Detector]:
-    """Detectors of further columns; a missing value counts as the training mean."""
-    found, train = [], examples.rows["train"]
+def _further(columns: Mapping[str, _Further], examples: Examples) -> list[Detector]:
+    """Make detectors of further columns; a missing value counts as the training mean."""
+    detectors, train = [], examples.rows["train"]
     for name, (column, sign, cost) in columns.items():
         if column not in examples.table:
             continue
@@ -128,31 +120,23 @@ def _further(
             continue
         scores = sign * np.where(np.isnan(values), np.nanmean(values[train]), values)
         calls, tokens = (float(examples.table[c].mean() if isinstance(c, str) else c) for c in cost)
-        found.append(Detector(name, scores, f"{column}, not trained", cost=Cost(calls=calls, tokens=tokens)))
-    return found
-
-
-def _gold(examples: Examples) -> np.ndarray | None:
-    """Label answers (N,) by their gold answers, 1 for wrong, where the store's labels are made otherwise."""
-    if "gold_right" not in examples.table:
-        return None
-    wrong = 1 - examples.table["gold_right"].to_numpy(dtype=int)
-    return wrong if 0 < wrong[examples.rows["test"]].mean() < 1 else None
+        price = Cost(calls=calls, tokens=tokens)
+        detectors.append(Detector(name, scores, f"{column}, not trained", cost=price))
+    return detectors
 
 
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
     """Tabulate all signals (N, signals) of a moment; None if the store lacks some."""
-    before = [column for column, _ in _BEFORE.values()]
-    table = examples.table
+    before, table = [column for column, _ in _BEFORE.values()], examples.table
     # Signals of attention are missing in the stores of engines without it.
     after = [c for c in _COLUMNS if c not in table or not table[c].isna().any()]
     columns = before if moment == "before" else [*(c for c in before if c in table), *after]
     if not {*columns, "n_tokens"} <= set(table):
         return None
-    found = [table[column].to_numpy(dtype=float) for column in columns]
+    values = [table[column].to_numpy(dtype=float) for column in columns]
     if moment == "after":
-        found.append(found[columns.index("mean_logprob")] * table["n_tokens"].to_numpy(dtype=float))
-    return np.stack(found, axis=1)
+        values.append(values[columns.index("mean_logprob")] * table["n_tokens"].to_numpy(dtype=float))
+    return np.stack(values, axis=1)
 
 
 def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
@@ -160,32 +144,31 @@ def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
 
     Labelled texts are divided by length, writer (the model that wrote them) and question.
     """
-    found: dict[str, Strata] = {}
+    divisions: dict[str, Strata] = {}
     if "n_tokens" in examples.table:
         lengths = examples.column("n_tokens", "test")
-        found["length"] = Strata.by_length(lengths, short=spec.position == "entity")
-    if "answer_kind" in examples.table:
-        found["type"] = Strata.by(examples.column("answer_kind", "test"))
+        divisions["length"] = Strata.by_length(lengths, short=spec.position == "entity")
     if "writer" in examples.table:
-        found.pop("type", None)
-        found["writer"] = Strata.by(examples.column("writer", "test"))
-        found["question"] = Strata.by(examples.column("question", "test"))
-        wrong = examples.wrong[examples.rows["test"]]
-        n, bad = found["question"].counts(wrong)
-        if not ((bad > 0) & (bad < n)).any():  # no question has a right and a wrong answer
-            del found["question"]
-    found = {name: strata for name, strata in found.items() if len(strata.names) > 1}
-    if set(found) == {"length", "type"}:
-        found["length and type"] = found["length"].and_by(found["type"])
-    return found
+        divisions["writer"] = Strata.by(examples.column("writer", "test"))
+        questions = Strata.by(examples.column("question", "test"))
+        n, bad = questions.counts(examples.wrong[examples.rows["test"]])
+        if ((bad > 0) & (bad < n)).any():  # else no question has a right and a wrong answer
+            divisions["question"] = questions
+    elif "answer_kind" in examples.table:
+        divisions["type"] = Strata.by(examples.column("answer_kind", "test"))
+    divisions = {name: strata for name, strata in divisions.items() if len(strata.names) > 1}
+    if set(divisions) == {"length", "type"}:
+        divisions["length and type"] = divisions["length"].and_by(divisions["type"])
+    return divisions
 
 
 def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -> schema.Moments:
     """Compute the figures of both moments; ``bootstrap`` is of the test examples."""
-    test = examples.rows["test"]
-    wrong = examples.wrong[test]
-    spec = trained.bank.spec
-    strata, gold = strata_of(examples, spec), _gold(examples)
+    test, spec = examples.rows["test"], trained.bank.spec
+    strata, gold = strata_of(examples, spec), None
+    if "gold_right" in examples.table:  # the store's labels are made otherwise
+        gold = 1 - examples.table["gold_right"].to_numpy(dtype=int)
+        gold = gold if 0 < gold[test].mean() < 1 else None
     moments = {}
     for moment in MOMENTS:
         kinds = known(moment, trained, examples)
@@ -204,7 +187,7 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
         )  # fmt: skip
     return schema.Moments(
         position=spec.position if spec.position in _PIECES else "answer",
-        strata={name: _division(of, wrong) for name, of in strata.items()},
+        strata={name: _division(of, examples.wrong[test]) for name, of in strata.items()},
         gold=gold is not None, notes=_notes(examples, spec), **moments,
     )  # fmt: skip
 
@@ -218,16 +201,15 @@ def auroc_samples(
     With other labels ``gold`` (N,), also the AUROC by these.
     """
     test = examples.rows["test"]
-    wrong = examples.wrong[test]
-    others = {} if gold is None else {"gold": gold[test]}
+    wrong, names = examples.wrong[test], ["all", *strata, *([] if gold is None else ["gold"])]
 
     def every(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
         within = [pooled_auroc(wrong, scores, of.of, weights) for of in strata.values()]
-        more = [metrics.auroc(labels, scores, weights) for labels in others.values()]
-        return [metrics.auroc(wrong, scores, weights), *within, *more]
+        by_gold = [] if gold is None else [metrics.auroc(gold[test], scores, weights)]
+        return [metrics.auroc(wrong, scores, weights), *within, *by_gold]
 
     return {
-        d.name: dict(zip(["all", *strata, *others], bootstrap.samples(d.scores[test], every), strict=True))
+        d.name: dict(zip(names, bootstrap.samples(d.scores[test], every), strict=True))
         for d in detectors if np.ptp(d.scores[test]) > 0
     }  # fmt: skip
 
@@ -251,27 +233,24 @@ def _limited(name: str, sample: Sample) -> dict[str, Any]:
 
 def _division(strata: Strata, wrong: np.ndarray) -> schema.Division:
     n, events = strata.counts(wrong)
-    each = zip(strata.names, n.tolist(), events.tolist(), strict=True)
-    return schema.Division(
-        compared=int(n[(events > 0) & (events < n)].sum()),
-        strata={name: schema.Count(n=count, wrong=bad) for name, count, bad in each},
-    )
+    rows = zip(strata.names, n.tolist(), events.tolist(), strict=True)
+    counts = {name: schema.Count(n=count, wrong=bad) for name, count, bad in rows}
+    return schema.Division(compared=int(n[(events > 0) & (events < n)].sum()), strata=counts)
 
 
 def _notes(examples: Examples, spec: FeatureSpec) -> list[str]:
-    found = []
+    notes, table = [], examples.table
     for name, (column, *_) in {**_OF_QUESTION, **_SAMPLED}.items():
-        if column in examples.table and (missing := int(examples.table[column].isna().sum())):
-            of = f"{missing} of {len(examples.table)} texts"
-            found.append(f"{name}: no value for {of}, which count as the mean of the training texts")
-    if "sample_undecided" in examples.table and (pairs := int(examples.table["sample_undecided"].sum())):
-        found.append(f"{pairs} pairs of samples could not be compared; they stand in different clusters")
-    lacking = [column for column in BEFORE if column not in examples.table]
-    if lacking:
-        found.append(f"no signals from before a text: the store has no column {lacking[0]}, make it again")
+        if column in table and (missing := int(table[column].isna().sum())):
+            of = f"{missing} of {len(table)} texts"
+            notes.append(f"{name}: no value for {of}, which count as the mean of the training texts")
+    if "sample_undecided" in table and (pairs := int(table["sample_undecided"].sum())):
+        notes.append(f"{pairs} pairs of samples could not be compared; they stand in different clusters")
+    if lacking := [column for column in BEFORE if column not in table]:
+        notes.append(f"no signals from before a text: the store has no column {lacking[0]}, make it again")
     what, pool = ("entity", "predicting") if spec.position == "entity" else ("answer", "prompt")
     if spec.pool in _KNOWN:
-        found.append(f"after the {what} the prober's score is that of the state before it, still known then")
-    elif what == "entity" or "condition" in examples.table:  # labelled texts have no such store
-        found.append(f"no head reads the state before the {what}: that is a store of pool={pool}")
-    return found
+        notes.append(f"after the {what} the prober's score is that of the state before it, still known then")
+    elif what == "entity" or "condition" in table:  # labelled texts have no such store
+        notes.append(f"no head reads the state before the {what}: that is a store of pool={pool}")
+    return notes

@@ -55,8 +55,8 @@ class Column(NamedTuple):
         return [Column(site, k) for site, k in (*((self.site, k) for k in self.layers), *self.beside)]
 
     def __str__(self) -> str:
-        named = f"layers {ranges(self.layers)}" if self.below else f"layer {self.layer}"
-        named = named if self.site == "resid_post" else f"{self.site} {named.partition(' ')[2]}"
+        noun = self.site if self.site != "resid_post" else "layers" if self.below else "layer"
+        named = f"{noun} {ranges(self.layers) if self.below else self.layer}"
         return " + ".join([named, *dict.fromkeys(kind for kind, _ in self.beside)])
 
 
@@ -94,8 +94,8 @@ class StoreStates:
         numbers = rows.numpy() if isinstance(rows, Tensor) else rows
         parts = [reader[numbers] for reader in self._readers]
         parts += [as_places(reader[numbers], self.shape[-1]) for reader in self._beside]
-        found = [torch.from_numpy(part) for part in parts]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        tensors = list(map(torch.from_numpy, parts))
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
 
 
 #: States (N, columns, d) that give some rows at a time, by a slice or by their numbers.
@@ -121,10 +121,10 @@ class TokenStates:
         windows = [self._windows[i] for i in chosen]
         own = [np.isin(rows, self._members[i], kind="sort") for i, rows in zip(chosen, windows, strict=True)]
         sizes = list(map(len, windows))
-        found = self._states[torch.from_numpy(np.concatenate(windows))]
+        states = self._states[torch.from_numpy(np.concatenate(windows))].split(sizes)
         mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
         judged = pad_sequence(list(map(torch.from_numpy, own)), batch_first=True)
-        return Padded(pad_sequence(found.split(sizes), batch_first=True), mask, judged)
+        return Padded(pad_sequence(states, batch_first=True), mask, judged)
 
 
 class Inputs(NamedTuple):
@@ -132,11 +132,6 @@ class Inputs(NamedTuple):
 
     states: States | TokenStates
     text_of: np.ndarray
-
-    @property
-    def at_once(self) -> int:
-        """Number of items to score at once."""
-        return at_once(self.states) if isinstance(self.states, TokenStates) else CHUNK
 
 
 def at_once(states: States | TokenStates) -> int:
@@ -178,8 +173,8 @@ class Dataset:
         specs = {store.spec.site: store.spec for store in stores}
         formats = {store.spec.dtype for store in (*stores, *beside)}
         if beside and len(formats) > 1:
-            told = f"beside: the states are stored as {' and '.join(sorted(formats))}"
-            raise UserError(f"{told}: give stores of one format", "unsupported")
+            message = f"beside: the states are stored as {' and '.join(sorted(formats))}"
+            raise UserError(f"{message}: give stores of one format", "unsupported")
         read = tuple(BesideSpec(cast(Beside, store.spec.site), store.spec.width) for store in beside)
         return cls(examples, StoreStates(stores, columns, beside), columns, specs, read)
 
@@ -187,7 +182,7 @@ class Dataset:
     def beside_places(self) -> list[tuple[Beside, int]]:
         """Each place of what is beside the states: its kind, and its number from 1."""
         width = self.states.shape[-1]
-        return [(each.kind, n) for each in self.beside for n in range(1, places_for(each.width, width) + 1)]
+        return [(spec.kind, n) for spec in self.beside for n in range(1, places_for(spec.width, width) + 1)]
 
     @property
     def sources(self) -> list[Column]:
@@ -196,9 +191,8 @@ class Dataset:
 
     def places(self, columns: Sequence[Column], *, joint: bool = False) -> Tensor:
         """Positions (H,) of the heads' columns in the states; (H, L) for ``joint`` heads."""
-        sources = self.sources
-        found = [[sources.index(place) for place in column.places] for column in columns]
-        return torch.tensor(found if joint else [place for (place,) in found])
+        positions = [[self.sources.index(place) for place in column.places] for column in columns]
+        return torch.tensor(positions if joint else [position for (position,) in positions])
 
     def inputs(self, head: ProbeHead, loss: str = "ce") -> Inputs:
         """Select inputs of such heads.
@@ -206,15 +200,16 @@ class Dataset:
         UserError where they need tokens and the states are pooled, or cannot read what is beside the states.
         """
         if self.beside and not head.beside:
-            told = f"beside={shown([each.kind for each in self.beside])} is read by heads that join layers"
-            raise UserError(f"{told}, as concat and sequence: head={head_name(head)} cannot", "unsupported")
+            kinds = shown([spec.kind for spec in self.beside])
+            message = f"beside={kinds} is read by heads that join layers, as concat and sequence"
+            raise UserError(f"{message}: head={head_name(head)} cannot", "unsupported")
         if not (head.tokens or head.causal) and loss != "span_max":
             return Inputs(self.states, self.examples.text_of)
         members = self.examples.members
         if members is None:
             what = f"head={head_name(head)}" if head.tokens or head.causal else f"loss={loss}"
-            why = "reads the states of every token, and the store has pooled ones: make one with pool=tokens"
-            raise UserError(f"{what} {why}", code="mismatch")
+            why = "reads the states of every token, and the store has pooled ones"
+            raise UserError(f"{what} {why}: make one with pool=tokens", code="mismatch")
         windows = self.examples.windows(head.reach - 1) if head.causal else None
         return Inputs(TokenStates(self.states, members, windows), np.arange(len(members)))
 

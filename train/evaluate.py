@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -74,7 +75,7 @@ class Evaluator:
             return {}
         values = self.examples.column(column, "test")
         kinds = sorted(set(values))
-        calibrated = [self.calibrated(detector) for detector in detectors] if len(kinds) > 1 else []
+        calibrated = list(map(self.calibrated, detectors)) if len(kinds) > 1 else []
         subsets: dict[str, schema.Subset] = {}
         for kind in kinds:
             rows = self.test[values == kind]
@@ -97,7 +98,7 @@ class Evaluator:
 
     def probabilities(self, probability: np.ndarray) -> schema.Quality:
         """Compute ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
-        return schema.Quality(**_measured(self.bootstrap, self.wrong, probability, **_QUALITY))
+        return schema.Quality(**_measured(self.bootstrap, self.wrong, probability, _QUALITY))
 
     def promise(self, trained: Trained) -> schema.Promised | None:
         """Count what passes on the test texts, beside what is promised; None without a promise."""
@@ -111,8 +112,8 @@ class Evaluator:
         """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
         if (scores := trained.token_scores) is None:
             return None
-        threshold = trained.bank.threshold
-        return level_figures(self.examples, scores, threshold, resamples=self._resamples, seed=self._seed)
+        how = {"resamples": self._resamples, "seed": self._seed}
+        return level_figures(self.examples, scores, trained.bank.threshold, **how)
 
     def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Detection:
         assert detector.probability is not None and detector.threshold is not None
@@ -121,13 +122,9 @@ class Evaluator:
         ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
         if np.ptp(scores) != 0:  # a constant ranks nothing
             ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
-        decisions = {
-            "accuracy": metrics.accuracy, "balanced_accuracy": metrics.balanced_accuracy,
-            "f1": metrics.f1_detection,
-        }  # fmt: skip
         return Detection(
-            **_named(_RANKING, ranked), **_measured(bootstrap, wrong, fired, **decisions),
-            **_measured(bootstrap, wrong, detector.probability(scores), **_QUALITY),
+            **_named(_RANKING, ranked), **_measured(bootstrap, wrong, fired, _DECISIONS),
+            **_measured(bootstrap, wrong, detector.probability(scores), _QUALITY),
             base_rate=float(wrong.mean()), fired=float(fired.mean()), threshold=float(detector.threshold),
             about=detector.about,
         )  # fmt: skip
@@ -142,20 +139,27 @@ class Evaluator:
         return Bootstrap(self._groups(rows), resamples=self._resamples, seed=self._seed)
 
 
-#: Figures of probabilities.
+#: Figures by name: of probabilities, of decisions, and of the order of scores.
 _QUALITY: dict[str, Callable[..., Any]] = {"brier": metrics.brier, "ece": metrics.ece}
+_DECISIONS: dict[str, Callable[..., Any]] = {
+    "accuracy": metrics.accuracy, "balanced_accuracy": metrics.balanced_accuracy, "f1": metrics.f1_detection,
+}  # fmt: skip
+_RANKED: dict[str, Callable[..., Any]] = {
+    "auroc": metrics.auroc, "auprc": metrics.auprc,
+    "recall_at_fpr1": partial(metrics.recall_at_fpr, most=0.01), "recall_at_fpr10": metrics.recall_at_fpr,
+}  # fmt: skip
 
 
 def _measured(
-    bootstrap: Bootstrap, wrong: np.ndarray, values: np.ndarray, **figures: Callable[..., Any]
+    bootstrap: Bootstrap, wrong: np.ndarray, values: np.ndarray, figures: Mapping[str, Callable[..., Any]]
 ) -> Named:
     """Compute figures of values (n,) with their intervals, by name."""
 
-    def all_of_them(values: np.ndarray, weights: np.ndarray) -> list[Any]:
+    def compute(values: np.ndarray, weights: np.ndarray) -> list[Any]:
         weights = weights.astype(np.float64, copy=False)  # once for all of them
         return [figure(wrong, values, weights) for figure in figures.values()]
 
-    return _named(figures, bootstrap.intervals(values, all_of_them))
+    return _named(figures, bootstrap.intervals(values, compute))
 
 
 def _named(names: Iterable[str], intervals: Sequence[Interval]) -> Named:
@@ -167,10 +171,10 @@ def split_sizes(examples: Examples) -> dict[str, schema.Split]:
     sizes = {}
     for split, rows in examples.rows.items():
         part = examples.table.iloc[rows]
-        named = part["dataset"].value_counts().sort_index() if "dataset" in part else {}
+        counts = part["dataset"].value_counts().sort_index() if "dataset" in part else {}
         sizes[split] = schema.Split(
             n=len(rows), groups=int(part["group"].nunique()), wrong=float(examples.wrong[rows].mean()),
-            datasets={str(name): int(count) for name, count in dict(named).items()},
+            datasets={str(name): int(count) for name, count in dict(counts).items()},
         )  # fmt: skip
     return sizes
 
@@ -183,7 +187,10 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
     detectors += [detector for point in trained.curve for detector in (point.layer, point.ensemble)]
     bar = tqdm(detectors, desc="test figures", unit="detector", leave=False)
     figures = {id(detector): evaluator.figures(detector) for detector in bar}
-    controls = {d.name: _control(d.name, figures[id(d)]) for d in trained.controls}
+    controls = {d.name: schema.Control(**dict(figures[id(d)])) for d in trained.controls}
+    if shuffled := controls.get(SHUFFLED):  # the interval must hold 0.5 19 times in 20
+        low, high = shuffled.auroc_ci or (0.0, 1.0)
+        controls[SHUFFLED] = shuffled.model_copy(update={"at_chance": bool(low <= 0.5 <= high)})
     ours = [replace(trained.saved, name=ENSEMBLE), *(replace(d, name=WITH_ENTROPY) for d in with_entropy)]
     true = [d for d in trained.controls if d.wrong is None]
     unable = dict.fromkeys(d.name for d in detectors if figures[id(d)].threshold == ALWAYS)
@@ -228,26 +235,15 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
     )  # fmt: skip
 
 
-def _control(name: str, figures: Detection) -> schema.Control:
-    """Make the entry of a control; the interval of shuffled labels must hold 0.5 19 times in 20."""
-    named = dict(figures)
-    if name == SHUFFLED:
-        low, high = figures.auroc_ci or (0.0, 1.0)
-        named["at_chance"] = bool(low <= 0.5 <= high)
-    return schema.Control(**named)
-
-
 def _layers(trained: Trained, evaluator: Evaluator, figures: Mapping[int, Detection]) -> list[schema.Layer]:
     layers = []
     for column, detector in trained.layers.items():
         several: Named = {"together": list(column.layers)} if column.below else {}
         several |= {"beside": list(dict(column.beside))} if column.beside else {}
-        validation = dict(trained.validation[column])
-        seeds = _spread(trained.seeds.get(column), evaluator)
-        named: Named = dict(figures[id(detector)]) | several
-        layers.append(
-            schema.Layer(**named, site=column.site, layer=column.layer, validation=validation, seeds=seeds)
-        )
+        layers.append(schema.Layer(
+            **dict(figures[id(detector)]), **several, site=column.site, layer=column.layer,
+            validation=dict(trained.validation[column]), seeds=_spread(trained.seeds.get(column), evaluator),
+        ))  # fmt: skip
     return layers
 
 
@@ -255,9 +251,9 @@ def _layer_weights(trained: Trained) -> dict[str, float] | None:
     """Weight within a head of several layers of each, and of what is beside them; None if not known."""
     if (shares := trained.bank.head.layer_weights()) is None:
         return None
-    weights: dict[str, float] = {}
+    weights: dict[str, float] = defaultdict(float)
     for name, share in zip(trained.bank.spec.names, shares[0].tolist(), strict=True):
-        weights[name] = weights.get(name, 0.0) + share
+        weights[name] += share
     return {name: round(share, 6) for name, share in weights.items()}
 
 
@@ -280,14 +276,13 @@ def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> schema.Seeds | N
     """Test AUROC of every seed's head, with mean and standard deviation (n - 1)."""
     if scores is None or len(scores) < 2:
         return None
-    each = [float(metrics.auroc(evaluator.wrong, one)) for one in scores[:, evaluator.test]]
-    return schema.Seeds(auroc=each, mean=float(np.mean(each)), std=float(np.std(each, ddof=1)))
+    aurocs = [float(metrics.auroc(evaluator.wrong, of_seed)) for of_seed in scores[:, evaluator.test]]
+    return schema.Seeds(auroc=aurocs, mean=float(np.mean(aurocs)), std=float(np.std(aurocs, ddof=1)))
 
 
 def _calibration(trained: Trained, evaluator: Evaluator) -> schema.Calibrated:
     scores = trained.saved.scores[evaluator.test]
     method = str(trained.bank.calibration.to_dict()["method"])
-    others = {kind: fitted for kind, fitted in trained.calibrations.items() if kind != method}
     calibrated = trained.bank.calibration(scores)
     return schema.Calibrated(
         method=method,
@@ -295,7 +290,7 @@ def _calibration(trained: Trained, evaluator: Evaluator) -> schema.Calibrated:
         after=evaluator.probabilities(calibrated),
         by_chance=metrics.ece_by_chance(calibrated),
         constant=bool(np.ptp(calibrated) == 0),
-        other={kind: evaluator.probabilities(fitted(scores)) for kind, fitted in others.items()},
+        other={k: evaluator.probabilities(c(scores)) for k, c in trained.calibrations.items() if k != method},
     )
 
 
@@ -304,8 +299,8 @@ def _domain(trained: Trained, evaluator: Evaluator) -> schema.Limited | None:
     if trained.distances is None or (domain := trained.bank.domain) is None:
         return None
     surprise, test = surprise_of(evaluator.examples), evaluator.test
-    known = None if surprise is None else surprise[test]
-    beyond = domain.unlike(trained.distances[test], known).astype(float)
+    of_test = None if surprise is None else surprise[test]
+    beyond = domain.unlike(trained.distances[test], of_test).astype(float)
     return schema.Limited(
         limit=domain.limit, rate=domain.rate, components=domain.components.shape[1],
         surprise=None if domain.surprise is None else list(domain.surprise),
@@ -325,13 +320,6 @@ def _positive_control(trained: Trained, evaluator: Evaluator) -> schema.Decision
     return schema.Decision(**auroc.figures("auroc"), **accuracy.figures("accuracy"), base_rate=base_rate)
 
 
-#: Name -> figure of the order of scores.
-_RANKED: dict[str, Callable[..., Any]] = {
-    "auroc": metrics.auroc, "auprc": metrics.auprc,
-    "recall_at_fpr1": partial(metrics.recall_at_fpr, most=0.01), "recall_at_fpr10": metrics.recall_at_fpr,
-}  # fmt: skip
-
-
 def level_figures(
     examples: Examples, scores: np.ndarray, threshold: float, *, resamples: int, seed: int
 ) -> dict[str, schema.Level]:
@@ -347,31 +335,27 @@ def level_figures(
         the threshold; ``false_alarms`` is per 1,000 tokens outside of marked spans.
     """
     assert examples.members is not None
-    sizes = np.array([len(rows) for rows in examples.members])
+    sizes = list(map(len, examples.members))
+    starts = np.cumsum([0, *sizes[:-1]])
     runs = examples.table[["text_id", "sentence", "group", "inside"]].assign(
-        wrong=examples.table["token_wrong"], n=sizes,
-        total=np.add.reduceat(scores, np.cumsum([0, *sizes[:-1]])),
-        highest=np.maximum.reduceat(scores, np.cumsum([0, *sizes[:-1]])),
+        wrong=examples.table["token_wrong"], n=sizes, total=np.add.reduceat(scores, starts),
+        highest=np.maximum.reduceat(scores, starts),
     )  # fmt: skip
-    test = runs["group"].isin(examples.groups("test"))
-    measure = partial(_at_level, resamples=resamples, seed=seed)
     tokens = runs.loc[np.repeat(np.arange(len(runs)), sizes)].assign(score=scores)
-    tokens = tokens[test.to_numpy()[np.repeat(np.arange(len(runs)), sizes)]]
-    runs = runs[test]
-    judged = runs[(runs["inside"] >= 0) & (runs["wrong"] >= 0)]
-    known = tokens[(tokens["inside"] >= 0) & (tokens["wrong"] >= 0)]
-    found = {"token": measure(known, "score", threshold)}
-    found["span"] = measure(judged.assign(score=judged["highest"]), "score", threshold)
+    test = examples.groups("test")
+    runs, tokens = (rows[rows["group"].isin(test)] for rows in (runs, tokens))
+    judged, known = (rows[(rows["inside"] >= 0) & (rows["wrong"] >= 0)] for rows in (runs, tokens))
+    bootstrap = partial(Bootstrap, resamples=resamples, seed=seed)
+    figures = {"token": _at_level(known, "score", bootstrap, threshold)}
+    figures["span"] = _at_level(judged, "highest", bootstrap, threshold)
     for level, by in (("sentence", ["text_id", "sentence"]), ("answer", ["text_id"])):
         whole = _whole(runs, by)
-        for how in ("max", "mean"):
-            found[f"{level} by {how}"] = measure(whole, how, None)
+        figures |= {f"{level} by {how}": _at_level(whole, how, bootstrap) for how in ("max", "mean")}
     outside = tokens[tokens["inside"] < 1]
     if len(outside):
         alarms = 1000.0 * (outside["score"].to_numpy() > threshold)
-        bootstrap = Bootstrap(outside["group"].to_numpy(), resamples=resamples, seed=seed)
-        found["token"] |= bootstrap.interval(alarms).figures("false_alarms")
-    return {level: schema.Level(**figures) for level, figures in found.items()}
+        figures["token"] |= bootstrap(outside["group"].to_numpy()).interval(alarms).figures("false_alarms")
+    return {level: schema.Level(**of_level) for level, of_level in figures.items()}
 
 
 def _whole(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -379,30 +363,30 @@ def _whole(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
     Those with undecided runs and no wrong one are left out.
     """
-    known = runs.assign(
-        bad=runs["wrong"] == 1, odd=runs["wrong"] < 0, good=(runs["inside"] >= 0) & (runs["wrong"] == 0)
-    )
-    whole = known.groupby(by, sort=False).agg(
+    good = (runs["inside"] >= 0) & (runs["wrong"] == 0)
+    marked = runs.assign(bad=runs["wrong"] == 1, odd=runs["wrong"] < 0, good=good)
+    whole = marked.groupby(by, sort=False).agg(
         group=("group", "first"), bad=("bad", "any"), odd=("odd", "any"), good=("good", "any"),
         max=("highest", "max"), total=("total", "sum"), n=("n", "sum"),
     )  # fmt: skip
-    kept = whole[whole["bad"] | (whole["good"] & ~whole["odd"])]
-    return kept.assign(wrong=kept["bad"].astype(int), mean=kept["total"] / kept["n"])
+    decided = whole[whole["bad"] | (whole["good"] & ~whole["odd"])]
+    return decided.assign(wrong=decided["bad"].astype(int), mean=decided["total"] / decided["n"])
 
 
-def _at_level(rows: pd.DataFrame, score: str, threshold: float | None, *, resamples: int, seed: int) -> Named:
+def _at_level(
+    rows: pd.DataFrame, score: str, resample: Callable[..., Bootstrap], threshold: float | None = None
+) -> Named:
     wrong, scores = rows["wrong"].to_numpy(), rows[score].to_numpy(dtype=float)
     figures: Named = {"n": len(rows), "wrong": float(wrong.mean()) if len(rows) else None}
-    both = len(set(wrong.tolist())) == 2
-    bootstrap = Bootstrap(rows["group"].to_numpy(), resamples=resamples, seed=seed) if both else None
+    if len(set(wrong.tolist())) < 2:
+        return figures | _named(_RANKED, [UNDEFINED] * len(_RANKED))
+    bootstrap = resample(rows["group"].to_numpy())
 
-    def every(values: np.ndarray, weights: np.ndarray) -> list[Any]:
+    def rank(values: np.ndarray, weights: np.ndarray) -> list[Any]:
         return [figure(wrong, values, weights) for figure in _RANKED.values()]
 
-    intervals = [UNDEFINED] * len(_RANKED) if bootstrap is None else bootstrap.intervals(scores, every)
-    for name, interval in zip(_RANKED, intervals, strict=True):
-        figures |= interval.figures(name)
-    if bootstrap is not None and threshold is not None:
+    figures |= _named(_RANKED, bootstrap.intervals(scores, rank))
+    if threshold is not None:
         fired = (scores > threshold).astype(float)
         figures |= bootstrap.interval(fired, partial(metrics.f1_detection, wrong)).figures("f1")
     return figures

@@ -60,10 +60,10 @@ class Examples:
         """Number of the text of each row of the store."""
         if self.members is None:
             return np.arange(len(self.table))
-        found = np.empty(sum(map(len, self.members)), dtype=np.int64)
+        texts = np.empty(sum(map(len, self.members)), dtype=np.int64)
         for text, rows in enumerate(self.members):
-            found[rows] = text
-        return found
+            texts[rows] = text
+        return texts
 
     def windows(self, before: int) -> list[np.ndarray]:
         """List the rows of each text with up to ``before`` tokens ahead of it, for stores of tokens.
@@ -73,14 +73,13 @@ class Examples:
         assert self.members is not None
         if "mark" not in self.table:
             return list(self.members)
-        places = self.table.groupby("text_id", sort=False).indices
-        found: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(self.members)
-        for spans in places.values():
+        windows = list(self.members)
+        for spans in self.table.groupby("text_id", sort=False).indices.values():
             rows = np.sort(np.concatenate([self.members[span] for span in spans]))
             for span in spans:
                 first, last = np.searchsorted(rows, self.members[span][[0, -1]])
-                found[span] = rows[max(0, first - before) : last + 1]
-        return found
+                windows[span] = rows[max(0, first - before) : last + 1]
+        return windows
 
     def column(self, name: str, split: str) -> np.ndarray:
         return self.table[name].to_numpy()[self.rows[split]]
@@ -95,12 +94,12 @@ class Examples:
         Whole groups are drawn by ``seed``, and parts are nested. Groups alike in data set and in numbers of
         right and wrong texts are spread evenly over the draw: every part is as balanced as the whole.
         """
-        of = self.column("group", "train").astype(str)
+        group_of = self.column("group", "train").astype(str)
         dataset = self.column("dataset", "train") if "dataset" in self.table else ""
-        table = pd.DataFrame({"group": of, "dataset": dataset, "correct": self.column("correct", "train")})
-        groups = table.groupby("group").agg(
-            dataset=("dataset", "first"), right=("correct", "sum"), texts=("correct", "size")
-        )
+        correct = self.column("correct", "train")
+        table = pd.DataFrame({"group": group_of, "dataset": dataset, "correct": correct})
+        kinds = {"dataset": ("dataset", "first"), "right": ("correct", "sum"), "texts": ("correct", "size")}
+        groups = table.groupby("group").agg(**kinds)
         places: dict[str, float] = {}
         for kind, alike in groups.groupby(list(groups)):
             # Where its first group comes is drawn too: else the rare kinds would all come at once.
@@ -109,25 +108,26 @@ class Examples:
             places |= {name: (start + i) / len(names) for i, name in enumerate(names)}
         order = sorted(places, key=lambda name: (places[name], name))
         fitting = np.searchsorted(np.cumsum(groups["texts"][order]), texts, side="right")
-        kept = set(order[: max(1, int(fitting))])
-        return replace(self, rows={**self.rows, "train": self.rows["train"][[g in kept for g in of]]})
+        drawn = np.isin(group_of, order[: max(1, int(fitting))])
+        return replace(self, rows={**self.rows, "train": self.rows["train"][drawn]})
 
     def seen(self) -> Seen:
         """Groups and questions of each split, for warnings about questions asked later."""
-        found = {split: self._asked(rows) for split, rows in self.rows.items()}
-        found["train"] += found.pop(WEIGHTS, [])
-        return self.known | Seen.of(found)
+        questions = {split: self._questions(split) for split in self.rows}
+        questions["train"] += questions.pop(WEIGHTS, [])
+        return self.known | Seen.of(questions)
 
     def sides(self, seen: Seen, split: str) -> list[str]:
         """Find on which side of what something has seen each text of a split is, "" for none."""
-        return [seen.side(*asked) for asked in self._asked(self.rows[split])]
+        return [seen.side(*question) for question in self._questions(split)]
 
-    def _asked(self, rows: np.ndarray) -> list[tuple[str, str, str]]:
-        """Data set, group, and question or text of some texts."""
-        part = self.table.iloc[rows]
+    def _questions(self, split: str) -> list[tuple[str, str, str]]:
+        """List data set, group, and question or text of the texts of a split."""
+        part = self.table.iloc[self.rows[split]]
         names = ("dataset", "group", "question", "text")
         columns = [part[name] if name in part else [""] * len(part) for name in names]
-        return [(dataset, group, asked or text) for dataset, group, asked, text in zip(*columns, strict=True)]
+        rows = zip(*columns, strict=True)
+        return [(dataset, group, question or text) for dataset, group, question, text in rows]
 
     def split_record(self) -> dict[str, list[str]]:
         """Groups of each split, as ``splits.json`` has them."""
@@ -157,12 +157,11 @@ class SplitRequest:
         """Name the split (N,) of each text; "" for one that is left out."""
         split = texts["split"].to_numpy(dtype=object)
         if not isinstance(self.split, str):
-            split = self._deal(texts["group"].to_numpy(), self.split, what)
+            split = self._deal(texts["group"].to_numpy(), list(map(float, self.split)), what)
         if not self.train_on and not self.test_on:
             return split
         if "dataset" not in texts:
-            why = "has no column dataset: leave out train_on and test_on"
-            raise UserError(f"{what} {why}", code="unsupported")
+            raise UserError(f"{what} has no column dataset: leave out train_on and test_on", "unsupported")
         sets = texts["dataset"].to_numpy(dtype=object)
         known = sorted(set(sets))
         for key, names in (("train_on", self.train_on), ("test_on", self.test_on)):
@@ -170,17 +169,16 @@ class SplitRequest:
                 raise UserError(f"{key} names {odd[0]!r}, and {what} has {', '.join(map(repr, known))}")
         train_on = set(self.train_on) or set(known) - set(self.test_on)
         test_on = set(self.test_on) or train_on
-        kept = np.where(split == "test", np.isin(sets, list(test_on)), np.isin(sets, list(train_on)))
-        return np.where(kept, split, "")
+        chosen = np.where(split == "test", np.isin(sets, list(test_on)), np.isin(sets, list(train_on)))
+        return np.where(chosen, split, "")
 
-    def _deal(self, groups: np.ndarray, given: Sequence[float], what: str) -> np.ndarray:
-        shares = list(map(float, given))
+    def _deal(self, groups: np.ndarray, shares: list[float], what: str) -> np.ndarray:
         names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
-        of = deal(names, shares)
-        if len(set(of.values())) < len(SPLITS):
+        split_of = deal(names, shares)
+        if len(set(split_of.values())) < len(SPLITS):
             few = f"{len(names)} groups, too few for three splits"
             raise UserError(f"split={shares}: {what} has {few} of these shares", code="labels")
-        return np.array([of[g] for g in groups], dtype=object)
+        return np.array([split_of[g] for g in groups], dtype=object)
 
 
 def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None) -> Examples:
@@ -202,9 +200,8 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
         unknown = (table["token_wrong"] < 0) | ((table["inside"] < 0) & (split != "train"))
         split = np.where(unknown, "", split)
     table = table.assign(split=split)
-    rows = {name: np.flatnonzero(split == name) for name in SPLITS}
     _check_splits(table[split != ""], what)
-    return Examples(table, rows, members)
+    return Examples(table, {name: np.flatnonzero(split == name) for name in SPLITS}, members)
 
 
 def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None]:
@@ -229,8 +226,8 @@ def _check_splits(table: pd.DataFrame, what: str) -> None:
     if len(leaks):
         more = f" (and {len(leaks) - 1} more groups are)" if len(leaks) > 1 else ""
         where = f"the group {leaks.index[0]!r} is in {' and '.join(sorted(leaks.iloc[0]))}{more}"
-        anew = "deal the groups anew with split=[0.6,0.2,0.2]"
-        raise UserError(f"{what} leaks: {where}; {anew}", code="overlap")
+        fix = "deal the groups anew with split=[0.6,0.2,0.2]"
+        raise UserError(f"{what} leaks: {where}; {fix}", code="overlap")
     for split in SPLITS:
         labels = table["correct"].to_numpy()[table["split"] == split]
         if not len(labels):

@@ -16,7 +16,7 @@ from probers.types import UserError
 
 from .heads import head_of
 from .methods import method_of
-from .run import Plan, run_plan, train
+from .run import Plan, listed, run_plan, train
 from .settings import Train
 
 #: Keys of the command that are arguments here, or that divide a training among processes.
@@ -53,7 +53,6 @@ def fit(
 
     UserError for an unknown option, a value that is not allowed, and what cannot be trained on the stores.
     """
-    given = [stores] if isinstance(stores, (FeatureStore, str, Path)) else list(stores)
     component = head_of(head)
     settings = _settings(component, layers, options)
     if method_of(component) == "questions":
@@ -62,16 +61,13 @@ def fit(
     if out is None:
         _refuse_files(settings, method_of(component))
     opened = [
-        store
-        if isinstance(store, FeatureStore)
-        else FeatureStore.open(Path(store), checksums=settings.checksums)
-        for store in given
+        store if isinstance(store, FeatureStore) else FeatureStore.open(store, checksums=settings.checksums)
+        for store in listed(stores)
     ]
     if not opened:
         raise UserError("stores=[] names no store: give one, or several", "missing-value")
-    settings = replace(
-        settings, data=[str(store.path) for store in opened], out=None if out is None else str(out)
-    )
+    paths = [str(store.path) for store in opened]
+    settings = replace(settings, data=paths, out=None if out is None else str(out))
     record = {key: value for key, value in plain(settings).items() if key != "launch"}  # as typed
     plan = Plan.of(replace(settings, _record=record), opened)
     if out is None:
@@ -85,10 +81,8 @@ def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise UserError(
-                f"unknown option {name!r}{hint}: the options are {', '.join(known)}", "unknown-key"
-            )
+            message = f"unknown option {name!r}" + (f" (did you mean {near[0]}?)" if near else "")
+            raise UserError(f"{message}: the options are {', '.join(known)}", "unknown-key")
     texts = options.get("texts")
     if isinstance(texts, (str, Path)):
         options = options | {"texts": default_values(Train)["texts"] | {"path": str(texts)}}
@@ -99,7 +93,7 @@ def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:
 
 def _refuse_files(settings: Train, method: str) -> None:
     """Refuse what only writes files; UserError names it."""
-    asked = [name for name in _FILES if getattr(settings, name) not in ([], False, None, "none")]
-    if asked or method == "adapters":
-        what = f"{asked[0]}={getattr(settings, asked[0])}" if asked else "head=lora"
+    options = [name for name in _FILES if getattr(settings, name) not in ([], False, None, "none")]
+    if options or method == "adapters":
+        what = f"{options[0]}={getattr(settings, options[0])}" if options else "head=lora"
         raise UserError(f"{what} writes files: give out=FOLDER", "missing-value")

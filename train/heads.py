@@ -84,15 +84,17 @@ class Fitted:
     steps: int
     seconds: float
 
+    @property
+    def figures(self) -> dict[str, np.ndarray]:
+        """Validation figures of each head, by name."""
+        return {"accuracy": self.accuracy, "loss": self.loss, "auroc": self.auroc}
+
     def select(self, heads: list[int]) -> Fitted:
         """Select heads by position."""
-        figures = {name: getattr(self, name)[heads] for name in _FIGURES}
-        tasks = tuple(self.tasks[i] for i in heads)
-        return replace(self, tasks=tasks, head=self.head.select(heads), **figures)
-
-
-#: Validation figures of each head.
-_FIGURES = ("accuracy", "loss", "auroc")
+        return replace(
+            self, tasks=tuple(self.tasks[i] for i in heads), head=self.head.select(heads),
+            accuracy=self.accuracy[heads], loss=self.loss[heads], auroc=self.auroc[heads],
+        )  # fmt: skip
 
 
 def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
@@ -137,7 +139,6 @@ def train_heads(
         head.prepare(moments(dataset.states, single, places, targets[examples.text_of]))
     weights_of_texts = examples.span_weights(how.span_weight)
     shares = None if weights_of_texts is None else torch.from_numpy(weights_of_texts[of])
-    stored = StoreData(states, targets[of], shares)
     seeds = sorted({task.seed for task in tasks})
     schedule = Schedule(-(-len(training) // how.batch_size), how.epochs, how.checks)
     correct = examples.table["correct"].to_numpy()[of]
@@ -150,6 +151,7 @@ def train_heads(
     )  # fmt: skip
 
     def data(done: int) -> Loaders:
+        stored = StoreData(states, targets[of], shares)
         batches = Batches(training, how.batch_size, seeds, schedule, weights=chances, start=done)
         validation = torch.from_numpy(rows["validation"])[None].split(at_once(states), dim=1)
         return loader(stored, batches), loader(stored, validation)
@@ -158,7 +160,7 @@ def train_heads(
     try:
         train(module, data, schedule, names, out=out, what=what)
     except NotFiniteError as error:
-        raise _explained(error, dataset, inputs, rows) from error
+        raise _explain(error, dataset, inputs, rows) from error
     return Fitted(
         tuple(tasks), module.restore_best(), module.accuracy, module.loss_value, module.auroc,
         module.steps_taken, time.perf_counter() - start,
@@ -174,9 +176,8 @@ def head_of(head: str | Component | Callable[..., Any]) -> Component:
         return head
     if not isinstance(head, str):
         kind, options = getattr(head, "func", head), dict(getattr(head, "keywords", {}))
-        named = next((name for name, known in HEADS.items() if known is kind), None)
-        if named is not None:
-            return Component.of("head", named, **options)
+        if name := next((name for name, known in HEADS.items() if known is kind), None):
+            return Component.of("head", name, **options)
         return Component.read("head", {"_target_": f"{kind.__module__}.{kind.__qualname__}", **options})
     name, *words = head.split() or [""]
     options = {}
@@ -210,12 +211,11 @@ def moments(states: States, rows: Tensor, columns: Tensor, targets: Tensor) -> M
 
     ``columns`` (H,) or (H, L) are those of each head, ``targets`` (N, H) their classes, 0 or 1.
     """
-    shape = (*columns.shape, states.shape[-1])
-    mean, squares, seen = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), 0
-    of_class = torch.zeros(len(columns), 2, *shape[1:], dtype=torch.float64)
+    shape, zeros = (*columns.shape, states.shape[-1]), partial(torch.zeros, dtype=torch.float64)
+    mean, squares, seen = zeros(shape), zeros(shape), 0
+    of_class, counts = zeros(len(columns), 2, *shape[1:]), zeros(len(columns), 2)
     # Each class's mean is kept as its distance from a fixed vector, so that large values do not cancel.
     origin: Tensor | None = None
-    counts = torch.zeros(len(columns), 2, dtype=torch.float64)
     for part in rows.split(CHUNK):
         x = states[part][:, columns].double()
         count = len(part)
@@ -233,7 +233,7 @@ def moments(states: States, rows: Tensor, columns: Tensor, targets: Tensor) -> M
     return Moments(mean, (squares / seen).sqrt(), class_mean)
 
 
-def _explained(
+def _explain(
     error: NotFiniteError, dataset: Dataset, inputs: Inputs, rows: Mapping[str, np.ndarray]
 ) -> RunError:
     for split, numbers in rows.items():
@@ -245,8 +245,8 @@ def _explained(
                 row, column = bad[0].tolist()
                 name = dataset.examples.table["id"].iloc[inputs.text_of[int(part[row])]]
                 where = f"{name!r} ({split}) at {dataset.sources[column % tensor.shape[-2]]}"
-                what = f"the state of {where} is not finite: the store is damaged there, make it again"
-                return RunError(what, code="damaged")
+                what = f"the state of {where} is not finite"
+                return RunError(f"{what}: the store is damaged there, make it again", code="damaged")
     return RunError(f"{error}: lower lr")
 
 
@@ -258,13 +258,12 @@ def probe_tasks(
 
     The latter read the places ``beside`` the layers too.
     """
-    by_site: dict[Site, list[Column]] = {}
-    for column in columns:
-        if column.layer > 0:
-            by_site.setdefault(column.site, []).append(column)
-    if joint:
-        by_site = {site: [Column.of(site, [c.layer for c in each], beside)] for site, each in by_site.items()}
-    return [Task.of(column, seed=seed) for each in by_site.values() for seed in seeds for column in each]
+    tasks, seeds = [], list(seeds)
+    for site in dict.fromkeys(column.site for column in columns if column.layer > 0):
+        heads = [column for column in columns if column.site == site and column.layer > 0]
+        heads = [Column.of(site, [column.layer for column in heads], beside)] if joint else heads
+        tasks += [Task.of(column, seed=seed) for seed in seeds for column in heads]
+    return tasks
 
 
 def plan_tasks(dataset: Dataset, how: Fitting, *, joint: bool = False) -> tuple[list[Task], list[str]]:
@@ -276,17 +275,12 @@ def plan_tasks(dataset: Dataset, how: Fitting, *, joint: bool = False) -> tuple[
     """
     first, beside = how.seed, dataset.beside_places
     tasks = probe_tasks(dataset.columns, range(first, first + how.seeds), joint=joint, beside=beside)
-    own = [task.column for task in tasks if (task.site, task.seed) == (tasks[0].site, first)]
-    middle = own[len(own) // 2]
-    notes: list[str] = []
-    embedding = [
-        Task.of(Column.of(column.site, [0] * len(middle.places)), seed=first)
-        for column in dataset.columns
-        if column.layer == 0
-    ]
-    if not embedding:
-        notes.append(f"control {EMBEDDING!r} left out: the store has no layer 0")
-    tasks += [*embedding, Task.of(middle, "shuffled", first)]
+    columns = [task.column for task in tasks if (task.site, task.seed) == (tasks[0].site, first)]
+    middle = columns[len(columns) // 2]
+    sites = [column.site for column in dataset.columns if column.layer == 0]
+    notes = [] if sites else [f"control {EMBEDDING!r} left out: the store has no layer 0"]
+    tasks += [Task.of(Column.of(site, [0] * len(middle.places)), seed=first) for site in sites]
+    tasks.append(Task.of(middle, "shuffled", first))
     if problem := _no_person(dataset.examples):
         notes.append(f"positive control left out: {problem}")
     else:
@@ -309,12 +303,12 @@ def part_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
     UserError for more parts than layers, and for heads of several layers.
     """
     if tasks[0].below:
-        why = "divides layers, and this head reads all of them at once: leave it out"
-        raise UserError(f"part={part} {why}", code="conflict")
+        why = "divides layers, and this head reads all of them at once"
+        raise UserError(f"part={part} {why}: leave it out", code="conflict")
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > (n := len(layers)):
         raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")
-    block = {*part.block(layers), *((0,) if part.number == 1 else ())}
+    block = {*part.block(layers), *([0] if part.number == 1 else [])}
     return [task for task in tasks if task.layer in block]
 
 
@@ -333,37 +327,36 @@ def file_of(what: str) -> str:
 def save(fitted: Fitted, file: Path) -> None:
     """Write trained heads in full precision, with their validation figures."""
     tensors = {f"head.{name}": value for name, value in fitted.head.state_dict().items()}
-    tensors |= {name: torch.from_numpy(getattr(fitted, name)) for name in _FIGURES}
+    tensors |= {name: torch.from_numpy(values) for name, values in fitted.figures.items()}
     write_tensors(file, tensors, {"tasks": [asdict(task) for task in fitted.tasks], "steps": fitted.steps})
 
 
 def joined(parts: PartRuns, make_head: MakeHead, tasks: Sequence[Task], width: int, what: str = "") -> Fitted:
     """Join the heads of all parts, in the order of the tasks; the parts may have more."""
     tensors: dict[str, list[Tensor]] = {}
-    there: list[Task] = []
+    trained: list[Task] = []
     steps = 0
     for run in parts.runs:
-        found, about = _read(run.path / file_of(what))
-        there += [Task(**{**task, "below": (), "beside": ()}) for task in about["tasks"]]
+        tensors_of_part, about = _read(run.path / file_of(what))
+        trained += [Task(**{**task, "below": (), "beside": ()}) for task in about["tasks"]]
         steps = max(steps, about["steps"])
-        for name, value in found.items():
+        for name, value in tensors_of_part.items():
             tensors.setdefault(name, []).append(value)
-    if lacking := [task for task in tasks if task not in there]:
+    if lacking := [task for task in tasks if task not in trained]:
         raise UserError(f"no part has the head {lacking[0].stream}: make the parts again", code="parts")
-    order = torch.tensor([there.index(task) for task in tasks])
+    order = torch.tensor([trained.index(task) for task in tasks])
     whole = {name: torch.cat(values)[order] for name, values in tensors.items()}
     head = build(make_head, tasks, width)
     head.load_state_dict({k.removeprefix("head."): v for k, v in whole.items() if k.startswith("head.")})
-    figures: dict[str, np.ndarray] = {name: whole[name].numpy() for name in _FIGURES}
-    return Fitted(tuple(tasks), head.eval(), steps=steps, seconds=0.0, **figures)
+    accuracy, loss, auroc = (whole[name].numpy() for name in ("accuracy", "loss", "auroc"))
+    return Fitted(tuple(tasks), head.eval(), accuracy, loss, auroc, steps, seconds=0.0)
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     again = "run the part's command again with overwrite=true"
     try:
-        tensors, about = read_tensors(file)
+        return read_tensors(file)
     except FileNotFoundError:
         raise UserError(f"{file} is missing: {again}", code="parts") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{file} is damaged (it {first_line(error)}): {again}", code="damaged") from error
-    return tensors, about

@@ -120,14 +120,13 @@ def head_losses(
     """
     if loss == "double_softmax":
         logits = logits.softmax(dim=-1)
-    each = F.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
-    ).view(targets.shape)
+    rows = (logits.flatten(0, 1), targets.flatten())
+    losses = F.cross_entropy(*rows, reduction="none", label_smoothing=smoothing).view(targets.shape)
     if weights is None and shares is None:
-        return each.mean(dim=0)
-    of = torch.ones_like(each) if weights is None else weights.gather(1, targets.T).T
-    of = of if shares is None else of * shares
-    return (each * of).sum(dim=0) / of.sum(dim=0)
+        return losses.mean(dim=0)
+    factors = torch.ones_like(losses) if weights is None else weights.gather(1, targets.T).T
+    factors = factors if shares is None else factors * shares
+    return (losses * factors).sum(dim=0) / factors.sum(dim=0)
 
 
 def highest(logits: Tensor, mask: Tensor) -> Tensor:
@@ -143,13 +142,6 @@ def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """Select the tensors whose names begin with a name and a dot, without these."""
     start = f"{name}."
     return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-
-
-def _rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
-    """Compute the rate of each number in Adam's last step (Kingma and Ba 2015, algorithm 1)."""
-    how, state = optimizer.param_groups[0], optimizer.state[parameter]
-    second = state["exp_avg_sq"] / (1 - how["betas"][1] ** state["step"])
-    return how["lr"] / (second.sqrt() + how["eps"])
 
 
 class Validated(NamedTuple):
@@ -203,8 +195,7 @@ class ProberModule(LightningModule):
         super().__init__()
         self.head, self.how = head, how
         self._columns, self._orders = columns, torch.tensor(orders)
-        plain = all(each == (1.0, 1.0) for each in class_weights)
-        self._weights = None if plain else torch.tensor(class_weights)
+        self._weights = torch.tensor(class_weights) if set(class_weights) - {(1.0, 1.0)} else None
         self._warmup, self._steps, count = warmup, steps, len(columns)
         self._heads = torch.arange(count)
         self.accuracy = np.full(count, -1.0)
@@ -227,7 +218,7 @@ class ProberModule(LightningModule):
             "head": self.head.state_dict(), "best": self.best,
             "figures": {name: torch.from_numpy(getattr(self, name)) for name in _FIGURES},
         }  # fmt: skip
-        return {f"{part}.{name}": value for part, found in parts.items() for name, value in found.items()}
+        return {f"{part}.{name}": value for part, of in parts.items() for name, value in of.items()}
 
     def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """:meth:`tensors` and the progress of the training, for :meth:`resume`."""
@@ -286,11 +277,11 @@ class ProberModule(LightningModule):
             smoothing=self.how.label_smoothing,
         )  # fmt: skip
         if logits.ndim == 4:
-            found = self._span_losses(logits, targets, shares, states.own, losses)
+            of_heads = self._span_losses(logits, targets, shares, states.own, losses)
         else:
-            found = losses(logits, targets, shares=shares)
-        self.recent = found.detach()
-        return found.sum()
+            of_heads = losses(logits, targets, shares=shares)
+        self.recent = of_heads.detach()
+        return of_heads.sum()
 
     def _span_losses(
         self, logits: Tensor, targets: Tensor, shares: Tensor | None, judged: Tensor,
@@ -302,13 +293,13 @@ class ProberModule(LightningModule):
         """
         orders = self._orders if len(judged) > len(logits) else torch.zeros_like(self._orders)
         own = judged.unflatten(0, (-1, len(logits)))[orders].movedim(0, 2)  # (n, T, H)
-        of = torch.ones_like(targets, dtype=logits.dtype) if shares is None else shares.expand_as(targets)
+        shares = torch.ones_like(targets, dtype=logits.dtype) if shares is None else shares.expand_as(targets)
         tokens = losses(
             logits.flatten(0, 1), targets[:, None].expand(own.shape).flatten(0, 1),
-            shares=(of[:, None] * own).flatten(0, 1),
+            shares=(shares[:, None] * own).flatten(0, 1),
         )  # fmt: skip
         share = min(1.0, self.steps_taken / max(1, self._steps - 1)) if self.how.loss == "span_max" else 0.0
-        return (1 - share) * tokens + share * losses(highest(logits, own), targets, shares=of)
+        return (1 - share) * tokens + share * losses(highest(logits, own), targets, shares=shares)
 
     def validation_step(self, batch: Batch, index: int) -> None:
         states, targets, shares = batch
@@ -319,18 +310,18 @@ class ProberModule(LightningModule):
         self._seen.append((logits, targets[0], weights))
 
     def on_validation_epoch_end(self) -> None:
-        found = self._validated()
+        validated = self._validate()
         if self.logger is not None:
-            self.log_dict(self._figures(found))
+            self.log_dict(self._figures(validated))
         if self._warmup and self.steps_taken <= self._warmup:
             return
-        better = self._better(found) & ~self.over
+        better = self._better(validated) & ~self.over
         self.waited = np.where(better, 0, self.waited + 1)
-        self._keep(found, better)
+        self._keep(validated, better)
         if self.over.all():
             self.trainer.should_stop = True
 
-    def _validated(self) -> Validated:
+    def _validate(self) -> Validated:
         logits, targets, weights = (torch.cat(part).cpu() for part in zip(*self._seen, strict=True))
         self._seen.clear()
         shares = weights[:, None] if (weights != 1).any() else None
@@ -343,24 +334,29 @@ class ProberModule(LightningModule):
         margins = (logits[..., WRONG] - logits[..., CORRECT]).double().numpy()
         return Validated(losses, right.mean(dim=0).numpy(), margins, (targets == WRONG).numpy())
 
-    def _better(self, found: Validated) -> np.ndarray:
+    def _better(self, validated: Validated) -> np.ndarray:
         """Find the heads (H,) that surpass their own best."""
-        equal = found.accuracy == self.accuracy
-        return (found.accuracy > self.accuracy) | (equal & (found.losses < self.loss_value))
+        equal = validated.accuracy == self.accuracy
+        return (validated.accuracy > self.accuracy) | (equal & (validated.losses < self.loss_value))
 
-    def _keep(self, found: Validated, better: np.ndarray) -> None:
+    def _keep(self, validated: Validated, better: np.ndarray) -> None:
         """Keep the figures and parameters of the heads (H,) that are better."""
-        self.accuracy[better], self.loss_value[better] = found.accuracy[better], found.losses[better]
-        for i in np.flatnonzero(better):
-            self.auroc[i] = found.auroc(int(i))
+        self.accuracy[better] = validated.accuracy[better]
+        self.loss_value[better] = validated.losses[better]
+        self.auroc[better] = [validated.auroc(int(i)) for i in np.flatnonzero(better)]
         chosen = torch.from_numpy(np.flatnonzero(better))
         for name, value in self.head.state_dict().items():
             self.best[name][chosen] = value[chosen.to(value.device)].to(self.best[name].device)
 
     def on_train_batch_end(self, *_: Any) -> None:
         if type(self.head).shrink is not ProbeHead.shrink:
-            optimizer = self.trainer.optimizers[0]
-            self.head.shrink({n: _rate(optimizer, p) for n, p in self.head.named_parameters()})
+            optimizer, rates = self.trainer.optimizers[0], {}
+            how = optimizer.param_groups[0]
+            for name, parameter in self.head.named_parameters():  # Kingma and Ba 2015, algorithm 1
+                state = optimizer.state[parameter]
+                second = state["exp_avg_sq"] / (1 - how["betas"][1] ** state["step"])
+                rates[name] = how["lr"] / (second.sqrt() + how["eps"])
+            self.head.shrink(rates)
 
     def restore_best(self) -> ProbeHead:
         """Return the heads with each one's best parameters, on the CPU and in evaluation mode."""
@@ -374,11 +370,11 @@ class ProberModule(LightningModule):
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.how.gamma)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _figures(self, found: Validated) -> dict[str, float]:
+    def _figures(self, validated: Validated) -> dict[str, float]:
         """Name the figures of a validation for the log."""
-        figures: dict[str, float] = {}
-        for i, stream in enumerate(self.head.streams):
-            figures[f"train_loss/{stream}"] = float(self.recent[i])
-            figures[f"validation_loss/{stream}"] = float(found.losses[i])
-            figures[f"validation_accuracy/{stream}"] = float(found.accuracy[i])
-        return figures
+        figures: dict[str, Any] = {
+            "train_loss": self.recent, "validation_loss": validated.losses,
+            "validation_accuracy": validated.accuracy,
+        }  # fmt: skip
+        streams = list(enumerate(self.head.streams))
+        return {f"{name}/{s}": float(values[i]) for i, s in streams for name, values in figures.items()}

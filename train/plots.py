@@ -89,8 +89,7 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
     """Draw both curves with their areas; dotted lines are a score by chance."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
-    figure, axes = canvas(9.6, 5.0, columns=2)
-    left, right = axes[0]
+    figure, ((left, right),) = canvas(9.6, 5.0, columns=2)
     rate = float(wrong.mean())
     left.plot([0, 1], [0, 1], **_DOTTED)
     right.axhline(rate, **_DOTTED)
@@ -123,8 +122,7 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
     It lies between an oracle, which rejects all wrong texts first, and a random order. The legend has
     the mean risk over all coverages, of which PRR is a rescaling.
     """
-    figure, axes = canvas(7.6, 4.8)
-    ax = axes[0, 0]
+    figure, ((ax,),) = canvas(7.6, 4.8)
     rate = float(wrong.mean())
     ax.axhline(rate, **_DOTTED, label=f"{rate:.2f}  random order")
     for name, values, style in scores:
@@ -133,25 +131,21 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
         ax.plot(coverage[shown], risk[shown], label=f"{risk.mean():.2f}  {name}", **style.curve)
     coverage, risk = risk_coverage(wrong, wrong)
     ax.plot(coverage, risk, color=GREY, linewidth=0.9, label=f"{risk.mean():.2f}  oracle")
-    ax.set_xlabel("coverage: share of texts kept, lowest score first")
+    ax.set(xlim=(0, 1), ylim=(0, None), xlabel="coverage: share of texts kept, lowest score first")
     ax.set_ylabel("risk: share wrong of those kept")
-    ax.set(xlim=(0, 1), ylim=(0, None))
     legend(ax, "beside", title="mean risk (test)")
     write_png(figure, path)
 
 
 def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) -> None:
     """Draw a line per set of probabilities P(wrong), with its ECE."""
-    figure, axes = canvas(5.8, 5.6)
-    ax = axes[0, 0]
+    figure, ((ax,),) = canvas(5.8, 5.6)
     ax.plot([0, 1], [0, 1], **_DOTTED)
     for name, values, style in probabilities:
-        said, true = tenths(wrong, values)
         look = style.curve | {"linewidth": 1.2, "marker": style.marker, "markersize": 4.5}
-        ax.plot(said, true, clip_on=False, label=f"{ece(wrong, values):.2f}  {name}", **look)
+        ax.plot(*tenths(wrong, values), clip_on=False, label=f"{ece(wrong, values):.2f}  {name}", **look)
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", ylabel="share wrong of that tenth (test)")
     ax.set_xlabel("P(wrong) as predicted, mean of a tenth of the texts")
-    ax.set_ylabel("share wrong of that tenth (test)")
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     legend(ax, "upper left", title="ECE (test)")
     write_png(figure, path)
 
@@ -173,14 +167,12 @@ def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarra
         edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
         for kind, label, colour in ((0, "right texts", BLUE), (1, "wrong texts", ORANGE)):
             part = np.clip(values[wrong == kind], edges[0], edges[-1])
-            ax.hist(part, edges, density=True, histtype="stepfilled", color=colour, alpha=0.25)
-            ax.hist(
-                part, edges, density=True, histtype="step", color=colour, linewidth=1.5, label=label,
-                linestyle="--" if kind else "-",
-            )  # fmt: skip
+            look = {"density": True, "color": colour}
+            ax.hist(part, edges, **look, histtype="stepfilled", alpha=0.25)
+            line = "--" if kind else "-"
+            ax.hist(part, edges, **look, histtype="step", linewidth=1.5, linestyle=line, label=label)
         ax.axvline(0.0, **_DOTTED)
-        ax.set_xlabel("margin: logit of wrong minus logit of correct")
-        ax.set_xlim(edges[0], edges[-1])
+        ax.set(xlabel="margin: logit of wrong minus logit of correct", xlim=(edges[0], edges[-1]))
         ax.set_title(f"{name} (AUROC {auroc(wrong, values):.2f})", fontsize=_FONT + 1)
     axes[0, 0].set_ylabel("density (test)")
     axes[0, 0].margins(y=0.12)
@@ -210,9 +202,9 @@ def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Eva
         Series(f"after ({figures.calibration.method})", trained.bank.calibration(saved), PROBER),
     ]
     if trained.with_entropy is not None:
-        detector = evaluator.calibrated(trained.with_entropy)
+        detector, name = evaluator.calibrated(trained.with_entropy), _with_entropy(figures)
         assert detector.probability is not None
-        name, values = _with_entropy(figures), detector.scores[rows]
+        values = detector.scores[rows]
         scores.append(Series(name, values, ENTROPY))
         probabilities.append(Series(name, detector.probability(values), ENTROPY))
     beside = [d for name in _BESIDE for d in trained.controls if d.name == name]
@@ -233,19 +225,17 @@ def _by_layer(path: Path, figures: Figures) -> None:
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = canvas(9.0, 7.6, rows=2, sharex=True)
-    sites = figures.sites
     together = figures.ensemble if len(figures.layers) > 1 else None
     for ax, (key, label) in zip(axes[:, 0], _PANELS, strict=True):
-        for number, site in enumerate(sites):
+        for number, site in enumerate(figures.sites):
             entries = [entry for entry in figures.layers if entry.site == site]
-            aside = 0.16 * (number - (len(sites) - 1) / 2)  # so that two sites' bars do not hide each other
+            aside = 0.16 * (number - (len(figures.sites) - 1) / 2)  # two sites' bars do not hide each other
             style = (PROBER, *OTHERS)[number % (1 + len(OTHERS))]
             places, name = [entry.layer + aside for entry in entries], "head of each layer"
             if ends := entries[0].together:
                 places, name = [(ends[0] + ends[-1]) / 2 + aside], "one head of these layers"
-                ax.hlines(
-                    [e.get(key) for e in entries if e.get(key) is not None], ends[0], ends[-1], style.colour
-                )
+                values = [e.get(key) for e in entries if e.get(key) is not None]
+                ax.hlines(values, ends[0], ends[-1], style.colour)
             _errorbars(ax, places, entries, key, f"{site}, {name}", style)
         ax.set_ylabel(label)
         _level(ax, together, key, ENSEMBLE, BLUE)
@@ -253,8 +243,7 @@ def _by_layer(path: Path, figures: Figures) -> None:
         _controls(ax, figures, key)
     layers = sorted({k for entry in figures.layers for k in entry.together or [entry.layer]})
     bottom = axes[1, 0]
-    bottom.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
-    bottom.set_xlabel("layer (after this block)")
+    bottom.set(xlim=(layers[0] - 0.6, layers[-1] + 0.6), xlabel="layer (after this block)")
     bottom.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
     write_png(figure, path)
 

@@ -23,8 +23,6 @@ from probers.types import RunError
 from .before_after import MOMENTS
 
 _WIDTH = 100  # columns of the terminal
-
-_METRICS = "metrics.json"
 _HEADER = ("", "best layer", "validation", "AUROC (test)", "acc.", "ECE", "folder")
 
 
@@ -60,16 +58,15 @@ def _row(figures: Figures) -> tuple[str, ...]:
 
 def _figures(folder: Path) -> Figures | None:
     """Read the figures of a prober; None for those of a classifier."""
-    path = folder / _METRICS
+    path, message = folder / "metrics.json", "the figures of a run cannot be read"
     try:
         if not isinstance(metrics := read_json(path), dict):
             raise ValueError("holds no JSON object")
         return Figures.read(metrics) if "layers" in metrics else None
     except ValidationError as error:
-        why = f"{path} lacks some or was altered"
-        raise RunError(f"the figures of a run cannot be read: {why}", code="damaged") from error
+        raise RunError(f"{message}: {path} lacks some or was altered", code="damaged") from error
     except (OSError, ValueError) as error:
-        raise RunError(f"the figures of a run cannot be read: {path}: {error}", code="damaged") from error
+        raise RunError(f"{message}: {path}: {error}", code="damaged") from error
 
 
 @dataclass(frozen=True)
@@ -83,18 +80,15 @@ class Origin:
 
 def write_card(bank: Prober, figures: Figures, origin: Origin, out: Path | None) -> str:
     """Render ``README.md`` of a prober in a folder, or of one that is not written yet."""
-    spec, read = bank.spec, origin.read
+    spec, read, prefix = bank.spec, origin.read, f"{ENSEMBLE} vs "
     over = f"{spec.pool} over the {spec.position} tokens"
     if spec.pool == "prompt":
         over = "the prompt's last token, before anything is written"
     if bank.aggregate is not None:
         which = "each token" if spec.position == "token" else f"each of the {spec.position} tokens"
         over = f"{which}, joined by their {bank.aggregate}"
-    beaten_by = [
-        name.removeprefix(f"{ENSEMBLE} vs ")
-        for name, pair in figures.pairs.items()
-        if name.startswith(f"{ENSEMBLE} vs ") and not ((pair["auroc"].ci95 or [0])[0] > 0)
-    ]
+    pairs = {n.removeprefix(prefix): pair for n, pair in figures.pairs.items() if n.startswith(prefix)}
+    beaten_by = [name for name, pair in pairs.items() if not ((pair["auroc"].ci95 or [0])[0] > 0)]
     shown = "PROBER" if out is None else public_path(out, "PROBER")
     stores = ",".join(public_path(path, "STORE") for path in origin.data)
     stores = stores if len(origin.data) == 1 else f"[{stores}]"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from probers import checksums
 from probers.cli.inputs import newest_store
@@ -19,7 +20,7 @@ from probers.prober.report import Report
 from probers.store.files import fingerprint
 from probers.store.joined import Sources
 from probers.store.store import FeatureStore
-from probers.types import UserError
+from probers.types import UserError, count
 
 from . import sweeps
 from .assemble import Trained, assemble
@@ -35,11 +36,8 @@ from .settings import Stores, Train
 log = logging.getLogger(__name__)
 
 
-class Chosen(NamedTuple):
-    """Search whose winner is trained: its folder, claimed, and the entry ``search`` of the figures."""
-
-    folder: RunFolder
-    entry: Mapping[str, Any]
+#: Folder, claimed, of a search whose winner is trained, and its entry ``search`` of the figures.
+Chosen = tuple[RunFolder, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -78,23 +76,20 @@ class Plan:
         others = [Path(path) for path in listed(settings.test)]
         single = [*paths, *others] if settings.matrix or others else []
         if single and (settings.part is not None or parts is not None):
-            raise UserError(
-                "matrix and test are of whole trainings: leave part and launch out", code="conflict"
-            )
+            raise UserError("matrix and test are of whole trainings: leave part and launch out", "conflict")
         stores = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
         alone = {str(store.path): Sources.of([store], *how) for store in stores}
         request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
         dataset = Dataset.load(sources.stores, settings.layer, request, sources.beside)
         dataset = method.prepare(dataset, sources.stores)
-        examples = dataset.examples
-        rule.check_number(len(examples.groups("validation")))
+        rule.check_number(len(dataset.examples.groups("validation")))
         tasks, notes = method.plan(dataset)
         if joins_layers(method.make) and settings.layer_sets:
             why = "this head reads all layers at once: give layer=[..] and run once for each set"
             raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
         sets = sweeps.sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
         curve, seed = settings.learning_curve, settings.seed
-        fewer = sweeps.sizes_of(settings.sizes, examples, curve=curve, seed=seed)
+        fewer = sweeps.sizes_of(settings.sizes, dataset.examples, curve=curve, seed=seed)
         dataset.inputs(build(method.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
         return cls(settings, method, sources, dataset, tasks, notes, sets, fewer, paths, others, alone)
 
@@ -111,14 +106,14 @@ class Plan:
         if self.settings.texts.path is None:
             del identity["texts"]  # runs of before have no such key
         else:
-            identity["inputs"] |= {"texts": checksums.inputs(str(self.settings.texts.path))}
+            identity["inputs"]["texts"] = checksums.inputs(str(self.settings.texts.path))
         if self.method.inputs:
-            identity["inputs"] |= {"probers": self.method.inputs}
+            identity["inputs"]["probers"] = self.method.inputs
         return identity
 
 
 @dataclass(frozen=True)
-class Made:
+class Result:
     """A prober, its report, seconds of training, and what the prober in each additional folder is.
 
     ``read`` says that it was trained on texts of others.
@@ -150,12 +145,16 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
 def run_plan(plan: Plan, parts: PartRuns | None = None, search: Chosen | None = None) -> Path:
     """Write the prober of a plan, or its part, in a folder that resumes; returns the folder."""
     settings, dataset, part = plan.settings, plan.dataset, plan.settings.partition
-    out = Path(settings.out or _default_out(plan.stores, settings))
+    layers = settings.layer
+    # Beside the folder of a single run, not in it: either can be there first, or be removed.
+    which = layers if isinstance(layers, str) else f"layer{'-'.join(map(str, listed(layers)))}"
+    sites = (*listed(settings.site), *settings.beside)
+    out = Path(settings.out or default_out("train", plan.stores, settings, *sites, which))
     if part is not None:
         out, tasks = part.folder(out), part_tasks(plan.tasks, part)
     folder = RunFolder(out, "train", plan.identity)
     if search is not None:
-        folder = search.folder
+        folder, _ = search
     elif not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
         return out
     if settings.split != "store" or settings.train_on or settings.test_on:
@@ -163,64 +162,54 @@ def run_plan(plan: Plan, parts: PartRuns | None = None, search: Chosen | None = 
     model = plan.sources.stores[0].spec.model.id
     if part is not None:
         read = of_tasks(dataset, plan.sources.stores, tasks)
-        sweeps.fit_part(lambda *given: plan.fit(out, *given), tasks, read, plan.fewer, out)
+        sweeps.fit_part(partial(plan.fit, out), tasks, read, plan.fewer, out)
         folder.finish({"model": model, "part": str(part)})
         _remove_checkpoints(out)
         which = ", ".join(map(str, sorted({task.layer for task in tasks if task.is_probe})))
         log.info("wrote the heads of layers %s, part %s, to %s", which, part, out)
         log.info("once all parts are there: probers-merge %s/*", out.parent)
         return out
-    made = train(plan, out, {} if search is None else {"search": search.entry})
-    table = _matrix(plan, made.bank, out) if plan.alone else ""
-    figures = made.report.figures
+    result = train(plan, out, {} if search is None else {"search": search[1]})
+    table = _matrix(plan, result.bank, out) if plan.alone else ""
+    figures = result.report.figures
     folder.finish({"model": model, "best_layer": figures.best_layer, "auroc": figures.ensemble.auroc})
     _remove_checkpoints(out)
 
-    log.info("%s", made.report)
+    log.info("%s", result.report)
     if table:
         log.info("%s", table)
-    size = f"{len(made.bank.layers)} layer{'s' * (len(made.bank.layers) > 1)}"
-    how = f"trained in {made.seconds:.0f} s" if parts is None else f"trained in {len(parts.runs)} parts"
-    log.info("wrote a prober of %s to %s (%s)", size, out, how)
-    if made.further:
-        log.info("%s", compare_runs([[about] for about in made.further.values()], list(made.further)))
-    folders = sorted({path.parent for path in made.further})
-    log.info("next: %s", _next(made.bank, out, folders, read=made.read))
+    how = f"{result.seconds:.0f} s" if parts is None else f"{len(parts.runs)} parts"
+    log.info("wrote a prober of %s to %s (trained in %s)", count(len(result.bank.layers), "layer"), out, how)
+    if result.further:
+        log.info("%s", compare_runs([[about] for about in result.further.values()], list(result.further)))
+    folders = sorted({path.parent for path in result.further})
+    log.info("next: %s", _next(result.bank, out, folders, read=result.read))
     return out
 
 
-def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -> Made:
+def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -> Result:
     """Train the heads of a plan, and assemble and measure its probers; with ``out`` they are written there.
 
     ``more`` are further figures.
     """
-    settings, method = plan.settings, plan.method
-
-    def fitter(tasks: Sequence[Task], dataset: Dataset, what: str = "") -> Fitted:
-        return plan.fit(out, tasks, dataset, what)
-
+    settings, method, fitter = plan.settings, plan.method, partial(plan.fit, out)
     fitted = fitter(plan.tasks, plan.dataset)
     trained = assemble(fitted, plan.dataset, settings, refuse=method.refuse)
     trained = replace(trained, notes=[*plan.notes, *trained.notes])
     trained, dataset = method.complete(trained, fitted, plan.dataset, out)
-    sizes = bool(settings.sizes)
-    trained, smaller = sweeps.of_sizes(
-        fitter, trained, dataset, plan.fewer, settings, seed=settings.seed, controls=sizes
-    )
-    bank, figures = _measured(plan, trained, dataset.examples, out, more or {})
-    additional = [
-        *(smaller if sizes else ()),
-        *sweeps.of_layers(plan.sets, fitted, trained, dataset, settings),
-    ]
+    of_sizes = partial(sweeps.of_sizes, seed=settings.seed, controls=bool(settings.sizes))
+    trained, smaller = of_sizes(fitter, trained, dataset, plan.fewer, settings)
+    bank, figures = _measure(plan, trained, dataset.examples, out, more or {})
+    of_layers = sweeps.of_layers(plan.sets, fitted, trained, dataset, settings)
     further = {}
-    for each in additional:
+    for prober in (*(smaller if settings.sizes else ()), *of_layers):
         assert out is not None
-        _measured(plan, each.trained, each.examples, out / each.folder, {})
-        further[out / each.folder] = each.about
-    return Made(bank, Report(figures), fitted.seconds, further, dataset.examples.read)
+        _measure(plan, prober.trained, prober.examples, out / prober.folder, {})
+        further[out / prober.folder] = prober.about
+    return Result(bank, Report(figures), fitted.seconds, further, dataset.examples.read)
 
 
-def _measured(
+def _measure(
     plan: Plan, trained: Trained, examples: Examples, out: Path | None, more: Mapping[str, Any]
 ) -> tuple[Prober, Figures]:
     """Measure a prober, describe it, and with ``out`` write its folder; returns it with its figures."""
@@ -241,11 +230,10 @@ def _measured(
 def _matrix(plan: Plan, bank: Prober, out: Path) -> str:
     """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
     settings, names = plan.settings, list(map(str, plan.stores))
-    split = SplitRequest(settings.split, seed=settings.seed)
-    probers = {}
+    split, probers = SplitRequest(settings.split, seed=settings.seed), {}
     if len(names) > 1 and settings.matrix:
-        trained_on = {name: plan.alone[name] for name in names}
-        probers = sweeps.each_alone(trained_on, settings.layer, split, plan.method.make, settings, settings)
+        stores = {name: plan.alone[name] for name in names}
+        probers = sweeps.each_alone(stores, settings.layer, split, plan.method.make, settings, settings)
     probers[sweeps.ALL if len(names) > 1 else names[0]] = bank
     cells = sweeps.matrix(probers, plan.alone, split, settings.resamples)
     sweeps.write_matrix(cells, out)
@@ -265,13 +253,11 @@ def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> st
 
     ``read`` says that it was trained on texts of others.
     """
-    command = use_command(bank, out, bank.spec.model.id, read=read)
     answers = not read and bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
-    if command is not None and further and answers:
+    if command := use_command(bank, out, bank.spec.model.id, read=read):
         probers = ",".join(map(str, [out, *further]))
-        return f"probers-compare triggers=[never,probing] probers=[{probers}]"
-    if command is not None:
-        return command
+        compare = f"probers-compare triggers=[never,probing] probers=[{probers}]"
+        return compare if further and answers else command
     load = f"Prober.from_pretrained({str(out)!r})"
     if bank.head.tokens:
         needs = f'Needs.of({bank.layers}, site="{bank.spec.site}", pool="{bank.spec.pool}")'
@@ -289,8 +275,8 @@ def opened_stores(settings: Stores) -> list[FeatureStore]:
     """Open the stores in ``data``, by default the newest complete one."""
     paths = list(map(Path, listed(newest_store() if settings.data is None else settings.data)))
     if not paths and settings.data is None:
-        message = "there is no complete feature store under runs/: run probers-datagen, or pass data=FOLDER"
-        raise UserError(message, code="no-artifact")
+        message = "there is no complete feature store under runs/"
+        raise UserError(f"{message}: run probers-datagen, or pass data=FOLDER", code="no-artifact")
     if not paths:
         raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
     log.info("reading %s", ", ".join(map(str, paths)))
@@ -302,13 +288,6 @@ def listed(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _default_out(paths: Sequence[Path], settings: Train) -> Path:
-    layer = settings.layer
-    # Beside the folder of a single run, not in it: either can be there first, or be removed.
-    which = layer if isinstance(layer, str) else f"layer{'-'.join(map(str, listed(layer)))}"
-    return default_out("train", paths, settings, *listed(settings.site), *settings.beside, which)
-
-
 def default_out(command: str, paths: Sequence[Path], settings: Stores, *more: Any) -> Path:
     """Name the folder of a run without ``out``, after stores, pool and what else is given."""
     names = ["+".join(path.name for path in paths), *listed(settings.pool), *map(str, more)]
@@ -317,12 +296,9 @@ def default_out(command: str, paths: Sequence[Path], settings: Stores, *more: An
 
 def identified(settings: Stores, paths: Sequence[Path], layers: Iterable[int]) -> dict[str, Any]:
     """Resolve the configuration, with the inputs named by content."""
-    inputs = {
-        "stores": [fingerprint(path) for path in paths],
-        "layers": sorted(set(layers)),
-        # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
-        "examples_per_step": settings.record["batch_size"],
-    }
+    inputs: dict[str, Any] = {"stores": list(map(fingerprint, paths)), "layers": sorted(set(layers))}
+    # The run folder ignores batch_size, which elsewhere affects speed only; here it changes the heads.
+    inputs["examples_per_step"] = settings.record["batch_size"]
     # Runs of before have no key beside.
     record = {key: value for key, value in settings.record.items() if value or key != "beside"}
     return record | {"data": list(map(str, paths)), "inputs": inputs}

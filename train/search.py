@@ -23,9 +23,9 @@ from probers.cli.components import Component
 from probers.cli.runs import RunFolder
 from probers.data.splits import Partition
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import Bootstrap, Sample, bounds, number
+from probers.evaluation.bootstrap import Bootstrap, Sample, bounded, number
 from probers.files import canonical_json, write_text
-from probers.heads import ProbeHead, is_joint
+from probers.heads import is_joint
 from probers.prober.report import cut
 from probers.store.joined import JoinedStores, Stored, of_site
 from probers.store.store import FeatureStore
@@ -36,7 +36,7 @@ from .data import Dataset
 from .examples import Examples, SplitRequest, load_examples
 from .heads import Task, build, head_of, maker, probe_tasks, train_heads
 from .methods import method_of
-from .run import Chosen, default_out, identified, listed, opened_stores
+from .run import default_out, identified, listed, opened_stores
 from .run import run as train
 from .settings import Assembling, Fitting, Search, Stores, Train
 
@@ -71,9 +71,8 @@ def run(settings: Search) -> Path:
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     examples = load_examples([*stores.values(), *chain.from_iterable(beside.values())], request)
     settings.rule().check_number(len(examples.groups("validation")))
-    folds = [
-        fold(examples, Partition(n, settings.folds), settings.seed) for n in range(1, settings.folds + 1)
-    ]
+    parts = [Partition(n, settings.folds) for n in range(1, settings.folds + 1)]
+    folds = [fold(examples, part, settings.seed) for part in parts]
     planned, left_out = plan(heads, stores, beside, examples, settings)
 
     out = Path(settings.out or default_out("search", paths, settings, *listed(settings.sites)))
@@ -91,12 +90,12 @@ def run(settings: Search) -> Path:
     write_text(out / _FILE, canonical_json(entry))
     log.info("%s", table(entry))
     read = (stores[winner.place.site], *beside[winner.place.beside])
-    own = chain.from_iterable(s.stores if isinstance(s, JoinedStores) else (s,) for s in read)
+    single = chain.from_iterable(s.stores if isinstance(s, JoinedStores) else (s,) for s in read)
     shared = {f.name for kind in (Fitting, Assembling, Stores) for f in fields(kind)} - {"_record"}
     how: dict[str, Any] = {name: getattr(settings, name) for name in shared}
-    how |= {"data": list(dict.fromkeys(str(one.path) for one in own)), "pool": pool, "out": str(out)}
+    how |= {"data": list(dict.fromkeys(str(store.path) for store in single)), "pool": pool, "out": str(out)}
     how |= {"site": winner.place.site, "beside": list(winner.place.beside), "layer": list(winner.layers)}
-    return train(Train(**how, head=winner.head), search=Chosen(folder, entry))
+    return train(Train(**how, head=winner.head), search=(folder, entry))
 
 
 #: What is read beside the states, by kind, and the stores that have it.
@@ -110,11 +109,11 @@ def stores_of(
 
     UserError for a site or kind that no store has.
     """
-    there = dict.fromkeys(spec.site for store in opened for spec in store.features if spec.pool == pool)
-    sites = sites or [site for site in there if site not in BESIDE or len(there) == 1]
-    kinds = [kind for kind in BESIDE if kind in there and there.keys() > {kind}]
-    sets = [[], kinds] if sets is None else sets
-    beside = {tuple(each): [of_site(opened, pool, kind) for kind in each] for each in sets}
+    stored = dict.fromkeys(spec.site for store in opened for spec in store.features if spec.pool == pool)
+    sites = sites or [site for site in stored if site not in BESIDE or len(stored) == 1]
+    if sets is None:
+        sets = [[], [kind for kind in BESIDE if kind in stored and stored.keys() > {kind}]]
+    beside = {tuple(kinds): [of_site(opened, pool, kind) for kind in kinds] for kinds in sets}
     return {site: of_site(opened, pool, site) for site in sites}, beside
 
 
@@ -128,11 +127,11 @@ def fold(examples: Examples, part: Partition, seed: int) -> Examples:
     rest = sorted((g for g in names if g not in held), key=lambda g: draw_key("checks", seed, g))
     checks = max(1, round(_CHECKS * len(rest)))
     side = held | dict.fromkeys(rest[:checks], "validation") | dict.fromkeys(rest[checks:], "train")
-    of = np.array([side[g] for g in examples.column("group", "train").astype(str)], dtype=object)
+    sides = np.array([side[g] for g in examples.column("group", "train").astype(str)], dtype=object)
     if "inside" in examples.table:  # what nobody judged is only trained on
-        of[(examples.column("inside", "train") < 0) & (of != "train")] = ""
-    rows = {split: examples.rows["train"][of == split] for split in SPLITS}
-    if any(len(set(examples.wrong[own])) < 2 for own in rows.values()):
+        sides[(examples.column("inside", "train") < 0) & (sides != "train")] = ""
+    rows = {split: examples.rows["train"][sides == split] for split in SPLITS}
+    if any(len(set(examples.wrong[numbers])) < 2 for numbers in rows.values()):
         few = f"{len(names)} training groups are too few to have both labels in each part of each fold"
         raise UserError(f"folds={part.count}: {few}; give fewer folds, or more texts", code="labels")
     return replace(examples, rows=rows)
@@ -166,9 +165,8 @@ class Candidate:
         """Make a candidate; UserError where the head cannot be trained on the states."""
         joint, beside = is_joint(head.kind), dataset.beside_places
         tasks = tuple(probe_tasks(dataset.columns, [settings.seed], joint=joint, beside=beside))
-        made = cls(place, head, dataset, tasks)
         dataset.inputs(build(maker(head), tasks[:1], dataset.states.shape[-1]), settings.loss)
-        return made
+        return cls(place, head, dataset, tasks)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -190,26 +188,26 @@ def plan(
     pool = "pooled" if examples.members is None else "tokens"
     tried = heads or {name: Component.of("head", name) for name in _HEADS[pool]}
     sets = {str(given).replace(" ", ""): given for given in settings.layer_sets or ["all"]}
-    found: dict[tuple[Any, ...], Candidate] = {}
+    candidates: dict[tuple[Any, ...], Candidate] = {}
     refused: dict[Place, UserError] = {}
     for layers in sets if settings.layer_sets else ["all", _UPPER]:
         for (site, store), beside, (head, component) in product(stores.items(), besides, tried.items()):
             if beside and settings.beside is None and not getattr(component.kind, "beside", False):
                 continue
             every = [k for k in store.spec.layers if k > 0]
-            place, own = Place(head, layers, site, beside), sets.get(layers, every[len(every) // 2 :])
+            place, numbers = Place(head, layers, site, beside), sets.get(layers, every[len(every) // 2 :])
             try:
-                dataset = Dataset.load([store], own, examples, besides[beside])
-                made = Candidate.of(place, component, dataset, settings)
-                found.setdefault((head, site, beside, made.layers), made)
+                dataset = Dataset.load([store], numbers, examples, besides[beside])
+                candidate = Candidate.of(place, component, dataset, settings)
+                candidates.setdefault((head, site, beside, candidate.layers), candidate)
             except UserError as error:
                 refused[place] = error
-    used = {each for candidate in found.values() for each in candidate.place}
-    asked = [*heads, *(sets if settings.layer_sets else ()), *listed(settings.sites), *besides]
+    used = {value for candidate in candidates.values() for value in candidate.place}
+    named = [*heads, *(sets if settings.layer_sets else ()), *listed(settings.sites), *besides]
     for place, why in refused.items():
-        if not found or any(each not in used for each in place if each in asked):
+        if not candidates or any(value not in used for value in place if value in named):
             raise why
-    return list(found.values()), {str(place): str(why) for place, why in refused.items()}
+    return list(candidates.values()), {str(place): str(why) for place, why in refused.items()}
 
 
 def rounds(
@@ -220,7 +218,7 @@ def rounds(
     Round r has the better half of round r - 1, the best first, and two at least. A journal keeps every
     finished fold of a candidate.
     """
-    journal, found = Journal(out / _JOURNAL), dict[str, list[Record]]()
+    journal, records = Journal(out / _JOURNAL), dict[str, list[Record]]()
     lines = journal.read()
     if lines.damaged or lines.cut:
         log.warning("%s is damaged in places; what stood there is measured again", journal.path)
@@ -233,18 +231,18 @@ def rounds(
             key = (candidate.name, fold)
             if key not in known:
                 if known and sum(r["seconds"] for r in known.values()) >= 60 * settings.minutes:
-                    return found
+                    return records
                 log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
                 known[key] = _measure(candidate, fold, examples, settings)
                 journal.append([known[key]])
                 result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
                 log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
-            found.setdefault(candidate.name, []).append(known[key])
+            records.setdefault(candidate.name, []).append(known[key])
             if known[key]["failed"] is None:
                 measured.append(candidate)
-        measured.sort(key=lambda candidate: -_mean(found[candidate.name]).value)
+        measured.sort(key=lambda candidate: -_mean(records[candidate.name]).value)
         alive = measured[: max(2, -(-len(measured) // 2))]
-    return found
+    return records
 
 
 def _measure(candidate: Candidate, fold: int, part: Examples, settings: Search) -> Record:
@@ -263,20 +261,15 @@ def _measure(candidate: Candidate, fold: int, part: Examples, settings: Search) 
         if error.code == "damaged":
             raise
         return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
-    groups, wrong = part.column("group", "test"), part.wrong[part.rows["test"]]
-    bootstrap = Bootstrap(groups, resamples=how.resamples, seed=how.seed + fold)
-    sample = bootstrap.sample(trained.saved.scores[part.rows["test"]], partial(metrics.auroc, wrong))
+    test, head = part.rows["test"], trained.bank.head
+    bootstrap = Bootstrap(part.column("group", "test"), resamples=how.resamples, seed=how.seed + fold)
+    sample = bootstrap.sample(trained.saved.scores[test], partial(metrics.auroc, part.wrong[test]))
+    size = sum(value.nbytes for value in head.state_dict().values())
+    size -= sum(2 * parameter.numel() for parameter in head.parameters())  # saved in half precision
     return record | {
         "auroc": sample.value, "drawn": [None if np.isnan(v) else float(v) for v in sample.drawn],
-        "kilobytes": _kilobytes(trained.bank.head), "seconds": time.perf_counter() - begun,
+        "kilobytes": size / 1000, "seconds": time.perf_counter() - begun,
     }  # fmt: skip
-
-
-def _kilobytes(head: ProbeHead) -> float:
-    """Size of heads as they are saved, parameters in half precision."""
-    learned = sum(2 * parameter.numel() for parameter in head.parameters())
-    whole = sum(value.nbytes for value in head.state_dict().values())
-    return (whole - learned) / 1000
 
 
 def _mean(records: Sequence[Record]) -> Sample:
@@ -286,15 +279,16 @@ def _mean(records: Sequence[Record]) -> Sample:
 
 
 def summary(
-    candidates: Sequence[Candidate], found: Mapping[str, Sequence[Record]], folds: Sequence[Examples],
+    candidates: Sequence[Candidate], records: Mapping[str, Sequence[Record]], folds: Sequence[Examples],
     minutes: float,
 ) -> tuple[Candidate, dict[str, Any]]:  # fmt: skip
     """Choose the winner among the candidates of the last round, and put down what was tried.
 
     RunError where every candidate failed.
     """
-    failed = {name: last["failed"] for name, (*_, last) in found.items() if last["failed"] is not None}
-    done = {name: own for name, of in found.items() if (own := [r for r in of if r["failed"] is None])}
+    failed = {name: last["failed"] for name, (*_, last) in records.items() if last["failed"] is not None}
+    done = {name: [r for r in of if r["failed"] is None] for name, of in records.items()}
+    done = {name: measured for name, measured in done.items() if measured}
     if not done:
         raise RunError(f"no candidate could be trained: {next(iter(failed.values()))}")
     ranked = sorted(done, key=lambda name: (-len(done[name]), -_mean(done[name]).value))
@@ -302,19 +296,18 @@ def summary(
     best = done[ranked[0]]
     tried = []
     for name in ranked:
-        own, candidate, place = done[name], by_name[name], by_name[name].place
-        interval = _mean(own).interval.figures("auroc")
+        measured, place, mean = done[name], by_name[name].place, _mean(done[name])
         # The winner has every fold that another has.
-        against = _mean(own).minus(_mean(best[: len(own)])).interval.figures("difference")
+        against = mean.minus(_mean(best[: len(measured)])).interval.figures("difference")
         tried.append({
-            "name": name, "head": place.head, "layers": list(candidate.layers),
-            "site": place.site, "beside": list(place.beside), "folds": len(own),
-            **interval, **({} if name == ranked[0] else against),
-            "seconds": sum(r["seconds"] for r in own), "kilobytes": own[0]["kilobytes"],
+            "name": name, "head": place.head, "layers": list(by_name[name].layers),
+            "site": place.site, "beside": list(place.beside), "folds": len(measured),
+            **mean.interval.figures("auroc"), **({} if name == ranked[0] else against),
+            "seconds": sum(r["seconds"] for r in measured), "kilobytes": measured[0]["kilobytes"],
         })  # fmt: skip
     return by_name[ranked[0]], {
         "winner": ranked[0], "tried": tried, "left_out": failed,
-        "not_tried": [name for name in by_name if name not in found],
+        "not_tried": [name for name in by_name if name not in records],
         "folds": [{"texts": len(f.rows["test"]), "groups": len(f.groups("test"))} for f in folds],
         "minutes": minutes,
     }  # fmt: skip
@@ -326,15 +319,12 @@ def table(entry: Mapping[str, Any]) -> str:
     by = f"{entry['tried'][0]['folds']} of {len(entry['folds'])} folds"
     lines = [f"choice by {by} of the training groups, 95% intervals", head.rstrip()]
     for row in entry["tried"]:
-        auroc = f"{number(row['auroc'])} {bounds(row['auroc_ci'])}"
-        to = "winner"
-        if "difference" in row:
-            to = f"{number(row['difference'], '+.2f')} {bounds(row['difference_ci'], '+.2f')}"
+        to = bounded(row, "difference", "+.2f", absent="-") if "difference" in row else "winner"
         lines.append(
-            f"  {cut(row['name'], 33):34}{row['folds']:>6}  {auroc:18}{to:21}"
+            f"  {cut(row['name'], 33):34}{row['folds']:>6}  {bounded(row, 'auroc', absent='-'):18}{to:21}"
             f"{row['seconds']:>6.0f}{row['kilobytes']:>9,.1f}"
         )
     if entry["not_tried"]:
-        told = f"not tried, as the time was over: {'; '.join(entry['not_tried'])}"
-        lines.append(fill(told, 98, subsequent_indent="  "))
+        message = f"not tried, as the time was over: {'; '.join(entry['not_tried'])}"
+        lines.append(fill(message, 98, subsequent_indent="  "))
     return "\n".join(lines)

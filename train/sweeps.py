@@ -44,16 +44,15 @@ def sizes_of(sizes: Sequence[int], whole: Examples, *, curve: bool, seed: int) -
     texts = len(whole.rows["train"])
     if sizes and max(sizes) > texts:
         raise UserError(f"sizes names {max(sizes)}, and {texts} training texts are there: give no more")
-    wanted = set(sizes)
-    if not wanted and curve:
-        wanted = {n for n in (_TEXTS, *(round(share * texts) for share in _SHARES)) if 0 < n < texts}
+    points = (_TEXTS, *(round(share * texts) for share in _SHARES)) if curve else ()
+    wanted = set(sizes) or {n for n in points if 0 < n < texts}
     parts = {size: whole.training_part(size, seed) for size in sorted(wanted)}
     for size in sizes:
         if (of := len(parts[size].rows["train"])) > size:
             raise UserError(f"sizes={size}: the group drawn first has {of} texts; give {of} at least")
         if _of_one_label(parts[size]):
-            why = "the training texts drawn all have the same label; give more"
-            raise UserError(f"sizes={size}: {why}", code="labels")
+            why = "the training texts drawn all have the same label"
+            raise UserError(f"sizes={size}: {why}; give more", code="labels")
     return parts
 
 
@@ -117,17 +116,17 @@ def of_sizes(
     curve: list[CurvePoint] = []
     probers: list[SweptProber] = []
     for size, examples in fewer.items():
-        of, texts = len(examples.rows["train"]), len(whole.rows["train"])
+        n, texts = len(examples.rows["train"]), len(whole.rows["train"])
         if _of_one_label(examples):
-            notes.append(f"{of} training texts are not on the learning curve: all have the same label")
+            notes.append(f"{n} training texts are not on the learning curve: all have the same label")
             continue
         smaller = trained
-        if of < texts:
+        if n < texts:
             part = replace(dataset, examples=examples)
             fitted = fitter(tasks, part, f"{size}-texts")
             smaller = assemble(fitted, part, choice, controls=controls, refuse=False)
-            curve.append(_point(smaller, examples, of / texts))
-        probers.append(SweptProber(f"sizes/{size}", f"{of} texts", smaller, examples))
+            curve.append(_point(smaller, examples, n / texts))
+        probers.append(SweptProber(f"sizes/{size}", f"{n} texts", smaller, examples))
     if fewer:
         curve.append(_point(trained, whole, 1.0))
     return replace(trained, curve=curve, notes=notes), probers
@@ -142,9 +141,8 @@ def of_layers(
         subset = assemble(fitted.select(heads), dataset, choice, controls=False, refuse=False)
         notes = list(dict.fromkeys([*trained.notes, *subset.notes]))
         subset = replace(subset, controls=trained.controls, person=trained.person, notes=notes)
-        names = list(map(str, layers))
-        about = f"layer{'s' * (len(names) > 1)} {', '.join(names)}"
-        yield SweptProber(f"layers/{'-'.join(names)}", about, subset, dataset.examples)
+        about = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
+        yield SweptProber(f"layers/{'-'.join(map(str, layers))}", about, subset, dataset.examples)
 
 
 def _point(trained: Trained, examples: Examples, share: float) -> CurvePoint:
@@ -171,14 +169,12 @@ def each_alone(
     choice: Assembling,
 ) -> dict[str, Prober]:  # fmt: skip
     """Train a prober on each store by itself, with the first seed."""
-    probers = {}
+    probers, plain, joint = {}, replace(choice, with_entropy=False), joins_layers(make)
     for name, (of_sites, beside) in stores.items():
         dataset = Dataset.load(of_sites, layer, split, beside)
-        joint = joins_layers(make)
         tasks = probe_tasks(dataset.columns, [how.seed], joint=joint, beside=dataset.beside_places)
         log.info("training on %s alone", name)
         fitted = train_heads(make, tasks, dataset, how)
-        plain = replace(choice, with_entropy=False)
         bank = assemble(fitted, dataset, plain, controls=False, refuse=False).bank
         probers[name] = replace(bank, seen=dataset.examples.seen())
     return probers
@@ -201,39 +197,29 @@ def matrix(
         examples = load_examples([*of_sites, *beside], split)
         for row, bank in probers.items():
             dataset = Dataset.load(of_sites, list(bank.layers), examples, beside)
-            scores = score_texts(bank, dataset, bank.aggregate)
-            cells[row][column] = _cell(
-                bank, examples, scores, partial(Bootstrap, resamples=resamples, seed=split.seed)
-            )
+            cells[row][column] = _cell(bank, dataset, resamples, split.seed)
     return cells
 
 
-def _cell(
-    bank: Prober, examples: Examples, scores: np.ndarray, resample: Callable[[np.ndarray], Bootstrap]
-) -> dict[str, Any]:
-    test = examples.rows["test"]
+def _cell(bank: Prober, dataset: Dataset, resamples: int, seed: int) -> dict[str, Any]:
+    examples, test = dataset.examples, dataset.examples.rows["test"]
     sides = examples.sides(bank.seen or Seen({}), "test")
     fresh = test[[side not in ("train", "validation") for side in sides]]
-    wrong, scores = examples.wrong[fresh], scores[fresh]
+    wrong, scores = examples.wrong[fresh], score_texts(bank, dataset, bank.aggregate)[fresh]
     figures: dict[str, Any] = {"n": len(fresh), "seen": len(test) - len(fresh)}
     if len(set(wrong.tolist())) < 2:
-        return figures | {"wrong": None, "auroc": None, "auroc_ci": None, "ece": None, "fired": None}
-    bootstrap = resample(examples.table["group"].to_numpy()[fresh])
-    ece = float(metrics.ece(wrong, bank.probability(scores)))
+        return figures | dict.fromkeys(("wrong", "auroc", "auroc_ci", "ece", "fired"))
+    bootstrap = Bootstrap(examples.table["group"].to_numpy()[fresh], resamples=resamples, seed=seed)
     figures |= bootstrap.interval(scores, partial(metrics.auroc, wrong)).figures("auroc")
-    return figures | {
-        "wrong": float(wrong.mean()),
-        "ece": ece,
-        "fired": float((scores > bank.threshold).mean()),
-    }
+    figures["ece"] = float(metrics.ece(wrong, bank.probability(scores)))
+    return figures | {"wrong": float(wrong.mean()), "fired": float((scores > bank.threshold).mean())}
 
 
 def write_matrix(cells: Matrix, out: Path) -> None:
     """Write ``matrix.json`` and ``plots/matrix.png``."""
     write_text(out / "matrix.json", canonical_json(cells))
     columns = list(next(iter(cells.values())))
-    figure, axes = canvas(1.6 + 0.95 * len(columns), 1.0 + 0.55 * len(cells))
-    ax = axes[0, 0]
+    figure, ((ax,),) = canvas(1.6 + 0.95 * len(columns), 1.0 + 0.55 * len(cells))
     values = np.array([[cell["auroc"] or np.nan for cell in row.values()] for row in cells.values()])
     ax.imshow(values, cmap="RdBu", vmin=0.2, vmax=0.8, aspect="auto")
     for place, value in np.ndenumerate(values):
@@ -242,8 +228,7 @@ def write_matrix(cells: Matrix, out: Path) -> None:
         ax.text(place[1], place[0], shown, ha="center", va="center", color="white" if dark else "black")
     ax.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
     ax.set_yticks(range(len(cells)), list(cells))
-    ax.set_xlabel("tested on")
-    ax.set_ylabel("trained on")
+    ax.set(xlabel="tested on", ylabel="trained on")
     ax.set_title("AUROC of wrong texts; 0.5 is chance", fontsize=9)
     write_png(figure, out / "plots" / "matrix.png")
 

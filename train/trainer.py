@@ -8,7 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -65,10 +65,10 @@ class Checkpoint(Callback):
         self.stretches, self.finished = about["stretches"], about["finished"] or over
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        optimizer = trainer.optimizers[0]
-        for index, parameter in enumerate(_parameters(optimizer)):
+        state = trainer.optimizers[0].state
+        for index, parameter in enumerate(self._module.learned):
             if stored := below(self._tensors, f"adam.{index}"):
-                optimizer.state[parameter] = {k: v.to(parameter.device) for k, v in stored.items()}
+                state[parameter] = {k: v.to(parameter.device) for k, v in stored.items()}
         self._tensors = {}
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
@@ -82,26 +82,18 @@ class Checkpoint(Callback):
 
     def _write(self, trainer: Trainer) -> None:
         tensors, about = self._module.stored()
-        optimizer = trainer.optimizers[0]
-        for index, parameter in enumerate(_parameters(optimizer)):
-            tensors |= {f"adam.{index}.{k}": v for k, v in optimizer.state[parameter].items()}
+        for index, parameter in enumerate(self._module.learned):
+            state = trainer.optimizers[0].state[parameter]
+            tensors |= {f"adam.{index}.{k}": v for k, v in state.items()}
         write_tensors(self._path, tensors, {"stretches": self.stretches, **about, "finished": self.finished})
         self._written = time.monotonic()
-
-
-def _parameters(optimizer: Any) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and a plain record, with a checksum of both; RunError if that fails."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    record = json.dumps(about)
-    write_bytes(path, encode(plain, {"about": record, "sha256": _checksum(plain, record)}))
-
-
-def _checksum(tensors: dict[str, Tensor], about: str) -> str:
-    return digest(encode(tensors, {"about": about}), 64)
+    metadata = {"about": json.dumps(about)}
+    write_bytes(path, encode(plain, metadata | {"sha256": digest(encode(plain, metadata), 64)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
@@ -113,9 +105,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
             metadata = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"is damaged ({first_line(error)})") from error
-    if "about" not in metadata or "sha256" not in metadata:
+    if not {"about", "sha256"} <= metadata.keys():
         raise ValueError("carries no checksum")
-    if _checksum(tensors, metadata["about"]) != metadata["sha256"]:
+    if digest(encode(tensors, {"about": metadata["about"]}), 64) != metadata["sha256"]:
         raise ValueError("was altered")
     return tensors, json.loads(metadata["about"])
 
@@ -156,11 +148,12 @@ def train(
             return
         done, callbacks = saved.stretches, [saved]
     large = module.reads_model or sum(p.numel() for p in head.parameters()) >= _LARGE
+    layers = list(dict.fromkeys(filter(None, names)))
     bar = tqdm(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
-        desc=what or _told(names), disable=not schedule.steps,
+        desc=what or (layers[0] if len(layers) == 1 else f"{len(layers)} layers"), disable=not schedule.steps,
     )  # fmt: skip
-    with bar, _quiet(), nullcontext() if large else _one_thread():
+    with bar, _quiet(large=large):
         trainer = Trainer(
             **how.hardware(), max_epochs=len(schedule.ends) - done, num_sanity_val_steps=0,
             logger=_logger(how.logger, out, what), callbacks=[*callbacks, _Progress(bar, module, names)],
@@ -180,12 +173,6 @@ def train(
         import wandb
 
         wandb.finish()  # the next run of a sweep is a run of its own
-
-
-def _told(names: Sequence[str]) -> str:
-    """Layers of the heads, or how many there are."""
-    own = list(dict.fromkeys(filter(None, names)))
-    return own[0] if len(own) == 1 else f"{len(own)} layers"
 
 
 class _Progress(Callback):
@@ -224,32 +211,24 @@ _LARGE = 10_000_000
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one CPU thread, for small matrices.
+def _quiet(*, large: bool) -> Iterator[None]:
+    """Silence the trainer's remarks on hardware, workers and logging; matrices not ``large`` take one thread.
 
     A step of twelve narrow layers takes 20 ms on one thread and 10 on two idle cores, but a second when
     another program keeps a core busy.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the trainer's remarks on hardware, workers and logging intervals."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
+    threads = torch.get_num_threads()
+    loggers = map(logging.getLogger, ("lightning.pytorch", "lightning.fabric"))
+    levels = {logger: logger.level for logger in loggers}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
         warnings.filterwarnings("ignore", message=r".*(does not have many workers|Tensor Cores).*")
-        for logger in loggers:
+        for logger in levels:
             logger.setLevel(logging.ERROR)
+        torch.set_num_threads(threads if large else 1)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
+            torch.set_num_threads(threads)
+            for logger, level in levels.items():
                 logger.setLevel(level)

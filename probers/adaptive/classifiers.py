@@ -60,18 +60,18 @@ class AdaptiveClassifier:
             option = f"c={c} must be above 0" if not c > 0 else f"min_count={min_count} must be 1 or more"
             raise UserError(f"head.{option}")
         if odd := sorted(set(strategies) - set(STRATEGIES)):
-            message = f"unknown strategy {odd[0]!r}: choose among {', '.join(STRATEGIES)}"
-            raise UserError(message, "unknown-choice")
+            fix = f"choose among {', '.join(STRATEGIES)}"
+            raise UserError(f"unknown strategy {odd[0]!r}: {fix}", "unknown-choice")
         if len(set(strategies)) < 2:
             only = f"all {len(questions)} have {strategies[0]!r}" if strategies else "there are none"
-            message = f"the training questions need at least two different strategies, but {only}"
-            raise UserError(message, "labels")
+            message = "the training questions need at least two different strategies"
+            raise UserError(f"{message}, but {only}", "labels")
         vectorizer = _vectorizer(min_df=min_count)
         try:
             features = vectorizer.fit_transform(questions)
         except ValueError as error:
-            message = f"the training questions have no word in common ({error}): give more"
-            raise UserError(message, "labels") from error
+            message = f"the training questions have no word in common ({error})"
+            raise UserError(f"{message}: give more", "labels") from error
         labels = np.array([STRATEGIES.index(s) for s in strategies])
         model = logistic_regression(features, labels, c=c)
         weights = np.zeros((len(STRATEGIES), features.shape[1]))
@@ -173,9 +173,9 @@ def _columns(labels: dict[int, str], name: str) -> list[int]:
     """Find the columns of the strategies in a model's logits, in their order."""
     place = {str(label).lower(): int(column) for column, label in labels.items()}
     for names in (STRATEGIES, ("A", "B", "C")):
-        wanted = [each.lower() for each in names]
+        wanted = [name.lower() for name in names]
         if set(wanted) == set(place) and sorted(place.values()) == list(range(len(names))):
-            return [place[each] for each in wanted]
+            return [place[name] for name in wanted]
     message = f"trigger.classifier={name} has the labels {', '.join(map(str, labels.values()))}"
     raise UserError(f"{message}: its id2label must name no, single and multi (or A, B and C)", "model")
 

@@ -83,11 +83,11 @@ def read(path: Path, *, checksums: bool = True) -> Answers:
         raise UserError(f"data={path} is not finished: run its command again to continue it", "no-artifact")
     identity, file = state["identity"], path / _OUTCOMES
     names = reversed(identity["triggers"])  # of methods with one trigger the first wins
-    of = {identity["methods"][name]["trigger"]: name for name in names}
-    if missing := [trigger for trigger in TRIGGERS.values() if trigger not in of]:
-        lacks = f"data={path} compared no method of trigger {' or '.join(missing)}"
-        raise UserError(f"{lacks}: head=adaptive learns from all three strategies, '{HOW}'", "labels")
-    methods = {strategy: of[trigger] for strategy, trigger in TRIGGERS.items()}
+    method_of = {identity["methods"][name]["trigger"]: name for name in names}
+    if missing := [trigger for trigger in TRIGGERS.values() if trigger not in method_of]:
+        message = f"data={path} compared no method of trigger {' or '.join(missing)}"
+        raise UserError(f"{message}: head=adaptive learns from all three strategies, '{HOW}'", "labels")
+    methods = {strategy: method_of[trigger] for strategy, trigger in TRIGGERS.items()}
     rows = []
     try:
         for line in unsealed_lines(file):
@@ -156,9 +156,9 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
             unanswered[row.dataset] += 1
             strategy = bias.get(row.dataset)
         if strategy is None:
-            message = f"no strategy answers some questions of the data set {row.dataset!r}: label them with "
-            message += f"+head.bias.{row.dataset or 'NAME'}=single, multi or leave_out"
-            raise UserError(message, "missing-value")
+            message = f"no strategy answers some questions of the data set {row.dataset!r}"
+            fix = f"label them with +head.bias.{row.dataset or 'NAME'}=single, multi or leave_out"
+            raise UserError(f"{message}: {fix}", "missing-value")
         if strategy != "leave_out":
             labelled = splits.setdefault(row.split, Labelled([], [], []))
             for column, value in zip(labelled, (row.question, strategy, row.group), strict=True):
@@ -172,5 +172,5 @@ def label(answers: Answers, bias: Bias) -> tuple[dict[str, Labelled], dict[str, 
 
 def seen(rows: Sequence[Tried]) -> Seen:
     """Collect the groups and questions of each split."""
-    texts = {s: [(row.dataset, row.group, row.question) for row in rows if row.split == s] for s in SPLITS}
-    return Seen.of(texts)
+    questions = {s: [(r.dataset, r.group, r.question) for r in rows if r.split == s] for s in SPLITS}
+    return Seen.of(questions)

@@ -70,8 +70,7 @@ def run(request: Any) -> Path:
     train, test = labelled["train"], labelled["test"]
     classifier = settings.fit(train)  # refuses questions without anything to learn
     suffix = f",{request.suffix}" if request.suffix else ""
-    name = f"{'+'.join(path.name for path in paths)}-adaptive{suffix}"
-    out = Path(request.out or Path("runs/train", name))
+    out = Path(request.out or f"runs/train/{'+'.join(path.name for path in paths)}-adaptive{suffix}")
     folder = RunFolder(out, "train", _identity(request, parts))
     if not folder.begin(what="classifier"):
         return out
@@ -89,8 +88,8 @@ def run(request: Any) -> Path:
     folder.finish({"model": answers.model, "accuracy": figures["detectors"][CLASSIFIER]["accuracy"]})
     log.info("%s", table(figures))
     log.info("wrote a classifier of questions with %d terms to %s", len(classifier.terms), out)
-    following = 'next: probers-rag question="..." trigger=adaptive query=last_sentence trigger.classifier=%s'
-    log.info(following, out)
+    command = 'probers-rag question="..." trigger=adaptive query=last_sentence'
+    log.info("next: %s trigger.classifier=%s", command, out)
     return out
 
 
@@ -125,9 +124,8 @@ def _data(given: str | list[str] | None) -> list[Path]:
 
 def _split(part: Labelled) -> dict[str, Any]:
     """Count questions and groups, and the strategies' shares."""
-    n = len(part.questions)
-    shares = {name: count / n for name, count in sorted(Counter(part.strategies).items())}
-    return {"n": n, "groups": len(set(part.groups)), "strategies": shares}
+    n, counts = len(part.questions), sorted(Counter(part.strategies).items())
+    return {"n": n, "groups": len(set(part.groups)), "strategies": {name: k / n for name, k in counts}}
 
 
 def measure(
@@ -135,22 +133,22 @@ def measure(
 ) -> dict[str, Any]:
     """Compute ``metrics.json``, from (n, 3) ``chances`` of classifier and controls on test questions."""
     gold = np.array([STRATEGIES.index(s) for s in test.strategies])
-    said = {name: each.argmax(axis=1) for name, each in chances.items()}
+    predicted = {name: rows.argmax(axis=1) for name, rows in chances.items()}
     bootstrap = Bootstrap(test.groups, resamples=resamples, seed=seed)
-    right = {CLASSIFIER: said[CLASSIFIER] == gold, MAJORITY: gold == STRATEGIES.index(majority)}
-    right |= {name: each == gold for name, each in said.items()}
+    right = {CLASSIFIER: predicted[CLASSIFIER] == gold, MAJORITY: gold == STRATEGIES.index(majority)}
+    right |= {name: strategies == gold for name, strategies in predicted.items()}
     wrong = (gold > 0).astype(int)
     aurocs, pairs = {}, {}
     if 0 < wrong.sum() < len(wrong):
         # P(some retrieval) minus P(none) as the trigger scores it
-        scores = {name: each[:, 1:].max(axis=1) - each[:, 0] for name, each in chances.items()}
-        aurocs = {name: bootstrap.interval(each, partial(auroc, wrong)) for name, each in scores.items()}
+        scores = {name: rows[:, 1:].max(axis=1) - rows[:, 0] for name, rows in chances.items()}
+        aurocs = {name: bootstrap.interval(s, partial(auroc, wrong)) for name, s in scores.items()}
     for name in list(right)[1:]:
-        difference = bootstrap.difference(right[CLASSIFIER], right[name])
-        pair = {"diff": difference.value, "ci95": [difference.low, difference.high]}
-        pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": pair}
+        value, *limits = bootstrap.difference(right[CLASSIFIER], right[name])
+        pairs[f"{CLASSIFIER} vs {name}"] = {"accuracy": {"diff": value, "ci95": limits}}
     confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
-    np.add.at(confusion, (gold, said[CLASSIFIER]), 1)
+    np.add.at(confusion, (gold, predicted[CLASSIFIER]), 1)
+    counts, predictions = confusion.sum(axis=1), confusion.sum(axis=0)
     return {
         "schema": 1, "strategies": list(STRATEGIES), "majority": majority,
         "detectors": {
@@ -161,18 +159,14 @@ def measure(
         "confusion": confusion.tolist(),
         "by_strategy": {
             name: {
-                "n": int(confusion[i].sum()), "share": float(confusion[i].sum() / len(gold)),
-                "predicted_share": float(confusion[:, i].sum() / len(gold)),
-                "recall": _ratio(confusion[i, i], confusion[i].sum()),
-                "precision": _ratio(confusion[i, i], confusion[:, i].sum()),
+                "n": int(counts[i]), "share": float(counts[i] / len(gold)),
+                "predicted_share": float(predictions[i] / len(gold)),
+                "recall": float(confusion[i, i] / counts[i]) if counts[i] else None,
+                "precision": float(confusion[i, i] / predictions[i]) if predictions[i] else None,
             }
             for i, name in enumerate(STRATEGIES)
         },
     }  # fmt: skip
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return float(part / whole) if whole else None
 
 
 def table(figures: Mapping[str, Any]) -> str:
@@ -181,7 +175,7 @@ def table(figures: Mapping[str, Any]) -> str:
     task = "cheapest strategy that answers right, told from the question alone"
     lines = [
         f"test: {test['n']} questions, {test['groups']} groups; {task}",
-        f"labels: {_told(figures['labels'])}",
+        f"labels: {_sources(figures['labels'])}",
         f"  {'':20}{'accuracy':22}AUROC, no or some retrieval",
     ]
     for name, entry in figures["detectors"].items():
@@ -198,7 +192,7 @@ def table(figures: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in _notes(figures))])
 
 
-def _told(labels: Mapping[str, Any]) -> str:
+def _sources(labels: Mapping[str, Any]) -> str:
     """Describe the source of the labels."""
     counted = (f"{e['n']} of {d or 'no data set'} ({e['label']})" for d, e in labels["unanswered"].items())
     none = ", ".join(counted) or "no question"

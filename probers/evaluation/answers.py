@@ -155,9 +155,9 @@ def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher
     """Return 1.0 if the prediction surely names the same entity as one of the answers."""
     if not prediction.strip():
         return 0.0
-    shown = dict.fromkeys(text for text in (unmarked(prediction), prediction) if text.strip())
-    found = (matcher.match(answer, text).verdict for answer in answers if answer.strip() for text in shown)
-    return float("equivalent" in found)
+    texts = dict.fromkeys(text for text in (unmarked(prediction), prediction) if text.strip())
+    verdicts = (matcher.match(answer, text).verdict for answer in answers if answer.strip() for text in texts)
+    return float("equivalent" in verdicts)
 
 
 def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
@@ -194,8 +194,8 @@ def final_answer(text: str, cue: str, dataset: str = "") -> str:
     if cue:
         answer = extract_answer(text, cue)
     else:
-        found = head_entity(unmarked(text), partial(find_entities, fine=True))
-        answer = "" if found is None else found.text
+        entity = head_entity(unmarked(text), partial(find_entities, fine=True))
+        answer = "" if entity is None else entity.text
     if dataset not in _YES_OR_NO or not answer:
         return answer
     return "yes" if answer.lower().startswith("yes") else "no"
@@ -207,8 +207,8 @@ def extract_answer(text: str, cue: str) -> str:
     Return "" if it is absent, so that a missing answer is never right.
     """
     for shown in (unmarked(text), text) if cue else ():  # the cue itself may have signs
-        if found := [*re.finditer(re.escape(cue), shown, re.IGNORECASE)]:
-            rest = shown[found[-1].end() :].lstrip(": \n")
+        if matches := [*re.finditer(re.escape(cue), shown, re.IGNORECASE)]:
+            rest = shown[matches[-1].end() :].lstrip(": \n")
             line = unmarked(rest.splitlines()[0] if rest else "")
             return line.strip().removesuffix(".").strip(_AROUND).removesuffix("。")
     return ""

@@ -48,8 +48,7 @@ def numbers(values: np.ndarray, events: np.ndarray, train: np.ndarray, *, bins: 
     """
     seen = values[train]
     deviation = seen.std(axis=0)
-    scale = np.where(deviation > 0, deviation, 1.0)
-    inputs = [(values - seen.mean(axis=0)) / scale]
+    inputs = [(values - seen.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)]
     for column in range(values.shape[1] if bins else 0):
         borders = np.unique(np.quantile(seen[:, column], np.linspace(0, 1, bins + 1)[1:-1]))
         place = np.searchsorted(borders, values[:, column], side="right")
@@ -86,8 +85,7 @@ def pooled_auroc(
     levels = np.flatnonzero(begins | np.r_[True, ranked[1:] != ranked[:-1]])
     w = np.ones(len(labels)) if weights is None else np.asarray(weights)
     w = w[order] if w.dtype.kind == "f" else w[order].astype(np.float64)
-    event = labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
-    events = w * event
+    events = w * labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
     others = w - events
     if len(levels) < len(order):  # ties
         events, others = (np.add.reduceat(x, levels, axis=0) for x in (events, others))
@@ -121,9 +119,8 @@ class Strata:
         if short:
             return cls.by([f"{n}" if n < 5 else "5+" for n in lengths])
         borders = np.unique(np.quantile(lengths, np.arange(1, 5) / 5))
-        found, of = np.unique(np.searchsorted(borders, lengths, side="left"), return_inverse=True)
-        of = of.reshape(-1)
-        ends = [(int(x.min()), int(x.max())) for x in (lengths[of == k] for k in range(len(found)))]
+        of = cls.by(np.searchsorted(borders, lengths, side="left")).of
+        ends = [(int(x.min()), int(x.max())) for x in (lengths[of == k] for k in range(of.max() + 1))]
         return cls(tuple(f"{low}" if low == high else f"{low}-{high}" for low, high in ends), of)
 
     def and_by(self, other: Strata) -> Strata:

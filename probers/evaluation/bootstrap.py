@@ -45,8 +45,8 @@ class Interval(NamedTuple):
 
     def figures(self, name: str) -> dict[str, Any]:
         """Return the figure for JSON: ``{name: value, name_ci: [low, high]}``, null where undefined."""
-        undefined = np.isnan(self.value)
-        return {name: None if undefined else self.value, f"{name}_ci": None if undefined else self.limits}
+        value, limits = (None, None) if np.isnan(self.value) else (self.value, self.limits)
+        return {name: value, f"{name}_ci": limits}
 
 
 #: An undefined figure.
@@ -87,8 +87,8 @@ class Sample(NamedTuple):
     @property
     def interval(self) -> Interval:
         """The figure with the 95% limits of its resamples."""
-        found = self._found
-        low, high = np.quantile(found, _TAILS) if found.size else (np.nan, np.nan)
+        drawn = self._defined
+        low, high = np.quantile(drawn, _TAILS) if drawn.size else (np.nan, np.nan)
         return Interval(self.value, float(low), float(high))
 
     @property
@@ -98,14 +98,13 @@ class Sample(NamedTuple):
         It is (1 + count) / (1 + resamples), counting resamples at least as far from the figure as 0 is
         (Davison and Hinkley 1997, section 4.4).
         """
-        found = self._found
-        if not found.size:
+        if not (drawn := self._defined).size:
             return float("nan")
-        as_far = np.abs(found - self.value) >= abs(self.value) - _SAME
-        return float((1 + as_far.sum()) / (1 + found.size))
+        as_far = np.abs(drawn - self.value) >= abs(self.value) - _SAME
+        return float((1 + as_far.sum()) / (1 + drawn.size))
 
     @property
-    def _found(self) -> np.ndarray:
+    def _defined(self) -> np.ndarray:
         """The resamples with both classes, none where the figure itself is undefined."""
         return self.drawn[~np.isnan(self.drawn + self.value)]
 
@@ -117,10 +116,8 @@ def holm(p: Sequence[float]) -> list[float]:
     """
     values = np.asarray(p, dtype=np.float64)
     order = np.argsort(values, kind="stable")
-    left = np.arange(len(values), 0, -1)
-    adjusted = np.empty(len(values))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * left))
-    return list(map(float, adjusted))
+    adjusted = np.minimum(1.0, np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)))
+    return list(map(float, adjusted[np.argsort(order)]))
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -139,8 +136,7 @@ class Bootstrap:
         self._index = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
         if not self._index.size:
             raise RunError("no example to compute an interval from", "empty")
-        count = int(self._index.max()) + 1
-        rng = np.random.default_rng(seed)
+        count, rng = int(self._index.max()) + 1, np.random.default_rng(seed)
         # (groups, resamples): how often each group was drawn
         self._draws = np.empty((count, resamples), dtype=np.uint16)
         for column in range(resamples):

@@ -13,22 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..types import RunError
-from .answers import (
-    F1,
-    accuracy_contains,
-    exact_match,
-    extract_answer,
-    f1_score,
-    normalize_answer,
-    precision_recall_max,
-)
-from .bootstrap import Bootstrap, Interval, Sample, holm, mean
+from .bootstrap import Bootstrap, Interval, holm, mean
 
 __all__ = [
-    "F1", "Bootstrap", "Interval", "Ranking", "Sample", "accuracy", "accuracy_contains", "auprc", "auroc",
-    "balanced_accuracy", "brier", "ece", "ece_by_chance", "exact_match", "extract_answer", "f1_detection",
-    "f1_score", "holm", "mean", "normalize_answer", "precision_recall_max", "prr", "ranking",
-    "recall_at_fpr", "risk_coverage",
+    "Bootstrap", "Interval", "Ranking", "accuracy", "auprc", "auroc", "balanced_accuracy", "brier", "ece",
+    "ece_by_chance", "f1_detection", "holm", "mean", "prr", "ranking", "recall_at_fpr", "risk_coverage",
 ]  # fmt: skip
 
 
@@ -81,9 +70,9 @@ def risk_coverage(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, n
     """
     levels = _levels(labels, scores, None)
     edges = np.r_[0.0, levels.events + levels.others]
-    kept = np.arange(1, len(labels) + 1)
-    events = np.interp(kept, edges, np.r_[0.0, levels.events])
-    return kept / len(labels), events / kept
+    numbers = np.arange(1, len(labels) + 1)
+    events = np.interp(numbers, edges, np.r_[0.0, levels.events])
+    return numbers / len(labels), events / numbers
 
 
 def accuracy(labels: np.ndarray, fired: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -118,8 +107,7 @@ def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | Non
     """
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights
-    members = _bins(probabilities) * (probabilities - labels)
-    return np.abs(members @ w).sum(axis=0) / w.sum(axis=0)
+    return np.abs(_bins(probabilities) * (probabilities - labels) @ w).sum(axis=0) / w.sum(axis=0)
 
 
 def _bins(probabilities: np.ndarray) -> np.ndarray:
@@ -148,8 +136,7 @@ class _Levels(NamedTuple):
 
     def above(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the weight of events and of non-events at or above each score."""
-        of_events = self.events[-1] - self.events + self.positive
-        return of_events, self.others[-1] - self.others + self.negative
+        return self.events[-1] - self.events + self.positive, self.others[-1] - self.others + self.negative
 
 
 def _levels(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> _Levels:
@@ -157,10 +144,8 @@ def _levels(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) 
     order = np.argsort(scores, kind="stable")
     ranked = scores[order]
     starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-    w = np.ones(len(labels)) if weights is None else np.asarray(weights)
-    w = w[order]
-    event = labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
-    positive = w * event
+    w = np.ones(len(labels)) if weights is None else np.asarray(weights)[order]
+    positive = w * labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
     negative = w - positive
     if len(starts) < len(ranked):  # ties
         positive, negative = (np.add.reduceat(x, starts, axis=0) for x in (positive, negative))
@@ -187,15 +172,13 @@ def _recall_at_fpr(levels: _Levels, most: float = 0.1) -> Any:
 
 
 def _prr(levels: _Levels) -> Any:
-    right, kept = levels.others, levels.events + levels.others
-    total = kept[-1]
-    width = levels.positive + levels.negative
-    start, right_before = kept - width, right - levels.negative
+    right, end, width = levels.others, levels.events + levels.others, levels.positive + levels.negative
+    start, right_before = end - width, right - levels.negative
     rate = _ratio(levels.negative, width, empty=0.0)
     # Within a level A(c) = (right_before + rate (c - start)) / c, integrated in closed form.
-    log = np.log(_ratio(kept, start, empty=1.0))
-    area = ((right_before - rate * start) * log + rate * width).sum(axis=0) / total
-    a = right[-1] / total
+    log = np.log(_ratio(end, start, empty=1.0))
+    area = ((right_before - rate * start) * log + rate * width).sum(axis=0) / end[-1]
+    a = right[-1] / end[-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         best = -a * np.log(a)
     return _ratio(area - a, np.where((a > 0) & (a < 1), best, 0.0))

@@ -51,7 +51,7 @@ class Memory(tuple[Any, ...]):
     def each(self) -> list[Memory]:
         """Split into memories of one text each."""
         parts = (part.split(1) if isinstance(part, Tensor) else part.each() for part in self)
-        return [Memory(own) for own in zip(*parts, strict=True)]
+        return [Memory(parts_of_text) for parts_of_text in zip(*parts, strict=True)]
 
 
 class ProbeHead(nn.Module):
@@ -88,6 +88,7 @@ class ProbeHead(nn.Module):
         super().__init__()
         self.streams = tuple(streams)
         self.width, self.layers = width, layers
+        self._sizes = (width, layers) if self.joint else (width,)
         self.step = 0
 
     @property
@@ -138,18 +139,17 @@ class ProbeHead(nn.Module):
         span, and take both as (n, T, H) too, if each head has other texts. ValueError for other shapes.
         """
         sequences = self.tokens or self.causal
-        expected = (len(self.streams), *((self.layers,) if self.joint else ()), self.width)
+        expected = (len(self.streams), *self._sizes[::-1])
         if states.ndim != 1 + sequences + len(expected) or states.shape[-len(expected) :] != expected:
-            rows = "n, T" if sequences else "n"
-            wanted = ", ".join(map(str, expected))
-            raise ValueError(f"states have shape {tuple(states.shape)}, expected ({rows}, {wanted})")
+            wanted = ", ".join(["n", *(["T"] if sequences else []), *map(str, expected)])
+            raise ValueError(f"states have shape {tuple(states.shape)}, expected ({wanted})")
         if mask is None and not sequences:
             # Heads first: the layout of batched matrix products.
             logits = self._logits(states.transpose(0, 1))
         elif mask is None or not sequences or mask.shape[:2] != states.shape[:2]:
-            found = None if mask is None else tuple(mask.shape)
-            what = f"{type(self).__name__}'s states {tuple(states.shape)}"
-            raise ValueError(f"mask {found} does not fit {what}")
+            shape = None if mask is None else tuple(mask.shape)
+            states_of_head = f"{type(self).__name__}'s states {tuple(states.shape)}"
+            raise ValueError(f"mask {shape} does not fit {states_of_head}")
         elif self.causal:
             logits = self._sequence_logits(states, mask, own)
         else:
@@ -195,8 +195,7 @@ class ProbeHead(nn.Module):
 
     def _untrained(self, streams: Sequence[str]) -> ProbeHead:
         """Make new heads of the same kind."""
-        sizes = (self.width, *((self.layers,) if self.joint else ()))
-        return type(self)(streams, *sizes, **self.options)
+        return type(self)(streams, *self._sizes, **self.options)
 
 
 def weight_generators(streams: Sequence[str]) -> list[torch.Generator]:
@@ -213,13 +212,13 @@ class Linear(nn.Module):
         super().__init__()
         if outputs < 1:
             raise UserError(f"head.hidden={outputs} must be 1 or more")
-        bound = 1 / math.sqrt(inputs)
-        weights = [torch.rand(inputs, outputs, generator=g) for g in generators]
-        self.weight = nn.Parameter((2 * torch.stack(weights) - 1) * bound)
-        self.bias = None
-        if bias:
-            biases = [torch.rand(outputs, generator=g) for g in generators]
-            self.bias = nn.Parameter((2 * torch.stack(biases) - 1) * bound)
+
+        def uniform(*shape: int) -> nn.Parameter:
+            values = torch.stack([torch.rand(*shape, generator=g) for g in generators])
+            return nn.Parameter((2 * values - 1) * (1 / math.sqrt(inputs)))
+
+        self.weight = uniform(inputs, outputs)
+        self.bias = uniform(outputs) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is None:
@@ -265,13 +264,18 @@ class Standardise(nn.Module):
 
 
 class StandardisedHead(ProbeHead):
-    """Base of heads whose ``input`` standardises the states."""
+    """Base of heads whose ``input`` standardises the states, or leaves them as they are."""
 
-    input: Standardise
+    input: nn.Module
+
+    @property
+    def needs_moments(self) -> bool:
+        return isinstance(self.input, Standardise)
 
     def prepare(self, moments: Moments) -> None:
         """Take mean and deviation per head, dimension and, for joint heads, layer."""
-        self.input.fit(moments)
+        if isinstance(self.input, Standardise):
+            self.input.fit(moments)
 
 
 class Dropout(nn.Module):

@@ -43,12 +43,8 @@ class ForeignHead(ProbeHead):
         self._options = dict(module_options or {})
         self.module = _stacked([self._build(stream) for stream in streams])
         names: dict[int, str] = {}
-        every = self.state_dict(keep_vars=True)
-        self._tied = {
-            name: first
-            for name, value in every.items()
-            if (first := names.setdefault(id(value), name)) != name
-        }
+        firsts = {name: names.setdefault(id(v), name) for name, v in self.state_dict(keep_vars=True).items()}
+        self._tied = {name: first for name, first in firsts.items() if first != name}
         self.register_state_dict_post_hook(_drop_tied)
         self.register_load_state_dict_pre_hook(_restore_tied)
 
@@ -67,14 +63,15 @@ class ForeignHead(ProbeHead):
                 module = self.module_class(width, **self._options)
                 # Also gives lazy modules their shapes.
                 with torch.no_grad():
-                    found = module.eval()(torch.zeros(3, width))
+                    logits = module.eval()(torch.zeros(3, width))
             except Exception as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 tried = f"{name.rpartition('.')[2]}({call}) on states of shape (3, {width})"
                 fix = "it must take the width first and map (n, width) to logits"
-                what = f"head._target_={name} fails as {tried} ({reason}): {fix}"
-                raise UserError(what, code="own-class") from error
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise UserError(
+                    f"head._target_={name} fails as {tried} ({reason}): {fix}", "own-class"
+                ) from error
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         if shape not in ((3, 2), (3, 1), (3,)):
             fix = 'return logits (n, 2), wrong and correct, or one logit (n,) of "correct"'
             raise UserError(f"head._target_={name} maps 3 states to {shape}: {fix}", code="own-class")
@@ -88,13 +85,13 @@ class ForeignHead(ProbeHead):
         slices = {name: value.unbind() for name, value in (parameters | buffers).items()}
         logits = []
         for i, stream in enumerate(self.streams):
-            own = {name: parts[i] for name, parts in slices.items()}
+            tensors = {name: parts[i] for name, parts in slices.items()}
             with _seeded(draw_key(f"dropout{self.step}", 0, stream), x.device, wanted=self.training):
-                found = cast(Tensor, functional_call(self.module, own, (x[i],)))
-            for name, kept in buffers.items():
-                if own[name] is not slices[name][i]:  # assigned by the module, not written into
-                    kept[i].copy_(own[name])
-            logits.append(found.reshape(len(x[i]), -1))
+                outputs = cast(Tensor, functional_call(self.module, tensors, (x[i],)))
+            for name, buffer in buffers.items():
+                if tensors[name] is not slices[name][i]:  # assigned by the module, not written into
+                    buffer[i].copy_(tensors[name])
+            logits.append(outputs.reshape(len(x[i]), -1))
         joined = torch.stack(logits)
         return joined if joined.shape[-1] == 2 else torch.cat([torch.zeros_like(joined), joined], dim=-1)
 
@@ -110,22 +107,20 @@ def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], Pr
     """
     partial = make if isinstance(make, functools.partial) else functools.partial(make)
     cls, options = partial.func, {key: _plain(value) for key, value in partial.keywords.items()}
+    named = f"head._target_={_dotted(cls)}"
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)) or partial.args:
-        what = f"head._target_={_dotted(cls)} is not a class derived from torch.nn.Module"
-        raise UserError(what, code="own-class")
+        raise UserError(f"{named} is not a class derived from torch.nn.Module", code="own-class")
     for key, value in options.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError):
             why = "cannot be saved with the prober: give a number, a string or a list"
             raise UserError(f"head.{key}={value!r} {why}", code="own-class") from None
-    joint = issubclass(cls, ProbeHead) and cls.joint
-    arguments = ((), 1, *((1,) if joint else ())) if issubclass(cls, ProbeHead) else (1,)
+    arguments: tuple[Any, ...] = ((), *[1] * (1 + cls.joint)) if issubclass(cls, ProbeHead) else (1,)
     try:
         inspect.signature(cls).bind(*arguments, **options)
     except TypeError as error:
-        what = f"head._target_={_dotted(cls)} does not take these options: {error}"
-        raise UserError(what, code="own-class") from None
+        raise UserError(f"{named} does not take these options: {error}", code="own-class") from None
     if issubclass(cls, ProbeHead):
         return functools.partial(cls, **options)
     return functools.partial(ForeignHead, module_class=cls, module_options=options)
@@ -149,8 +144,8 @@ def _stacked(modules: Sequence[nn.Module]) -> nn.Module:
     for name, stack in parameters.items():
         stacks[id(first.get_parameter(name))] = nn.Parameter(stack.detach(), stack.requires_grad)
     for module in first.modules():  # tied tensors stay tied
-        for own in (module._parameters, module._buffers):
-            own.update({name: stacks[id(tensor)] for name, tensor in own.items() if tensor is not None})
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: stacks[id(x)] for name, x in tensors.items() if x is not None})
     return first
 
 

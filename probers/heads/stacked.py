@@ -68,7 +68,7 @@ class StackedHead(ProbeHead):
         if len(streams) != 1 or len(read) != layers:
             raise ValueError(f"one stack reads {len(read)} layers, not {len(streams)} stacks {layers} layers")
         self._places = [[read.index(layer) for layer in member["layers"]] for member in self.members]
-        self.heads = nn.ModuleList(map(self._made, self.members))
+        self.heads = nn.ModuleList(map(self._make_member, self.members))
         self.causal = any(head.causal for head in self._heads)
         for name, value in (("weights", 0.0), ("mean", 0.0), ("scale", 1.0)):
             self.register_buffer(name, torch.full((1, len(self.members)), value))
@@ -76,14 +76,15 @@ class StackedHead(ProbeHead):
         self.register_state_dict_post_hook(_with_axis)
         self.register_load_state_dict_pre_hook(_without_axis)
 
-    def _made(self, member: Mapping[str, Any]) -> ProbeHead:
+    def _make_member(self, member: Mapping[str, Any]) -> ProbeHead:
         kind, layers = self.kinds.get(member["head"]), len(member["layers"])
         if kind is None:
             raise ValueError(f"a member's head {member['head']} is unknown")
-        own: dict[str, Any] = member["options"]
-        check_options(kind, own, "members.options.")
+        options: dict[str, Any] = member["options"]
+        check_options(kind, options, "members.options.")
         names = [f"layer{k}" for k in member["layers"]]
-        head = kind(names[:1], self.width, layers, **own) if kind.joint else kind(names, self.width, **own)
+        streams, sizes = (names[:1], (self.width, layers)) if kind.joint else (names, (self.width,))
+        head = kind(streams, *sizes, **options)
         if len(member["ensemble"]["weights"]) != len(head.streams):
             raise ValueError(f"a member's ensemble does not fit its {len(head.streams)} heads")
         return head
@@ -94,7 +95,6 @@ class StackedHead(ProbeHead):
 
     @property
     def reach(self) -> int:
-        """Number of tokens, the scored one included, that its score depends on."""
         return max(head.reach for head in self._heads)
 
     @torch.no_grad()
@@ -105,17 +105,15 @@ class StackedHead(ProbeHead):
         self.intercept.fill_(intercept)
 
     def _logits(self, x: Tensor) -> Tensor:
-        each = (self._of_rows(i, x[0]) for i in range(len(self.members)))
-        return self._stacked(each)[None]
+        return self._stacked(self._score_rows(i, x[0]) for i in range(len(self.members)))[None]
 
     def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
-        def of(number: int) -> Tensor:
-            head = self._heads[number]
-            if head.causal:
-                return head.forward(x[:, :, :, self._places[number]], mask, own)
-            return self._of_rows(number, x[:, :, 0].flatten(0, 1)).unflatten(0, mask.shape)
-
-        return self._stacked(map(of, range(len(self.members))))[None]
+        return self._stacked(
+            head.forward(x[:, :, :, self._places[number]], mask, own)
+            if head.causal
+            else self._score_rows(number, x[:, :, 0].flatten(0, 1)).unflatten(0, mask.shape)
+            for number, head in enumerate(self._heads)
+        )[None]
 
     def begin(self, texts: int) -> Memory:
         """Join the empty memories of the members that read tokens in order."""
@@ -123,25 +121,25 @@ class StackedHead(ProbeHead):
 
     def advance(self, states: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """Advance these members, and let the others score the next tokens by themselves."""
-        before, after, each = iter(memory), [], []
+        before, after, each_logits = iter(memory), [], []
         for number, head in enumerate(self._heads):
             if head.causal:
-                logits, own = head.advance(states[:, :, self._places[number]], next(before))
-                after.append(own)
+                logits, memory_of_head = head.advance(states[:, :, self._places[number]], next(before))
+                after.append(memory_of_head)
             else:
-                logits = self._of_rows(number, states[:, 0])
-            each.append(logits)
-        return self._stacked(each)[:, None], Memory(after)
+                logits = self._score_rows(number, states[:, 0])
+            each_logits.append(logits)
+        return self._stacked(each_logits)[:, None], Memory(after)
 
-    def _of_rows(self, number: int, x: Tensor) -> Tensor:
+    def _score_rows(self, number: int, x: Tensor) -> Tensor:
         """Compute logits (n, heads, 2) of a member from states (n, L, d)."""
-        head, own = self._heads[number], x[:, self._places[number]]
-        return head.forward(own[:, None] if head.joint else own)
+        head, states = self._heads[number], x[:, self._places[number]]
+        return head.forward(states[:, None] if head.joint else states)
 
-    def _stacked(self, each: Iterable[Tensor]) -> Tensor:
+    def _stacked(self, each_logits: Iterable[Tensor]) -> Tensor:
         """Stack the members' logits (.., heads, 2) to logits (.., 2)."""
         scores = []
-        for member, logits in zip(self.members, each, strict=True):
+        for member, logits in zip(self.members, each_logits, strict=True):
             rule, margins = member["ensemble"], logits[..., WRONG] - logits[..., CORRECT]
             # Like Ensemble of probers.prober.decision.
             margins = torch.tanh(margins / 2) if rule["kind"] == "probabilities" else margins
@@ -153,14 +151,12 @@ class StackedHead(ProbeHead):
 
 def _with_axis(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Give the members' tensors the axis of the single stack before the axis of their own heads."""
-    for name in _of_members(state, prefix):
-        state[name] = state[name][None]
+    for name in state:
+        if name.startswith(f"{prefix}heads."):
+            state[name] = state[name][None]
 
 
 def _without_axis(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name in _of_members(state, prefix):
-        state[name] = state[name][0]
-
-
-def _of_members(state: Mapping[str, Any], prefix: str) -> list[str]:
-    return [name for name in state if name.startswith(f"{prefix}heads.")]
+    for name in state:
+        if name.startswith(f"{prefix}heads."):
+            state[name] = state[name][0]

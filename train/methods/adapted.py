@@ -125,7 +125,8 @@ class AdaptedModel:
         adapters.check_installed("head=lora")
         self.lm, self.layer = lm, layer
         blocks, names = decoder_layers(lm.model), {m: name for name, m in lm.model.named_modules()}
-        maps = [m for block in blocks[:layer] for m in block.modules() if _is_linear(m)]
+        modules = [m for block in blocks[:layer] for m in block.modules()]
+        maps = [m for m in modules if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
         if not maps:
             message = f"head=lora adapts linear maps, and the blocks of {type(lm.model).__name__} have none"
             raise UserError(message, "model")
@@ -133,7 +134,7 @@ class AdaptedModel:
             torch.manual_seed(draw_key("adapter", seed, "") >> 1)
             adapters.add(
                 lm.model, r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout,
-                target_modules=[names[each] for each in maps],
+                target_modules=[names[module] for module in maps],
             )  # fmt: skip
         self._dropouts = [m.lora_dropout for m in lm.model.modules() if hasattr(m, "lora_dropout")]
 
@@ -154,12 +155,12 @@ class AdaptedModel:
         with torch.random.fork_rng(devices=_devices(self.lm)):
             torch.manual_seed(draw_key("lora dropout", seed, str(step)) >> 1)
             try:
-                for each in self._dropouts:
-                    each.train()
+                for dropout in self._dropouts:
+                    dropout.train()
                 yield
             finally:
-                for each in self._dropouts:
-                    each.eval()
+                for dropout in self._dropouts:
+                    dropout.eval()
 
     def read(self, texts: Sequence[StoredText], *, divergence: bool) -> Pass:
         """Read prompts and answers of some texts in one pass, and with ``divergence`` in a second one."""
@@ -168,12 +169,12 @@ class AdaptedModel:
         sizes = torch.tensor([len(text.ids) for text in texts], device=ids.device)
         longest = int(sizes.max())
         there = torch.arange(longest, 0, -1, device=ids.device) <= sizes[:, None]
-        kept: list[Tensor] = []
+        states: list[Tensor] = []
 
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             state = first_tensor(output)
             assert state is not None
-            kept.append(state[:, -longest:].float())
+            states.append(state[:, -longest:].float())
 
         hook = decoder_layers(self.lm.model)[self.layer - 1].register_forward_hook(keep)
         try:
@@ -182,11 +183,11 @@ class AdaptedModel:
         finally:
             hook.remove()
         if not divergence:
-            return Pass(kept[0], None, there)
+            return Pass(states[0], None, there)
         with torch.no_grad(), adapters.switched_off(self.lm.model):
             base = decoder(ids, mask, positions, keep=longest + 1)[:, :-1].float().log_softmax(dim=-1)
         apart = (base.exp() * (base - logits.float().log_softmax(dim=-1))).sum(dim=-1)
-        return Pass(kept[0], apart, there)
+        return Pass(states[0], apart, there)
 
     @torch.inference_mode()
     def read_all(self, texts: Sequence[StoredText], most: int) -> Iterator[tuple[StoredText, np.ndarray]]:
@@ -196,10 +197,6 @@ class AdaptedModel:
             assert read.divergence is not None
             for text, apart, mask in zip(batch, read.divergence, read.mask, strict=True):
                 yield text, apart[mask].cpu().numpy()
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _devices(lm: CausalLM) -> list[torch.device]:
@@ -221,8 +218,7 @@ class Texts:
 
     def of(self, split: str) -> Tensor:
         """Numbers of the texts with spans of a split."""
-        with_spans = [i for i, text in enumerate(self.texts) if self.spans(text, split)]
-        return torch.tensor(with_spans)
+        return torch.tensor([i for i, text in enumerate(self.texts) if self.spans(text, split)])
 
     def spans(self, text: StoredText, split: str) -> dict[int, np.ndarray]:
         """Map the numbers of a text's spans of a split to their tokens."""
@@ -239,7 +235,7 @@ class Texts:
                 at = torch.from_numpy(tokens + longest - len(text.ids)).to(read.states.device)
                 chosen.append(read.states[place, at])
                 numbers.append(number)
-        sizes = torch.tensor([len(each) for each in chosen])
+        sizes = torch.tensor(list(map(len, chosen)))
         mask = (torch.arange(int(sizes.max())) < sizes[:, None]).to(read.states.device)
         states = pad_sequence(chosen, batch_first=True)[:, :, None]
         shares = None if self.shares is None else self.shares[numbers][None].to(states.device)
@@ -282,13 +278,12 @@ class LoraModule(ProberModule):
 
     @property
     def learned(self) -> list[torch.nn.Parameter]:
-        weights: Any = list(self._adapted.tensors.values())
-        return [*super().learned, *weights]
+        return [*super().learned, *self._adapted.tensors.values()]  # type: ignore[list-item]
 
     def tensors(self) -> dict[str, Tensor]:
-        own = {"adapter": self._adapted.tensors, "kept": self.kept}
-        found = {f"{part}.{name}": value for part, each in own.items() for name, value in each.items()}
-        return super().tensors() | found | {"figures.divergence": torch.from_numpy(self.divergence)}
+        adapters = {"adapter": self._adapted.tensors, "kept": self.kept}
+        tensors = {f"{part}.{name}": value for part, of in adapters.items() for name, value in of.items()}
+        return super().tensors() | tensors | {"figures.divergence": torch.from_numpy(self.divergence)}
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         super().resume(tensors, about)
@@ -296,17 +291,18 @@ class LoraModule(ProberModule):
         self.kept = below(tensors, "kept")
 
     def configure_optimizers(self) -> Any:
-        found = super().configure_optimizers()
-        rate = self.lr * self._options.lr / self.how.lr
+        options = super().configure_optimizers()
+        optimizer, rate = options["optimizer"], self.lr * self._options.lr / self.how.lr
         weights = list(self._adapted.tensors.values())
-        found["optimizer"].add_param_group({"params": weights, "lr": rate, "initial_lr": rate})
-        falling = torch.optim.lr_scheduler.ExponentialLR(found["optimizer"], self.how.gamma)
-        found["lr_scheduler"]["scheduler"] = falling
-        return found
+        optimizer.add_param_group({"params": weights, "lr": rate, "initial_lr": rate})
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.how.gamma)
+        options["lr_scheduler"]["scheduler"] = schedule
+        return options
 
     def training_step(self, batch: Any, index: int) -> Any:
         """Read a batch of texts in passes, whose gradients add up by their numbers of tokens."""
         optimizer: Any = self.optimizers()
+        schedule: Any = self.lr_schedulers()
         optimizer.zero_grad()
         chosen = [self._texts.texts[i] for i in batch.tolist()]
         total = sum(len(text.ids) for text in chosen)
@@ -321,7 +317,6 @@ class LoraModule(ProberModule):
                     raise NotFiniteError("the loss is not finite")
                 self.manual_backward(share * loss)
         optimizer.step()
-        schedule: Any = self.lr_schedulers()
         schedule.step()
 
     def _spans(self, texts: Sequence[StoredText], read: Pass, split: str) -> Any:
@@ -329,9 +324,8 @@ class LoraModule(ProberModule):
         padded, targets, shares = self._texts.batch(texts, read, split)
         if self.how.loss == "span_max" or split != "train":
             return padded, targets, shares
-        of_span = torch.arange(targets.shape[1], device=padded.mask.device)
-        of = of_span[:, None].expand_as(padded.mask)[padded.mask]
-        return padded.states[padded.mask], targets[:, of], None if shares is None else shares[:, of]
+        span_of = padded.mask.nonzero()[:, 0]
+        return padded.states[padded.mask], targets[:, span_of], None if shares is None else shares[:, span_of]
 
     def validation_step(self, batch: Any, index: int) -> None:
         for texts in passes([self._texts.texts[i] for i in batch.tolist()], self._options.tokens):
@@ -347,19 +341,19 @@ class LoraModule(ProberModule):
             raise NotFiniteError("the loss is not finite")
         super().on_validation_epoch_end()
 
-    def _better(self, found: Validated) -> np.ndarray:
+    def _better(self, validated: Validated) -> np.ndarray:
         limit = self._options.kl_limit
-        return np.array([found.auroc(0) > self.auroc[0] and (limit is None or self._last <= limit)])
+        return np.array([validated.auroc(0) > self.auroc[0] and (limit is None or self._last <= limit)])
 
-    def _keep(self, found: Validated, better: np.ndarray) -> None:
-        super()._keep(found, better)
+    def _keep(self, validated: Validated, better: np.ndarray) -> None:
+        super()._keep(validated, better)
         if better.any():
             self.divergence = self._last[None]
             self.kept = {name: value.detach().clone() for name, value in self._adapted.tensors.items()}
 
-    def _figures(self, found: Validated) -> dict[str, float]:
-        validated = {"validation_auroc": found.auroc(0), "validation_kl": float(self._last)}
-        return super()._figures(found) | validated
+    def _figures(self, validated: Validated) -> dict[str, float]:
+        figures = {"validation_auroc": validated.auroc(0), "validation_kl": float(self._last)}
+        return super()._figures(validated) | figures
 
     def restore_best(self) -> ProbeHead:
         self._adapted.load(self.kept)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from probers.cli.components import Component
 from probers.cli.runs import read_state
 from probers.cli.settings import Model, TextFile, plain
-from probers.data.texts import Text, TextSource
+from probers.data.texts import TextSource
 from probers.evaluation.bootstrap import Bootstrap
 from probers.evaluation.metrics import auroc
 from probers.heads import ProbeHead
@@ -72,32 +72,28 @@ class Adapting(Method):
         self._options: Lora = settings.head.make()
         self._notes: list[str] = []
         if settings.loss == "double_softmax" or settings.balance != "none":
-            message = "head=lora has loss=ce and loss=span_max, without balance"
-            given = f"loss={settings.loss} balance={settings.balance}"
-            raise UserError(f"{message}: leave {given} out", "unsupported")
+            message = "head=lora has loss=ce and loss=span_max, without balance: leave"
+            raise UserError(f"{message} loss={settings.loss} balance={settings.balance} out", "unsupported")
         return replace(settings, head=Component.of("head", "linear"), learning_curve=False)
 
     def prepare(self, dataset: Dataset, stores: Sequence[Stored]) -> Dataset:
         """Load the model, and keep the examples whose texts it reads in the tokens that it wrote."""
-        settings, layers = self.settings, sorted({column.layer for column in dataset.columns if column.layer})
+        settings, layers = self.settings, {column.layer for column in dataset.columns if column.layer}
         if len(layers) != 1:
             named = f"layer={settings.layer} names {len(layers)} layers"
             raise UserError(f"head=lora has one head, on one layer, and {named}: give layer=K", "conflict")
         (store, *more) = stores
         if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
-            message = "head=lora takes one store, with site=resid_post: give one as data=STORE"
-            raise UserError(message, "unsupported")
+            message = "head=lora takes one store, with site=resid_post"
+            raise UserError(f"{message}: give one as data=STORE", "unsupported")
         source = source_of(store, settings.texts)
         self._lm, examples = load_model(store, settings.device), dataset.examples
         self._texts = read_texts(store, examples, source, self._lm.tokenizer)
         read = [number for text in self._texts for number in text.spans]
-        rows = {split: own[np.isin(own, read)] for split, own in examples.rows.items()}
-        for split, own in rows.items():
-            if not len(own):
-                message = (
-                    f"no {split} text of data={store.path} is read in the tokens in which it was written"
-                )
-                raise UserError(f"head=lora reads texts again, and {message}: use head=linear", "mismatch")
+        rows = {split: numbers[np.isin(numbers, read)] for split, numbers in examples.rows.items()}
+        if empty := [split for split, numbers in rows.items() if not len(numbers)]:
+            message = f"no {empty[0]} text of data={store.path} is read in the tokens in which it was written"
+            raise UserError(f"head=lora reads texts again, and {message}: use head=linear", "mismatch")
         if lost := sum(map(len, examples.rows.values())) - len(read):
             message = "left out: the model wrote them in other tokens than it reads them in"
             self._notes.append(f"{count(lost, 'span')} {message}")
@@ -111,9 +107,8 @@ class Adapting(Method):
         self, tasks: Sequence[Task], dataset: Dataset, how: Fitting, *, out: Path | None, what: str = ""
     ) -> Fitted:
         """Train the head that the adapters begin with."""
-        return super().fit(
-            tasks, dataset, replace(how, epochs=self._options.start_epochs), out=out, what=what
-        )
+        how = replace(how, epochs=self._options.start_epochs)
+        return super().fit(tasks, dataset, how, out=out, what=what)
 
     def complete(
         self, trained: Trained, fitted: Fitted, dataset: Dataset, out: Path | None
@@ -125,11 +120,10 @@ class Adapting(Method):
         better, what was given. The adapters are written to ``out``. RunError for a loss that is not finite.
         """
         assert out is not None
-        begun, frozen, lm, options = time.perf_counter(), trained, self._lm, self._options
-        settings = self.settings
-        (number,) = (i for i, task in enumerate(fitted.tasks) if task.is_probe)
-        alone, examples = fitted.select([number]), dataset.examples
-        (task,), base = alone.tasks, lm.spec
+        begun, frozen, lm, base = time.perf_counter(), trained, self._lm, self._lm.spec
+        settings, options, examples = self.settings, self._options, dataset.examples
+        alone = fitted.select([i for i, task in enumerate(fitted.tasks) if task.is_probe])
+        (task,) = alone.tasks
         adapted = AdaptedModel(lm, task.layer, options, settings.seed)
         weights = examples.span_weights(settings.span_weight)
         shares = None if weights is None else torch.from_numpy(weights).float()
@@ -142,17 +136,15 @@ class Adapting(Method):
         about: dict[str, Any] = {
             "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
             "parameters": sum(tensor.numel() for tensor in adapted.tensors.values()),
-            "kept": module.improved,
-            "validation": {
+            "kept": module.improved, "validation": {
                 "without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0]),
             },
         }  # fmt: skip
         log.info("adapters of %s parameters: %.0f s", f"{about['parameters']:,}", time.perf_counter() - begun)
         if not module.improved:
-            message = "no adapters were better on validation than none"
-            message += "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
-            notes = [*frozen.notes, f"{message}: this prober has none"]
-            return replace(frozen, adapter=about, notes=notes), dataset
+            within = "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
+            note = f"no adapters were better on validation than none{within}: this prober has none"
+            return replace(frozen, adapter=about, notes=[*frozen.notes, note]), dataset
         folder = out / ADAPTER
         adapters.save(lm.model, folder, public_model(base.id))
         model = replace(base, revision=base.revision + adapters.mark(adapters.active_digest(lm.model)))
@@ -202,18 +194,16 @@ def _read_again(
     kind = torch.float16 if spec.dtype == "float16" else torch.float32
     states = torch.zeros(len(dataset.states), 1, spec.width, dtype=kind)
     table = dataset.examples.table.copy()
-    found: dict[int, dict[str, float]] = {}
+    spans: dict[int, dict[str, float]] = {}
     requests = [text.request for text in texts]
-    for made in lm.score_each(requests, Scoring(Needs((feature,), top=True))):
-        for place, generation in made.items():
-            text = texts[place]
-            there = text.rows >= 0
-            states[text.rows[there]] = as_stored(generation.states[feature][there], spec.dtype).to(kind)
-            for number, tokens in text.spans.items():
-                found[number] = _signals(generation, tokens)
-    own = pd.DataFrame.from_dict(found, orient="index")
-    for name in own.columns.intersection(table.columns):
-        table.loc[own.index, name] = own[name]
+    for batch in lm.score_each(requests, Scoring(Needs((feature,), top=True))):
+        for place, generation in batch.items():
+            text, stored = texts[place], texts[place].rows >= 0
+            states[text.rows[stored]] = as_stored(generation.states[feature][stored], spec.dtype).to(kind)
+            spans |= {number: _signals(generation, tokens) for number, tokens in text.spans.items()}
+    new = pd.DataFrame.from_dict(spans, orient="index")
+    for name in new.columns.intersection(table.columns):
+        table.loc[new.index, name] = new[name]
     examples = replace(dataset.examples, table=table)
     return replace(dataset, examples=examples, states=states, columns=[column], specs={column.site: spec})
 
@@ -241,33 +231,31 @@ def _of_model(adapted: AdaptedModel, texts: Texts, most: int, how: Train) -> dic
     lm.skip_too_long()
     prompts = [text.prompt.text or _beginning(lm, text) for text in test[:_CONTINUED]]
     with adapters.switched_off(lm.model):
-        own = [g for g in lm.generate(prompts, max_new_tokens=_LENGTH) if g.token_ids]
-        without = _perplexity(lm, own)
-    perplexity = {"without": without, "with": _perplexity(lm, own), "texts": len(own)}
+        written = [g for g in lm.generate(prompts, max_new_tokens=_LENGTH) if g.token_ids]
+        without = _perplexity(lm, written)
+    perplexity = {"without": without, "with": _perplexity(lm, written), "texts": len(written)}
     return {**bootstrap.interval(values.astype(float)).figures("kl"), "perplexity": perplexity}
 
 
 def _beginning(lm: CausalLM, text: StoredText) -> str:
     """First sentence of an answer, in place of a prompt."""
     answer = decode(lm.tokenizer, text.ids)
-    _, end = split_sentences(answer)[0]
-    return answer[:end]
+    return answer[: split_sentences(answer)[0][1]]
 
 
-def _perplexity(lm: CausalLM, own: Sequence[Generation]) -> float:
-    read = lm.score([g.prompt for g in own], [g.token_ids for g in own])
-    return float(np.exp(-np.concatenate([each.logprobs for each in read]).mean())) if own else float("nan")
+def _perplexity(lm: CausalLM, texts: Sequence[Generation]) -> float:
+    scored = lm.score([g.prompt for g in texts], [g.token_ids for g in texts])
+    return float(np.exp(-np.concatenate([g.logprobs for g in scored]).mean())) if texts else float("nan")
 
 
 def load_model(store: FeatureStore, device: str) -> CausalLM:
     """Load the model of a store as it was loaded for the store, on a device (UserError: another one)."""
-    known = plain(Model())
-    named = {key: value for key, value in (store.config.get("model") or {}).items() if key in known}
+    defaults = plain(Model())
+    named = {key: value for key, value in (store.config.get("model") or {}).items() if key in defaults}
     chosen = (read_state(store.path) or {}).get("chosen", {})
-    options = {
-        **known, "name": store.spec.model.id, **named, "dtype": store.spec.model.dtype, "device": device,
-        "chat_date": chosen.get("model.chat_date", named.get("chat_date")),
-    }  # fmt: skip
+    options = defaults | {"name": store.spec.model.id} | named
+    options |= {"dtype": store.spec.model.dtype, "device": device}
+    options["chat_date"] = chosen.get("model.chat_date", named.get("chat_date"))
     lm = CausalLM.from_pretrained(**options)
     store.spec.check_model(lm.spec, what=f"data={store.path}")
     return lm
@@ -279,17 +267,17 @@ def source_of(store: FeatureStore, given: TextFile) -> TextSource:
         message = f"head=lora learns from labelled tokens, and data={store.path} has none"
         fix = "make it with probers-datagen --source texts pool=tokens"
         raise UserError(f"{message}: {fix}", "mismatch")
-    kept = dict(store.config.get("texts") or {})
-    if store.config.get("source") == "judged":
-        kept = {"path": str(store.path / _JUDGED)}
+    options = dict(store.config.get("texts") or {})
     if given.path is not None:
-        kept = plain(given)
-    path = kept.get("path")
+        options = plain(given)
+    elif store.config.get("source") == "judged":
+        options = {"path": str(store.path / _JUDGED)}
+    path = options.get("path")
     if path is None or not (path.startswith("hf:") or Path(path).is_file()):
         there = "does not say where they are" if path is None else f"says they are in {path}, which is gone"
         message = f"head=lora reads the texts again, and data={store.path} {there}"
         raise UserError(f"{message}: give texts=FILE", "missing-value")
-    return TextSource(**kept, on_bad_line="skip")
+    return TextSource(**options, on_bad_line="skip")
 
 
 def read_texts(
@@ -303,7 +291,10 @@ def read_texts(
     table = store.table()
     tokens, names, starts = (table[name].to_numpy() for name in ("token", "span", "cut_at"))
     first = {name: row for row, name in reversed([*enumerate(names.tolist())])}
-    found = {name: one for one in source.all() if (name := _name_of(one, first)) is not None}
+    by_name = {}
+    for item in source.all():
+        if name := next((n for n in (f"{item.dataset}/{item.id}", item.id) if n in first), None):
+            by_name[name] = item
     node = store.config.get("prompt")
     template = Component.read("prompt", node).make() if node else PromptTemplate()
     assert examples.members is not None
@@ -311,29 +302,22 @@ def read_texts(
     for number in np.concatenate([*examples.rows.values()]).tolist():
         rows = examples.members[number]
         spans.setdefault(names[rows[0]], {})[number] = tokens[rows]
-    made = []
+    texts = []
     for name, row in first.items():
-        own = np.flatnonzero(names == name)
-        asked = f"of {source.file} {name}"
-        if (one := found.get(name)) is None or _squeezed(table["text"][row]) not in _squeezed(one.answer):
+        numbers, place = np.flatnonzero(names == name), f"of {source.file} {name}"
+        if (text := by_name.get(name)) is None or _squeezed(table["text"][row]) not in _squeezed(text.answer):
             message = f"texts={source.path} lacks the text {name} of data={store.path}, or has another answer"
             raise UserError(f"{message}: give the file that the store was made from", "mismatch")
-        prompt = one.prompt_for(tokenizer, source.file, template)
-        ids = encode_answer(tokenizer, prompt, one.answer, asked)[: tokens[own].max() + 1]
-        (encoded,) = encode_prompts(tokenizer, [prompt], [asked], start=True)
+        prompt = text.prompt_for(tokenizer, source.file, template)
+        ids = encode_answer(tokenizer, prompt, text.answer, place)[: tokens[numbers].max() + 1]
+        (encoded,) = encode_prompts(tokenizer, [prompt], [place], start=True)
         _, offsets = token_offsets(tokenizer, ids, encoded.ids)
-        if [offsets[token][0] for token in tokens[own] if token < len(ids)] != starts[own].tolist():
+        if [offsets[token][0] for token in tokens[numbers] if token < len(ids)] != starts[numbers].tolist():
             continue
-        rows = np.full(len(ids), -1)
-        rows[tokens[own]] = own
-        request = ScoreRequest(prompt, ids, asked)
-        made.append(StoredText(encoded, ids, request, rows, spans.get(name, {}), str(table["group"][row])))
-    return made
-
-
-def _name_of(one: Text, known: Mapping[str, int]) -> str | None:
-    """Look up the name of a text in the store; None where it has none."""
-    return next((name for name in (f"{one.dataset}/{one.id}", one.id) if name in known), None)
+        rows, request = np.full(len(ids), -1), ScoreRequest(prompt, ids, place)
+        rows[tokens[numbers]] = numbers
+        texts.append(StoredText(encoded, ids, request, rows, spans.get(name, {}), str(table["group"][row])))
+    return texts
 
 
 def _squeezed(text: str) -> str:

@@ -66,34 +66,29 @@ class Stacking(Method):
             raise UserError(f"{message}: give two or more, as [runs/a,runs/b]", "missing-value")
         banks = [Prober.from_pretrained(name) for name in probers]
         for name, bank in zip(probers, banks, strict=True):
-            does = {
+            reasons = {
                 "pools the tokens of a span itself": bank.head.tokens,
                 "marks the span it scores": bank.head.marker,
                 f"reads {', '.join(bank.spec.feature.beside)}": bool(bank.spec.beside),
             }
-            if odd := [what for what, true in does.items() if true]:
-                message = (
-                    f"head.probers: the head of {name} {odd[0]}, and a stack scores tokens by their states"
-                )
-                raise UserError(f"{message}: leave it out", "unsupported")
+            if reason := next((text for text, applies in reasons.items() if applies), None):
+                message = f"head.probers: the head of {name} {reason}, and a stack scores tokens"
+                raise UserError(f"{message} by their states: leave it out", "unsupported")
             banks[0].spec.check(bank.spec, what=f"head.probers: states of {probers[0]}", against=f"of {name}")
         layers = tuple(sorted({layer for bank in banks for layer in bank.layers}))
         self.probers, self.banks = probers, banks
         self.spec = replace(banks[0].spec, layers=layers)
         if settings.layer != "all" and layers_to_train(settings.layer, self.spec) != layers:
-            message = f"layer={settings.layer}: the members read layers {ranges(layers)}, leave layer out"
-            raise UserError(message, "layers")
-        members = [
-            {
-                "head": head_name(bank.head), "options": bank.head.options, "layers": list(bank.layers),
-                "ensemble": bank.ensemble.to_dict(),
-            }
-            for bank in banks
-        ]  # fmt: skip
+            message = f"layer={settings.layer}: the members read layers {ranges(layers)}"
+            raise UserError(f"{message}, leave layer out", "layers")
+        members = [{
+            "head": head_name(bank.head), "options": bank.head.options, "layers": list(bank.layers),
+            "ensemble": bank.ensemble.to_dict(),
+        } for bank in banks]  # fmt: skip
+        head = Component("head", "probers.heads.stacked.StackedHead", {"members": members})
         pool: Any = settings.pool or self.spec.pool
         return replace(
-            settings, head=Component("head", "probers.heads.stacked.StackedHead", {"members": members}),
-            pool=pool, site=settings.site or self.spec.site, layer=list(layers),
+            settings, head=head, pool=pool, site=settings.site or self.spec.site, layer=list(layers),
             learning_curve=False,
         )  # fmt: skip
 
@@ -112,8 +107,7 @@ class Stacking(Method):
     def plan(self, dataset: Dataset) -> tuple[list[Task], list[str]]:
         tasks, _ = super().plan(dataset)
         notes = ["controls that are heads left out: a stack is not trained on states"]
-        unknown = [name for name, bank in zip(self.names, self.banks, strict=True) if bank.seen is None]
-        if unknown:
+        if unknown := [name for name, bank in zip(self.names, self.banks, strict=True) if bank.seen is None]:
             message = "it is not known what these were trained on, which may be texts of validation or test"
             notes.append(f"{message}: {', '.join(unknown)}")
         return [task for task in tasks if task.is_probe], notes
@@ -131,11 +125,9 @@ class Stacking(Method):
             for split, learned in (("validation", ["train"]), ("test", ["train", "validation"])):
                 known = np.isin(examples.sides(bank.seen or Seen({}), split), learned)
                 if groups := sorted(set(map(str, examples.column("group", split)[known]))):
-                    message = (
-                        f"head.probers: {name} was trained or tuned on {len(groups)} of the {split} groups"
-                    )
+                    where = f"{len(groups)} of the {split} groups of data, such as {groups[0]!r}"
                     fix = "stack it on a store whose groups, in its splits, it has not seen"
-                    raise UserError(f"{message} of data, such as {groups[0]!r}: {fix}", "overlap")
+                    raise UserError(f"head.probers: {name} was trained or tuned on {where}: {fix}", "overlap")
         names = map(str, examples.groups("validation"))
         order = sorted(names, key=lambda g: draw_key("stack", self.settings.seed, g))
         first = np.isin(examples.column("group", "validation").astype(str), order[: len(order) // 2])
@@ -159,29 +151,20 @@ class Stacking(Method):
         head.weigh(fitted.mean, fitted.scale, fitted.weights, fitted.intercept)
         margins = score_everything(head, tasks, dataset, aggregate).of_head(0)[rows["validation"]]
         labels = wrong[rows["validation"]]
-        figures = {
-            "accuracy": np.mean((margins > 0) == labels), "auroc": auroc(labels, margins),
-            "loss": np.logaddexp(0, np.where(labels, -margins, margins)).mean(),
-        }  # fmt: skip
-        return Fitted(
-            tuple(tasks), head, steps=0, seconds=time.perf_counter() - start,
-            **{name: np.array([value]) for name, value in figures.items()},
-        )  # fmt: skip
+        accuracy = np.array([np.mean((margins > 0) == labels)])
+        loss = np.array([np.logaddexp(0, np.where(labels, -margins, margins)).mean()])
+        ranked, seconds = np.array([auroc(labels, margins)]), time.perf_counter() - start
+        return Fitted(tuple(tasks), head, accuracy, loss, ranked, steps=0, seconds=seconds)
 
     def complete(
         self, trained: Trained, fitted: Fitted, dataset: Dataset, out: Path | None
     ) -> tuple[Trained, Dataset]:
         """Add each member alone, with its own aggregate, calibration and threshold."""
-        members = [
-            Detector(
-                name,
-                score_texts(bank, dataset, bank.aggregate),
-                f"head={head_name(bank.head)}, layers {ranges(bank.layers)}",
-                bank.probability,
-                bank.threshold,
-            )
-            for name, bank in zip(self.names, self.banks, strict=True)
-        ]
+        members = []
+        for name, bank in zip(self.names, self.banks, strict=True):
+            scores = score_texts(bank, dataset, bank.aggregate)
+            about = f"head={head_name(bank.head)}, layers {ranges(bank.layers)}"
+            members.append(Detector(name, scores, about, bank.probability, bank.threshold))
         return replace(trained, members=members), dataset
 
 
