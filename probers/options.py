@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -90,7 +90,9 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Non
         UserError: an unknown key, or the first value that is not allowed; it lists the allowed ones.
     """
     hints = field_types(kind)
-    _refuse_unknown(values, hints, prefix)
+    for name in sorted(values.keys() - hints):
+        listed = ", ".join(f"{prefix}{known}" for known in hints)
+        raise UserError(f"unknown key {prefix + name!r}: the keys are {listed}", "unknown-key")
     for name, annotation in hints.items():
         if name not in values:
             continue
@@ -113,12 +115,6 @@ def check_record(kind: Any, values: Any, prefix: str = "") -> None:
         message = f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}"
         raise UserError(message, "bad-file")
     check_options(kind, values, prefix)
-
-
-def _refuse_unknown(names: Collection[str], known: Collection[str], prefix: str) -> None:
-    for name in sorted(set(names) - set(known)):
-        listed = ", ".join(f"{prefix}{each}" for each in known)
-        raise UserError(f"unknown key {prefix + name!r}: the keys are {listed}", "unknown-key")
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:
@@ -155,6 +151,7 @@ def allowed(annotation: Any) -> str:
     return f"{', '.join(most)}{comma} or {last}" if most else last
 
 
+@cache
 def text_keys(kind: type) -> list[str]:
     """List the dotted keys that take text but no number, list or mapping."""
     return [key for key, hint in _keys(kind) if all(_is_text(choice) for choice in _members(hint))]

@@ -89,10 +89,10 @@ class Component:
         options = {str(key): value for key, value in node.items() if key != "_target_"}
         if not isinstance(path, str) or not re.fullmatch(r"\?\?\?|[A-Za-z_]\w*(\.\w+)+", path):
             raise UserError(f"{group}._target_={shown(path)} must be the dotted path of a class or function")
-        made = cls(group, path, options, named=target is None)
+        component = cls(group, path, options, named=target is None)
         if path.startswith("probers."):  # the class of a user checks its own options
-            check_options(made.kind, options, f"{group}.")
-        return made
+            check_options(component.kind, options, f"{group}.")
+        return component
 
     @classmethod
     def of(cls, group: str, name: str, /, **options: Any) -> Component:

@@ -67,7 +67,7 @@ class Help:
 def help_of(command: str) -> Help:
     """Build the complete help of a command from the classes of its settings and components."""
     kind = settings_of(command)
-    groups = {group: group_help(group) for group in sorted(groups_of(kind))}
+    groups = {group: group_help(group) for group in sorted(groups_of(command))}
     return Help(about(kind), tuple(_keys(kind)), groups, presets(command), methods(command))
 
 
@@ -130,7 +130,7 @@ def help_text(command: str, topic: str = "") -> str:
     if topic == "all":
         return "\n".join([*_all(help_of(command)), "", _MORE])
     group, _, name = topic.partition("=")
-    groups = groups_of(settings_of(command))
+    groups = groups_of(command)
     if group in groups and (not name or name in choices(group)):
         return "\n".join(_group(group, group_help(group, *filter(None, [name]))))
     keys = [*_keys(settings_of(command))]
@@ -158,7 +158,7 @@ def _screen(command: str) -> Iterator[str]:
         left = f"{f'{dotted}={default}':<{_COLUMN}}"
         text = re.split(r"[;.] ", " ".join(key.about.split()))[0]
         yield f"  {left} {textwrap.shorten(text, _SCREEN - 3 - len(left), placeholder=' ..')}"
-    if groups := groups_of(kind):
+    if groups := groups_of(command):
         listed = [f"{group}={name or 'null'} ({len(choices(group))})" for group, name in groups.items()]
         text = ", ".join(listed) + (", experiment=null" if presets(command) else "")
         yield from ("", "Groups of components, with the number of choices:", *_wrapped(text, "  ", _SCREEN))
