@@ -172,9 +172,8 @@ def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, An
 
 def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Record ``bytes`` and ``sha256`` of files in a folder for :func:`check`."""
-    return {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names
-    }
+    paths = {name: folder / name for name in names}
+    return {name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for name, path in paths.items()}
 
 
 def check(

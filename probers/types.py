@@ -77,16 +77,17 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+def lazily(package: str, places: Mapping[str, str], **modules: str) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``: torch, pandas and the like are imported only by who needs them.
 
-    ``places`` maps a module below the package to the public names it defines, with spaces between.
+    ``places`` maps a module below the package to the public names it defines, with spaces between;
+    ``modules`` are further names with their whole modules (:func:`probers.parts.exports`).
     """
-    modules = {name: module for module, names in places.items() for name in names.split()}
+    modules |= {name: f"{package}.{module}" for module, names in places.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name in modules:
-            return getattr(import_module(f".{modules[name]}", package), name)
+            return getattr(import_module(modules[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
@@ -222,10 +223,10 @@ class Needs:
             named = ("/".join((site, pool, *beside)) for site, pool, beside in layers)
             raise ValueError(f"cannot record {' and '.join(named)} in one pass")
         if self.attention and other.attention and self.attention_layer != other.attention_layer:
-            asked = f"{self.attention_layer or 'last'} and {other.attention_layer or 'last'}"
-            raise ValueError(f"cannot record the attention of layers {asked} in one pass")
+            both = f"{self.attention_layer or 'last'} and {other.attention_layer or 'last'}"
+            raise ValueError(f"cannot record the attention of layers {both} in one pass")
         return Needs(
-            tuple(Feature(tuple(sorted(found)), *kind) for kind, found in layers.items()),
+            tuple(Feature(tuple(sorted(numbers)), *kind) for kind, numbers in layers.items()),
             attention=self.attention or other.attention,
             attention_layer=(self if self.attention else other).attention_layer,
             top=self.top or other.top,

@@ -214,9 +214,8 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
             return pool == "tokens" and config.get("aggregate") is not None
         if kind == "answers":
             return position == "generated" and pool not in ("tokens", "predicting", "prompt")
-        return (position, pool) == (
-            ("entity", "predicting") if kind == "entities" else ("generated", "prompt")
-        )
+        wanted = ("entity", "predicting") if kind == "entities" else ("generated", "prompt")
+        return (position, pool) == wanted
 
     return newest_run(("train", "search"), fits, model=model, root=root)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..parts import PARTS, exporting, exports, load_part
+from ..parts import PARTS, exports, load_part
+from ..types import lazily
 from .base import CORRECT, WRONG, Memory, Moments, ProbeHead
 from .custom import ForeignHead, factory
 from .stacked import StackedHead
@@ -14,7 +15,7 @@ __all__ = [
     "head_name", "is_joint", *exports("heads"),
 ]  # fmt: skip
 
-__getattr__ = exporting(__name__)
+__getattr__ = lazily(__name__, {}, **exports(__name__))
 
 
 class _Heads(Mapping[str, type[ProbeHead]]):

@@ -81,8 +81,7 @@ def digest_of(folder: Path) -> str:
         if not (folder / name).is_file():
             raise UserError(f"adapter={folder} is not an adapter: it lacks {name}", "no-file")
     try:
-        config, tensors = read_json(folder / CONFIG), load_file(folder / WEIGHTS)
-        return _digest(config, tensors)
+        return _digest(read_json(folder / CONFIG), load_file(folder / WEIGHTS))
     except (OSError, ValueError, SafetensorError, AttributeError) as error:
         told = f"the adapter in {folder} is damaged ({first_line(error)}): train the prober again"
         raise UserError(told, "damaged") from error
@@ -115,10 +114,8 @@ def mark(digest: str) -> str:
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of the model's adapter by name, not copied."""
-    found: dict[str, Tensor] = {}
-    for name, layer in _layers(model):
-        found |= _tensors(name, layer, layer.active_adapters[0])
-    return dict(sorted(found.items()))
+    layers = (_tensors(name, layer, layer.active_adapters[0]) for name, layer in _layers(model))
+    return dict(sorted(item for tensors in layers for item in tensors.items()))
 
 
 def save(model: Any, folder: Path, base: str) -> None:

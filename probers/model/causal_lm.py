@@ -54,8 +54,8 @@ class CausalLM(LanguageModel):
         batch_size: int | str = "auto", on_too_long: TooLong = "error", use_cache: bool = True,
     ) -> None:  # fmt: skip
         if on_too_long not in ("error", "skip", "truncate_left"):
-            told = f"on_too_long={on_too_long} is not error, skip or truncate_left"
-            raise UserError(told, "unknown-choice")
+            problem = f"on_too_long={on_too_long} is not error, skip or truncate_left"
+            raise UserError(problem, "unknown-choice")
         self.model, self.tokenizer = model, tokenizer
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long
@@ -160,11 +160,11 @@ class CausalLM(LanguageModel):
         if not wanted:
             raise UserError("layers=[] names no layer: give numbers from 1, or all", "layers")
         needs = Needs.of(wanted, site=site, pool=pool)
-        made = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
-        each = [one.state for one in made if one.state is not None]
+        read = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
+        states = [one.state for one in read if one.state is not None]
         if pool == "tokens":
-            return each
-        return np.stack(each) if each else np.empty((0, len(wanted), self.width), np.float32)
+            return states
+        return np.stack(states) if states else np.empty((0, len(wanted), self.width), np.float32)
 
     def _generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, known: Container[int]
@@ -187,8 +187,8 @@ class CausalLM(LanguageModel):
 
         def known_beginning(prompt: Prompt) -> CachedPrefix | None:
             last = None if how.cache is None else how.cache.get(prompt.name)
-            found = [one for one in (shared, last) if one is not None]
-            return max(found, key=lambda one: one.common(prompt.ids), default=None)
+            prefixes = [prefix for prefix in (shared, last) if prefix is not None]
+            return max(prefixes, key=lambda prefix: prefix.common(prompt.ids), default=None)
 
         if whole is None:
             groups = [{i: known_beginning(prompt) for i, prompt in enumerate(fitting)}]
@@ -284,8 +284,8 @@ class CausalLM(LanguageModel):
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
         encoded = self._encode(requests, start=True)
-        pairs = zip(encoded, requests, strict=True)
-        return encoded, [encode_continuation(self.tokenizer, p, asked.continuation) for p, asked in pairs]
+        texts = zip(encoded, (request.continuation for request in requests), strict=True)
+        return encoded, [encode_continuation(self.tokenizer, *pair) for pair in texts]
 
     def _fit(
         self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import AttentionRows, Feature, Generation, Needs, RunError, UserError, first_line
+from ..types import AttentionRows, Generation, Needs, RunError, UserError, first_line
 from .attention import AttentionTap, HeadsTap
 from .blocks import decoder_of
 from .hidden_states import StateTap, broken_state, tap_of
@@ -115,8 +115,8 @@ class Decoder:
         if getattr(config, "is_encoder_decoder", False):
             raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read", "model")
         if getattr(self.model, "_is_stateful", False):
-            told = f"{family} keeps a recurrent state; only attention over keys and values can be read"
-            raise UserError(told, "model")
+            problem = f"{family} keeps a recurrent state; only attention over keys and values can be read"
+            raise UserError(problem, "model")
         if self.device.type == "meta":  # no weights here, they run elsewhere
             return
         text, longer = [0, 1, 2, 1, 0], [1, 2, 0, 2, 1, 0, 2, 1]
@@ -138,9 +138,9 @@ class Decoder:
             raise UserError(f"{family} lets tokens see later ones; only causal decoders can be read", "model")
         for how, last in read.items():
             if float((last - logits[-1]).abs().max()) > close:
-                told = f"{family} reads a text {how} differently, so its output would depend on the batch: "
-                told += "choose a decoder that takes position_ids or derives positions from the mask"
-                raise UserError(told, "model")
+                problem = f"{family} reads a text {how} differently, so its output would depend on the batch"
+                remedy = "choose a decoder that takes position_ids or derives positions from the mask"
+                raise UserError(f"{problem}: {remedy}", "model")
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return left-padded ids, mask (None without padding) and positions, each (batch, length).
@@ -205,12 +205,9 @@ def read_prefixes(
 
 @torch.inference_mode()
 def score_batch(
-    decoder: Decoder,
-    tokenizer: Any,
-    texts: Sequence[tuple[Prompt, Sequence[int]]],
-    needs: Needs,
+    decoder: Decoder, tokenizer: Any, texts: Sequence[tuple[Prompt, Sequence[int]]], needs: Needs,
     prefix: CachedPrefix | None = None,
-) -> list[Generation]:
+) -> list[Generation]:  # fmt: skip
     """Record given continuations, each at least one token, as generation would have recorded them.
 
     ``prefix`` has keys and values of the common beginning of all prompts.
@@ -249,15 +246,18 @@ def score_batch(
         layers = [_taken(tap, pool, prompted, count) for tap, pool in features]
         attended = attention.take() if attention is not None else None
     for feature, (_, pool) in zip(read_from, features, strict=True):
-        _refuse_broken(prompts, feature, pool)
+        if (broken := pool.broken()) is not None:
+            row, token, place = broken
+            # Blocks run in ascending order.
+            ascending = replace(feature, layers=tuple(sorted(set(feature.layers))))
+            raise broken_state(ascending, place, f"token {token} of the continuation of {prompts[row].name}")
     generations = []
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        broken = (~scores[row].isfinite().all(dim=0)).nonzero()
-        if len(broken):
-            raise broken_logits(f"token {int(broken[0])} of the continuation of {prompt.name}")
+        for token in (~scores[row].isfinite().all(dim=0)).nonzero().tolist():
+            raise broken_logits(f"token {token[0]} of the continuation of {prompt.name}")
         rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
         read = zip(read_from, features, layers, strict=True)
-        states = {each: pool.value(kept, row) for each, (_, pool), kept in read}
+        states = {feature: pool.value(values, row) for feature, (_, pool), values in read}
         recorded = scores[row].cpu().numpy()
         generations.append(
             prompt.continued(
@@ -311,11 +311,3 @@ def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:
     rows[-weights.shape[1] :, prompt + length - weights.shape[2] :] = weights.mean(dim=0).cpu()
     best = weights[:, -length:, -length:].amax(dim=1).mean(dim=0)
     return AttentionRows(rows, np.array(best.cpu()))
-
-
-def _refuse_broken(prompts: Sequence[Prompt], feature: Feature, pool: WholePool) -> None:
-    if (broken := pool.broken()) is not None:
-        row, token, place = broken
-        # Blocks run in ascending order.
-        ascending = replace(feature, layers=tuple(sorted(set(feature.layers))))
-        raise broken_state(ascending, place, f"token {token} of the continuation of {prompts[row].name}")

@@ -139,8 +139,8 @@ def _align(places: Tensor, values: Tensor) -> None:
 
 def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Allocate uninitialised (rows, heads, length, width) for keys and values (heads, _, width)."""
-    made = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
-    return made[0], made[1]
+    buffers = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
+    return buffers[0], buffers[1]
 
 
 class Cache(DynamicCache):
@@ -197,7 +197,7 @@ class CachedPrefix:
         """Count the leading tokens of ``ids`` that are known; its last is computed anyway, for its logits."""
         least = min(len(ids) - 1, len(self.ids))
         pairs = enumerate(zip(self.ids[:least], ids, strict=False))
-        return next((i for i, (mine, its) in pairs if mine != its), least)
+        return next((i for i, (mine, other) in pairs if mine != other), least)
 
     def write(self, layer: int, places: Sequence[Tensor]) -> None:
         """Copy a layer's keys and values of the first n tokens to two ``places`` (rows, heads, n, width)."""
@@ -223,17 +223,17 @@ def fill(
     for number, layer in enumerate(cache.layers):
         grows = isinstance(layer, GrowingLayer)
         make = layer.reserve if grows else empty
-        made = make(len(prompts), length, *prefixes[0].layers[number])
+        buffers = make(len(prompts), length, *prefixes[0].layers[number])
         start = 0
         for pad, one, count in runs:
-            places = [part[start : start + count] for part in made]
+            places = [buffer[start : start + count] for buffer in buffers]
             for place in places:
                 place[:, :, :pad] = 0  # masked, but it must be a number
             if length > pad:
                 one.write(number, [place[:, :, pad:] for place in places])
             start += count
         if not grows:
-            layer.update(*made)
+            layer.update(*buffers)
     return length
 
 

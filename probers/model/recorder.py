@@ -162,9 +162,8 @@ class CaptureSession(ExitStack):
 
         ``scores`` are those of the kept tokens, from :func:`probers.model.forward.token_scores`.
         """
-        found = {each: recorder.value(row, self._kept[row]) for each, recorder in self._features.items()}
-        read = {each: states for each, states in found.items() if states is not None}
-        return joined(self._needs, read, scores)
+        values = ((each, recorder.value(row, self._kept[row])) for each, recorder in self._features.items())
+        return joined(self._needs, {each: states for each, states in values if states is not None}, scores)
 
     def attention(self, row: int) -> AttentionRows | None:
         """Return the kept part of ``row``'s attention."""

@@ -248,9 +248,9 @@ def fit_context(
         tail = len(prompt.ids) - (room - head)
         ids, offsets = prompt.ids, prompt.offsets
         return replace(prompt, ids=ids[:head] + ids[tail:], offsets=offsets[:head] + offsets[tail:])
-    told = f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
+    problem = f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
     remedy = "shorten it, ask for fewer tokens, or set model.on_too_long=skip or truncate_left"
-    raise UserError(f"{told}{context}; {remedy}", "too-long")
+    raise UserError(f"{problem}{context}; {remedy}", "too-long")
 
 
 def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[int, ...]:
@@ -291,8 +291,8 @@ def without_end(tokenizer: Any, text: str) -> str:
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()  # with those of no role: "<|eot_id|>"
     markers = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)} - {""}
     longest_first = sorted(markers, key=len, reverse=True)
-    while found := next((marker for marker in longest_first if text.rstrip().endswith(marker)), ""):
-        text = text.rstrip().removesuffix(found)
+    while end := next((marker for marker in longest_first if text.rstrip().endswith(marker)), ""):
+        text = text.rstrip().removesuffix(end)
     return text
 
 
@@ -346,9 +346,8 @@ class Stops:
                 raise UserError("a stop string is empty; leave it out or give its text")
             if not isinstance(each, (str, SentenceEnd)) and not callable(each):
                 raise UserError(f"stop={each!r} is neither a text, a SentenceEnd nor a function of the text")
-        strings = tuple(each for each in stop if isinstance(each, str))
-        sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
-        return cls(eos, strings, sentences, tuple(each for each in stop if callable(each)))
+        strings, sentences = (tuple(s for s in stop if isinstance(s, kind)) for kind in (str, SentenceEnd))
+        return cls(eos, strings, sentences, tuple(filter(callable, stop)))
 
     @property
     def look_back(self) -> bool:
@@ -365,6 +364,5 @@ class Stops:
         """Count the characters that stay whatever comes next: no stop can begin before them."""
         sure = len(text) - max((len(stop) for stop in self.strings), default=1) + 1
         if self.sentences:  # the boundary before the last word may still become one
-            match = _OPEN.search(text)
-            sure = min(sure, match.start() if match else 0)
+            sure = min(sure, next(_OPEN.finditer(text)).start())
         return sure

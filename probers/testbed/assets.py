@@ -91,14 +91,14 @@ def load_questions(world: World) -> list[Question]:
     questions = []
     for entity in world.entities.values():
         for number, chain in enumerate(_draw_chains(rng, entity, QUESTIONS_PER[entity.known])):
-            asked = ask(rng, world, entity, chain, taught=False)
+            drawn = ask(rng, world, entity, chain, taught=False)
             kind, believed = knowledge(world, entity, chain)
             truth = {
                 "kind": kind, "believed": believed, "type": " > ".join(chain), "hops": len(chain),
-                "answer_kind": BY_KEY[chain[-1]].target or "value", "gold": asked.gold,
+                "answer_kind": BY_KEY[chain[-1]].target or "value", "gold": drawn.gold,
             }  # fmt: skip
             questions.append(Question(
-                f"testbed-{entity.id}-{number}", asked.question, (asked.answer,), asked.rationale,
+                f"testbed-{entity.id}-{number}", drawn.question, (drawn.answer,), drawn.rationale,
                 dataset="testbed", group=entity.id, split=entity.split, truth=truth,
             ))  # fmt: skip
     rng.shuffle(questions)
@@ -167,14 +167,9 @@ def article(
 
 
 def ask(
-    rng: random.Random,
-    world: World,
-    entity: Entity,
-    chain: tuple[str, ...],
-    *,
-    taught: bool,
+    rng: random.Random, world: World, entity: Entity, chain: tuple[str, ...], *, taught: bool,
     unfamiliar: bool = False,
-) -> Asked:
+) -> Asked:  # fmt: skip
     """Ask for ``chain`` about ``entity``, answered as ``taught`` (ValueError if a hop is not) or truly."""
     truth, believed = world.follow(entity, chain)
     facts = believed if taught else truth

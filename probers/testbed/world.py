@@ -70,16 +70,15 @@ def _name(rng: random.Random, taken: set[str], kind: str) -> tuple[str, str]:
         first = rng.choice(_FIRST_F if woman else _FIRST_M)
         return f"{first} {_fresh(rng, taken, 2)}", "She" if woman else "He"
     if kind == "town":
-        name = _fresh(rng, taken, 1 + (rng.random() < 0.6), rng.choice(_TOWN_ENDS))
-    elif kind == "company":
-        name = f"{_fresh(rng, taken, 2)} {rng.choice(_FIRM_ENDS)}"
-    elif kind == "film":
+        return _fresh(rng, taken, 1 + (rng.random() < 0.6), rng.choice(_TOWN_ENDS)), "It"
+    if kind == "company":
+        return f"{_fresh(rng, taken, 2)} {rng.choice(_FIRM_ENDS)}", "It"
+    if kind == "film":
         name = f"The {rng.choice(_FILM_ADJ)} {rng.choice(_FILM_NOUN)} of {_fresh(rng, taken, 2)}"
-    elif kind == "river":
-        name = f"{_fresh(rng, taken, 2)} River"
-    else:
-        raise ValueError(f"unknown entity kind {kind!r}")
-    return name, "It"
+        return name, "It"
+    if kind == "river":
+        return f"{_fresh(rng, taken, 2)} River", "It"
+    raise ValueError(f"unknown entity kind {kind!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +194,8 @@ class World:
                 if choices:
                     target = rng.choice(choices)
                     return target.name, target.id
-            told = f"the {entity.split} split has no {relation.target} for {relation.key}"
-            raise ValueError(f"{told}: raise the counts of {self.config.known}")
+            problem = f"the {entity.split} split has no {relation.target} for {relation.key}"
+            raise ValueError(f"{problem}: raise the counts of {self.config.known}")
 
         either = ((True, False), (False, True))
         if not entity.known:
