@@ -152,7 +152,7 @@ def allowed(annotation: Any) -> str:
 
 
 @cache
-def text_keys(kind: type) -> list[str]:
+def text_keys(kind: Any) -> list[str]:
     """List the dotted keys that take text but no number, list or mapping."""
     return [key for key, hint in _keys(kind) if all(_is_text(choice) for choice in _members(hint))]
 
@@ -255,13 +255,13 @@ class Option:
 def options_of(kind: Any) -> tuple[Option, ...]:
     """List the options of a class: what a configuration can set, which has a default and a plain type."""
     listed, types_, about = [], field_types(kind), descriptions(kind)
-    made = getattr(kind, "__dataclass_fields__", {})
+    dataclass_fields = getattr(kind, "__dataclass_fields__", {})
     for name, given in inspect.signature(kind).parameters.items():
-        optional = given.default is not given.empty and (made or given.kind is given.KEYWORD_ONLY)
+        optional = given.default is not given.empty and (dataclass_fields or given.kind is given.KEYWORD_ONLY)
         if not optional or name.startswith("_") or not _is_typed(types_.get(name)):
             continue
         factory = repr(given.default) == "<factory>"
-        default = made[name].default_factory() if factory else given.default
+        default = dataclass_fields[name].default_factory() if factory else given.default
         default = list(default) if isinstance(default, tuple) else default
         listed.append(Option(name, default, types_[name], about.get(name, "")))
     return tuple(listed)

@@ -125,12 +125,12 @@ _FORMS = {"judged": "long answers", "wiki": "cut articles"}
 
 def on_judged(settings: Demo) -> Iterator[Step]:
     """Yield the steps on long answers that are judged by the articles, beside cuts of the same articles."""
-    out, (asked, cut) = Path(settings.out), _JUDGED_FULL if settings.full else _JUDGED
+    out, (answers, cut) = Path(settings.out), _JUDGED_FULL if settings.full else _JUDGED
     _, generating, training, _ = _shared(settings)
     prompts = ("testbed", "testbed") if settings.articles == "testbed" else ("chat", "mind")
     written = [f"articles={settings.articles}", "pool=[predicting,mean]", "layers=stride", *generating]
     yield ("labels: long answers, whose entities are judged by the article", "datagen",
-           ["source=judged", f"prompt={prompts[0]}", "max_new_tokens=128", f"limit={settings.cot or asked}",
+           ["source=judged", f"prompt={prompts[0]}", "max_new_tokens=128", f"limit={settings.cot or answers}",
             f"out={out}/judged", *written])  # fmt: skip
     yield ("labels: articles cut before an entity", "datagen",
            ["source=wiki", f"prompt={prompts[1]}", "per_article=4", "within=null", "max_new_tokens=16",
@@ -184,7 +184,7 @@ def on_testbed(settings: Demo) -> Iterator[Step]:
     """Yield the steps on the testbed; a step may read the results of those before it."""
     from ..store.store import FeatureStore
 
-    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *_TESTBED)
+    out, (cot, wiki, tested) = Path(settings.out), _counts(settings, *_TESTBED)
     common, generating, training, comparing = _shared(settings)
     yield ("labels: questions with and without passages", "datagen",
            ["source=cot", f"limit={cot}", f"out={out}/cot", *generating])  # fmt: skip
@@ -200,7 +200,7 @@ def on_testbed(settings: Demo) -> Iterator[Step]:
     yield ("a classifier of questions", "train",
            ["head=adaptive", f"data={out}/cot", f"out={out}/classifier", *common])  # fmt: skip
     yield ("every trigger on the same questions", "compare",
-           [f"limit={asked}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
+           [f"limit={tested}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
             f"classifier={out}/classifier", f"out={out}/compare", *comparing])  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def on_articles(settings: Demo) -> Iterator[Step]:
     The comparison asks about articles of the test split. With ``full=true`` probers of the attention heads'
     lookback ratios are trained as well.
     """
-    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *(_FULL if settings.full else _QUICK))
+    out, (cot, wiki, tested) = Path(settings.out), _counts(settings, *(_FULL if settings.full else _QUICK))
     _, generating, training, comparing = _shared(settings)
     completing = [
         "questions=completion", f"questions.articles={settings.articles}", f"corpus={settings.articles}",
@@ -236,6 +236,6 @@ def on_articles(settings: Demo) -> Iterator[Step]:
     yield ("heads on the completions", "train",
            ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training])  # fmt: skip
     yield ("every trigger on the same completions", "compare",
-           [*completing, "wrong=match", f"limit={asked}", f"validation={asked}", f"triggers=[{_TRIGGERS}]",
+           [*completing, "wrong=match", f"limit={tested}", f"validation={tested}", f"triggers=[{_TRIGGERS}]",
             f"prober={out}/prober", f"entity_prober={out}/before", f"out={out}/compare",
             *comparing])  # fmt: skip

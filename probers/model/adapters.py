@@ -52,8 +52,8 @@ def attach(model: nn.Module, folder: str | Path) -> nn.Module:
         with _quiet():
             wrapped = PeftModel.from_pretrained(model, str(folder))
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        told = f"adapter={folder} does not fit {type(model).__name__}: it is of another model"
-        raise UserError(f"{told} ({first_line(error)[:120]})", "mismatch") from error
+        problem = f"adapter={folder} does not fit {type(model).__name__}: it is of another model"
+        raise UserError(f"{problem} ({first_line(error)[:120]})", "mismatch") from error
     base: nn.Module = wrapped.get_base_model()
     return base.eval()
 
@@ -83,8 +83,8 @@ def digest_of(folder: Path) -> str:
     try:
         return _digest(read_json(folder / CONFIG), load_file(folder / WEIGHTS))
     except (OSError, ValueError, SafetensorError, AttributeError) as error:
-        told = f"the adapter in {folder} is damaged ({first_line(error)}): train the prober again"
-        raise UserError(told, "damaged") from error
+        message = f"the adapter in {folder} is damaged ({first_line(error)}): train the prober again"
+        raise UserError(message, "damaged") from error
 
 
 def active_digest(model: Any) -> str:
@@ -155,8 +155,8 @@ def _tensors(name: str, layer: Any, adapter: str) -> dict[str, Tensor]:
 
 
 def _digest(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    made = hashlib.sha256(json.dumps([config.get(key) for key in _SCALING]).encode())
+    hasher = hashlib.sha256(json.dumps([config.get(key) for key in _SCALING]).encode())
     for name, tensor in sorted((name.removeprefix(_PREFIX), tensor) for name, tensor in tensors.items()):
-        made.update(f"{name} {list(tensor.shape)}".encode())
-        made.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
-    return made.hexdigest()
+        hasher.update(f"{name} {list(tensor.shape)}".encode())
+        hasher.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
+    return hasher.hexdigest()

@@ -193,14 +193,14 @@ class AttentionTap(ExitStack):
         accepted = inspect.signature(module.forward)
         if "output_attentions" not in accepted.parameters:  # it returns its weights anyway
             return None
-        asked = {**kwargs, "output_attentions": True}
+        options = {**kwargs, "output_attentions": True}
         if "attention_mask" in kwargs:
             given = accepted.bind_partial(*args, **kwargs).arguments
-            asked["attention_mask"] = _for_eager(module, given)
+            options["attention_mask"] = _for_eager(module, given)
             if isinstance(kwargs.get("alibi"), Tensor) and _implementation(module) == "sdpa":
                 # The fused kernel's mask holds ALiBi already; the eager path would add it once more.
-                asked["alibi"] = torch.zeros_like(kwargs["alibi"])
-        return args, asked
+                options["alibi"] = torch.zeros_like(kwargs["alibi"])
+        return args, options
 
     def _take_weights(self, module: nn.Module, args: Any, output: Any) -> None:
         weights = output[1] if self._queries and isinstance(output, tuple) and len(output) > 1 else None
@@ -334,8 +334,8 @@ def near_weights(weights: Tensor) -> Tensor:
     The last column of ``weights`` (batch, heads, q, k) is the last position.
     """
     queries, keys = weights.shape[2:]
-    own = torch.arange(keys - queries, keys, device=weights.device)  # column of each position
-    columns = own[:, None] - torch.arange(1, NEAR + 1, device=weights.device)
+    positions = torch.arange(keys - queries, keys, device=weights.device)  # column of each position
+    columns = positions[:, None] - torch.arange(1, NEAR + 1, device=weights.device)
     near = weights.gather(-1, columns.clamp_min(0).expand(*weights.shape[:3], -1))
     return near.masked_fill(columns < 0, 0.0).transpose(1, 2).flatten(2)
 

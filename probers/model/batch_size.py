@@ -160,12 +160,12 @@ _LEAST = 128
 def longest(sequences: Sequence[Sequence[int]]) -> list[int]:
     """Return for each sequence the index of one that begins with it and that no other begins with."""
     order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
-    found = list(range(len(sequences)))
+    containing = list(range(len(sequences)))
     # A sequence that begins some other also begins its neighbour in alphabetical order.
     for this, following in zip(order[-2::-1], order[:0:-1], strict=True):
         if tuple(sequences[following][: len(sequences[this])]) == tuple(sequences[this]):
-            found[this] = found[following]
-    return found
+            containing[this] = containing[following]
+    return containing
 
 
 def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:

@@ -173,7 +173,7 @@ class CausalLM(LanguageModel):
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)
-        limits = [asked.max_new_tokens for asked in requests]
+        limits = [request.max_new_tokens for request in requests]
         fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
         if skipped:
             yield skipped
@@ -239,11 +239,11 @@ class CausalLM(LanguageModel):
         def work(chosen: list[int]) -> list[AttentionRows]:
             full = [i for i in chosen if sequences[i]]
             rows = attend_alone(self.decoder, [sequences[i] for i in full]) if full else []
-            found = dict(zip(full, rows, strict=True))
-            return [found.get(i, nothing) for i in chosen]
+            attention = dict(zip(full, rows, strict=True))
+            return [attention.get(i, nothing) for i in chosen]
 
-        made = self._batches.each([len(ids) for ids in sequences], work)
-        return collected(made, len(sequences), progress)
+        batches = self._batches.each([len(ids) for ids in sequences], work)
+        return collected(batches, len(sequences), progress)
 
     def stops(self, stop: Sequence[Stop]) -> Stops:
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
@@ -274,13 +274,13 @@ class CausalLM(LanguageModel):
         if self.context is None or not prompts:
             return [True] * len(prompts)
         ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
-        return [len(found) + n <= self.context for found, n in zip(ids, more, strict=True)]
+        return [len(tokens) + n <= self.context for tokens, n in zip(ids, more, strict=True)]
 
     def _encode(
         self, requests: Sequence[GenerationRequest | ScoreRequest], *, start: bool = False
     ) -> list[Prompt]:
-        names = [asked.name or str(place) for place, asked in enumerate(requests)]
-        return encode_prompts(self.tokenizer, [asked.prompt for asked in requests], names, start=start)
+        names = [request.name or str(place) for place, request in enumerate(requests)]
+        return encode_prompts(self.tokenizer, [request.prompt for request in requests], names, start=start)
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
         encoded = self._encode(requests, start=True)
@@ -293,17 +293,17 @@ class CausalLM(LanguageModel):
         """Fit the prompts into the context with ``more``; those left out have no tokens but a text."""
         if self.context is None:
             return encoded, {}
-        found = [
+        fitting = [
             fit_context(self.tokenizer, p, n, self.context, self.on_too_long, what.format(n))
             for p, n in zip(encoded, more, strict=True)
         ]
-        left_out = [i for i, prompt in enumerate(found) if not prompt.ids]
+        left_out = [i for i, prompt in enumerate(fitting) if not prompt.ids]
         if left_out:
-            names = ", ".join(found[i].name for i in left_out[:5])
+            names = ", ".join(fitting[i].name for i in left_out[:5])
             names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
         nothing = np.zeros((2, 0), dtype=np.float32)
-        return found, {
+        return fitting, {
             i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
             for i in left_out
             if i not in known

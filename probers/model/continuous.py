@@ -136,8 +136,8 @@ class ContinuousBatch:
         rows: int = 16, piece: int = 512, blocks: BlockCache | None = None,
     ) -> None:  # fmt: skip
         if not can_share(lm.model.config):
-            told = f"{type(lm.model).__name__} keeps more than keys and values: take another model"
-            raise UserError(told, "model")
+            family = type(lm.model).__name__
+            raise UserError(f"{family} keeps more than keys and values: take another model", "model")
         self._decoder, self._config = lm.decoder, lm.model.config
         self._before = feature is not None and feature.pool in BEFORE
         self._tap = None if feature is None else tap_of(lm.model, feature)
@@ -180,8 +180,8 @@ class ContinuousBatch:
     def step(self) -> list[LiveText]:
         """Read a piece of a prompt or write a token of each text, by turns; return the texts that changed."""
         changed = list[LiveText]()
-        asked = self._reading is not None or (self._waiting and len(self._running) < self._rows)
-        if asked and not (self._running and self._has_read):
+        reads = self._reading is not None or (self._waiting and len(self._running) < self._rows)
+        if reads and not (self._running and self._has_read):
             self._reading = self._reading or self._begin()
             changed += self._read_piece(self._reading)
             self._has_read = True
@@ -195,24 +195,24 @@ class ContinuousBatch:
         room, texts = self._rows - len(self._running), list[LiveText]()
         places, prefixes = dict[tuple[int, ...], int](), list[CachedPrefix | None]()
         while self._waiting and len(texts) < room:
-            own = self._waiting[0].request.prompt.ids
-            if own not in places:
-                width = max(map(len, [*places, own]))
-                known = None if self._blocks is None else self._blocks.find(own)
+            prompt = self._waiting[0].request.prompt.ids
+            if prompt not in places:
+                width = max(map(len, [*places, prompt]))
+                known = None if self._blocks is None else self._blocks.find(prompt)
                 if places and (width * (len(places) + 1) > self._piece or bool(known) != bool(prefixes[0])):
                     break
-                places[own] = len(places)
+                places[prompt] = len(places)
                 prefixes.append(known)
             texts.append(self._waiting.popleft())
-            prefix = prefixes[places[own]]
-            texts[-1].cached = 0 if prefix is None else prefix.common(own)
+            prefix = prefixes[places[prompt]]
+            texts[-1].cached = 0 if prefix is None else prefix.common(prompt)
         prompts = list(places)
         ids, mask, positions = self._decoder.pad(prompts)
         width, done = ids.shape[1], 0
         cache = new_cache(self._config, width, whole=True)
         reused = [prefix for prefix in prefixes if prefix is not None]
         if len(reused) == len(prompts):
-            done = fill(cache, reused, prompts, [width - len(own) for own in prompts])
+            done = fill(cache, reused, prompts, [width - len(prompt) for prompt in prompts])
         wanted = [places[text.request.prompt.ids] for text in texts]
         return _Reading(texts, wanted, prompts, ids, mask, positions, cache, done)
 
@@ -279,9 +279,9 @@ class ContinuousBatch:
             states = self._tap.take_last(prompts, positions[:, 0] + 1 - prompts)
             if states is not None and self._reader is not None:
                 # Leave out texts with one token beyond their last.
-                kept = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
-                some = states if len(kept) == len(self._running) else states[torch.tensor(kept).long()]
-                self._reader([self._running[i] for i in kept], some[:, -1])
+                places = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
+                some = states if len(places) == len(self._running) else states[torch.tensor(places).long()]
+                self._reader([self._running[i] for i in places], some[:, -1])
         if not self._before:
             for text in self._running:
                 text.read = min(text.read + 1, len(text.row.ids))
@@ -303,16 +303,16 @@ class ContinuousBatch:
         likeliest = logits.log_softmax(dim=-1).topk(alternatives, dim=-1) if alternatives else None
         tops = [] if likeliest is None else [likeliest.indices.T, likeliest.values.T]
         # A single copy to the host, since each one waits; float32 tells ids up to 16 million apart.
-        told = torch.cat([tokens[None], token_scores(logits, tokens), *tops]).T.tolist()
-        for text, (token, *own) in zip(texts, told, strict=True):
+        numbers = torch.cat([tokens[None], token_scores(logits, tokens), *tops]).T.tolist()
+        for text, (token, *scores) in zip(texts, numbers, strict=True):
             if text.written or text.error is not None:
                 continue
-            if not all(map(math.isfinite, own[:2])):
+            if not all(map(math.isfinite, scores[:2])):
                 place = len(text.row.ids)
                 text.error = broken_logits(f"generated token {place} of {text.request.prompt.name}")
                 continue
-            top = zip(map(int, own[2 : 2 + alternatives]), own[2 + alternatives :], strict=True)
-            text.accept(int(token), own[:2], list(top)[: text.alternatives])
+            top = zip(map(int, scores[2 : 2 + alternatives]), scores[2 + alternatives :], strict=True)
+            text.accept(int(token), scores[:2], list(top)[: text.alternatives])
             if self._tap is None or self._before:  # no state of the token itself is read
                 text.read = len(text.row.ids)
         return tokens[:, None]

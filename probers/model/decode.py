@@ -89,8 +89,8 @@ class Row:
             text = self._text.visible
             if (place := self._stops.find(text, known)) is not None:
                 self._end, self.stop = place, "stop"
-                kept = sum(end <= place for _, end in self._text.offsets())
-                self.kept = max(kept, self._text.settled(0))  # pooled tokens stay
+                within = sum(end <= place for _, end in self._text.offsets())
+                self.kept = max(within, self._text.settled(0))  # pooled tokens stay
             elif any(stop(text) for stop in self._stops.callables):
                 self.stop = "stop"
         if self.stop is None and len(self.ids) == self.limit:
@@ -120,7 +120,7 @@ class Batch:
         ids, self._mask, self._positions = decoder.pad(tokens)
         self.rows = torch.arange(len(tokens), device=decoder.device)
         self.active = list(range(len(tokens)))
-        self.width, self._lengths = ids.shape[1], [len(own) for own in tokens]
+        self.width, self._lengths = ids.shape[1], list(map(len, tokens))
         self._cache: Any = None
         known = [request.prefix for request in requests if request.prefix is not None]
         reuses = decoder.use_cache and len(known) == len(requests)
@@ -130,7 +130,7 @@ class Batch:
             capacity = self.width + max(request.limit for request in requests)
             self._cache = new_cache(decoder.model.config, capacity)
             if reuses:
-                columns = fill(self._cache, known, tokens, [self.width - len(own) for own in tokens])
+                columns = fill(self._cache, known, tokens, [self.width - n for n in self._lengths])
                 ids, self._positions = ids[:, columns:], self._positions[:, columns:]
         # Cast to float32 once: on a CPU the maximum of bfloat16 numbers is slow.
         self.logits = decoder(ids, self._mask, self._positions, cache=self._cache).float()
@@ -187,8 +187,8 @@ def closed(slots: Sequence[int]) -> list[int]:
     """Return the ascending slots that are kept, most in place: the last ones fill the gaps."""
     count = len(slots)
     moved = [slot for slot in slots if slot >= count]
-    kept = set(slots)
-    return [slot if slot in kept else moved.pop() for slot in range(count)]
+    staying = set(slots)
+    return [slot if slot in staying else moved.pop() for slot in range(count)]
 
 
 @torch.inference_mode()

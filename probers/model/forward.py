@@ -80,13 +80,13 @@ class Decoder:
             yield self(ids, mask, positions, keep=keep, cache=cache)
             return
         read: list[Any] = []
-        own, hooks = vars(inner).get("forward"), inner._forward_hooks
+        forward, hooks = vars(inner).get("forward"), inner._forward_hooks
 
         def restore() -> None:
             inner._forward_hooks = hooks
             vars(inner).pop("forward", None)
-            if own is not None:
-                inner.forward = own
+            if forward is not None:
+                inner.forward = forward
 
         def first(*args: Any, **kwargs: Any) -> Any:
             restore()
@@ -194,13 +194,13 @@ def read_prefixes(
     cache: Any = new_cache(decoder.model.config, tokens.shape[1], whole=True)
     start = 0 if known is None else fill(cache, [known] * len(sequences), sequences, pads)
     decoder(tokens[:, start:], mask, positions[:, start:], cache=cache)
-    found = []
+    prefixes = []
     for row, (ids, pad) in enumerate(zip(sequences, pads, strict=True)):
         shared = max(0, start - pad)  # tokens of this row that were taken from ``known``
-        own = slice(pad + shared, None)
-        layers = tuple((layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers)
-        found.append(CachedPrefix(tuple(ids), layers, known if shared else None, shared))
-    return found
+        new = slice(pad + shared, None)
+        layers = tuple((layer.keys[row, :, new], layer.values[row, :, new]) for layer in cache.layers)
+        prefixes.append(CachedPrefix(tuple(ids), layers, known if shared else None, shared))
+    return prefixes
 
 
 @torch.inference_mode()
@@ -282,17 +282,17 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
 
 def _scores(pieces: Iterable[Tensor], ids: Tensor, lengths: Sequence[int], *, top: bool) -> list[Tensor]:
     """Compute :func:`token_scores` (.., length) of each row's last tokens, from the logits before them."""
-    found: list[list[Tensor]] = [[] for _ in lengths]
+    scores: list[list[Tensor]] = [[] for _ in lengths]
     place = ids.shape[1] - max(lengths) - 1  # place of the first logits
     for logits in pieces:
         for row, length in enumerate(lengths):
             skipped = max(0, ids.shape[1] - length - 1 - place)
-            own = logits[row, skipped : ids.shape[1] - 1 - place]
-            if len(own):
-                tokens = ids[row, place + skipped + 1 :][: len(own)]
-                found[row].append(token_scores(own, tokens, top=top))
+            new = logits[row, skipped : ids.shape[1] - 1 - place]
+            if len(new):
+                tokens = ids[row, place + skipped + 1 :][: len(new)]
+                scores[row].append(token_scores(new, tokens, top=top))
         place += logits.shape[1]
-    return [torch.cat(row, dim=1) for row in found]
+    return [torch.cat(row, dim=1) for row in scores]
 
 
 def _taken(tap: StateTap | HeadsTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:

@@ -238,7 +238,7 @@ def collected(batches: Iterable[Mapping[int, T]], count: int, progress: str | No
     """Return the batches' results for ``count`` texts, in order, with a bar called ``progress`` or none."""
     results: dict[int, T] = {}
     with tqdm(total=count, desc=progress, unit="text", disable=progress is None) as bar:
-        for made in batches:
-            results.update(made)
-            bar.update(len(made))
+        for batch in batches:
+            results.update(batch)
+            bar.update(len(batch))
     return [results[i] for i in range(count)]

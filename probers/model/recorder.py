@@ -153,8 +153,8 @@ class CaptureSession(ExitStack):
     def broken(self) -> tuple[Feature, int, int, int] | None:
         """Find (feature, row, token, layer index) of the first kept state that is NaN or infinite."""
         for feature, recorder in self._features.items():
-            if (found := recorder.broken()) is not None:
-                return feature, *found
+            if (place := recorder.broken()) is not None:
+                return feature, *place
         return None
 
     def states(self, row: int, scores: np.ndarray) -> dict[Feature, np.ndarray]:
@@ -182,7 +182,7 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
     ``scores`` (2, n) are log-probabilities and entropies of the text's tokens, with the two highest
     probabilities (4, n) where they are asked for.
     """
-    found = {}
+    states = {}
     for feature in needs.features:
         if any(part not in read and part.site != "probabilities" for part in _parts(feature)):
             continue
@@ -193,8 +193,8 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
             for part in _parts(feature)
         )
         places = [as_places(vector, main.shape[-1]) for vector in beside]
-        found[feature] = np.concatenate([main, *places], axis=-2) if places else main
-    return found
+        states[feature] = np.concatenate([main, *places], axis=-2) if places else main
+    return states
 
 
 def as_places(vectors: np.ndarray, width: int) -> np.ndarray:

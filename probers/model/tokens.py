@@ -115,8 +115,8 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
     piece, (special, byte_of) = str(tokenizer.convert_ids_to_tokens(token)), _spelling(tokenizer)
     if token in special:
         return piece.encode()
-    if found := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):  # SentencePiece's
-        return bytes([int(found[1], 16)])
+    if match := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):  # SentencePiece's
+        return bytes([int(match[1], 16)])
     if byte_of and all(c in byte_of for c in piece):
         return bytes(byte_of[c] for c in piece)
     return piece.replace("▁", " ").encode("utf-8", "surrogatepass")
@@ -217,13 +217,13 @@ def encode_prompts(
     if not prompts:
         return []
     fast = bool(getattr(tokenizer, "is_fast", False))
-    found = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
+    tokens = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
     encoded = []
     for index, (name, text) in enumerate(zip(called, prompts, strict=True)):
-        ids = tuple(found["input_ids"][index]) or (() if text or first is None else (first,))
+        ids = tuple(tokens["input_ids"][index]) or (() if text or first is None else (first,))
         if not ids:
             raise UserError(f"{name} has no tokens: {text!r}")
-        spans = found["offset_mapping"][index] if fast else token_offsets(tokenizer, ids)[1]
+        spans = tokens["offset_mapping"][index] if fast else token_offsets(tokenizer, ids)[1]
         spans = spans if text else [(0, 0)] * len(ids)
         encoded.append(Prompt(name, text, ids, tuple((int(a), int(b)) for a, b in spans)))
     return encoded
@@ -276,8 +276,8 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
     for ids in candidates:
         if ids and decode(tokenizer, [*prompt.ids, *ids]) == expected:
             return ids
-    told = f"the continuation of {prompt.name} cannot be written in the model's tokens after it"
-    raise UserError(f"{told}: {continuation!r}; pass token ids instead")
+    problem = f"the continuation of {prompt.name} cannot be written in the model's tokens after it"
+    raise UserError(f"{problem}: {continuation!r}; pass token ids instead")
 
 
 def encode_answer(tokenizer: Any, prompt: str, answer: str, name: str) -> tuple[int, ...]:
