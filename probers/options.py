@@ -145,8 +145,7 @@ def shown(value: Any) -> str:
 
 def allowed(annotation: Any) -> str:
     """Describe the values of an annotation: "a whole number of 1 or more, or null"."""
-    choices = list(dict.fromkeys(_allowed(annotation)))
-    *most, last = choices
+    *most, last = dict.fromkeys(_allowed(annotation))
     comma = "," if any(" or " in choice for choice in most) else ""
     return f"{', '.join(most)}{comma} or {last}" if most else last
 
@@ -174,8 +173,7 @@ def _is_text(annotation: Any) -> bool:
 
 def _allowed(annotation: Any) -> Iterator[str]:
     """List the choices of an annotation, null last."""
-    members = sorted(_members(annotation), key=lambda member: member is types.NoneType)
-    for member in members:
+    for member in sorted(_members(annotation), key=lambda member: member is types.NoneType):
         base, constraints = _plain(member)
         limits = next((c for c in constraints if isinstance(c, Limits)), Limits())
         origin, inner = get_origin(base) or base, get_args(base)
@@ -217,7 +215,6 @@ def _range(limits: Limits) -> str:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """List the members of a union; any other annotation is its only member."""
     base, constraints = _plain(annotation)
     if constraints or get_origin(base) not in (Union, types.UnionType):
         return [annotation]
@@ -286,9 +283,8 @@ def about(kind: Any) -> str:
 def descriptions(kind: type) -> dict[str, str]:
     """Read the text below each field, or its entry in the docstring, of a class and its bases."""
     texts: dict[str, str] = {}
-    package = kind.__module__.partition(".")[0]
     for base in reversed(kind.__mro__):
-        if base.__module__.partition(".")[0] != package:
+        if base.__module__.partition(".")[0] != kind.__module__.partition(".")[0]:
             continue
         for section in re.findall(_SECTIONS, inspect.cleandoc(base.__doc__ or ""), re.M):
             for entry in re.split(r"\n(?=\w)", inspect.cleandoc(section)):

@@ -137,7 +137,6 @@ class PromptTemplate:
 
 
 def _check_form(name: str, form: str, known: Sequence[str]) -> None:
-    """Refuse a form whose braces hold anything but the ``known`` names."""
     try:
         parts = [part for part in Formatter().parse(form) if part[1] is not None]
     except ValueError:
@@ -149,7 +148,6 @@ def _check_form(name: str, form: str, known: Sequence[str]) -> None:
 
 
 def _text_of(exemplars_file: str) -> str:
-    """Read the unchanged text of a file, ends of lines included."""
     option = "prompt.exemplars_file"
     try:
         return given_file(option, exemplars_file, "a text with the exemplars").read_bytes().decode()

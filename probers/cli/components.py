@@ -145,7 +145,6 @@ class Component:
 
 
 def _made(value: Any) -> Any:
-    """Return an option's value; an object if the user gave a class for it."""
     if isinstance(value, Mapping) and "_target_" in value:
         from hydra.utils import instantiate
 

@@ -48,8 +48,6 @@ COMMANDS = {
 _OF_A_CHOICE = ("trigger", "query")
 #: Groups in which ``<group>._target_`` can name a class of the user's own.
 _OWN = ("trigger", "query", "retriever")
-#: Keys besides those of the settings: values that presets refer to, and their commands.
-_OF_PRESETS = ("published", "commands")
 #: Meaning of an argument that is not ``key=value``: one key, or several as a list.
 _PLACED = {"score": "texts", "import": "probe", "export": "prober"}
 _PLACED_LIST = {"merge": "parts", "judge": "files"}
@@ -188,7 +186,7 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     if config.get("part") is not None or config.get("launch") is not None:
         # A merge repeats them without the part, and a launcher with one.
         record["typed"] = list(overrides)
-    values = {key: value for key, value in _resolved(config).items() if key not in _OF_PRESETS}
+    values = {key: value for key, value in _resolved(config).items() if key != "published"}
     return read(kind, values, _record=record)
 
 
@@ -344,7 +342,6 @@ def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserEr
 
 
 def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
-    """List the dotted keys of a configuration."""
     for name, value in values.items() if isinstance(values, dict) else ():
         yield f"{prefix}{name}"
         yield from _dotted(value, f"{prefix}{name}.")

@@ -104,7 +104,6 @@ def _key(option: Option, prefix: str, default: Any = ...) -> Key:
 
 
 def _typed(value: Any) -> str:
-    """Format a default as users type it."""
     if isinstance(value, str) and value and value == value.strip() and value.isprintable():
         return value
     return json.dumps(value, ensure_ascii=False)

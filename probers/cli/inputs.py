@@ -260,7 +260,6 @@ def newest_run(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Read a folder's ``config.json``; {} if it is missing or unreadable."""
     try:
         config = read_json(folder / "config.json")
     except (OSError, ValueError):

@@ -165,7 +165,6 @@ def _main(command: str, arguments: list[str]) -> int:
 
 
 def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
-    """Return the command's own function, or the one that launches its parts."""
     launched = getattr(settings, "launch", None) is not None
     return partial(resolve_name("probers.cli.launch.run"), command) if launched else load(command)
 
@@ -227,7 +226,6 @@ def run(command: str, overrides: Sequence[str]) -> Any:
 
 
 def _take_cfg_flag(arguments: list[str]) -> bool:
-    """Remove ``--cfg job`` from the arguments; tell whether it was there."""
     for flag in ("--cfg", "-c"):
         if flag in arguments:
             index = arguments.index(flag)

@@ -173,7 +173,6 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
 
 
 def _check_alike(first: PartRun, other: PartRun) -> None:
-    """Refuse parts of two runs, by the first difference."""
     names = [f"{run.path} is part {run.part} of probers-{run.state['command']}" for run in (first, other)]
     if first.state["command"] != other.state["command"] or first.part.count != other.part.count:
         raise UserError(f"{' and '.join(names)}: give the parts of one run", "parts")

@@ -270,7 +270,6 @@ def differences(
 
 
 def _writer(path: Path) -> str:
-    """Name the process that writes to a folder, from its note there."""
     try:
         note = read_json(path / _WRITER)
         where = f"process {note['process']} on {note['host']}, since {note['since']}"

@@ -69,7 +69,6 @@ def add(model: nn.Module, **options: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the messages that transformers prints for peft."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
@@ -143,7 +142,6 @@ def switched_off(model: nn.Module) -> Iterator[None]:
 
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:
-    """Return the modules that hold LoRA adapters, by their names in the base model."""
     if isinstance(model, nn.Module):
         for name, module in model.named_modules():
             if hasattr(module, "lora_A") and hasattr(module, "active_adapters"):

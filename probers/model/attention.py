@@ -125,8 +125,7 @@ class AttentionTap(ExitStack):
 
     def __init__(self, model: nn.Module, layer: int | None = None) -> None:
         super().__init__()
-        blocks = decoder_layers(model)
-        block = blocks[-1 if layer is None else layer - 1]
+        block = decoder_layers(model)[-1 if layer is None else layer - 1]
         self._family = type(model).__name__
         self._attention = _attention_module(block)
         self._modules = [m for m in block.modules() if hasattr(m, "config")]
@@ -225,7 +224,6 @@ _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
 
 
 def _attention_module(block: nn.Module) -> nn.Module | None:
-    """Find the block's attention, by the name of its class."""
     named = ((type(module).__name__, module) for module in block.modules())
     attends = (m for name, m in named if re.search("Attention|Attn$", name) and "Norm" not in name)
     return next(attends, None)
@@ -245,8 +243,7 @@ def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
         cached = past.get_seq_length(module.layer_idx) if past is not None else 0
         visible = torch.ones(length, cached + length, dtype=torch.bool, device=states.device)
         mask = visible.tril(cached)[None, None]
-    lowest = torch.finfo(states.dtype).min
-    return torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, lowest)
+    return torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, torch.finfo(states.dtype).min)
 
 
 def _additive(

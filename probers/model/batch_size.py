@@ -89,7 +89,6 @@ class Batches:
                 yield results
 
     def _shrink(self, failed: int) -> None:
-        """Halve the batch size after ``failed`` texts did not fit in memory."""
         if not self._auto:
             problem = f"memory ran out with batch_size={self.size}"
             raise RunError(f"{problem}: lower it, or batch_size=auto", "memory")

@@ -238,12 +238,10 @@ class CausalLM(LanguageModel):
 
         def work(chosen: list[int]) -> list[AttentionRows]:
             full = [i for i in chosen if sequences[i]]
-            rows = attend_alone(self.decoder, [sequences[i] for i in full]) if full else []
-            attention = dict(zip(full, rows, strict=True))
-            return [attention.get(i, nothing) for i in chosen]
+            rows = iter(attend_alone(self.decoder, [sequences[i] for i in full]) if full else [])
+            return [next(rows) if sequences[i] else nothing for i in chosen]
 
-        batches = self._batches.each([len(ids) for ids in sequences], work)
-        return collected(batches, len(sequences), progress)
+        return collected(self._batches.each(list(map(len, sequences)), work), len(sequences), progress)
 
     def stops(self, stop: Sequence[Stop]) -> Stops:
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""

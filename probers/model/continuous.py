@@ -69,8 +69,8 @@ class LiveText:
     @property
     def over(self) -> bool:
         """True once the text has ended and all its states have been read, or it was given up."""
-        ended = self.written and self.read >= self.row.kept
-        return ended or self.cancelled or self.error is not None
+        read = self.written and self.read >= self.row.kept
+        return read or self.cancelled or self.error is not None
 
     @property
     def ready(self) -> int:
@@ -88,9 +88,8 @@ class LiveText:
 
     def accept(self, token: int, scores: Sequence[float], top: list[tuple[int, float]]) -> None:
         """Take the next token with its log-probability and entropy."""
-        count = len(self.row.ids)
         self.row.accept([token], [])
-        if len(self.row.ids) > count:
+        if len(self.row.ids) > len(self.logprobs):
             self.logprobs.append(scores[0])
             self.entropies.append(scores[1])
             self.text = self.row.text
@@ -238,12 +237,6 @@ class ContinuousBatch:
         if states is not None and self._reader is not None:
             self._reader(reading.texts, states[which.to(states.device), -1])
         tokens = self._draw(reading.texts, logits[which, -1])
-        self._join(reading, which, tokens)
-        return reading.texts
-
-    def _join(self, reading: _Reading, which: Tensor, tokens: Tensor) -> None:
-        """Add the texts whose prompts were read to those being written."""
-        width = reading.ids.shape[1]
         if len(set(reading.places)) < len(reading.places):
             select_rows(reading.cache, reading.places)
         if self._cache is None:
@@ -251,13 +244,13 @@ class ContinuousBatch:
         for layer, other in zip(self._cache.layers, reading.cache.layers, strict=True):
             layer.join(other, self._rows)
         self._length = max(self._length, width)
-        lengths = torch.tensor([len(text.request.prompt.ids) for text in reading.texts])
-        self._own = torch.cat([self._own, lengths])
+        own = torch.tensor([len(text.request.prompt.ids) for text in reading.texts])
+        self._own = torch.cat([self._own, own])
         self._next = torch.cat([self._next, tokens])
         self._running += reading.texts
+        return reading.texts
 
     def _write(self) -> list[LiveText]:
-        """Forward the newest token of every text, and draw the next one."""
         spare = self._length - int(self._own.max())
         if spare >= _TRIM:
             for layer in self._cache.layers:
@@ -274,8 +267,7 @@ class ContinuousBatch:
         logits = self._decoder(self._next, mask, positions, cache=self._cache)[:, -1]
         self._length, self._own = self._length + 1, self._own + 1
         if self._tap is not None:
-            lengths = [len(text.request.prompt.ids) for text in self._running]
-            prompts = torch.tensor(lengths, device=device)
+            prompts = torch.tensor([len(text.request.prompt.ids) for text in self._running], device=device)
             states = self._tap.take_last(prompts, positions[:, 0] + 1 - prompts)
             if states is not None and self._reader is not None:
                 # Leave out texts with one token beyond their last.

@@ -57,10 +57,8 @@ class Decoder:
             cache: key/value cache that the call extends; None for a pass without one.
         """
         options: dict[str, Any] = {"use_cache": cache is not None, self._cache: cache}
-        if self._positions:
-            options["position_ids"] = positions
-        if self._keeps:
-            options["logits_to_keep"] = keep
+        options |= {"position_ids": positions} if self._positions else {}
+        options |= {"logits_to_keep": keep} if self._keeps else {}
         if isinstance(cache, Cache):
             cache.padded = mask is not None and ids.shape[1] == 1
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
@@ -158,7 +156,6 @@ class Decoder:
 
 
 def _cut(output: Any, start: int, end: int | None) -> Any:
-    """Keep only some positions in the last states of a decoder's output."""
     part = copy(output)
     part.last_hidden_state = output.last_hidden_state[:, start:end]
     return part
@@ -276,8 +273,8 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
         tap.read(ids.shape[1])
         decoder(ids, mask, positions)
         attended = tap.take()
-    lengths = [len(sequence) for sequence in sequences]
-    return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in enumerate(lengths)]
+    lengths = enumerate(map(len, sequences))
+    return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in lengths]
 
 
 def _scores(pieces: Iterable[Tensor], ids: Tensor, lengths: Sequence[int], *, top: bool) -> list[Tensor]:

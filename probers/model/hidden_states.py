@@ -22,8 +22,7 @@ from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given
 def check_needs(needs: Needs, model: nn.Module) -> None:
     """Refuse needs that cannot be read from ``model`` (UserError)."""
     layers = len(decoder_layers(model))
-    numbers = [needs.attention_layer or 0, *(layer for feature in needs.features for layer in feature.layers)]
-    for layer in numbers:
+    for layer in (needs.attention_layer or 0, *(k for feature in needs.features for k in feature.layers)):
         if not 0 <= layer <= layers:
             problem = f"layer {layer} does not exist"
             raise UserError(f"{problem}: the model has {layers} layers (0 is the embedding output)", "layers")

@@ -159,9 +159,8 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
     device = pick_device(how.device)
-    placed: dict[str, Any] = {}
-    if how.quantization is not None:
-        placed["quantization_config"] = _quantization(how.quantization)
+    quantized = how.quantization
+    placed: dict[str, Any] = {} if quantized is None else {"quantization_config": _quantization(quantized)}
     if how.device_map is not None or placed:
         # Quantized weights cannot be moved afterwards: they are made on their device.
         given = how.device_map
@@ -173,19 +172,15 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
         config = AutoConfig.from_pretrained(source, **options)
         dtype = pick_dtype(named, device, config)
+        check_capped(config, how.attn)
+        attention = how.attn or ("eager" if _caps(config) else None)  # caps scores like the model (Gemma 2)
         tokenizer = how.tokenizer(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=_attention(how.attn, config), **options, **placed,
+            source, dtype=dtype, attn_implementation=attention, **options, **placed,
             use_safetensors=True if how.use_safetensors else None,
         )  # fmt: skip
     model = (model if placed else model.to(device)).eval()
     return model if how.adapter is None else attach(model, how.adapter), tokenizer
-
-
-def _attention(named: str | None, config: Any) -> str | None:
-    """Return the named attention implementation, or a default that caps scores like the model (Gemma 2)."""
-    check_capped(config, named)
-    return named or ("eager" if _caps(config) else None)
 
 
 def check_capped(config: Any, attn: str | None) -> None:
@@ -229,8 +224,8 @@ def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)
         if use_safetensors and isinstance(error, OSError) and "safetensors" in str(error):
-            reason = "it has no weights as safetensors; others are pickled and can run code: "
-            reason += "convert them, or trust them with model.use_safetensors=false"
+            remedy = "convert them, or trust them with model.use_safetensors=false"
+            reason = f"it has no weights as safetensors; others are pickled and can run code: {remedy}"
         raise UserError(f"model={source} cannot be loaded as a causal LM: {reason}", "model") from error
 
 

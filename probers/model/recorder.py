@@ -206,9 +206,7 @@ def as_places(vectors: np.ndarray, width: int) -> np.ndarray:
 
 
 def _parts(feature: Feature) -> list[Feature]:
-    """Split a feature into its parts: its states, and each thing beside them."""
-    last = feature.layers[-1:]
-    beside = [Feature(last, kind, feature.pool) for kind in feature.beside]
+    beside = [Feature(feature.layers[-1:], kind, feature.pool) for kind in feature.beside]
     return [replace(feature, beside=()) if beside else feature, *beside]
 
 

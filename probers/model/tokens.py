@@ -319,8 +319,7 @@ class SentenceEnd:
         """Find the end of the sentence, once that is certain; None before."""
         # "U.S. The" ends a sentence and "U.S. Theodore" does not: whether a word that is
         # still growing begins a sentence is left open until a longer word shows it.
-        known = text if not text or text[-1].isspace() else text + "x"
-        spans = split_sentences(known)
+        spans = split_sentences(text if not text or text[-1].isspace() else text + "x")
         return spans[self.count - 1][1] if len(spans) > self.count else None
 
 

@@ -82,8 +82,8 @@ class Entailment:
         if (premise, hypothesis) not in self._known:
             pair = self._tokenizer(premise, hypothesis, return_tensors="pt", truncation=True)
             with torch.inference_mode():
-                best = int(self._model(**pair).logits[0].argmax())
-            self._known[premise, hypothesis] = best == self._entails
+                logits = self._model(**pair).logits[0]
+            self._known[premise, hypothesis] = int(logits.argmax()) == self._entails
         return self._known[premise, hypothesis]
 
 

@@ -40,8 +40,7 @@ _NUMBER = re.compile(
 def question_of(form: str, question: str, answer: str, samples: Sequence[str] = ()) -> str:
     """Fill in a form; ``{samples}`` becomes a line with the distinct drawn answers, or nothing."""
     drawn = "; ".join(dict.fromkeys(sample.strip() for sample in samples if sample.strip()))
-    line = SAMPLES_FORM.replace("{samples}", drawn) if drawn else ""
-    filled = form.replace("{samples}", line)
+    filled = form.replace("{samples}", SAMPLES_FORM.replace("{samples}", drawn) if drawn else "")
     return filled.replace("{question}", question).replace("{answer}", answer or "none")
 
 

@@ -106,7 +106,6 @@ def load_questions(world: World) -> list[Question]:
 
 
 def _draw_chains(rng: random.Random, entity: Entity, count: int) -> list[tuple[str, ...]]:
-    """Draw different chains about one entity."""
     left = chains_of(entity)
     drawn: list[tuple[str, ...]] = []
     while len(drawn) < min(count, len(chains_of(entity))):

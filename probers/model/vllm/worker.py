@@ -25,7 +25,6 @@ from .records import Recorded, TextRecord, check_options, readable
 
 
 def _stock() -> Any:
-    """Return the class of worker that vLLM would use on this machine."""
     place = "cpu_worker.CPUWorker" if current_platform.is_cpu() else "gpu_worker.Worker"
     place = "xpu_worker.XPUWorker" if current_platform.is_xpu() else place
     return resolve_obj_by_qualname(f"vllm.v1.worker.{place}")
