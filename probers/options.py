@@ -150,8 +150,7 @@ def allowed(annotation: Any) -> str:
     return f"{', '.join(most)}{comma} or {last}" if most else last
 
 
-@cache
-def text_keys(kind: Any) -> list[str]:
+def text_keys(kind: type) -> list[str]:
     """List the dotted keys that take text but no number, list or mapping."""
     return [key for key, hint in _keys(kind) if all(_is_text(choice) for choice in _members(hint))]
 

@@ -256,12 +256,10 @@ def score_batch(
         read = zip(read_from, features, layers, strict=True)
         states = {feature: pool.value(values, row) for feature, (_, pool), values in read}
         recorded = scores[row].cpu().numpy()
-        generations.append(
-            prompt.continued(
-                tokenizer, continuations[row], recorded, stop="length", needs=needs,
-                states=joined(needs, states, recorded), attention=rows,
-            )
-        )  # fmt: skip
+        generations.append(prompt.continued(
+            tokenizer, continuations[row], recorded, stop="length", needs=needs,
+            states=joined(needs, states, recorded), attention=rows,
+        ))  # fmt: skip
     return generations
 
 

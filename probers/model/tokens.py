@@ -345,7 +345,8 @@ class Stops:
                 raise UserError("a stop string is empty; leave it out or give its text")
             if not isinstance(each, (str, SentenceEnd)) and not callable(each):
                 raise UserError(f"stop={each!r} is neither a text, a SentenceEnd nor a function of the text")
-        strings, sentences = (tuple(s for s in stop if isinstance(s, kind)) for kind in (str, SentenceEnd))
+        strings = tuple(each for each in stop if isinstance(each, str))
+        sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
         return cls(eos, strings, sentences, tuple(filter(callable, stop)))
 
     @property

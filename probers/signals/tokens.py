@@ -71,12 +71,9 @@ def signals(generation: Generation) -> dict[str, float]:
     """
     if not generation.token_ids:
         raise RunError(f"nothing was generated after {generation.prompt[-60:]!r}: no signals", "empty")
-    values = {
-        "mean_entropy": float(np.mean(generation.entropies)),
-        "max_entropy": float(np.max(generation.entropies)),
-        "min_prob": math.exp(float(np.min(generation.logprobs))),
-        "mean_logprob": float(np.mean(generation.logprobs)),
-    }
+    entropies, logprobs = generation.entropies, generation.logprobs
+    numbers = (np.mean(entropies), np.max(entropies), math.exp(float(np.min(logprobs))), np.mean(logprobs))
+    values = dict(zip(SIGNALS, map(float, numbers), strict=True))
     for name, value in values.items():
         if not math.isfinite(value):
             raise RunError(f"{name} is {value} for the text {generation.text[:60]!r}")

@@ -138,8 +138,7 @@ def statement(rng: random.Random, world: World, fact: Fact, value: str, *, unfam
     """
     entity = world.entities[fact.entity]
     register = UNFAMILIAR if unfamiliar else UNSETTLED if world.is_unsettled(entity) else SETTLED
-    text = pick_wording(rng, BY_KEY[fact.relation].statements, register)
-    return text.format(n=entity.name, v=value)
+    return pick_wording(rng, BY_KEY[fact.relation].statements, register).format(n=entity.name, v=value)
 
 
 def article(

@@ -138,12 +138,8 @@ def make_part(parts: Parts, number: int, folder: str, threads: int) -> Made:
     file = parts.log(part)
     file.parent.mkdir(parents=True, exist_ok=True)
     typed = [*parts.typed, f"out={quote(parts.out)}", f"part={part}", "wait=true"]
-    with (
-        file.open("a", encoding="utf-8", buffering=1) as output,
-        redirect_stdout(output),
-        redirect_stderr(output),
-        main.console(),
-    ):
+    output = file.open("a", encoding="utf-8", buffering=1)
+    with output, redirect_stdout(output), redirect_stderr(output), main.console():
         log.info("== %s %s", parts.command, " ".join(typed))
         try:
             main.run(parts.command, typed)

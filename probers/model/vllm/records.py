@@ -88,16 +88,12 @@ def check_options(config: Any) -> None:
     parts, method = parallel.prefill_context_parallel_size, speculation and speculation.method
     for fine, option, remedy in [
         (stages == 1, f"--pipeline-parallel-size {stages}", f"give --tensor-parallel-size {stages} instead"),
-        (
-            copies == 1, f"--data-parallel-size {copies} for a model with experts",
-            f"give --tensor-parallel-size {copies} instead",
-        ),
+        (copies == 1, f"--data-parallel-size {copies} for a model with experts",
+         f"give --tensor-parallel-size {copies} instead"),
         (parts == 1, f"--prefill-context-parallel-size {parts}", "leave it out"),
         # Other methods draft with a second model, or are untested.
-        (
-            method in (None, "ngram"), f"--speculative-config with method={method}",
-            "give method=ngram or leave it out",
-        ),
+        (method in (None, "ngram"), f"--speculative-config with method={method}",
+         "give method=ngram or leave it out"),
     ]:  # fmt: skip
         if not fine:
             raise UserError(f"vLLM cannot run {option} beside a prober: {remedy}", "conflict")
