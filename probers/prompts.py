@@ -63,7 +63,7 @@ class PromptTemplate:
     def __post_init__(self, exemplars_file: str | None) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
         if exemplars_file is not None:
-            object.__setattr__(self, "exemplars", _text_of(exemplars_file))
+            object.__setattr__(self, "exemplars", _exemplars(exemplars_file))
         for name, names in _FORMS.items():
             _check_form(name, getattr(self, name), names)
 
@@ -147,7 +147,7 @@ def _check_form(name: str, form: str, known: Sequence[str]) -> None:
         raise UserError(f"{problem}; write {{{{ and }}}} for braces that are text")
 
 
-def _text_of(exemplars_file: str) -> str:
+def _exemplars(exemplars_file: str) -> str:
     option = "prompt.exemplars_file"
     try:
         return given_file(option, exemplars_file, "a text with the exemplars").read_bytes().decode()

@@ -20,7 +20,7 @@ from ..options import shown, text_keys
 from ..parts import PARTS
 from ..prompts import TESTBED_FILE
 from ..types import UserError, first_line
-from .components import choices, node_of
+from .components import choices, component_node
 from .presets import check_preset, chosen_by, departures, presets
 from .settings import TESTBED, Settings, default_values, read
 
@@ -118,13 +118,13 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
         elif command in _PLACED_LIST and not flag and not (equals and _KEY.fullmatch(key)):
             placed.append(quote(argument))  # a path, which may hold an equals sign
             continue
-        overrides += [_quoted(command, part) for part in _of_file(argument)]
+        overrides += [_quoted(command, part) for part in _file_choice(argument)]
     if placed and command in _PLACED_FIRST:
         overrides.append(f"{_PLACED_FIRST[command]}={placed.pop(0)}")
     return [*overrides, f"{_PLACED_LIST[command]}=[{','.join(placed)}]"] if placed else overrides
 
 
-def _of_file(argument: str) -> list[str]:
+def _file_choice(argument: str) -> list[str]:
     """Turn ``questions=FILE`` into the choice of a file and its path; leave any other argument."""
     key, equals, value = argument.partition("=")
     if key != "questions" or not equals or set(value.split(",")) <= set(choices("questions")):
@@ -240,7 +240,7 @@ def fill_store(command: str, overrides: Sequence[str]) -> None:
     for group, name in (groups | preset | typed).items():
         if group in groups and name in choices(group):
             part = name if name in PARTS[group] else "testbed"  # other files are prompts
-            ConfigStore.instance().store(part, node_of(group, part), group, provider="probers")
+            ConfigStore.instance().store(part, component_node(group, part), group, provider="probers")
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:

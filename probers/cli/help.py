@@ -14,7 +14,7 @@ from typing import Any
 from ..options import Option, about, allowed, field_types, options_of
 from ..parts import PARTS
 from ..types import UserError
-from .components import choices, kind_of
+from .components import choices, component_class
 from .compose import groups_of, settings_of
 from .presets import methods, presets
 from .settings import default_component
@@ -79,7 +79,7 @@ def group_help(group: str, *names: str) -> dict[str, Choice]:
 def _choice(group: str, name: str) -> Choice:
     if name not in PARTS[group]:
         return Choice("", ())  # a file of values for the keys of the others
-    if (kind := kind_of(group, name)) is None:
+    if (kind := component_class(group, name)) is None:
         return Choice(_OWN, ())
     return Choice(_plain(about(kind)), tuple(_key(option, f"{group}.") for option in options_of(kind)))
 

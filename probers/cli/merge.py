@@ -25,7 +25,7 @@ from .settings import Device, Screen, Settings
 log = logging.getLogger(__name__)
 
 #: Options about the execution of a command; the merge has its own.
-_OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
+_PART_OPTIONS = ("part", "out", "overwrite", "wait", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def run(settings: Merge) -> Any:
         raise UserError("the parts are in several places: give out=FOLDER to write to", "missing-value")
     if settings.overwrite and any(out.resolve() in run.path.resolve().parents for run in parts.runs):
         raise UserError(f"overwrite=true would move the parts inside out={out}: choose another", "conflict")
-    typed = [o for o in parts.runs[0].typed if key_value(o)[0] not in _OF_A_PART]
+    typed = [o for o in parts.runs[0].typed if key_value(o)[0] not in _PART_OPTIONS]
     replaces, waits = str(settings.overwrite).lower(), str(settings.wait).lower()
     typed += [f"out={quote(str(out))}", f"overwrite={replaces}", f"wait={waits}"]
     if settings.device is not None and parts.command != "train":

@@ -134,10 +134,10 @@ def _find_parts(model: Any) -> list[BlockParts]:
     finally:
         for handle in handles:
             handle.remove()
-    return [_parts_of(type(model).__name__, k, seen) for k, seen in enumerate(calls, 1)]
+    return [_block_parts(type(model).__name__, k, seen) for k, seen in enumerate(calls, 1)]
 
 
-def _parts_of(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
+def _block_parts(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
     """Tell one block's modules apart by the outputs they add; the block itself is the last call."""
     before, after = calls[-1].given, calls[-1].output
     inner = [c for c in calls[:-1] if c.output is not None]

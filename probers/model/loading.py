@@ -247,12 +247,12 @@ def context_length(config: Any) -> int | None:
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Compute the fingerprint of a model's weights (see :func:`weights_of`) and of its active adapter."""
-    weights = weights_of(source, model) if source else ""
+    """Fingerprint a model's weights (:func:`weights_fingerprint`) and its active adapter."""
+    weights = weights_fingerprint(source, model) if source else ""
     return weights if getattr(model, "peft_config", None) is None else weights + mark(active_digest(model))
 
 
-def weights_of(source: str, model: Any) -> str:
+def weights_fingerprint(source: str, model: Any) -> str:
     """Fingerprint a model's own weights: the hub's commit, or a hash of a folder's files; "" without both.
 
     The hash covers the size, the header and samples throughout each weight file, so that another training
