@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..types import Article, Passage, Question, UserError
 from .relations import BY_KEY, BY_KIND, CHAINS, SETTLED, UNFAMILIAR, UNSETTLED, pick_wording
@@ -36,16 +36,14 @@ def model_path() -> Path:
 
 def world_config(folder: Path | None = None) -> WorldConfig:
     """Read the world of a checkpoint's training from the ``testbed.json`` beside its weights."""
+    from pydantic import TypeAdapter
+
     file = (folder or model_path()) / "testbed.json"
     try:
-        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["world"]
+        fields = json.loads(file.read_text(encoding="utf-8"))["world"]
     except FileNotFoundError as error:
         raise UserError(f"{file} is missing: this model was not made by tools/testbed", "no-file") from error
-    return WorldConfig(**{name: _tuples(value) for name, value in fields.items()})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return TypeAdapter(WorldConfig).validate_python(fields)
 
 
 @lru_cache(maxsize=2)
