@@ -239,8 +239,14 @@ def fill_store(command: str, overrides: Sequence[str]) -> None:
     preset = chosen_by(typed) if "experiment" in typed else {}
     for group, name in (groups | preset | typed).items():
         if group in groups and name in choices(group):
-            part = name if name in PARTS[group] else "testbed"  # other files are prompts
-            ConfigStore.instance().store(part, component_node(group, part), group, provider="probers")
+            _store_component(group, name if name in PARTS[group] else "testbed")  # other files are prompts
+
+
+@cache
+def _store_component(group: str, name: str) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name, component_node(group, name), group, provider="probers")
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:

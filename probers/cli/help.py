@@ -84,7 +84,7 @@ def _choice(group: str, name: str) -> Choice:
     return Choice(_plain(about(kind)), tuple(_key(option, f"{group}.") for option in options_of(kind)))
 
 
-def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
+def _keys(kind: Any, prefix: str = "") -> Iterator[Key]:
     """List the keys of settings or of a block, those of blocks last."""
     for option in options_of(kind):
         yield _key(option, prefix)
@@ -94,7 +94,6 @@ def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
             for option in options_of(resolve_name(component.target)):
                 yield _key(option, f"{prefix}{each.name}.", component.options[option.name])
         elif "choice" not in each.metadata and is_dataclass(block):
-            assert isinstance(block, type)
             yield from _keys(block, f"{prefix}{each.name}.")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from ..types import UserError
 from .components import choices, file_of
@@ -17,6 +18,7 @@ from .settings import Settings
 _PUBLISHED = re.compile(r"\$\{published\.(\w+)")
 
 
+@cache
 def presets(command: str) -> list[str]:
     """List the values of ``experiment`` that a command takes."""
     return [name for name in choices("experiment") if command in _commands("experiment", name)]

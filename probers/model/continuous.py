@@ -244,8 +244,8 @@ class ContinuousBatch:
         for layer, other in zip(self._cache.layers, reading.cache.layers, strict=True):
             layer.join(other, self._rows)
         self._length = max(self._length, width)
-        own = torch.tensor([len(text.request.prompt.ids) for text in reading.texts])
-        self._own = torch.cat([self._own, own])
+        columns = torch.tensor([len(text.request.prompt.ids) for text in reading.texts])
+        self._own = torch.cat([self._own, columns])
         self._next = torch.cat([self._next, tokens])
         self._running += reading.texts
         return reading.texts
