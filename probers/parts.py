@@ -7,6 +7,8 @@ from this table. It holds dotted paths below ``probers``, so that reading it imp
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
 
@@ -136,3 +138,16 @@ def exports(package: str) -> dict[str, str]:
     below = f"{package.removeprefix('probers.')}."
     paths = (path.rpartition(".") for named in PARTS.values() for path in named.values())
     return {name: f"probers.{module}" for module, _, name in paths if module.startswith(below)}
+
+
+def exporting(package: str, **more: str) -> Callable[[str], Any]:
+    """Make the ``__getattr__`` of a package that exports its parts, and ``more`` names with their modules."""
+
+    def get(name: str) -> Any:
+        module = more.get(name) or exports(package).get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = vars(sys.modules[package])[name] = resolve_name(f"{module}:{name}")
+        return value
+
+    return get

@@ -77,17 +77,16 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def lazily(package: str, places: Mapping[str, str], **modules: str) -> Callable[[str], Any]:
+def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``: torch, pandas and the like are imported only by who needs them.
 
-    ``places`` maps a module below the package to the public names it defines, with spaces between;
-    ``modules`` are further names with their whole modules (:func:`probers.parts.exports`).
+    ``places`` maps a module below the package to the public names it defines, with spaces between.
     """
-    modules |= {name: f"{package}.{module}" for module, names in places.items() for name in names.split()}
+    modules = {name: module for module, names in places.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name in modules:
-            return getattr(import_module(modules[name]), name)
+            return getattr(import_module(f".{modules[name]}", package), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get

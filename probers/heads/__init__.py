@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..parts import PARTS, exports, load_part
-from ..types import lazily
+from ..parts import PARTS, exporting, exports, load_part
 from .base import CORRECT, WRONG, Memory, Moments, ProbeHead
 from .custom import ForeignHead, factory
 from .stacked import StackedHead
@@ -15,7 +14,7 @@ __all__ = [
     "head_name", "is_joint", *exports("heads"),
 ]  # fmt: skip
 
-__getattr__ = lazily(__name__, {}, **exports(__name__))
+__getattr__ = exporting(__name__)
 
 
 class _Heads(Mapping[str, type[ProbeHead]]):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from probers.parts import exports
-from probers.types import lazily
+from probers.parts import exporting, exports
 
 from ..protocol import QueryFormulator
 
 __all__ = ["QueryFormulator", *exports(__name__)]
 
-__getattr__ = lazily(__name__, {}, **exports(__name__))
+__getattr__ = exporting(__name__)

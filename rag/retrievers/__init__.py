@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from probers.parts import exports
-from probers.types import lazily
+from probers.parts import exporting, exports
 
 __all__ = [*exports(__name__)]
 
-__getattr__ = lazily(__name__, {}, **exports(__name__))
+__getattr__ = exporting(__name__)

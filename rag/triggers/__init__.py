@@ -5,11 +5,10 @@ Any other class with ``needs`` and ``__call__`` also works, with the defaults fo
 
 from __future__ import annotations
 
-from probers.parts import exports
-from probers.types import lazily
+from probers.parts import exporting, exports
 
 from ..protocol import LookAhead, State, Trigger
 
 __all__ = ["LookAhead", "ServedProbing", "State", "Trigger", *exports(__name__)]
 
-__getattr__ = lazily(__name__, {"probing": "ServedProbing"}, **exports(__name__))
+__getattr__ = exporting(__name__, ServedProbing=f"{__name__}.probing")
