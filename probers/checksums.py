@@ -172,9 +172,8 @@ def made_once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, An
 
 def take(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Record ``bytes`` and ``sha256`` of files in a folder for :func:`check`."""
-    return {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names
-    }
+    paths = {name: folder / name for name in names}
+    return {name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for name, path in paths.items()}
 
 
 def check(
@@ -200,8 +199,7 @@ def check(
     known = {} if anew else _remembered(memory)
     if (total := sum(file["bytes"] for name, file in files.items() if name not in known)) > _MANY:
         log.warning("comparing %.1f GB in %s with their checksums, once", total / 1e9, folder)
-    paths = {name: folder / name for name in files}
-    for name, hashed in _digests(paths, memory, anew=anew):
+    for name, hashed in _digests({name: folder / name for name in files}, memory, anew=anew):
         if hashed != files[name]["sha256"]:
             return name, "was altered"
     return None
@@ -238,8 +236,8 @@ class Journal:
         for number, line in enumerate(lines, 1):
             with suppress(ValueError, RecursionError):
                 records[number] = unseal(json.loads(line))
-        damaged = tuple(n for n in range(1, len(lines) + 1) if n not in records)
-        return Lines(records, damaged, bool(rest))
+        damaged = {*range(1, len(lines) + 1)} - records.keys()
+        return Lines(records, tuple(sorted(damaged)), bool(rest))
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records and flush them to disk before returning; a kill leaves all of them or none."""

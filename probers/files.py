@@ -77,16 +77,16 @@ def regular(path: Path) -> os.stat_result:
 
     A link within a download of the Hub, whose snapshots are links to its blobs, counts as a file.
     """
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
+    facts = path.lstat()
+    if stat.S_ISLNK(facts.st_mode):
         target = Path(os.path.realpath(path))  # does not fail for a link to itself
         snapshots = (folder for folder in path.absolute().parents if folder.name == "snapshots")
         if not any(target.parent == folder.parent.resolve() / "blobs" for folder in snapshots):
             raise ValueError("is a link, but only a file is read")
-        found = target.stat()
-    if not stat.S_ISREG(found.st_mode):
+        facts = target.stat()
+    if not stat.S_ISREG(facts.st_mode):
         raise ValueError("is a folder, pipe or device, but only a file is read")
-    return found
+    return facts
 
 
 def check_file(path: str | Path) -> None:
@@ -131,8 +131,8 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"is not JSON ({error.msg} in line {error.lineno})") from error
     except RecursionError as error:
         raise ValueError(DEEP) from error
-    level = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(_DEEPEST):
+    level = [value]
+    for _ in range(_DEEPEST + 1):
         inner = (each.values() if isinstance(each, dict) else each for each in level)
         level = [each for values in inner for each in values if isinstance(each, (dict, list))]
     if level:

@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -90,7 +90,9 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Non
         UserError: an unknown key, or the first value that is not allowed; it lists the allowed ones.
     """
     hints = field_types(kind)
-    _refuse_unknown(values, hints, prefix)
+    for name in sorted(values.keys() - hints):
+        listed = ", ".join(f"{prefix}{known}" for known in hints)
+        raise UserError(f"unknown key {prefix + name!r}: the keys are {listed}", "unknown-key")
     for name, annotation in hints.items():
         if name not in values:
             continue
@@ -113,12 +115,6 @@ def check_record(kind: Any, values: Any, prefix: str = "") -> None:
         message = f"a {name} has the fields {sorted(names)}; missing or unknown: {shown(odd)}"
         raise UserError(message, "bad-file")
     check_options(kind, values, prefix)
-
-
-def _refuse_unknown(names: Collection[str], known: Collection[str], prefix: str) -> None:
-    for name in sorted(set(names) - set(known)):
-        listed = ", ".join(f"{prefix}{each}" for each in known)
-        raise UserError(f"unknown key {prefix + name!r}: the keys are {listed}", "unknown-key")
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:
@@ -149,8 +145,7 @@ def shown(value: Any) -> str:
 
 def allowed(annotation: Any) -> str:
     """Describe the values of an annotation: "a whole number of 1 or more, or null"."""
-    choices = list(dict.fromkeys(_allowed(annotation)))
-    *most, last = choices
+    *most, last = dict.fromkeys(_allowed(annotation))
     comma = "," if any(" or " in choice for choice in most) else ""
     return f"{', '.join(most)}{comma} or {last}" if most else last
 
@@ -177,8 +172,7 @@ def _is_text(annotation: Any) -> bool:
 
 def _allowed(annotation: Any) -> Iterator[str]:
     """List the choices of an annotation, null last."""
-    members = sorted(_members(annotation), key=lambda member: member is types.NoneType)
-    for member in members:
+    for member in sorted(_members(annotation), key=lambda member: member is types.NoneType):
         base, constraints = _plain(member)
         limits = next((c for c in constraints if isinstance(c, Limits)), Limits())
         origin, inner = get_origin(base) or base, get_args(base)
@@ -220,7 +214,6 @@ def _range(limits: Limits) -> str:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """List the members of a union; any other annotation is its only member."""
     base, constraints = _plain(annotation)
     if constraints or get_origin(base) not in (Union, types.UnionType):
         return [annotation]
@@ -258,13 +251,13 @@ class Option:
 def options_of(kind: Any) -> tuple[Option, ...]:
     """List the options of a class: what a configuration can set, which has a default and a plain type."""
     listed, types_, about = [], field_types(kind), descriptions(kind)
-    made = getattr(kind, "__dataclass_fields__", {})
+    dataclass_fields = getattr(kind, "__dataclass_fields__", {})
     for name, given in inspect.signature(kind).parameters.items():
-        optional = given.default is not given.empty and (made or given.kind is given.KEYWORD_ONLY)
+        optional = given.default is not given.empty and (dataclass_fields or given.kind is given.KEYWORD_ONLY)
         if not optional or name.startswith("_") or not _is_typed(types_.get(name)):
             continue
         factory = repr(given.default) == "<factory>"
-        default = made[name].default_factory() if factory else given.default
+        default = dataclass_fields[name].default_factory() if factory else given.default
         default = list(default) if isinstance(default, tuple) else default
         listed.append(Option(name, default, types_[name], about.get(name, "")))
     return tuple(listed)
@@ -289,9 +282,8 @@ def about(kind: Any) -> str:
 def descriptions(kind: type) -> dict[str, str]:
     """Read the text below each field, or its entry in the docstring, of a class and its bases."""
     texts: dict[str, str] = {}
-    package = kind.__module__.partition(".")[0]
     for base in reversed(kind.__mro__):
-        if base.__module__.partition(".")[0] != package:
+        if base.__module__.partition(".")[0] != kind.__module__.partition(".")[0]:
             continue
         for section in re.findall(_SECTIONS, inspect.cleandoc(base.__doc__ or ""), re.M):
             for entry in re.split(r"\n(?=\w)", inspect.cleandoc(section)):

@@ -49,15 +49,11 @@ def render(template: str, **values: Any) -> str:
 @cache
 def _environment(html: bool) -> Environment:
     environment = Environment(
-        loader=FunctionLoader(_source),
-        autoescape=True,
-        finalize=_inert if html else markdown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.globals.update(DASH=DASH, num=num, span=span, count=count, style=_style)
+        loader=FunctionLoader(_source), autoescape=True, finalize=_inert if html else markdown,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.globals.update(DASH=DASH, num=num, span=span, count=count)
+    environment.globals["style"] = lambda name: Markup(_source(name))
     environment.filters.update(sha256=_sha256, code=_code)
     return environment
 
@@ -69,10 +65,6 @@ def _source(name: str) -> str:
         return text
     text = re.sub("(?<=[^>}\n])\n +(?=[^<{ ])", " ", text)  # between words
     return re.sub("\n +", "", text)
-
-
-def _style(name: str) -> Markup:
-    return Markup(_source(name))
 
 
 def _sha256(text: str) -> str:
@@ -130,13 +122,12 @@ def number(value: Any) -> float | None:
 
 def num(value: Any, digits: int = 2, *, sign: bool = False) -> str:
     """Format a number with fixed digits and a true minus sign; a dash when there is none."""
-    found = number(value)
-    if found is None:
+    if (finite := number(value)) is None:
         return DASH
-    text = f"{abs(found):,.{digits}f}"
+    text = f"{abs(finite):,.{digits}f}"
     if float(text.replace(",", "")) == 0:
         return text
-    return (MINUS if found < 0 else "+" if sign else "") + text
+    return (MINUS if finite < 0 else "+" if sign else "") + text
 
 
 def span(ends: Iterable[float], digits: int = 2, *, sign: bool = False) -> str:

@@ -63,7 +63,7 @@ class PromptTemplate:
     def __post_init__(self, exemplars_file: str | None) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
         if exemplars_file is not None:
-            object.__setattr__(self, "exemplars", _text_of(exemplars_file))
+            object.__setattr__(self, "exemplars", _exemplars(exemplars_file))
         for name, names in _FORMS.items():
             _check_form(name, getattr(self, name), names)
 
@@ -75,12 +75,8 @@ class PromptTemplate:
         (UserError if there is none). Any other is returned as it is.
         """
         if self.name == AUTO:
-            usual = PromptTemplate(AUTO)
-            changed = {
-                f.name: value
-                for f in fields(self)
-                if f.init and (value := getattr(self, f.name)) != getattr(usual, f.name)
-            }
+            values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+            changed = {k: v for k, v in values.items() if v != getattr(AUTO_PROMPT, k)}
             return replace(_form_for(tokenizer), **changed).bind(tokenizer)
         if not self.chat:
             return self
@@ -124,8 +120,7 @@ class PromptTemplate:
     @property
     def fingerprint(self) -> str:
         """Hash of every field: two runs compare only if it is the same."""
-        values = {k: v for k, v in asdict(self).items() if k != "_around"}
-        return digest(repr(sorted(values.items())), 12)
+        return digest(repr(sorted(item for item in asdict(self).items() if item[0] != "_around")), 12)
 
     @property
     def _frame(self) -> tuple[str, str]:
@@ -142,25 +137,22 @@ class PromptTemplate:
 
 
 def _check_form(name: str, form: str, known: Sequence[str]) -> None:
-    """Refuse a form whose braces hold anything but the ``known`` names."""
     try:
         parts = [part for part in Formatter().parse(form) if part[1] is not None]
     except ValueError:
         parts = [("", None, "", "")]
     if any(name_ not in known or spec or conversion for _, name_, spec, conversion in parts):
         names = " and ".join(f"{{{each}}}" for each in known)
-        told = f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone"
-        raise UserError(f"{told}; write {{{{ and }}}} for braces that are text")
+        problem = f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone"
+        raise UserError(f"{problem}; write {{{{ and }}}} for braces that are text")
 
 
-def _text_of(exemplars_file: str) -> str:
-    """Read the unchanged text of a file, ends of lines included."""
-    path = given_file("prompt.exemplars_file", exemplars_file, "a text with the exemplars")
+def _exemplars(exemplars_file: str) -> str:
+    option = "prompt.exemplars_file"
     try:
-        return path.read_bytes().decode("utf-8")
+        return given_file(option, exemplars_file, "a text with the exemplars").read_bytes().decode()
     except UnicodeDecodeError as error:
-        told = f"prompt.exemplars_file={exemplars_file} is not UTF-8 text: {error}"
-        raise UserError(told, "bad-file") from error
+        raise UserError(f"{option}={exemplars_file} is not UTF-8 text: {error}", "bad-file") from error
 
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
@@ -169,8 +161,8 @@ def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
         message = f"prompt={name} is a chat prompt, and a model behind a URL does not hand out its tokenizer"
         raise UserError(f"{message}: choose another prompt", "unsupported")
     text = chat_text(tokenizer, [{"role": "user", "content": _PLACE}], f"prompt={name} is a chat prompt")
-    before, found, between = text.partition(_PLACE)
-    if not found:
+    before, place, between = text.partition(_PLACE)
+    if not place:
         raise UserError(f"prompt={name}: the tokenizer's chat template leaves out the message", "model")
     return before, between
 
@@ -192,8 +184,9 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     from jinja2 import TemplateError  # loads slowly
 
     try:
-        asked: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
-        text = tokenizer.apply_chat_template(list(messages), **asked, **more)
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True, **more
+        )
     except (TemplateError, TypeError) as error:  # TypeError: values that the template cannot use
         raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}", "model") from error
     bos = tokenizer.bos_token
@@ -235,7 +228,6 @@ def form_with(fingerprint: str | None) -> PromptTemplate:
 
 
 def _form_for(tokenizer: Any) -> PromptTemplate:
-    """Choose the form in which a model is asked."""
     if of_testbed(tokenizer):
         return TESTBED_PROMPT
     return CHAT_PROMPT if getattr(tokenizer, "chat_template", None) else PLAIN_PROMPT
@@ -247,11 +239,9 @@ def of_testbed(tokenizer: Any) -> bool:
 
 
 def passages_that_fit(
-    fits: Callable[[Sequence[str], Sequence[int]], list[bool]],
-    prompt: PromptTemplate,
-    asked: Sequence[tuple[str, Sequence[str], str]],
-    more: Sequence[int],
-) -> list[int]:
+    fits: Callable[[Sequence[str], Sequence[int]], list[bool]], prompt: PromptTemplate,
+    questions: Sequence[tuple[str, Sequence[str], str]], more: Sequence[int],
+) -> list[int]:  # fmt: skip
     """Count the passages that fit each question's prompt; whole ones are dropped, the last first.
 
     A prompt that is too long without any passage is left to the model's ``on_too_long``.
@@ -259,19 +249,17 @@ def passages_that_fit(
     Args:
         fits: whether each prompt and this many tokens after it fit the model's context.
         prompt: the template.
-        asked: question, passage texts and answer so far of each.
+        questions: question, passage texts and answer so far of each.
         more: number of tokens that must fit after each prompt.
     """
-    kept = [len(texts) for _, texts, _ in asked]
-    open_ = [i for i, count in enumerate(kept) if count]
+    counts = [len(texts) for _, texts, _ in questions]
+    open_ = [i for i, count in enumerate(counts) if count]
     while open_:
-        prompts = [
-            prompt.question(question, texts[: kept[i]], partial=partial)
-            for i, (question, texts, partial) in ((i, asked[i]) for i in open_)
-        ]
+        rest = ((counts[i], *questions[i]) for i in open_)
+        prompts = [prompt.question(text, passages[:n], partial=part) for n, text, passages, part in rest]
         fit = fits(prompts, [more[i] for i in open_])
         open_ = [i for i, whole in zip(open_, fit, strict=True) if not whole]
         for i in open_:
-            kept[i] -= 1
-        open_ = [i for i in open_ if kept[i]]
-    return kept
+            counts[i] -= 1
+        open_ = [i for i in open_ if counts[i]]
+    return counts

@@ -222,10 +222,10 @@ class Needs:
             named = ("/".join((site, pool, *beside)) for site, pool, beside in layers)
             raise ValueError(f"cannot record {' and '.join(named)} in one pass")
         if self.attention and other.attention and self.attention_layer != other.attention_layer:
-            asked = f"{self.attention_layer or 'last'} and {other.attention_layer or 'last'}"
-            raise ValueError(f"cannot record the attention of layers {asked} in one pass")
+            both = f"{self.attention_layer or 'last'} and {other.attention_layer or 'last'}"
+            raise ValueError(f"cannot record the attention of layers {both} in one pass")
         return Needs(
-            tuple(Feature(tuple(sorted(found)), *kind) for kind, found in layers.items()),
+            tuple(Feature(tuple(sorted(numbers)), *kind) for kind, numbers in layers.items()),
             attention=self.attention or other.attention,
             attention_layer=(self if self.attention else other).attention_layer,
             top=self.top or other.top,

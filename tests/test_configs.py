@@ -114,7 +114,7 @@ def test_no_number_of_a_command_has_the_name_of_a_group():
     """It could not be given: its value would be taken for a name."""
     for command in COMMANDS:
         config = compose(command, [])
-        assert [key for key in groups_of(settings_of(command)) if isinstance(config.get(key), int)] == []
+        assert [key for key in groups_of(command) if isinstance(config.get(key), int)] == []
 
 
 def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():

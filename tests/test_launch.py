@@ -172,7 +172,7 @@ def as_worker(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("OMP_NUM_THREADS", "TQDM_MININTERVAL"):
         monkeypatch.setenv(name, "1")
-    monkeypatch.setattr(shared, "_kept", None)
+    monkeypatch.setattr(shared, "_models", None)
 
 
 def test_a_finished_part_is_left_alone(made, tmp_path, as_worker):
@@ -209,7 +209,7 @@ def test_a_folder_that_a_machine_lacks_is_named(tmp_path, as_worker):
 
 
 def test_the_model_is_kept_between_parts_as_if_loaded_anew(monkeypatch):
-    monkeypatch.setattr(shared, "_kept", None)
+    monkeypatch.setattr(shared, "_models", None)
     cfg = cli.request("datagen", [])
     assert shared.load_model(cfg) is not shared.load_model(cfg)
     shared.keep_model()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fake_serving import PAGE, FakeServer, Prepared, Token
 
-from probers.cli.components import choices, node_of
+from probers.cli.components import choices, component_node
 from probers.rag.protocol import State, Trigger
 from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
 from probers.serve.protocol import ApiError
@@ -463,7 +463,7 @@ def test_queries_and_defaults_are_those_of_the_components(page: Page) -> None:
     assert page.texts("#query option")[1:] == sorted(choices("query"))
     defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
     for found in defaults:
-        options = node_of("trigger", found.pop("trigger"))
+        options = component_node("trigger", found.pop("trigger"))
         assert len(found) > 1 and found == {key: options[key] for key in found}
 
 

@@ -30,17 +30,17 @@ def choices(group: str) -> list[str]:
     return sorted(named | set(PARTS.get(group, ())))
 
 
-def kind_of(group: str, name: str) -> Any:
+def component_class(group: str, name: str) -> Any:
     """Import the class behind a name; None if the user must give it."""
     name = name if name in PARTS[group] else "testbed"  # files of values are prompts
     return load_part(group, name) if PARTS[group][name] else None
 
 
-def node_of(group: str, name: str) -> dict[str, Any]:
+def component_node(group: str, name: str) -> dict[str, Any]:
     """Make the node of a component in a configuration: its class and the values of its options."""
     if name not in PARTS[group]:
-        return node_of(group, "testbed") | values_of(group, name)
-    kind = kind_of(group, name)
+        return component_node(group, "testbed") | values_of(group, name)
+    kind = component_class(group, name)
     defaults = {} if kind is None else {option.name: option.default for option in options_of(kind)}
     return {"_target_": target_of(group, name) or MISSING, **defaults}
 
@@ -89,10 +89,10 @@ class Component:
         options = {str(key): value for key, value in node.items() if key != "_target_"}
         if not isinstance(path, str) or not re.fullmatch(r"\?\?\?|[A-Za-z_]\w*(\.\w+)+", path):
             raise UserError(f"{group}._target_={shown(path)} must be the dotted path of a class or function")
-        made = cls(group, path, options, named=target is None)
+        component = cls(group, path, options, named=target is None)
         if path.startswith("probers."):  # the class of a user checks its own options
-            check_options(made.kind, options, f"{group}.")
-        return made
+            check_options(component.kind, options, f"{group}.")
+        return component
 
     @classmethod
     def of(cls, group: str, name: str, /, **options: Any) -> Component:
@@ -100,7 +100,7 @@ class Component:
         if name not in choices(group):
             listed = ", ".join(choices(group))
             raise UserError(f"unknown {group} {name!r}: choose one of {listed}", "unknown-choice")
-        node = node_of(group, name)
+        node = component_node(group, name)
         for option in options.keys() - node.keys():
             known = ", ".join(key for key in node if key != "_target_") or "none"
             raise UserError(f"{group}={name} has no option {option!r}: it has {known}", "unknown-key")
@@ -145,7 +145,6 @@ class Component:
 
 
 def _made(value: Any) -> Any:
-    """Return an option's value; an object if the user gave a class for it."""
     if isinstance(value, Mapping) and "_target_" in value:
         from hydra.utils import instantiate
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..options import shown, text_keys
 from ..parts import PARTS
 from ..prompts import TESTBED_FILE
 from ..types import UserError, first_line
-from .components import choices, node_of
+from .components import choices, component_node
 from .presets import check_preset, chosen_by, departures, presets
 from .settings import TESTBED, Settings, default_values, read
 
@@ -48,8 +48,6 @@ COMMANDS = {
 _OF_A_CHOICE = ("trigger", "query")
 #: Groups in which ``<group>._target_`` can name a class of the user's own.
 _OWN = ("trigger", "query", "retriever")
-#: Keys besides those of the settings: values that presets refer to, and their commands.
-_OF_PRESETS = ("published", "commands")
 #: Meaning of an argument that is not ``key=value``: one key, or several as a list.
 _PLACED = {"score": "texts", "import": "probe", "export": "prober"}
 _PLACED_LIST = {"merge": "parts", "judge": "files"}
@@ -70,9 +68,11 @@ def settings_of(command: str) -> type[Settings]:
     return resolve_name(f"probers.{COMMANDS[command][0]}")  # type: ignore[no-any-return]
 
 
-def groups_of(kind: type[Settings]) -> dict[str, str | None]:
+@cache
+def groups_of(command: str) -> dict[str, str | None]:
     """Map a command's groups of components to the name of the default."""
-    return {f.name: f.metadata["choice"] for f in fields(kind) if "choice" in f.metadata}
+    keys = fields(settings_of(command))
+    return {key.name: key.metadata["choice"] for key in keys if "choice" in key.metadata}
 
 
 def quote(text: str) -> str:
@@ -118,13 +118,13 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
         elif command in _PLACED_LIST and not flag and not (equals and _KEY.fullmatch(key)):
             placed.append(quote(argument))  # a path, which may hold an equals sign
             continue
-        overrides += [_quoted(command, part) for part in _of_file(argument)]
+        overrides += [_quoted(command, part) for part in _file_choice(argument)]
     if placed and command in _PLACED_FIRST:
         overrides.append(f"{_PLACED_FIRST[command]}={placed.pop(0)}")
     return [*overrides, f"{_PLACED_LIST[command]}=[{','.join(placed)}]"] if placed else overrides
 
 
-def _of_file(argument: str) -> list[str]:
+def _file_choice(argument: str) -> list[str]:
     """Turn ``questions=FILE`` into the choice of a file and its path; leave any other argument."""
     key, equals, value = argument.partition("=")
     if key != "questions" or not equals or set(value.split(",")) <= set(choices("questions")):
@@ -142,20 +142,12 @@ def _quoted(command: str, argument: str) -> str:
     if _FREE.fullmatch(key):  # the text holds no reference
         value = _OPENING.sub(lambda opening: f"{opening[1] * 2}\\${{", value)
     override = parsed(f"{key}={value}")
-    if override is None or key == "question" or (key in _texts(command) and _is_no_text(override)):
+    single = override is not None and not override.is_sweep_override()
+    text = single and key in text_keys(settings_of(command))
+    # Hydra would read a number, a truth value or a list, as in ``out=1``.
+    if override is None or key == "question" or (text and not isinstance(override.value(), str | None)):
         value = quote(value)
     return f"{key}={value}"
-
-
-def _is_no_text(override: Override) -> bool:
-    """Tell whether Hydra would read a number, a truth value or a list, as in ``out=1``."""
-    return not override.is_sweep_override() and not isinstance(override.value(), (str, type(None)))
-
-
-@cache
-def _texts(command: str) -> set[str]:
-    """List dotted keys whose value is always text."""
-    return set(text_keys(settings_of(command)))
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -194,7 +186,7 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
     if config.get("part") is not None or config.get("launch") is not None:
         # A merge repeats them without the part, and a launcher with one.
         record["typed"] = list(overrides)
-    values = {key: value for key, value in _resolved(config).items() if key not in _OF_PRESETS}
+    values = {key: value for key, value in _resolved(config).items() if key != "published"}
     return read(kind, values, _record=record)
 
 
@@ -206,10 +198,9 @@ def check_world(typed: Sequence[str], settings: Settings) -> None:
     given = {key_value(override)[0].partition(".")[0] for override in typed}
     for key in settings.of_testbed:
         if key not in given:
-            message = f"{key} is not given, and those of the testbed are of a fictional world"
-            raise UserError(
-                f"{message}: with model={model.name} give {key}=FILE (or {key}=testbed)", "missing-value"
-            )
+            problem = f"{key} is not given, and those of the testbed are of a fictional world"
+            remedy = f"with model={model.name} give {key}=FILE (or {key}=testbed)"
+            raise UserError(f"{problem}: {remedy}", "missing-value")
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
@@ -236,7 +227,14 @@ def _unread(config: DictConfig) -> dict[str, Any]:
 
 def fill_store(command: str, overrides: Sequence[str]) -> None:
     """Tell Hydra the defaults of a command, and those of the components that the overrides choose."""
-    groups = _store_command(command)
+    from hydra.core.config_store import ConfigStore
+
+    groups = groups_of(command)
+    defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
+    if presets(command):
+        defaults.append({"experiment": None})
+    node = {"defaults": defaults, **default_values(settings_of(command))}
+    ConfigStore.instance().store(command, node, provider="probers")
     typed = dict(map(key_value, overrides))
     preset = chosen_by(typed) if "experiment" in typed else {}
     for group, name in (groups | preset | typed).items():
@@ -245,23 +243,10 @@ def fill_store(command: str, overrides: Sequence[str]) -> None:
 
 
 @cache
-def _store_command(command: str) -> dict[str, str | None]:
-    from hydra.core.config_store import ConfigStore
-
-    kind, groups = settings_of(command), _groups(command)
-    defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
-    if presets(command):
-        defaults.append({"experiment": None})
-    node = {"defaults": defaults, **default_values(kind)}
-    ConfigStore.instance().store(name=command, node=node, provider="probers")
-    return groups
-
-
-@cache
 def _store_component(group: str, name: str) -> None:
     from hydra.core.config_store import ConfigStore
 
-    ConfigStore.instance().store(group=group, name=name, node=node_of(group, name), provider="probers")
+    ConfigStore.instance().store(name, component_node(group, name), group, provider="probers")
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:
@@ -269,7 +254,7 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
     for override, value in [(override, _read(override)) for override in overrides]:
@@ -283,13 +268,22 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
         with initialize_config_module("probers.configs", version_base="1.3"):
             fill_store(command, overrides)
             config = hydra_compose(command, overrides=overrides)
+            replaced: dict[str, DictConfig] = {}
             for group in departures(typed) if preset else ():
                 chosen = [o for o in overrides if key_value(o)[0].partition(".")[0] == group]
                 fill_store(command, chosen)
-                _replace_choice(config, group, hydra_compose(command, overrides=chosen)[group])
+                replaced[group] = plain = hydra_compose(command, overrides=chosen)[group]
+                # Elsewhere a preset's options also fit another choice, but never a file.
+                if group not in _OF_A_CHOICE and plain.get("path") is None:
+                    replaced[group] = OmegaConf.masked_copy(config[group], list(map(str, plain)))
             for group in _OWN:
                 if f"{group}._target_" in typed and group not in typed:
-                    _drop_options(config, group, typed)
+                    node = replaced.get(group, config[group])
+                    given = (k for k in node if any(f"{t}.".startswith(f"{group}.{k}.") for t in typed))
+                    replaced[group] = OmegaConf.masked_copy(node, list(map(str, given)))
+            with open_dict(config):
+                for group, node in replaced.items():
+                    config[group] = node
             OmegaConf.to_container(config, resolve=True)  # references to missing keys fail here
             return config
     except (HydraException, OmegaConfBaseException) as error:
@@ -297,26 +291,6 @@ def compose(command: str, overrides: Sequence[str]) -> DictConfig:
     except ValueError as error:  # about a key within a list
         message = f"cannot read {shown(' '.join(overrides))}: give a list whole, as in key=[a,b]"
         raise UserError(message) from error
-
-
-def _replace_choice(config: DictConfig, group: str, plain: DictConfig) -> None:
-    """Apply the user's choice in a group, ``plain``, without a preset's options for another choice."""
-    from omegaconf import OmegaConf, open_dict
-
-    # Elsewhere a preset's options also fit another choice, but never a file.
-    if group not in _OF_A_CHOICE and plain.get("path") is None:
-        plain = OmegaConf.masked_copy(config[group], list(map(str, plain)))
-    with open_dict(config):
-        config[group] = plain
-
-
-def _drop_options(config: DictConfig, group: str, typed: Mapping[str, str]) -> None:
-    """Apply a class of the user's own without the options of the component that it replaces."""
-    from omegaconf import OmegaConf, open_dict
-
-    given = [str(key) for key in config[group] if any(f"{t}.".startswith(f"{group}.{key}.") for t in typed)]
-    with open_dict(config):
-        config[group] = OmegaConf.masked_copy(config[group], given)
 
 
 def _read(override: str) -> Override:
@@ -336,9 +310,9 @@ def _read(override: str) -> Override:
         grammar_parser.parse(value if "${" in value else "-")
     except OmegaConfBaseException:
         raise UserError(f"{typed} holds an invalid reference: write ${{key}} or ${{oc.env:NAME}}") from None
-    if (read := parsed(override)) is None:
+    if (parse := parsed(override)) is None:
         raise UserError(f"cannot read {typed}: close its quotes and brackets, or put the text into quotes")
-    return read
+    return parse
 
 
 def _check(command: str, override: str, read: Override) -> None:
@@ -348,14 +322,9 @@ def _check(command: str, override: str, read: Override) -> None:
         key = override.partition("=")[0]
         remedy = f"add -m to run each, or write [a,b] or the text \"{key}='a,b'\""
         raise UserError(f"{typed} gives several values: {remedy}")
-    if group in _groups(command) and override not in _NONE and read.value() not in choices(group):
+    if group in groups_of(command) and override not in _NONE and read.value() not in choices(group):
         listed = ", ".join(choices(group))
         raise UserError(f"unknown {group} {shown(read.value())!r}: choose one of {listed}", "unknown-choice")
-
-
-@cache
-def _groups(command: str) -> dict[str, str | None]:
-    return groups_of(settings_of(command))
 
 
 def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:
@@ -368,7 +337,7 @@ def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserEr
         return UserError(f"{message}: choose another value for it", "unknown-key")
     if isinstance(error, InterpolationResolutionError):
         return UserError(f"{error.full_key} cannot be read: {first_line(error).rpartition(': ')[2]}")
-    choosing = [o for o in overrides if key_value(o)[0] in {*_groups(command), "experiment", "method"}]
+    choosing = [o for o in overrides if key_value(o)[0] in {*groups_of(command), "experiment", "method"}]
     if len(choosing) < len(overrides):
         keys = [*_dotted(OmegaConf.to_container(compose(command, choosing), resolve=False))]
         for override in overrides:
@@ -379,7 +348,6 @@ def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserEr
 
 
 def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
-    """List the dotted keys of a configuration."""
     for name, value in values.items() if isinstance(values, dict) else ():
         yield f"{prefix}{name}"
         yield from _dotted(value, f"{prefix}{name}.")
@@ -388,7 +356,7 @@ def _dotted(values: Any, prefix: str = "") -> Iterator[str]:
 def _unknown(command: str, key: str, keys: Sequence[str]) -> str:
     """Describe an unknown key: the nearest, and the keys beside it."""
     block = key.rpartition(".")[0]
-    if block in _groups(command) and f"{block}._target_" not in keys:
+    if block in groups_of(command) and f"{block}._target_" not in keys:
         return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(block))}"
     near = difflib.get_close_matches(key, keys, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""

@@ -91,30 +91,30 @@ def run(settings: Demo) -> Path:
     folder.claim()
     started = time.monotonic()
     if settings.judged:
-        count, made = 6, on_judged(settings)
+        count, steps = 6, on_judged(settings)
     elif settings.articles == "testbed":
-        count, made = 7, on_testbed(settings)
+        count, steps = 7, on_testbed(settings)
     else:
-        count, made = 6 + 2 * settings.full, on_articles(settings)
-    for number, (title, command, overrides) in enumerate(made, 1):
+        count, steps = 6 + 2 * settings.full, on_articles(settings)
+    for number, (title, command, overrides) in enumerate(steps, 1):
         log.info("\n[%d/%d] %s\n$ probers-%s %s", number, count, title, command, " ".join(overrides))
         # Batches depend on the size of shards, and the figures of the documentation on batches.
         run_command(command, [*overrides, *(["shard_size=256"] if command == "datagen" else [])])
     if settings.judged:
+        files = ["report.md"]
+        following = f"open {out}/judged/sample.html and read the verdicts"
         write_text(out / "report.md", judged_report(out))
     else:
-        for name in ("report.html", "results.json"):
+        files = ["report.html", "results.json"]
+        asking = f'probers-rag prober={out}/prober trigger=probing question=".."'
+        following = f"open {out}/report.html, or {asking}"
+        for name in files:
             shutil.copyfile(out / "compare" / name, out / name)
     folder.finish({"model": settings.model.name})
-    minutes = (time.monotonic() - started) / 60
-    if settings.judged:
-        log.info("\nwrote %s/report.md in %.1f minutes", out, minutes)
-        log.info("next: open %s/judged/sample.html and read the verdicts", out)
-        return out / "report.md"
-    log.info("\nwrote %s/report.html and %s/results.json in %.1f minutes", out, out, minutes)
-    after = 'next: open %s/report.html, or probers-rag prober=%s/prober trigger=probing question=".."'
-    log.info(after, out, out)
-    return out / "report.html"
+    written, minutes = " and ".join(f"{out}/{name}" for name in files), (time.monotonic() - started) / 60
+    log.info("\nwrote %s in %.1f minutes", written, minutes)
+    log.info("next: %s", following)
+    return out / files[0]
 
 
 #: Judged answers and cut articles: quick and in full.
@@ -125,18 +125,16 @@ _FORMS = {"judged": "long answers", "wiki": "cut articles"}
 
 def on_judged(settings: Demo) -> Iterator[Step]:
     """Yield the steps on long answers that are judged by the articles, beside cuts of the same articles."""
-    out, (asked, cut) = Path(settings.out), _JUDGED_FULL if settings.full else _JUDGED
-    cut = settings.wiki or cut
+    out, (answers, cut) = Path(settings.out), _JUDGED_FULL if settings.full else _JUDGED
     _, generating, training, _ = _shared(settings)
-    own = settings.articles == "testbed"
-    prompts = ("testbed", "testbed") if own else ("chat", "mind")
+    prompts = ("testbed", "testbed") if settings.articles == "testbed" else ("chat", "mind")
     written = [f"articles={settings.articles}", "pool=[predicting,mean]", "layers=stride", *generating]
     yield ("labels: long answers, whose entities are judged by the article", "datagen",
-           ["source=judged", f"prompt={prompts[0]}", "max_new_tokens=128", f"limit={settings.cot or asked}",
+           ["source=judged", f"prompt={prompts[0]}", "max_new_tokens=128", f"limit={settings.cot or answers}",
             f"out={out}/judged", *written])  # fmt: skip
     yield ("labels: articles cut before an entity", "datagen",
            ["source=wiki", f"prompt={prompts[1]}", "per_article=4", "within=null", "max_new_tokens=16",
-            f"limit={cut}", f"out={out}/wiki", *written])  # fmt: skip
+            f"limit={settings.wiki or cut}", f"out={out}/wiki", *written])  # fmt: skip
     for form, other in zip(_FORMS, reversed(_FORMS), strict=True):
         for pool, when in (("predicting", "before"), ("mean", "after")):
             yield (f"heads {when} an entity is written, on {_FORMS[form]}", "train",
@@ -186,7 +184,7 @@ def on_testbed(settings: Demo) -> Iterator[Step]:
     """Yield the steps on the testbed; a step may read the results of those before it."""
     from ..store.store import FeatureStore
 
-    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *_TESTBED)
+    out, (cot, wiki, tested) = Path(settings.out), _counts(settings, *_TESTBED)
     common, generating, training, comparing = _shared(settings)
     yield ("labels: questions with and without passages", "datagen",
            ["source=cot", f"limit={cot}", f"out={out}/cot", *generating])  # fmt: skip
@@ -202,7 +200,7 @@ def on_testbed(settings: Demo) -> Iterator[Step]:
     yield ("a classifier of questions", "train",
            ["head=adaptive", f"data={out}/cot", f"out={out}/classifier", *common])  # fmt: skip
     yield ("every trigger on the same questions", "compare",
-           [f"limit={asked}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
+           [f"limit={tested}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
             f"classifier={out}/classifier", f"out={out}/compare", *comparing])  # fmt: skip
 
 
@@ -212,7 +210,7 @@ def on_articles(settings: Demo) -> Iterator[Step]:
     The comparison asks about articles of the test split. With ``full=true`` probers of the attention heads'
     lookback ratios are trained as well.
     """
-    out, (cot, wiki, asked) = Path(settings.out), _counts(settings, *(_FULL if settings.full else _QUICK))
+    out, (cot, wiki, tested) = Path(settings.out), _counts(settings, *(_FULL if settings.full else _QUICK))
     _, generating, training, comparing = _shared(settings)
     completing = [
         "questions=completion", f"questions.articles={settings.articles}", f"corpus={settings.articles}",
@@ -238,6 +236,6 @@ def on_articles(settings: Demo) -> Iterator[Step]:
     yield ("heads on the completions", "train",
            ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training])  # fmt: skip
     yield ("every trigger on the same completions", "compare",
-           [*completing, "wrong=match", f"limit={asked}", f"validation={asked}", f"triggers=[{_TRIGGERS}]",
+           [*completing, "wrong=match", f"limit={tested}", f"validation={tested}", f"triggers=[{_TRIGGERS}]",
             f"prober={out}/prober", f"entity_prober={out}/before", f"out={out}/compare",
             *comparing])  # fmt: skip

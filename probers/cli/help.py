@@ -14,7 +14,7 @@ from typing import Any
 from ..options import Option, about, allowed, field_types, options_of
 from ..parts import PARTS
 from ..types import UserError
-from .components import choices, kind_of
+from .components import choices, component_class
 from .compose import groups_of, settings_of
 from .presets import methods, presets
 from .settings import default_component
@@ -67,7 +67,7 @@ class Help:
 def help_of(command: str) -> Help:
     """Build the complete help of a command from the classes of its settings and components."""
     kind = settings_of(command)
-    groups = {group: group_help(group) for group in sorted(groups_of(kind))}
+    groups = {group: group_help(group) for group in sorted(groups_of(command))}
     return Help(about(kind), tuple(_keys(kind)), groups, presets(command), methods(command))
 
 
@@ -79,12 +79,12 @@ def group_help(group: str, *names: str) -> dict[str, Choice]:
 def _choice(group: str, name: str) -> Choice:
     if name not in PARTS[group]:
         return Choice("", ())  # a file of values for the keys of the others
-    if (kind := kind_of(group, name)) is None:
+    if (kind := component_class(group, name)) is None:
         return Choice(_OWN, ())
     return Choice(_plain(about(kind)), tuple(_key(option, f"{group}.") for option in options_of(kind)))
 
 
-def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
+def _keys(kind: Any, prefix: str = "") -> Iterator[Key]:
     """List the keys of settings or of a block, those of blocks last."""
     for option in options_of(kind):
         yield _key(option, prefix)
@@ -94,7 +94,6 @@ def _keys(kind: type, prefix: str = "") -> Iterator[Key]:
             for option in options_of(resolve_name(component.target)):
                 yield _key(option, f"{prefix}{each.name}.", component.options[option.name])
         elif "choice" not in each.metadata and is_dataclass(block):
-            assert isinstance(block, type)
             yield from _keys(block, f"{prefix}{each.name}.")
 
 
@@ -104,7 +103,6 @@ def _key(option: Option, prefix: str, default: Any = ...) -> Key:
 
 
 def _typed(value: Any) -> str:
-    """Format a default as users type it."""
     if isinstance(value, str) and value and value == value.strip() and value.isprintable():
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -130,7 +128,7 @@ def help_text(command: str, topic: str = "") -> str:
     if topic == "all":
         return "\n".join([*_all(help_of(command)), "", _MORE])
     group, _, name = topic.partition("=")
-    groups = groups_of(settings_of(command))
+    groups = groups_of(command)
     if group in groups and (not name or name in choices(group)):
         return "\n".join(_group(group, group_help(group, *filter(None, [name]))))
     keys = [*_keys(settings_of(command))]
@@ -158,7 +156,7 @@ def _screen(command: str) -> Iterator[str]:
         left = f"{f'{dotted}={default}':<{_COLUMN}}"
         text = re.split(r"[;.] ", " ".join(key.about.split()))[0]
         yield f"  {left} {textwrap.shorten(text, _SCREEN - 3 - len(left), placeholder=' ..')}"
-    if groups := groups_of(kind):
+    if groups := groups_of(command):
         listed = [f"{group}={name or 'null'} ({len(choices(group))})" for group, name in groups.items()]
         text = ", ".join(listed) + (", experiment=null" if presets(command) else "")
         yield from ("", "Groups of components, with the number of choices:", *_wrapped(text, "  ", _SCREEN))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The last loaded model, by its options; None if none is kept.
-_kept: dict[str, CausalLM] | None = None
+#: The last loaded model, by its options; None if none stays.
+_models: dict[str, CausalLM] | None = None
 #: Keys of a run for the number format that the processor chose, and the date in its chats.
 _DTYPE, _DATE = "model.dtype", "model.chat_date"
 
@@ -37,29 +37,28 @@ def load_model(
     from ..model.causal_lm import CausalLM
     from ..model.vllm.lm import VllmLM
 
-    begun = None if folder is None else folder.chosen.get(_DTYPE)
-    if begun is not None:
-        log.warning("%s=%s, the number format that this run began with", _DTYPE, begun)
+    dtype = None if folder is None else folder.chosen.get(_DTYPE)
+    if dtype is not None:
+        log.warning("%s=%s, the number format that this run began with", _DTYPE, dtype)
     day = settings.model.chat_date
     if folder is not None:
         day = _begun_on(folder) or day or date.today().isoformat()
     options = plain(settings.model) | {
-        "dtype": begun or settings.model.dtype, "batch_size": settings.batch_size, "chat_date": day,
+        "dtype": dtype or settings.model.dtype, "batch_size": settings.batch_size, "chat_date": day,
         "adapter": settings.model.adapter or (adapter and str(adapter)),
     }  # fmt: skip
     lm = _loaded(VllmLM if engine == "vllm" else CausalLM, options)
     if folder is None:
         return lm
-    if settings.model.dtype == "auto" and begun is None:
+    if settings.model.dtype == "auto" and dtype is None:
         folder.choose(_DTYPE, lm.spec.dtype)
-    said = getattr(lm.tokenizer, "chat_date", None)
-    if said is not None and _DATE not in folder.chosen:
-        folder.choose(_DATE, said)
+    if (day := getattr(lm.tokenizer, "chat_date", None)) is not None and _DATE not in folder.chosen:
+        folder.choose(_DATE, day)
     if folder.config.get("part") is not None:  # merging compares the weights at the start of the parts
         now = str(lm.spec)
         if (begun := folder.chosen.get("model", now)) != now:
-            told = f"{folder.path} was begun with the model {begun}, not {now}"
-            raise UserError(f"{told}: give model.revision, or overwrite=true", "mismatch")
+            problem = f"{folder.path} was begun with the model {begun}, not {now}"
+            raise UserError(f"{problem}: give model.revision, or overwrite=true", "mismatch")
         folder.choose("model", now)
     return lm
 
@@ -67,26 +66,26 @@ def load_model(
 def _begun_on(folder: RunFolder) -> str | None:
     """Return the date in a run's prompts, for a part also that of other parts; None if there is none yet."""
     others = folder.path.parent.iterdir() if folder.config.get("part") is not None else ()
-    found = ((read_state(path) or {}).get("chosen", {}).get(_DATE) for path in (folder.path, *others))
-    return next(filter(None, found), None)
+    dates = ((read_state(path) or {}).get("chosen", {}).get(_DATE) for path in (folder.path, *others))
+    return next(filter(None, dates), None)
 
 
 def keep_model() -> None:
     """Make :func:`load_model` return the last model again when its options are the same."""
-    global _kept
-    _kept = {} if _kept is None else _kept
+    global _models
+    _models = _models or {}
 
 
 def _loaded(kind: type[CausalLM], options: dict[str, Any]) -> CausalLM:
-    if _kept is None:
+    if _models is None:
         return kind.from_pretrained(**options)
     key = canonical_json([kind.__name__, options])
-    if key in _kept:
-        _kept[key].forget()
+    if key in _models:
+        _models[key].forget()
     else:
-        _kept.clear()  # frees its memory before the next one is loaded
-        _kept[key] = kind.from_pretrained(**options)
-    return _kept[key]
+        _models.clear()  # frees its memory before the next one is loaded
+        _models[key] = kind.from_pretrained(**options)
+    return _models[key]
 
 
 def load_passages(settings: Any) -> Sequence[Passage]:
@@ -105,8 +104,8 @@ def load_matcher(settings: Any) -> EntityMatcher:
 
     options = settings.matcher.options
     if options["vectors"] == "own":
-        told = "matcher.vectors=own needs the articles of --source wiki: give a file, or auto for none"
-        raise UserError(told, "conflict")
+        problem = "matcher.vectors=own needs the articles of --source wiki"
+        raise UserError(f"{problem}: give a file, or auto for none", "conflict")
     return EntityMatcher(**options | ({"vectors": ""} if options["vectors"] == "auto" else {}))
 
 
@@ -120,12 +119,11 @@ def wordnet_found(settings: Any) -> dict[str, bool]:
 
 def question_source(settings: Any) -> QuestionSource:
     """Make the source of questions; log a note if they are made for another prompt."""
-    asked: QuestionSource = settings.questions.make()
-    made_for, prompt = asked.prompt, settings.prompt.name
-    if made_for not in (None, prompt):
-        told = "note: questions=%s are made for prompt=%s, but the prompt is %s"
-        log.info(told, asked.name, made_for, prompt)
-    return asked
+    source: QuestionSource = settings.questions.make()
+    if source.prompt not in (None, prompt := settings.prompt.name):
+        note = "note: questions=%s are made for prompt=%s, but the prompt is %s"
+        log.info(note, source.name, source.prompt, prompt)
+    return source
 
 
 def prompt_files(settings: Any) -> tuple[str, ...]:
@@ -174,34 +172,34 @@ def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, leve
     model = settings.model.name
     kinds = kinds or ("answers",)
     for kind in kinds:
-        if (found := newest_prober(kind, model=model)) is not None:
-            of = _TRAINED[kind][1].removeprefix("prober ")
-            log.log(level, "prober: %s (the newest %s for model=%s)", found, of, model)
-            return str(found)
-    if not {"entities", "prompts"}.issuperset(kinds) and (own := shipped(model)) is not None:
-        log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", own)
-        return own
+        if (folder := newest_prober(kind, model=model)) is not None:
+            units = _TRAINED[kind][1].removeprefix("prober ")
+            log.log(level, "prober: %s (the newest %s for model=%s)", folder, units, model)
+            return str(folder)
+    if not {"entities", "prompts"}.issuperset(kinds) and (prober := shipped(model)) is not None:
+        log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", prober)
+        return prober
     _none(model, kinds[0], asks)
 
 
 def find_classifier(settings: Any) -> str:
     """Find the newest classifier of questions for the settings' model; errors as in :func:`find_prober`."""
     model = settings.model.name
-    found = newest_classifier(model=model) or _none(model, "questions")
-    log.info("classifier: %s (the newest for model=%s)", found, model)
-    return str(found)
+    folder = newest_classifier(model=model) or _none(model, "questions")
+    log.info("classifier: %s (the newest for model=%s)", folder, model)
+    return str(folder)
 
 
 def _none(model: str, kind: TrainedKind, asks: str | None = None) -> NoReturn:
     trigger, what, *_, given = _TRAINED[kind]
-    told = f"{asks or f'trigger={trigger}'} needs a {what} for model={model} and there is none under runs/"
-    raise UserError(f"{told}: {how_to_make(kind, 'one')}, or pass {given}", "no-artifact")
+    problem = f"{asks or f'trigger={trigger}'} needs a {what} for model={model} and there is none under runs/"
+    raise UserError(f"{problem}: {how_to_make(kind, 'one')}, or pass {given}", "no-artifact")
 
 
 def how_to_make(kind: TrainedKind, what: str = "") -> str:
     """Tell the commands that make a trained part, by its description or ``what``, as part of a sentence."""
-    _, told, data, training, _ = _TRAINED[kind]
-    return f"make {what or f'a {told}'} with 'probers-datagen {data}' and 'probers-train {training}'"
+    _, description, data, training, _ = _TRAINED[kind]
+    return f"make {what or f'a {description}'} with 'probers-datagen {data}' and 'probers-train {training}'"
 
 
 def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) -> Path | None:
@@ -209,17 +207,15 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
         config = _config(folder)
-        spec = config.get("spec")
-        if not isinstance(spec, dict):
+        if not isinstance(spec := config.get("spec"), dict):
             return False
+        pool, position = spec.get("pool"), spec.get("position")
         if kind == "tokens":  # heads that pool a text's tokens themselves need no aggregation
-            return spec.get("pool") == "tokens" and config.get("aggregate") is not None
-        if kind == "entities":
-            return spec.get("position") == "entity" and spec.get("pool") == "predicting"
-        if kind == "prompts":
-            return spec.get("position") == "generated" and spec.get("pool") == "prompt"
-        others = ("tokens", "predicting", "prompt")
-        return spec.get("position") == "generated" and spec.get("pool") not in others
+            return pool == "tokens" and config.get("aggregate") is not None
+        if kind == "answers":
+            return position == "generated" and pool not in ("tokens", "predicting", "prompt")
+        wanted = ("entity", "predicting") if kind == "entities" else ("generated", "prompt")
+        return (position, pool) == wanted
 
     return newest_run(("train", "search"), fits, model=model, root=root)
 
@@ -247,7 +243,7 @@ def newest_run(
 
     Parts of split runs do not count, nor runs with another model than ``model``.
     """
-    found = []
+    runs = []
     for file in root.glob("**/run.json"):
         try:
             state, written = read_state(file.parent), file.stat().st_mtime
@@ -257,16 +253,15 @@ def newest_run(
         if not state or not state["complete"] or "part" in state["identity"]:
             continue
         summary = state["summary"]
-        own = state["command"] in commands and model in (None, summary.get("model"))
-        if own and fits(file.parent, summary):
-            found.append((written, file.parent))
-    return max(found)[1] if found else None
+        wanted = state["command"] in commands and model in (None, summary.get("model"))
+        if wanted and fits(file.parent, summary):
+            runs.append((written, file.parent))
+    return max(runs)[1] if runs else None
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Read a folder's ``config.json``; {} if it is missing or unreadable."""
     try:
-        found = read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

@@ -37,8 +37,6 @@ from .settings import Settings
 log = logging.getLogger(__name__)
 
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
-#: Command, given as name and configuration -> function that runs it in parts for ``launch``.
-_LAUNCHER = "probers.cli.launch.run"
 #: Command -> function (varied options of each job, folders) -> the table at the end of a sweep.
 _TABLES = dict.fromkeys(("train", "search"), "probers.train.report.compare_runs")
 #: Control and direction characters, except line ends, tabs and colours.
@@ -68,7 +66,7 @@ class Console(logging.Handler):
 def console() -> Iterator[None]:
     """Show the package's log records (INFO and above) on the terminal while a command runs."""
     logger, handler = logging.getLogger("probers"), Console()
-    before = logger.level, logger.propagate
+    level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -76,8 +74,8 @@ def console() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 def varied(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -155,8 +153,9 @@ def _main(command: str, arguments: list[str]) -> int:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
     targets = [_target(command, settings) for settings in requests]
-    noted = [note_on(dict(map(key_value, job)), made) for job, made in zip(jobs, requests, strict=True)]
-    for note in filter(None, dict.fromkeys(noted)):
+    pairs = zip(jobs, requests, strict=True)
+    notes = (note_on(dict(map(key_value, job)), settings) for job, settings in pairs)
+    for note in filter(None, dict.fromkeys(notes)):
         log.info("note: %s", note)
     if len(jobs) > 1:
         return _run_all(command, targets, jobs, requests)
@@ -166,9 +165,8 @@ def _main(command: str, arguments: list[str]) -> int:
 
 
 def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
-    """Return the command's own function, or the one that launches its parts."""
     launched = getattr(settings, "launch", None) is not None
-    return partial(resolve_name(_LAUNCHER), command) if launched else load(command)
+    return partial(resolve_name("probers.cli.launch.run"), command) if launched else load(command)
 
 
 def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
@@ -180,11 +178,9 @@ def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
 
 
 def _run_all(
-    command: str,
-    targets: Sequence[Callable[[Settings], Any]],
-    jobs: list[list[str]],
+    command: str, targets: Sequence[Callable[[Settings], Any]], jobs: list[list[str]],
     requests: list[Settings],
-) -> int:
+) -> int:  # fmt: skip
     """Run the jobs of a sweep, also after a failure, and compare the others; return the worst code."""
     names = [[part for part in job if not part.startswith("suffix=")] for job in varied(jobs)]
     done: list[tuple[list[str], Path]] = []
@@ -230,7 +226,6 @@ def run(command: str, overrides: Sequence[str]) -> Any:
 
 
 def _take_cfg_flag(arguments: list[str]) -> bool:
-    """Remove ``--cfg job`` from the arguments; tell whether it was there."""
     for flag in ("--cfg", "-c"):
         if flag in arguments:
             index = arguments.index(flag)

@@ -19,13 +19,13 @@ from ..data.splits import PARTS, Partition
 from ..options import Name
 from ..types import UserError, first_line
 from .compose import key_value, quote, request
-from .runs import CONFIG_FILE, RunFolder, identity, read_state, told_apart
+from .runs import CONFIG_FILE, RunFolder, differences, identity, read_state
 from .settings import Device, Screen, Settings
 
 log = logging.getLogger(__name__)
 
 #: Options about the execution of a command; the merge has its own.
-_OF_A_PART = ("part", "out", "overwrite", "wait", "suffix")
+_PART_OPTIONS = ("part", "out", "overwrite", "wait", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class PartRun:
 
     def command(self, part: Partition | None = None) -> str:
         """Return the command line of this part, or of another part of the same run."""
-        typed = [o if part is None or key_of(o) != "part" else f"part={part}" for o in self.typed]
+        typed = [o if part is None or key_value(o)[0] != "part" else f"part={part}" for o in self.typed]
         return " ".join([f"probers-{self.state['command']}", *map(shlex.quote, typed)])
 
 
@@ -113,9 +113,9 @@ class PartRuns:
     def begin(self, folder: RunFolder, what: str = "run") -> bool:
         """Begin the whole run (:meth:`RunFolder.begin`); UserError if its command now asks for another."""
         part = self.runs[0]
-        if apart := told_apart(identity(folder.config), part.whole, ("in the parts", "now")):
-            told = f"{part.path} is not a part of the run that its command asks for now ({apart})"
-            raise UserError(f"{told}: merge where the parts were run, with the same inputs", "parts")
+        if apart := differences(identity(folder.config), part.whole, ("in the parts", "now")):
+            problem = f"{part.path} is not a part of the run that its command asks for now ({apart})"
+            raise UserError(f"{problem}: merge where the parts were run, with the same inputs", "parts")
         if not folder.begin(what):
             return False
         for key, value in part.state.get("chosen", {}).items():
@@ -128,12 +128,13 @@ class PartRuns:
         from .main import load
 
         data = self.runs[0].whole.get("data")
-        if data and not any(key_of(option) == "data" for option in typed):
+        if data and not any(key_value(option)[0] == "data" for option in typed):
             # The newest store may have changed since.
             typed = [*typed, f"data=[{','.join(map(quote, data))}]"]
-        made = request(self.command, typed)
-        log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, made.record["out"])
-        return load(self.command)(made, self)
+        settings = request(self.command, typed)
+        out = settings.record["out"]
+        log.info("merging %d parts of probers-%s into %s", len(self.runs), self.command, out)
+        return load(self.command)(settings, self)
 
     @property
     def place(self) -> Path | None:
@@ -172,7 +173,6 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
 
 
 def _check_alike(first: PartRun, other: PartRun) -> None:
-    """Refuse parts of two runs, by the first difference."""
     names = [f"{run.path} is part {run.part} of probers-{run.state['command']}" for run in (first, other)]
     if first.state["command"] != other.state["command"] or first.part.count != other.part.count:
         raise UserError(f"{' and '.join(names)}: give the parts of one run", "parts")
@@ -180,14 +180,9 @@ def _check_alike(first: PartRun, other: PartRun) -> None:
     ours, theirs = (run.state.get("chosen", {}) for run in (first, other))
     weights = [{"model": chosen.get("model", "")} for chosen in (ours, theirs)]  # before other choices
     for here, there in ((first.whole, other.whole), weights, (ours, theirs)):
-        if apart := told_apart(here, there, at):
+        if apart := differences(here, there, at):
             message = f"{first.path} and {other.path} are parts of two runs ({apart})"
             raise UserError(f"{message}: make one of them again", "parts")
-
-
-def key_of(override: str) -> str:
-    """Return the key of a typed option."""
-    return key_value(override)[0]
 
 
 def run(settings: Merge) -> Any:
@@ -198,9 +193,9 @@ def run(settings: Merge) -> Any:
         raise UserError("the parts are in several places: give out=FOLDER to write to", "missing-value")
     if settings.overwrite and any(out.resolve() in run.path.resolve().parents for run in parts.runs):
         raise UserError(f"overwrite=true would move the parts inside out={out}: choose another", "conflict")
-    typed = [o for o in parts.runs[0].typed if key_of(o) not in _OF_A_PART]
-    means = {"overwrite": settings.overwrite, "wait": settings.wait}
-    typed += [f"out={quote(str(out))}", *(f"{key}={value}".lower() for key, value in means.items())]
+    typed = [o for o in parts.runs[0].typed if key_value(o)[0] not in _PART_OPTIONS]
+    replaces, waits = str(settings.overwrite).lower(), str(settings.wait).lower()
+    typed += [f"out={quote(str(out))}", f"overwrite={replaces}", f"wait={waits}"]
     if settings.device is not None and parts.command != "train":
         typed.append(f"model.device={settings.device}")
     return parts.merge(typed)

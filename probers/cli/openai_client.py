@@ -48,8 +48,8 @@ class Server:
         try:
             import openai
         except ImportError as error:
-            told = f'{self.name} needs openai: pip install "probers[remote]"'
-            raise UserError(told, "missing-extra") from error
+            problem = f'{self.name} needs openai: pip install "probers[remote]"'
+            raise UserError(problem, "missing-extra") from error
         return openai.OpenAI(base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "-", **options)
 
     def read(self, kind: type[_Body], answer: Any) -> _Body:
@@ -61,8 +61,8 @@ class Server:
             why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
         except (AttributeError, TypeError):  # the client passes on wrong types
             why = "no JSON"
-        told = f"{self.name} does not answer as OpenAI's API does ({why}): correct the address"
-        raise RunError(told, "server")
+        message = f"{self.name} does not answer as OpenAI's API does ({why}): correct the address"
+        raise RunError(message, "server")
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -76,25 +76,23 @@ class Server:
             return
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             another = "another" if os.environ.get("OPENAI_API_KEY") else "a"
-            told = f"asks for {another} key: set OPENAI_API_KEY ({_said(error)})"
+            problem = f"asks for {another} key: set OPENAI_API_KEY ({_reply(error)})"
         except openai.NotFoundError as error:
-            kind, told = NotThere, f"has no such model or address, which ends in /v1 ({_said(error)})"
+            kind, problem = NotThere, f"has no such model or address, which ends in /v1 ({_reply(error)})"
         except openai.RateLimitError as error:
-            told = f"is too busy: run it later, or with a smaller {self.fewer} ({_said(error)})"
-            kind = RunError
+            kind, remedy = RunError, f"run it later, or with a smaller {self.fewer}"
+            problem = f"is too busy: {remedy} ({_reply(error)})"
         except openai.APIConnectionError as error:
             kind, code, why = RunError, "network", first_line(error.__cause__ or error)
-            told = f"cannot be reached: start the server or correct the address ({why})"
+            problem = f"cannot be reached: start the server or correct the address ({why})"
         except openai.APIStatusError as error:
             kind = RunError if error.status_code >= 500 else UserError
-            told = f"answers with status {error.status_code}: {_said(error)}"
+            problem = f"answers with status {error.status_code}: {_reply(error)}"
         except (openai.APIError, JSONDecodeError, UnicodeDecodeError) as error:
-            kind, told = RunError, f"does not answer as OpenAI's API does: {first_line(error)}"
-        raise kind(f"{self.name} {told}", code)
+            kind, problem = RunError, f"does not answer as OpenAI's API does: {first_line(error)}"
+        raise kind(f"{self.name} {problem}", code)
 
 
-def _said(error: Any) -> str:
-    """Return the server's own words."""
-    body = error.body
-    told = body.get("message") if isinstance(body, dict) else None
-    return " ".join(str(told or body or error.message).split())[:_LONGEST]
+def _reply(error: Any) -> str:
+    message = error.body.get("message") if isinstance(error.body, dict) else None
+    return " ".join(str(message or error.body or error.message).split())[:_LONGEST]

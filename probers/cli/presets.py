@@ -7,8 +7,8 @@ numbers. Both list their commands under ``commands``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 from ..types import UserError
 from .components import choices, file_of
@@ -18,6 +18,7 @@ from .settings import Settings
 _PUBLISHED = re.compile(r"\$\{published\.(\w+)")
 
 
+@cache
 def presets(command: str) -> list[str]:
     """List the values of ``experiment`` that a command takes."""
     return [name for name in choices("experiment") if command in _commands("experiment", name)]
@@ -33,7 +34,7 @@ def methods(command: str, preset: str | None = None) -> list[str]:
         return names
     given = set(file_of("experiment", preset).get("published", {}))
     paper = _chosen("experiment", preset).get("method", "")
-    fitting = [name for name in names if {*_published(file_of("method", name))} <= given]
+    fitting = [name for name in names if {*_PUBLISHED.findall(str(file_of("method", name)))} <= given]
     return sorted(fitting, key=lambda name: (not paper or not name.startswith(paper), name))
 
 
@@ -74,10 +75,11 @@ def note_on(typed: Mapping[str, str], settings: Settings) -> str | None:
     preset = typed.get("experiment", "null")
     if preset == "null":
         return None
-    published, model = file_of("experiment", preset).get("model", {}).get("name"), settings.record["model"]
-    if published in (None, model["name"]):
+    published = file_of("experiment", preset).get("model", {}).get("name")
+    model = settings.record["model"]["name"]
+    if published in (None, model):
         return None
-    return f"experiment={preset} is published for {published}: its numbers are not model={model['name']}'s"
+    return f"experiment={preset} is published for {published}: its numbers are not model={model}'s"
 
 
 def departures(typed: Mapping[str, str]) -> list[str]:
@@ -103,12 +105,3 @@ def _chosen(group: str, name: str) -> dict[str, str]:
     """Map group to choice in a file's defaults list, such as ``override /trigger: rind``."""
     entries = [entry for entry in file_of(group, name).get("defaults", ()) if isinstance(entry, dict)]
     return {key.rpartition("/")[2]: value for entry in entries for key, value in entry.items() if "/" in key}
-
-
-def _published(value: Any) -> Iterator[str]:
-    """List the published numbers that the file of a method reads."""
-    if isinstance(value, str):
-        yield from _PUBLISHED.findall(value)
-    elif isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _published(each)

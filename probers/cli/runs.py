@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Options of ``retriever=elasticsearch`` for the server and the connection.
-_OF_SERVERS = ("url", "shards", "timeout", "retries", "verify", "ca_file", "rebuild")
 #: Dotted keys that change how a run is carried out, but not its results.
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
     "save_every", "shard_size", "suffix", "memory", "corpus_cache", "wikipedia.cache", "typed",
     "retriever.cache", "retriever.device", "retriever.batch_size",
-    *(f"retriever.{option}" for option in _OF_SERVERS),
+    # The server of retriever=elasticsearch and the connection.
+    "retriever.url", "retriever.shards", "retriever.timeout", "retriever.retries", "retriever.verify",
+    "retriever.ca_file", "retriever.rebuild",
 )  # fmt: skip
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
@@ -54,17 +54,14 @@ _MADE: list[tuple[Path, bool, Path | None]] = []
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keep the keys of a resolved configuration that decide the results."""
-    kept = json.loads(json.dumps(config))
+    values: dict[str, Any] = json.loads(json.dumps(config))
     for dotted in NOT_IDENTITY:
-        *parents, leaf = dotted.split(".")
-        node = kept
-        for parent in parents:
-            node = node.get(parent, {}) if isinstance(node, dict) else {}
-        if isinstance(node, dict):
-            node.pop(leaf, None)
-    if kept.get("part") is None:  # a whole run has the same identity with and without the key
-        kept.pop("part", None)
-    return kept
+        block, _, key = dotted.rpartition(".")
+        if isinstance(node := values.get(block) if block else values, dict):
+            node.pop(key, None)
+    if values.get("part") is None:  # a whole run has the same identity with and without the key
+        values.pop("part", None)
+    return values
 
 
 @contextmanager
@@ -88,12 +85,12 @@ def taking_back() -> Iterator[None]:
 
 def _take_back(path: Path, new: bool, old: Path | None) -> None:
     """Remove a run without results, and restore the run that it replaced."""
-    own = [entry for entry in path.iterdir() if entry.name != PARTS]
-    files = [p for entry in own for p in (entry, *entry.rglob("*")) if p.is_file() or p.is_symlink()]
+    entries = [entry for entry in path.iterdir() if entry.name != PARTS]
+    files = [p for entry in entries for p in (entry, *entry.rglob("*")) if p.is_file() or p.is_symlink()]
     if any(p.name not in _PAPERS for p in files):
         return
     _release(path.resolve())
-    for entry in own:
+    for entry in entries:
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
     if new or old:
         path.rmdir()
@@ -187,22 +184,22 @@ class RunFolder:
         """Read the state of the folder's run, if any; refuse a folder of others."""
         state = read_state(self.path)
         if state is None:
-            there = os.path.lexists(self.path)
             allowed = {PARTS, *_BEGUN}  # parts of a split run come before the whole
+            there = os.path.lexists(self.path)
             if there and (not self.path.is_dir() or {p.name for p in self.path.iterdir()} - allowed):
-                told = f"out={self.path} exists and is not a run of probers-{self.command}"
-                raise UserError(f"{told}: choose another out or remove it", "out-taken")
+                problem = f"out={self.path} exists and is not a run of probers-{self.command}"
+                raise UserError(f"{problem}: choose another out or remove it", "out-taken")
         elif self._replaces and state["command"] != self.command:
-            told = f"out={self.path} holds a run of probers-{state['command']}"
+            problem = f"out={self.path} holds a run of probers-{state['command']}"
             only = f"overwrite=true replaces only one of probers-{self.command}: choose another out"
-            raise UserError(f"{told}, and {only}", "out-taken")
+            raise UserError(f"{problem}, and {only}", "out-taken")
         elif not self._replaces and state["fingerprint"] != self.fingerprint:
             other = f"of probers-{state['command']}"
             if state["command"] == self.command:
-                other = told_apart(identity(self.config), state["identity"])
-            told = f"out={self.path} holds a different run ({other})"
+                other = differences(identity(self.config), state["identity"])
+            problem = f"out={self.path} holds a different run ({other})"
             choose = "choose another out, remove the folder, or pass overwrite=true"
-            raise UserError(f"{told}: {choose}", "out-taken")
+            raise UserError(f"{problem}: {choose}", "out-taken")
         return state
 
     def _lock(self) -> None:
@@ -215,10 +212,10 @@ class RunFolder:
         with suppress(Timeout):
             lock.acquire(timeout=0)
         if not lock.is_locked:
-            told = f"out={self.path} is being written by {_writer(path)}"
+            problem = f"out={self.path} is being written by {_writer(path)}"
             if self.config.get("wait") is not True:
-                raise UserError(f"{told}: choose another out, or wait for it with wait=true", "busy")
-            log.info("%s: waiting until it ends", told)
+                raise UserError(f"{problem}: choose another out, or wait for it with wait=true", "busy")
+            log.info("%s: waiting until it ends", problem)
             lock.acquire()
         _HELD[path] = lock
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -259,7 +256,7 @@ class RunFolder:
             write_text(self.path / name, text)
 
 
-def told_apart(
+def differences(
     here: Mapping[str, Any], there: Mapping[str, Any], names: tuple[str, str] = ("there", "now")
 ) -> str:
     """Name the first options in which the identities of two runs differ; "" for equal runs.
@@ -273,11 +270,10 @@ def told_apart(
 
 
 def _writer(path: Path) -> str:
-    """Name the process that writes to a folder, from its note there."""
     try:
-        found = read_json(path / _WRITER)
-        where = f"process {found['process']} on {found['host']}, since {found['since']}"
-        return f"probers-{found['command']} ({where})"
+        note = read_json(path / _WRITER)
+        where = f"process {note['process']} on {note['host']}, since {note['since']}"
+        return f"probers-{note['command']} ({where})"
     except (OSError, ValueError, LookupError, TypeError):
         return "another process"
 
@@ -309,7 +305,5 @@ def read_state(path: Path) -> dict[str, Any] | None:
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(value, dict):
         return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+    flat = (_flat(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items())
+    return {key: item for values in flat for key, item in values.items()}

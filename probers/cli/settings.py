@@ -30,12 +30,9 @@ Device = Annotated[
 ]  # fmt: skip
 #: A URL is kept in records, so it must not hold a secret.
 Engine = Annotated[
-    str,
-    Limits(
-        "transformers, vllm, or a URL as http://host:8000/v1 without user, password and query",
-        pattern=r"^(transformers|vllm|https?://[^\s@?#]+)$",
-    ),
-]
+    str, Limits("transformers, vllm, or a URL as http://host:8000/v1 without user, password and query",
+                pattern=r"^(transformers|vllm|https?://[^\s@?#]+)$"),
+]  # fmt: skip
 #: One name or path, or several.
 Names = Name | list[Name]
 #: Fewer resamples give no 95% interval.
@@ -45,8 +42,6 @@ Split = Literal["train", "validation", "test"]
 ReadPool = Literal["mean", "last", "mind", "prompt", "tokens", "predicting"]
 Several = Annotated[list[_Each], Limits("a list of these", min_length=1)]
 OnBadLine = Literal["error", "skip"]
-
-
 Part = Annotated[
     str, Limits("i/n, one of 1/n to n/n such as 2/4, or null for the whole", check=Partition.parse)
 ]
@@ -70,8 +65,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for each in fields(self):  # settings made in Python
-            if getattr(self, each.name) is None and (made := default_component(each)) is not None:
-                object.__setattr__(self, each.name, made)
+            if getattr(self, each.name) is None and (component := default_component(each)) is not None:
+                object.__setattr__(self, each.name, component)
 
     @classmethod
     def accepted(cls, typed: Sequence[str]) -> list[str]:
@@ -131,16 +126,15 @@ def plain(value: Any) -> Any:
 
 def read(kind: Callable[..., Kind], values: Mapping[str, Any], **more: Any) -> Kind:
     """Make settings of a class from plain values, all checked, with ``more`` beside them."""
-    types, made = field_types(kind), dict(values)
-    metadata = {f.name: f.metadata for f in fields(kind)}  # type: ignore[arg-type]
-    components = {name: m.get("fixed") for name, m in metadata.items() if "choice" in m or "fixed" in m}
+    types, arguments = field_types(kind), dict(values)
+    components = {f.name: f.metadata.get("fixed") for f in fields(kind) if f.metadata}  # type: ignore[arg-type]
     check_options(kind, {key: value for key, value in values.items() if key not in components})
     for name, value in values.items():
         if name in components:
-            made[name] = None if value is None else Component.read(name, value, components[name])
+            arguments[name] = None if value is None else Component.read(name, value, components[name])
         elif is_dataclass(types[name]):
-            made[name] = read(types[name], value)
-    return kind(**made, **more)
+            arguments[name] = read(types[name], value)
+    return kind(**arguments, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +239,8 @@ class Reading(Run):
 
     @property
     def of_testbed(self) -> Sequence[str]:
-        asked = ["questions"] if getattr(self.questions.kind, "name", None) == TESTBED else []
-        return [*asked, *(["corpus"] if self.corpus == TESTBED else [])]
+        named = {"questions": getattr(self.questions.kind, "name", None), "corpus": self.corpus}
+        return [key for key, name in named.items() if name == TESTBED]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,8 +52,8 @@ def attach(model: nn.Module, folder: str | Path) -> nn.Module:
         with _quiet():
             wrapped = PeftModel.from_pretrained(model, str(folder))
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        told = f"adapter={folder} does not fit {type(model).__name__}: it is of another model"
-        raise UserError(f"{told} ({first_line(error)[:120]})", "mismatch") from error
+        problem = f"adapter={folder} does not fit {type(model).__name__}: it is of another model"
+        raise UserError(f"{problem} ({first_line(error)[:120]})", "mismatch") from error
     base: nn.Module = wrapped.get_base_model()
     return base.eval()
 
@@ -69,7 +69,6 @@ def add(model: nn.Module, **options: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the messages that transformers prints for peft."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
@@ -81,11 +80,10 @@ def digest_of(folder: Path) -> str:
         if not (folder / name).is_file():
             raise UserError(f"adapter={folder} is not an adapter: it lacks {name}", "no-file")
     try:
-        config, tensors = read_json(folder / CONFIG), load_file(folder / WEIGHTS)
-        return _digest(config, tensors)
+        return _digest(read_json(folder / CONFIG), load_file(folder / WEIGHTS))
     except (OSError, ValueError, SafetensorError, AttributeError) as error:
-        told = f"the adapter in {folder} is damaged ({first_line(error)}): train the prober again"
-        raise UserError(told, "damaged") from error
+        message = f"the adapter in {folder} is damaged ({first_line(error)}): train the prober again"
+        raise UserError(message, "damaged") from error
 
 
 def active_digest(model: Any) -> str:
@@ -115,10 +113,8 @@ def mark(digest: str) -> str:
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of the model's adapter by name, not copied."""
-    found: dict[str, Tensor] = {}
-    for name, layer in _layers(model):
-        found |= _tensors(name, layer, layer.active_adapters[0])
-    return dict(sorted(found.items()))
+    layers = (_tensors(name, layer, layer.active_adapters[0]) for name, layer in _layers(model))
+    return dict(sorted(item for tensors in layers for item in tensors.items()))
 
 
 def save(model: Any, folder: Path, base: str) -> None:
@@ -146,7 +142,6 @@ def switched_off(model: nn.Module) -> Iterator[None]:
 
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:
-    """Return the modules that hold LoRA adapters, by their names in the base model."""
     if isinstance(model, nn.Module):
         for name, module in model.named_modules():
             if hasattr(module, "lora_A") and hasattr(module, "active_adapters"):
@@ -158,8 +153,8 @@ def _tensors(name: str, layer: Any, adapter: str) -> dict[str, Tensor]:
 
 
 def _digest(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    made = hashlib.sha256(json.dumps([config.get(key) for key in _SCALING]).encode())
+    hasher = hashlib.sha256(json.dumps([config.get(key) for key in _SCALING]).encode())
     for name, tensor in sorted((name.removeprefix(_PREFIX), tensor) for name, tensor in tensors.items()):
-        made.update(f"{name} {list(tensor.shape)}".encode())
-        made.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
-    return made.hexdigest()
+        hasher.update(f"{name} {list(tensor.shape)}".encode())
+        hasher.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
+    return hasher.hexdigest()

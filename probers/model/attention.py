@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -110,10 +111,10 @@ class Attended:
 class Returned:
     """Weights (batch, heads, q, k) that a module returned itself."""
 
-    found: Tensor
+    values: Tensor
 
     def weights(self, row: int | None = None) -> Tensor:
-        return (self.found if row is None else self.found[row : row + 1]).float()
+        return (self.values if row is None else self.values[row : row + 1]).float()
 
 
 class AttentionTap(ExitStack):
@@ -124,8 +125,7 @@ class AttentionTap(ExitStack):
 
     def __init__(self, model: nn.Module, layer: int | None = None) -> None:
         super().__init__()
-        blocks = decoder_layers(model)
-        block = blocks[-1 if layer is None else layer - 1]
+        block = decoder_layers(model)[-1 if layer is None else layer - 1]
         self._family = type(model).__name__
         self._attention = _attention_module(block)
         self._modules = [m for m in block.modules() if hasattr(m, "config")]
@@ -171,22 +171,18 @@ class AttentionTap(ExitStack):
         """Keep the tensors that the weights of the positions to be read need."""
         if not self._queries:
             return
-        told = f"attention of {self._family} cannot be read"
+        problem = f"attention of {self._family} cannot be read"
         if options.get("position_bias") is not None:
-            raise UserError(f"{told}: it uses position_bias", "model")
+            raise UserError(f"{problem}: it uses position_bias", "model")
         if self.implementation not in _MASKED and any(options.get(name) is not None for name in _SELECTED):
-            raise UserError(f"{told}: its kernel selects tokens: load it with attn=sdpa", "model")
-        length = query.shape[2]
+            raise UserError(f"{problem}: its kernel selects tokens: load it with attn=sdpa", "model")
+        lengths, window = (query.shape[2], key.shape[2], self._queries), options.get("sliding_window")
         self._read = Attended(
-            query=query[:, :, -self._queries :],
-            key=key,
-            mask=_additive(
-                mask, length, key.shape[2], self._queries, query.device, options.get("sliding_window")
-            ),
+            query=query[:, :, -self._queries :], key=key,
+            mask=_additive(mask, *lengths, query.device, window),
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            softcap=options.get("softcap"),
-            sinks=options.get("s_aux"),
-        )
+            softcap=options.get("softcap"), sinks=options.get("s_aux"),
+        )  # fmt: skip
 
     def _ask_for_weights(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -196,19 +192,19 @@ class AttentionTap(ExitStack):
         accepted = inspect.signature(module.forward)
         if "output_attentions" not in accepted.parameters:  # it returns its weights anyway
             return None
-        asked = {**kwargs, "output_attentions": True}
+        options = {**kwargs, "output_attentions": True}
         if "attention_mask" in kwargs:
             given = accepted.bind_partial(*args, **kwargs).arguments
-            asked["attention_mask"] = _for_eager(module, given)
+            options["attention_mask"] = _for_eager(module, given)
             if isinstance(kwargs.get("alibi"), Tensor) and _implementation(module) == "sdpa":
                 # The fused kernel's mask holds ALiBi already; the eager path would add it once more.
-                asked["alibi"] = torch.zeros_like(kwargs["alibi"])
-        return args, asked
+                options["alibi"] = torch.zeros_like(kwargs["alibi"])
+        return args, options
 
     def _take_weights(self, module: nn.Module, args: Any, output: Any) -> None:
-        found = output[1] if self._queries and isinstance(output, tuple) and len(output) > 1 else None
-        if isinstance(found, Tensor) and found.dim() == 4:
-            self._read = Returned(found[:, :, -self._queries :])
+        weights = output[1] if self._queries and isinstance(output, tuple) and len(output) > 1 else None
+        if isinstance(weights, Tensor) and weights.dim() == 4:
+            self._read = Returned(weights[:, :, -self._queries :])
 
     def take(self) -> Attended | Returned:
         """Return the last pass's attention and stop reading.
@@ -217,8 +213,8 @@ class AttentionTap(ExitStack):
             RunError: the attention neither asks transformers for its function nor returns its weights.
         """
         if self._read is None:
-            told = f"attention of {self._family} cannot be read: choose trigger and query without it"
-            raise RunError(told, "model")
+            message = f"attention of {self._family} cannot be read: choose trigger and query without it"
+            raise RunError(message, "model")
         read, self._read, self._queries = self._read, None, 0
         return read
 
@@ -228,12 +224,9 @@ _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
 
 
 def _attention_module(block: nn.Module) -> nn.Module | None:
-    """Find the block's attention, by the name of its class."""
-    for module in block.modules():
-        name = type(module).__name__
-        if ("Attention" in name or name.endswith("Attn")) and "Norm" not in name:
-            return module
-    return None
+    named = ((type(module).__name__, module) for module in block.modules())
+    attends = (m for name, m in named if re.search("Attention|Attn$", name) and "Norm" not in name)
+    return next(attends, None)
 
 
 def _implementation(module: nn.Module) -> str:
@@ -250,8 +243,7 @@ def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
         cached = past.get_seq_length(module.layer_idx) if past is not None else 0
         visible = torch.ones(length, cached + length, dtype=torch.bool, device=states.device)
         mask = visible.tril(cached)[None, None]
-    lowest = torch.finfo(states.dtype).min
-    return torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, lowest)
+    return torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, torch.finfo(states.dtype).min)
 
 
 def _additive(
@@ -281,14 +273,9 @@ def _additive(
 
 
 def _tapped_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, **options: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Run the model's attention for the tap; registered under the tap's name."""
     taps = _ARMED[module]
     for tap in taps:
@@ -314,8 +301,8 @@ def beside_width(kind: Beside, model: Any) -> int:
         return 4
     heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
     if not isinstance(heads, int):
-        told = f"{type(model).__name__} does not tell its number of heads: read {kind} from another model"
-        raise UserError(told, "model")
+        problem = f"{type(model).__name__} does not tell its number of heads"
+        raise UserError(f"{problem}: read {kind} from another model", "model")
     return heads * len(decoder_layers(model)) * (NEAR if kind == "attention" else 1)
 
 
@@ -344,8 +331,8 @@ def near_weights(weights: Tensor) -> Tensor:
     The last column of ``weights`` (batch, heads, q, k) is the last position.
     """
     queries, keys = weights.shape[2:]
-    own = torch.arange(keys - queries, keys, device=weights.device)  # column of each position
-    columns = own[:, None] - torch.arange(1, NEAR + 1, device=weights.device)
+    positions = torch.arange(keys - queries, keys, device=weights.device)  # column of each position
+    columns = positions[:, None] - torch.arange(1, NEAR + 1, device=weights.device)
     near = weights.gather(-1, columns.clamp_min(0).expand(*weights.shape[:3], -1))
     return near.masked_fill(columns < 0, 0.0).transpose(1, 2).flatten(2)
 
@@ -377,5 +364,5 @@ class HeadsTap(ExitStack):
         reduce = near_weights
         if self._kind == "lookback":
             reduce = partial(lookback_ratios, prompts=prompts, written=written)
-        found = [reduce(tap.take().weights()) for tap in self._taps]
-        return torch.cat([each.to(found[0].device) for each in found], dim=-1)[:, :, None]
+        numbers = [reduce(tap.take().weights()) for tap in self._taps]
+        return torch.cat([of_layer.to(numbers[0].device) for of_layer in numbers], dim=-1)[:, :, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -24,6 +25,7 @@ CHEAP = 1024  # places: approximate cost of one more batch whose tokens are writ
 #: The same cost where the prompts are already read, so that padding costs only their attention.
 IDLE = 16_384
 BESIDE = 4  # factor by which "auto" then raises the number of texts
+_EXHAUSTED = "out of memory|can't allocate memory"  # in errors without a class of their own
 _ROOMY = 0.4  # a batch that took a smaller share of the device's memory may be doubled
 
 T = TypeVar("T")
@@ -66,14 +68,13 @@ class Batches:
                 plan = cut(ordered, most) if price is None else cheapest(ordered, most, price)
             chosen = waiting[: plan.pop(0)]
             new = {i for i in chosen if i not in known}
-            made, before = dict[int, T](), (self.size, self._beside)
+            results, before = dict[int, T](), (self.size, self._beside)
             try:
-                done = zip(chosen, work(chosen), strict=True) if new else ()
-                made = {i: one for i, one in done if i in new}
+                pairs = zip(chosen, work(chosen), strict=True) if new else ()
+                results = {i: result for i, result in pairs if i in new}
             except (RuntimeError, MemoryError) as error:
-                said = ("out of memory", "can't allocate memory")
                 kinds = (MemoryError, torch.OutOfMemoryError)
-                if not isinstance(error, kinds) and not any(each in str(error) for each in said):
+                if not isinstance(error, kinds) and not re.search(_EXHAUSTED, str(error)):
                     raise
                 self._shrink(len(chosen))
             else:
@@ -84,14 +85,13 @@ class Batches:
                         self.size *= 2
             if (self.size, self._beside) != before:
                 plan = []
-            if made:
-                yield made
+            if results:
+                yield results
 
     def _shrink(self, failed: int) -> None:
-        """Halve the batch size after ``failed`` texts did not fit in memory."""
         if not self._auto:
-            told = f"memory ran out with batch_size={self.size}: lower it, or batch_size=auto"
-            raise RunError(told, "memory")
+            problem = f"memory ran out with batch_size={self.size}"
+            raise RunError(f"{problem}: lower it, or batch_size=auto", "memory")
         if failed == 1:
             raise RunError("memory ran out for a single text: shorten it or take a smaller model", "memory")
         if failed > self.size:
@@ -159,12 +159,12 @@ _LEAST = 128
 def longest(sequences: Sequence[Sequence[int]]) -> list[int]:
     """Return for each sequence the index of one that begins with it and that no other begins with."""
     order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
-    found = list(range(len(sequences)))
+    containing = list(range(len(sequences)))
     # A sequence that begins some other also begins its neighbour in alphabetical order.
     for this, following in zip(order[-2::-1], order[:0:-1], strict=True):
         if tuple(sequences[following][: len(sequences[this])]) == tuple(sequences[this]):
-            found[this] = found[following]
-    return found
+            containing[this] = containing[following]
+    return containing
 
 
 def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
@@ -175,9 +175,9 @@ def nested(prompts: Sequence[Sequence[int]], config: Any) -> list[int] | None:
     """
     if any(len(ids) == 1 for ids in prompts) or not can_share(config):
         return None
-    found = longest([ids[:-1] for ids in prompts])
-    saved = sum(len(prompts[i]) for i, own in enumerate(found) if i != own)
-    return found if saved >= _LEAST else None
+    covering = longest([ids[:-1] for ids in prompts])
+    saved = sum(len(prompts[i]) for i, other in enumerate(covering) if i != other)
+    return covering if saved >= _LEAST else None
 
 
 def read_nested(
@@ -191,14 +191,14 @@ def read_nested(
     of tokens that prompts may begin with.
     """
     parts: dict[int, list[int]] = {}
-    for index, own in enumerate(whole):
-        parts.setdefault(own, []).append(index)
+    for index, covering in enumerate(whole):
+        parts.setdefault(covering, []).append(index)
     waiting = sorted(parts, key=lambda i: -len(prompts[i]))
     while waiting:
         lengths = list(accumulate(len(prompts[i]) for i in waiting))
         count = bisect_right(lengths, batches.size * lengths[0])
         group, waiting = waiting[:count], waiting[count:]
-        if all(index in known for own in group for index in parts[own]):
+        if all(index in known for covering in group for index in parts[covering]):
             continue
         heads = [prompts[i][:-1] for i in group]
 
@@ -206,7 +206,7 @@ def read_nested(
             return read_prefixes(decoder, [heads[i] for i in chosen], begin)
 
         read = batches.each([len(head) for head in heads], compute, price=_LEAST)
-        computed = {group[place]: one for made in read for place, one in made.items()}
-        found = {index: computed[own] for own in group for index in parts[own]}
+        computed = {group[place]: prefix for batch in read for place, prefix in batch.items()}
+        prefixes = {index: computed[covering] for covering in group for index in parts[covering]}
         del computed  # the caller alone holds them
-        yield found
+        yield prefixes

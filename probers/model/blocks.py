@@ -32,10 +32,10 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     Raises:
         UserError: the model has no list of blocks.
     """
-    found = list(_outermost(decoder_of(model)))
-    if not found:
+    lists = list(_outermost(decoder_of(model)))
+    if not lists:
         raise UserError(f"{type(model).__name__} has no list of decoder blocks to read", "model")
-    return max(found, key=len)
+    return max(lists, key=len)
 
 
 def _outermost(module: nn.Module) -> Iterator[nn.ModuleList]:
@@ -119,10 +119,8 @@ def _find_parts(model: Any) -> list[BlockParts]:
         def after(module: nn.Module, args: Any, output: Any) -> None:
             calls[index].append(_Call(name, module, waiting.pop(), stream(first_tensor(output))))
 
-        return [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after),
-        ]
+        before_hook = module.register_forward_pre_hook(before, with_kwargs=True)
+        return [before_hook, module.register_forward_hook(after)]
 
     handles = [
         handle
@@ -136,10 +134,10 @@ def _find_parts(model: Any) -> list[BlockParts]:
     finally:
         for handle in handles:
             handle.remove()
-    return [_parts_of(type(model).__name__, k, seen) for k, seen in enumerate(calls, 1)]
+    return [_block_parts(type(model).__name__, k, seen) for k, seen in enumerate(calls, 1)]
 
 
-def _parts_of(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
+def _block_parts(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
     """Tell one block's modules apart by the outputs they add; the block itself is the last call."""
     before, after = calls[-1].given, calls[-1].output
     inner = [c for c in calls[:-1] if c.output is not None]
@@ -159,11 +157,9 @@ def _parts_of(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
             if not any(_ATTENTION.search(c.name) for c in calls[: calls.index(inner[i]) + 1]):
                 i, j = j, i  # the MLP ran first
             return BlockParts(inner[i].module, inner[j].module, _middle(before, inner[i], calls))
-    raise UserError(
-        f"block {layer} of {family} has no attn_out, mlp_out or resid_mid: it does not add two modules' "
-        "outputs to its input; use site=resid_post",
-        "model",
-    )
+    problem = f"block {layer} of {family} has no attn_out, mlp_out or resid_mid"
+    why = "it does not add two modules' outputs to its input"
+    raise UserError(f"{problem}: {why}; use site=resid_post", "model")
 
 
 def _middle(before: Tensor, attention: _Call, calls: Sequence[_Call]) -> nn.Module | None:

@@ -54,8 +54,8 @@ class CausalLM(LanguageModel):
         batch_size: int | str = "auto", on_too_long: TooLong = "error", use_cache: bool = True,
     ) -> None:  # fmt: skip
         if on_too_long not in ("error", "skip", "truncate_left"):
-            told = f"on_too_long={on_too_long} is not error, skip or truncate_left"
-            raise UserError(told, "unknown-choice")
+            problem = f"on_too_long={on_too_long} is not error, skip or truncate_left"
+            raise UserError(problem, "unknown-choice")
         self.model, self.tokenizer = model, tokenizer
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long
@@ -160,11 +160,11 @@ class CausalLM(LanguageModel):
         if not wanted:
             raise UserError("layers=[] names no layer: give numbers from 1, or all", "layers")
         needs = Needs.of(wanted, site=site, pool=pool)
-        made = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
-        each = [one.state for one in made if one.state is not None]
+        read = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
+        states = [one.state for one in read if one.state is not None]
         if pool == "tokens":
-            return each
-        return np.stack(each) if each else np.empty((0, len(wanted), self.width), np.float32)
+            return states
+        return np.stack(states) if states else np.empty((0, len(wanted), self.width), np.float32)
 
     def _generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, known: Container[int]
@@ -173,7 +173,7 @@ class CausalLM(LanguageModel):
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)
-        limits = [asked.max_new_tokens for asked in requests]
+        limits = [request.max_new_tokens for request in requests]
         fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
         if skipped:
             yield skipped
@@ -187,8 +187,8 @@ class CausalLM(LanguageModel):
 
         def known_beginning(prompt: Prompt) -> CachedPrefix | None:
             last = None if how.cache is None else how.cache.get(prompt.name)
-            found = [one for one in (shared, last) if one is not None]
-            return max(found, key=lambda one: one.common(prompt.ids), default=None)
+            prefixes = [prefix for prefix in (shared, last) if prefix is not None]
+            return max(prefixes, key=lambda prefix: prefix.common(prompt.ids), default=None)
 
         if whole is None:
             groups = [{i: known_beginning(prompt) for i, prompt in enumerate(fitting)}]
@@ -238,12 +238,10 @@ class CausalLM(LanguageModel):
 
         def work(chosen: list[int]) -> list[AttentionRows]:
             full = [i for i in chosen if sequences[i]]
-            rows = attend_alone(self.decoder, [sequences[i] for i in full]) if full else []
-            found = dict(zip(full, rows, strict=True))
-            return [found.get(i, nothing) for i in chosen]
+            rows = iter(attend_alone(self.decoder, [sequences[i] for i in full]) if full else [])
+            return [next(rows) if sequences[i] else nothing for i in chosen]
 
-        made = self._batches.each([len(ids) for ids in sequences], work)
-        return collected(made, len(sequences), progress)
+        return collected(self._batches.each(list(map(len, sequences)), work), len(sequences), progress)
 
     def stops(self, stop: Sequence[Stop]) -> Stops:
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
@@ -274,18 +272,18 @@ class CausalLM(LanguageModel):
         if self.context is None or not prompts:
             return [True] * len(prompts)
         ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
-        return [len(found) + n <= self.context for found, n in zip(ids, more, strict=True)]
+        return [len(tokens) + n <= self.context for tokens, n in zip(ids, more, strict=True)]
 
     def _encode(
         self, requests: Sequence[GenerationRequest | ScoreRequest], *, start: bool = False
     ) -> list[Prompt]:
-        names = [asked.name or str(place) for place, asked in enumerate(requests)]
-        return encode_prompts(self.tokenizer, [asked.prompt for asked in requests], names, start=start)
+        names = [request.name or str(place) for place, request in enumerate(requests)]
+        return encode_prompts(self.tokenizer, [request.prompt for request in requests], names, start=start)
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
         encoded = self._encode(requests, start=True)
-        pairs = zip(encoded, requests, strict=True)
-        return encoded, [encode_continuation(self.tokenizer, p, asked.continuation) for p, asked in pairs]
+        texts = zip(encoded, (request.continuation for request in requests), strict=True)
+        return encoded, [encode_continuation(self.tokenizer, *pair) for pair in texts]
 
     def _fit(
         self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]
@@ -293,17 +291,17 @@ class CausalLM(LanguageModel):
         """Fit the prompts into the context with ``more``; those left out have no tokens but a text."""
         if self.context is None:
             return encoded, {}
-        found = [
+        fitting = [
             fit_context(self.tokenizer, p, n, self.context, self.on_too_long, what.format(n))
             for p, n in zip(encoded, more, strict=True)
         ]
-        left_out = [i for i, prompt in enumerate(found) if not prompt.ids]
+        left_out = [i for i, prompt in enumerate(fitting) if not prompt.ids]
         if left_out:
-            names = ", ".join(found[i].name for i in left_out[:5])
+            names = ", ".join(fitting[i].name for i in left_out[:5])
             names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
         nothing = np.zeros((2, 0), dtype=np.float32)
-        return found, {
+        return fitting, {
             i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
             for i in left_out
             if i not in known

@@ -69,8 +69,8 @@ class LiveText:
     @property
     def over(self) -> bool:
         """True once the text has ended and all its states have been read, or it was given up."""
-        ended = self.written and self.read >= self.row.kept
-        return ended or self.cancelled or self.error is not None
+        read = self.written and self.read >= self.row.kept
+        return read or self.cancelled or self.error is not None
 
     @property
     def ready(self) -> int:
@@ -88,9 +88,8 @@ class LiveText:
 
     def accept(self, token: int, scores: Sequence[float], top: list[tuple[int, float]]) -> None:
         """Take the next token with its log-probability and entropy."""
-        count = len(self.row.ids)
         self.row.accept([token], [])
-        if len(self.row.ids) > count:
+        if len(self.row.ids) > len(self.logprobs):
             self.logprobs.append(scores[0])
             self.entropies.append(scores[1])
             self.text = self.row.text
@@ -136,8 +135,8 @@ class ContinuousBatch:
         rows: int = 16, piece: int = 512, blocks: BlockCache | None = None,
     ) -> None:  # fmt: skip
         if not can_share(lm.model.config):
-            told = f"{type(lm.model).__name__} keeps more than keys and values: take another model"
-            raise UserError(told, "model")
+            family = type(lm.model).__name__
+            raise UserError(f"{family} keeps more than keys and values: take another model", "model")
         self._decoder, self._config = lm.decoder, lm.model.config
         self._before = feature is not None and feature.pool in BEFORE
         self._tap = None if feature is None else tap_of(lm.model, feature)
@@ -180,8 +179,8 @@ class ContinuousBatch:
     def step(self) -> list[LiveText]:
         """Read a piece of a prompt or write a token of each text, by turns; return the texts that changed."""
         changed = list[LiveText]()
-        asked = self._reading is not None or (self._waiting and len(self._running) < self._rows)
-        if asked and not (self._running and self._has_read):
+        reads = self._reading is not None or (self._waiting and len(self._running) < self._rows)
+        if reads and not (self._running and self._has_read):
             self._reading = self._reading or self._begin()
             changed += self._read_piece(self._reading)
             self._has_read = True
@@ -195,24 +194,24 @@ class ContinuousBatch:
         room, texts = self._rows - len(self._running), list[LiveText]()
         places, prefixes = dict[tuple[int, ...], int](), list[CachedPrefix | None]()
         while self._waiting and len(texts) < room:
-            own = self._waiting[0].request.prompt.ids
-            if own not in places:
-                width = max(map(len, [*places, own]))
-                known = None if self._blocks is None else self._blocks.find(own)
+            prompt = self._waiting[0].request.prompt.ids
+            if prompt not in places:
+                width = max(map(len, [*places, prompt]))
+                known = None if self._blocks is None else self._blocks.find(prompt)
                 if places and (width * (len(places) + 1) > self._piece or bool(known) != bool(prefixes[0])):
                     break
-                places[own] = len(places)
+                places[prompt] = len(places)
                 prefixes.append(known)
             texts.append(self._waiting.popleft())
-            prefix = prefixes[places[own]]
-            texts[-1].cached = 0 if prefix is None else prefix.common(own)
+            prefix = prefixes[places[prompt]]
+            texts[-1].cached = 0 if prefix is None else prefix.common(prompt)
         prompts = list(places)
         ids, mask, positions = self._decoder.pad(prompts)
         width, done = ids.shape[1], 0
         cache = new_cache(self._config, width, whole=True)
         reused = [prefix for prefix in prefixes if prefix is not None]
         if len(reused) == len(prompts):
-            done = fill(cache, reused, prompts, [width - len(own) for own in prompts])
+            done = fill(cache, reused, prompts, [width - len(prompt) for prompt in prompts])
         wanted = [places[text.request.prompt.ids] for text in texts]
         return _Reading(texts, wanted, prompts, ids, mask, positions, cache, done)
 
@@ -238,12 +237,6 @@ class ContinuousBatch:
         if states is not None and self._reader is not None:
             self._reader(reading.texts, states[which.to(states.device), -1])
         tokens = self._draw(reading.texts, logits[which, -1])
-        self._join(reading, which, tokens)
-        return reading.texts
-
-    def _join(self, reading: _Reading, which: Tensor, tokens: Tensor) -> None:
-        """Add the texts whose prompts were read to those being written."""
-        width = reading.ids.shape[1]
         if len(set(reading.places)) < len(reading.places):
             select_rows(reading.cache, reading.places)
         if self._cache is None:
@@ -251,13 +244,13 @@ class ContinuousBatch:
         for layer, other in zip(self._cache.layers, reading.cache.layers, strict=True):
             layer.join(other, self._rows)
         self._length = max(self._length, width)
-        lengths = torch.tensor([len(text.request.prompt.ids) for text in reading.texts])
-        self._own = torch.cat([self._own, lengths])
+        columns = torch.tensor([len(text.request.prompt.ids) for text in reading.texts])
+        self._own = torch.cat([self._own, columns])
         self._next = torch.cat([self._next, tokens])
         self._running += reading.texts
+        return reading.texts
 
     def _write(self) -> list[LiveText]:
-        """Forward the newest token of every text, and draw the next one."""
         spare = self._length - int(self._own.max())
         if spare >= _TRIM:
             for layer in self._cache.layers:
@@ -274,14 +267,13 @@ class ContinuousBatch:
         logits = self._decoder(self._next, mask, positions, cache=self._cache)[:, -1]
         self._length, self._own = self._length + 1, self._own + 1
         if self._tap is not None:
-            lengths = [len(text.request.prompt.ids) for text in self._running]
-            prompts = torch.tensor(lengths, device=device)
+            prompts = torch.tensor([len(text.request.prompt.ids) for text in self._running], device=device)
             states = self._tap.take_last(prompts, positions[:, 0] + 1 - prompts)
             if states is not None and self._reader is not None:
                 # Leave out texts with one token beyond their last.
-                kept = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
-                some = states if len(kept) == len(self._running) else states[torch.tensor(kept).long()]
-                self._reader([self._running[i] for i in kept], some[:, -1])
+                places = [i for i, text in enumerate(self._running) if text.error is None and not text.over]
+                some = states if len(places) == len(self._running) else states[torch.tensor(places).long()]
+                self._reader([self._running[i] for i in places], some[:, -1])
         if not self._before:
             for text in self._running:
                 text.read = min(text.read + 1, len(text.row.ids))
@@ -303,16 +295,16 @@ class ContinuousBatch:
         likeliest = logits.log_softmax(dim=-1).topk(alternatives, dim=-1) if alternatives else None
         tops = [] if likeliest is None else [likeliest.indices.T, likeliest.values.T]
         # A single copy to the host, since each one waits; float32 tells ids up to 16 million apart.
-        told = torch.cat([tokens[None], token_scores(logits, tokens), *tops]).T.tolist()
-        for text, (token, *own) in zip(texts, told, strict=True):
+        numbers = torch.cat([tokens[None], token_scores(logits, tokens), *tops]).T.tolist()
+        for text, (token, *scores) in zip(texts, numbers, strict=True):
             if text.written or text.error is not None:
                 continue
-            if not all(map(math.isfinite, own[:2])):
+            if not all(map(math.isfinite, scores[:2])):
                 place = len(text.row.ids)
                 text.error = broken_logits(f"generated token {place} of {text.request.prompt.name}")
                 continue
-            top = zip(map(int, own[2 : 2 + alternatives]), own[2 + alternatives :], strict=True)
-            text.accept(int(token), own[:2], list(top)[: text.alternatives])
+            top = zip(map(int, scores[2 : 2 + alternatives]), scores[2 + alternatives :], strict=True)
+            text.accept(int(token), scores[:2], list(top)[: text.alternatives])
             if self._tap is None or self._before:  # no state of the token itself is read
                 text.read = len(text.row.ids)
         return tokens[:, None]

@@ -89,8 +89,8 @@ class Row:
             text = self._text.visible
             if (place := self._stops.find(text, known)) is not None:
                 self._end, self.stop = place, "stop"
-                kept = sum(end <= place for _, end in self._text.offsets())
-                self.kept = max(kept, self._text.settled(0))  # pooled tokens stay
+                within = sum(end <= place for _, end in self._text.offsets())
+                self.kept = max(within, self._text.settled(0))  # pooled tokens stay
             elif any(stop(text) for stop in self._stops.callables):
                 self.stop = "stop"
         if self.stop is None and len(self.ids) == self.limit:
@@ -120,18 +120,17 @@ class Batch:
         ids, self._mask, self._positions = decoder.pad(tokens)
         self.rows = torch.arange(len(tokens), device=decoder.device)
         self.active = list(range(len(tokens)))
-        self.width, self._lengths = ids.shape[1], [len(own) for own in tokens]
+        self.width, self._lengths = ids.shape[1], list(map(len, tokens))
         self._cache: Any = None
-        self._prefixes: Sequence[CachedPrefix | None]
         known = [request.prefix for request in requests if request.prefix is not None]
         reuses = decoder.use_cache and len(known) == len(requests)
-        self._prefixes = known if reuses else [None] * len(requests)
+        self._prefixes: Sequence[CachedPrefix | None] = known if reuses else [None] * len(requests)
         self._ids = None if decoder.use_cache else ids
         if decoder.use_cache:
             capacity = self.width + max(request.limit for request in requests)
             self._cache = new_cache(decoder.model.config, capacity)
             if reuses:
-                columns = fill(self._cache, known, tokens, [self.width - len(own) for own in tokens])
+                columns = fill(self._cache, known, tokens, [self.width - n for n in self._lengths])
                 ids, self._positions = ids[:, columns:], self._positions[:, columns:]
         # Cast to float32 once: on a CPU the maximum of bfloat16 numbers is slow.
         self.logits = decoder(ids, self._mask, self._positions, cache=self._cache).float()
@@ -188,8 +187,8 @@ def closed(slots: Sequence[int]) -> list[int]:
     """Return the ascending slots that are kept, most in place: the last ones fill the gaps."""
     count = len(slots)
     moved = [slot for slot in slots if slot >= count]
-    kept = set(slots)
-    return [slot if slot in kept else moved.pop() for slot in range(count)]
+    staying = set(slots)
+    return [slot if slot in staying else moved.pop() for slot in range(count)]
 
 
 @torch.inference_mode()
@@ -211,26 +210,26 @@ def generate_batch(
         while any(rows[i].stop is None for i in batch.active):
             if can_guess and lookup is None and len(batch.active) == 1:
                 prompt = rows[batch.active[0]].prompt
-                last = how.cache.get(prompt.name) if how.cache is not None else None
+                last = None if how.cache is None else how.cache.get(prompt.name)
                 earlier = () if last is None else last.ids[last.start :]
                 lookup = PromptLookup([*earlier, *prompt.ids], how.draft)
             if how.sampling is None:
                 tokens = batch.logits.argmax(dim=-1)  # (b, q)
             else:
                 tokens = how.sampling.draw(batch.logits[:, -1], [random[i] for i in batch.active])[:, None]
-            found = token_scores(batch.logits, tokens, top=how.needs.highest)
+            new_scores = token_scores(batch.logits, tokens, top=how.needs.highest)
             right, looked_at, slots = 0, 1, []
-            for slot, (number, its) in enumerate(zip(batch.active, tokens.tolist(), strict=True)):
+            for slot, (number, choices) in enumerate(zip(batch.active, tokens.tolist(), strict=True)):
                 row = rows[number]
                 if row.stop is not None:  # its last token has been forwarded
                     continue
-                right, looked_at = row.accept(its, guessed)
+                right, looked_at = row.accept(choices, guessed)
                 if row.stop is not None:
                     capture.finish(number, row.kept)
                 # A text that ends with this token runs once more, so that the token is read.
                 if row.stop is None or (capture.reads and row.kept > index + right):
                     slots.append(slot)
-            scores[:, batch.rows, index : index + looked_at] = found[:, :, :looked_at]
+            scores[:, batch.rows, index : index + looked_at] = new_scores[:, :, :looked_at]
             batch.drop(len(guessed) - right)
             capture.drop(len(guessed) - right)
             index += right
@@ -254,7 +253,12 @@ def generate_batch(
         else:
             batch.leave(how.cache, rows, range(len(batch.active)))
     capture.commit(limit + 1)
-    _refuse_broken(rows, capture, scores)
+    if (broken := capture.broken()) is not None:
+        feature, number, place, layer = broken
+        raise broken_state(feature, layer, f"generated token {place} of {rows[number].prompt.name}")
+    for number, place in (~scores.isfinite().all(dim=0)).nonzero().tolist():
+        if place < max(rows[number].kept, 1):
+            raise broken_logits(f"generated token {place} of {rows[number].prompt.name}")
     recorded = scores.cpu().numpy()
     return [
         row.prompt.continued(
@@ -300,12 +304,3 @@ def guess(ids: np.ndarray, most: int) -> list[int]:
             start = int(places[-1]) + count
             return list(map(int, ids[start : start + (most if count > 1 else min(most, _SHORT))]))
     return []
-
-
-def _refuse_broken(rows: Sequence[Row], capture: CaptureSession, scores: Tensor) -> None:
-    if (broken := capture.broken()) is not None:
-        feature, row, token, layer = broken
-        raise broken_state(feature, layer, f"generated token {token} of {rows[row].prompt.name}")
-    for row, token in (~scores.isfinite().all(dim=0)).nonzero().tolist():
-        if token < max(rows[row].kept, 1):
-            raise broken_logits(f"generated token {token} of {rows[row].prompt.name}")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import AttentionRows, Feature, Generation, Needs, RunError, UserError, first_line
+from ..types import AttentionRows, Generation, Needs, RunError, UserError, first_line
 from .attention import AttentionTap, HeadsTap
 from .blocks import decoder_of
 from .hidden_states import StateTap, broken_state, tap_of
@@ -57,10 +57,8 @@ class Decoder:
             cache: key/value cache that the call extends; None for a pass without one.
         """
         options: dict[str, Any] = {"use_cache": cache is not None, self._cache: cache}
-        if self._positions:
-            options["position_ids"] = positions
-        if self._keeps:
-            options["logits_to_keep"] = keep
+        options |= {"position_ids": positions} if self._positions else {}
+        options |= {"logits_to_keep": keep} if self._keeps else {}
         if isinstance(cache, Cache):
             cache.padded = mask is not None and ids.shape[1] == 1
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
@@ -80,13 +78,13 @@ class Decoder:
             yield self(ids, mask, positions, keep=keep, cache=cache)
             return
         read: list[Any] = []
-        own, hooks = vars(inner).get("forward"), inner._forward_hooks
+        forward, hooks = vars(inner).get("forward"), inner._forward_hooks
 
         def restore() -> None:
             inner._forward_hooks = hooks
             vars(inner).pop("forward", None)
-            if own is not None:
-                inner.forward = own
+            if forward is not None:
+                inner.forward = forward
 
         def first(*args: Any, **kwargs: Any) -> Any:
             restore()
@@ -115,8 +113,8 @@ class Decoder:
         if getattr(config, "is_encoder_decoder", False):
             raise UserError(f"{family} is an encoder-decoder; only decoder-only models can be read", "model")
         if getattr(self.model, "_is_stateful", False):
-            told = f"{family} keeps a recurrent state; only attention over keys and values can be read"
-            raise UserError(told, "model")
+            problem = f"{family} keeps a recurrent state; only attention over keys and values can be read"
+            raise UserError(problem, "model")
         if self.device.type == "meta":  # no weights here, they run elsewhere
             return
         text, longer = [0, 1, 2, 1, 0], [1, 2, 0, 2, 1, 0, 2, 1]
@@ -138,9 +136,9 @@ class Decoder:
             raise UserError(f"{family} lets tokens see later ones; only causal decoders can be read", "model")
         for how, last in read.items():
             if float((last - logits[-1]).abs().max()) > close:
-                told = f"{family} reads a text {how} differently, so its output would depend on the batch: "
-                told += "choose a decoder that takes position_ids or derives positions from the mask"
-                raise UserError(told, "model")
+                problem = f"{family} reads a text {how} differently, so its output would depend on the batch"
+                remedy = "choose a decoder that takes position_ids or derives positions from the mask"
+                raise UserError(f"{problem}: {remedy}", "model")
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return left-padded ids, mask (None without padding) and positions, each (batch, length).
@@ -158,7 +156,6 @@ class Decoder:
 
 
 def _cut(output: Any, start: int, end: int | None) -> Any:
-    """Keep only some positions in the last states of a decoder's output."""
     part = copy(output)
     part.last_hidden_state = output.last_hidden_state[:, start:end]
     return part
@@ -194,23 +191,20 @@ def read_prefixes(
     cache: Any = new_cache(decoder.model.config, tokens.shape[1], whole=True)
     start = 0 if known is None else fill(cache, [known] * len(sequences), sequences, pads)
     decoder(tokens[:, start:], mask, positions[:, start:], cache=cache)
-    found = []
+    prefixes = []
     for row, (ids, pad) in enumerate(zip(sequences, pads, strict=True)):
         shared = max(0, start - pad)  # tokens of this row that were taken from ``known``
-        own = slice(pad + shared, None)
-        layers = tuple((layer.keys[row, :, own], layer.values[row, :, own]) for layer in cache.layers)
-        found.append(CachedPrefix(tuple(ids), layers, known if shared else None, shared))
-    return found
+        new = slice(pad + shared, None)
+        layers = tuple((layer.keys[row, :, new], layer.values[row, :, new]) for layer in cache.layers)
+        prefixes.append(CachedPrefix(tuple(ids), layers, known if shared else None, shared))
+    return prefixes
 
 
 @torch.inference_mode()
 def score_batch(
-    decoder: Decoder,
-    tokenizer: Any,
-    texts: Sequence[tuple[Prompt, Sequence[int]]],
-    needs: Needs,
+    decoder: Decoder, tokenizer: Any, texts: Sequence[tuple[Prompt, Sequence[int]]], needs: Needs,
     prefix: CachedPrefix | None = None,
-) -> list[Generation]:
+) -> list[Generation]:  # fmt: skip
     """Record given continuations, each at least one token, as generation would have recorded them.
 
     ``prefix`` has keys and values of the common beginning of all prompts.
@@ -249,22 +243,23 @@ def score_batch(
         layers = [_taken(tap, pool, prompted, count) for tap, pool in features]
         attended = attention.take() if attention is not None else None
     for feature, (_, pool) in zip(read_from, features, strict=True):
-        _refuse_broken(prompts, feature, pool)
+        if (broken := pool.broken()) is not None:
+            row, token, place = broken
+            # Blocks run in ascending order.
+            ascending = replace(feature, layers=tuple(sorted(set(feature.layers))))
+            raise broken_state(ascending, place, f"token {token} of the continuation of {prompts[row].name}")
     generations = []
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        broken = (~scores[row].isfinite().all(dim=0)).nonzero()
-        if len(broken):
-            raise broken_logits(f"token {int(broken[0])} of the continuation of {prompt.name}")
+        for token in (~scores[row].isfinite().all(dim=0)).nonzero().tolist():
+            raise broken_logits(f"token {token[0]} of the continuation of {prompt.name}")
         rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
         read = zip(read_from, features, layers, strict=True)
-        states = {each: pool.value(kept, row) for each, (_, pool), kept in read}
+        states = {feature: pool.value(values, row) for feature, (_, pool), values in read}
         recorded = scores[row].cpu().numpy()
-        generations.append(
-            prompt.continued(
-                tokenizer, continuations[row], recorded, stop="length", needs=needs,
-                states=joined(needs, states, recorded), attention=rows,
-            )
-        )  # fmt: skip
+        generations.append(prompt.continued(
+            tokenizer, continuations[row], recorded, stop="length", needs=needs,
+            states=joined(needs, states, recorded), attention=rows,
+        ))  # fmt: skip
     return generations
 
 
@@ -276,23 +271,23 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
         tap.read(ids.shape[1])
         decoder(ids, mask, positions)
         attended = tap.take()
-    lengths = [len(sequence) for sequence in sequences]
-    return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in enumerate(lengths)]
+    lengths = enumerate(map(len, sequences))
+    return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in lengths]
 
 
 def _scores(pieces: Iterable[Tensor], ids: Tensor, lengths: Sequence[int], *, top: bool) -> list[Tensor]:
     """Compute :func:`token_scores` (.., length) of each row's last tokens, from the logits before them."""
-    found: list[list[Tensor]] = [[] for _ in lengths]
+    scores: list[list[Tensor]] = [[] for _ in lengths]
     place = ids.shape[1] - max(lengths) - 1  # place of the first logits
     for logits in pieces:
         for row, length in enumerate(lengths):
             skipped = max(0, ids.shape[1] - length - 1 - place)
-            own = logits[row, skipped : ids.shape[1] - 1 - place]
-            if len(own):
-                tokens = ids[row, place + skipped + 1 :][: len(own)]
-                found[row].append(token_scores(own, tokens, top=top))
+            new = logits[row, skipped : ids.shape[1] - 1 - place]
+            if len(new):
+                tokens = ids[row, place + skipped + 1 :][: len(new)]
+                scores[row].append(token_scores(new, tokens, top=top))
         place += logits.shape[1]
-    return [torch.cat(row, dim=1) for row in found]
+    return [torch.cat(row, dim=1) for row in scores]
 
 
 def _taken(tap: StateTap | HeadsTap, pool: WholePool, prompts: Tensor, written: Tensor) -> Tensor:
@@ -311,11 +306,3 @@ def _rows(weights: Tensor, prompt: int, length: int) -> AttentionRows:
     rows[-weights.shape[1] :, prompt + length - weights.shape[2] :] = weights.mean(dim=0).cpu()
     best = weights[:, -length:, -length:].amax(dim=1).mean(dim=0)
     return AttentionRows(rows, np.array(best.cpu()))
-
-
-def _refuse_broken(prompts: Sequence[Prompt], feature: Feature, pool: WholePool) -> None:
-    if (broken := pool.broken()) is not None:
-        row, token, place = broken
-        # Blocks run in ascending order.
-        ascending = replace(feature, layers=tuple(sorted(set(feature.layers))))
-        raise broken_state(ascending, place, f"token {token} of the continuation of {prompts[row].name}")

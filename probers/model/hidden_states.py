@@ -22,11 +22,10 @@ from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given
 def check_needs(needs: Needs, model: nn.Module) -> None:
     """Refuse needs that cannot be read from ``model`` (UserError)."""
     layers = len(decoder_layers(model))
-    asked = [needs.attention_layer or 0, *(layer for feature in needs.features for layer in feature.layers)]
-    for layer in asked:
+    for layer in (needs.attention_layer or 0, *(k for feature in needs.features for k in feature.layers)):
         if not 0 <= layer <= layers:
-            told = f"layer {layer} does not exist: the model has {layers} layers (0 is the embedding output)"
-            raise UserError(told, "layers")
+            problem = f"layer {layer} does not exist"
+            raise UserError(f"{problem}: the model has {layers} layers (0 is the embedding output)", "layers")
     if needs.attention_layer == 0:
         raise UserError("attention_layer=0, the embedding output, has no attention: use 1 or more", "layers")
     for feature in needs.features:
@@ -48,8 +47,8 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
     if pool not in POOLS:
         raise UserError(f"pool={pool} is unknown; choose one of {', '.join(POOLS)}", "unknown-choice")
     if feature.of_mind and (feature.layers != (layers,) or site != "resid_post"):
-        told = f"pool={pool} needs site=resid_post and layers=({layers},), not {site} and {feature.layers}"
-        raise UserError(told, "layers")
+        message = f"pool={pool} needs site=resid_post and layers=({layers},), not {site} and {feature.layers}"
+        raise UserError(message, "layers")
     if feature.beside and (site in BESIDE or feature.of_mind):
         raise UserError(f"no further feature can be read beside site={site} and pool={pool}", "unsupported")
     for kind in (site, *feature.beside):
@@ -66,8 +65,8 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
         raise UserError(f"site={site} has no layer 0: the embedding output belongs to no block", "layers")
     parts = block_parts(model)
     if site == "resid_mid" and any(parts[k - 1].middle is None for k in feature.layers):
-        told = f"{type(model).__name__} has no site=resid_mid: use attn_out, mlp_out or resid_post"
-        raise UserError(told, "model")
+        message = f"{type(model).__name__} has no site=resid_mid: use attn_out, mlp_out or resid_post"
+        raise UserError(message, "model")
 
 
 def broken_state(feature: Feature, index: int, where: str) -> RunError:
@@ -78,8 +77,8 @@ def broken_state(feature: Feature, index: int, where: str) -> RunError:
         layer = "the final norm"
     if feature.site in BESIDE:
         layer = f"all layers ({feature.site})"
-    told = f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16"
-    return RunError(told, "model")
+    message = f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16"
+    return RunError(message, "model")
 
 
 class StateTap(ExitStack):
@@ -136,8 +135,8 @@ class StateTap(ExitStack):
         self._reduce = None
         read, self._read, self._of_layer = self._read, None, ()
         if read is not None and self._lacking:
-            told = f"layer {min(self._lacking)} of {type(self._model).__name__} was not run: no state"
-            raise RunError(told, "model")
+            message = f"layer {min(self._lacking)} of {type(self._model).__name__} was not run: no state"
+            raise RunError(message, "model")
         return read
 
     def read_last(self, count: int) -> None:
@@ -177,18 +176,18 @@ class StateTap(ExitStack):
             states = states.view(self._shape)
         if states.dim() != 3:  # Gemma 3n has several streams side by side
             family, shape = type(self._model).__name__, tuple(states.shape)
-            told = f"{family} has states of shape {shape} at layer {layer}, not (batch, length, width)"
-            raise UserError(told, "model")
-        kept = self._reduce(states)
-        if self._read is None or self._of_layer[0].shape != kept.shape:
-            *before, width = kept.shape
-            self._read = kept.new_empty(*before, len(self._layers), width, dtype=torch.float32)
+            message = f"{family} has states of shape {shape} at layer {layer}, not (batch, length, width)"
+            raise UserError(message, "model")
+        values = self._reduce(states)
+        if self._read is None or self._of_layer[0].shape != values.shape:
+            *before, width = values.shape
+            self._read = values.new_empty(*before, len(self._layers), width, dtype=torch.float32)
             self._of_layer = self._read.unbind(-2)
             self._lacking = set(self._layers)
         # Copied: a view would keep the prompt's states alive, and some families go on to
         # add to these tensors in place. All layers go into one tensor: the next step is one operation.
         for place in places:
-            self._of_layer[place].copy_(kept)
+            self._of_layer[place].copy_(values)
         self._lacking.discard(layer)
 
 

@@ -80,10 +80,10 @@ class GrowingLayer(DynamicLayer):
             self._buffers = empty(max(after, rows), total + _ROOM, other.keys[0], other.values[0])
         assert self._buffers is not None
         if before and (old is not self._buffers or total > length):
-            for buffer, own in zip(self._buffers, (self.keys, self.values), strict=True):
-                _align(buffer[:before, :, :total], own.clone())  # both may lie in the same buffer
-        for buffer, own in zip(self._buffers, (other.keys, other.values), strict=True):
-            _align(buffer[before:after, :, :total], own)
+            for buffer, values in zip(self._buffers, (self.keys, self.values), strict=True):
+                _align(buffer[:before, :, :total], values.clone())  # both may lie in the same buffer
+        for buffer, values in zip(self._buffers, (other.keys, other.values), strict=True):
+            _align(buffer[before:after, :, :total], values)
         self._view(after, total)
 
     def trim(self, count: int) -> None:
@@ -139,8 +139,8 @@ def _align(places: Tensor, values: Tensor) -> None:
 
 def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Allocate uninitialised (rows, heads, length, width) for keys and values (heads, _, width)."""
-    made = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
-    return made[0], made[1]
+    buffers = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
+    return buffers[0], buffers[1]
 
 
 class Cache(DynamicCache):
@@ -197,15 +197,15 @@ class CachedPrefix:
         """Count the leading tokens of ``ids`` that are known; its last is computed anyway, for its logits."""
         least = min(len(ids) - 1, len(self.ids))
         pairs = enumerate(zip(self.ids[:least], ids, strict=False))
-        return next((i for i, (mine, its) in pairs if mine != its), least)
+        return next((i for i, (mine, other) in pairs if mine != other), least)
 
     def write(self, layer: int, places: Sequence[Tensor]) -> None:
         """Copy a layer's keys and values of the first n tokens to two ``places`` (rows, heads, n, width)."""
         if self.before is not None:
             self.before.write(layer, [place[:, :, : self.start] for place in places])
-        for place, own in zip(places, self.layers[layer], strict=True):
+        for place, values in zip(places, self.layers[layer], strict=True):
             if place.shape[2] > self.start:
-                place[:, :, self.start :] = own[:, : place.shape[2] - self.start]
+                place[:, :, self.start :] = values[:, : place.shape[2] - self.start]
 
 
 def fill(
@@ -223,17 +223,17 @@ def fill(
     for number, layer in enumerate(cache.layers):
         grows = isinstance(layer, GrowingLayer)
         make = layer.reserve if grows else empty
-        made = make(len(prompts), length, *prefixes[0].layers[number])
+        buffers = make(len(prompts), length, *prefixes[0].layers[number])
         start = 0
         for pad, one, count in runs:
-            places = [part[start : start + count] for part in made]
+            places = [buffer[start : start + count] for buffer in buffers]
             for place in places:
                 place[:, :, :pad] = 0  # masked, but it must be a number
             if length > pad:
                 one.write(number, [place[:, :, pad:] for place in places])
             start += count
         if not grows:
-            layer.update(*made)
+            layer.update(*buffers)
     return length
 
 
@@ -270,14 +270,14 @@ class PrefixCache:
             return
         ids = ids[: cache.layers[0].get_seq_length() - pad]
         start = 0 if prefix is None else prefix.common(ids)
-        own = [[part[row, :, pad + start :] for part in (layer.keys, layer.values)] for layer in cache.layers]
-        size = sum(part.nbytes for parts in own for part in parts)
+        new = [[part[row, :, pad + start :] for part in (layer.keys, layer.values)] for layer in cache.layers]
+        size = sum(part.nbytes for parts in new for part in parts)
         if size > self._room:
             self.forget(name)
             return
         self._room -= size
         self._taken[name] = self._taken.get(name, 0) + size  # its prefix stays in memory
-        layers = tuple((keys.clone(), values.clone()) for keys, values in own)
+        layers = tuple((keys.clone(), values.clone()) for keys, values in new)
         self._texts[name] = CachedPrefix(ids, layers, prefix if start else None, start)
 
     def forget(self, name: str) -> None:
@@ -300,15 +300,15 @@ class BlockCache:
 
     def find(self, ids: Sequence[int]) -> CachedPrefix | None:
         """Find the known beginning of a prompt, without its last token; None if nothing is known."""
-        found = list(takewhile(self._blocks.__contains__, self._names(ids[:-1])))
-        self._touch(found)
-        if not found:
+        names = list(takewhile(self._blocks.__contains__, self._names(ids[:-1])))
+        self._touch(names)
+        if not names:
             return None
-        blocks = zip(*(self._blocks[name] for name in found), strict=True)
+        blocks = zip(*(self._blocks[name] for name in names), strict=True)
         joined = [part for parts in blocks for part in torch.cat(parts, dim=2)]
-        own = [joined[place] for place in self._places]
-        layers = tuple(zip(own[::2], own[1::2], strict=True))
-        return CachedPrefix(tuple(ids[: len(found) * self._size]), layers)
+        ordered = [joined[place] for place in self._places]
+        layers = tuple(zip(ordered[::2], ordered[1::2], strict=True))
+        return CachedPrefix(tuple(ids[: len(names) * self._size]), layers)
 
     def keep(self, ids: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Copy a text's whole blocks that are not known yet; ``layers`` has (heads, n, width) of each."""
@@ -333,8 +333,8 @@ class BlockCache:
     def _names(self, ids: Sequence[int]) -> Iterator[bytes]:
         above = b""
         for start in range(0, len(ids) - self._size + 1, self._size):
-            own = np.asarray(ids[start : start + self._size], dtype=np.int64).tobytes()
-            above = hashlib.sha256(above + own).digest()
+            block = np.asarray(ids[start : start + self._size], dtype=np.int64).tobytes()
+            above = hashlib.sha256(above + block).digest()
             yield above
 
     def _touch(self, names: Sequence[bytes]) -> None:

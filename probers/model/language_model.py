@@ -56,12 +56,12 @@ class Sampling:
 
     def streams(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
         seen: Counter[bytes] = Counter()
-        found = []
+        streams = []
         for ids in prompts:
             digest = hashlib.sha256(np.asarray(ids, dtype=np.int64).tobytes()).digest()[:8]
-            found.append((self.seed, int.from_bytes(digest, "little"), seen[digest]))
+            streams.append((self.seed, int.from_bytes(digest, "little"), seen[digest]))
             seen[digest] += 1
-        return found
+        return streams
 
     def draw(self, logits: Tensor, random: Sequence[np.random.Generator]) -> Tensor:
         """Draw tokens (batch,) for logits (batch, vocabulary), each row with its own random numbers."""
@@ -238,7 +238,7 @@ def collected(batches: Iterable[Mapping[int, T]], count: int, progress: str | No
     """Return the batches' results for ``count`` texts, in order, with a bar called ``progress`` or none."""
     results: dict[int, T] = {}
     with tqdm(total=count, desc=progress, unit="text", disable=progress is None) as bar:
-        for made in batches:
-            results.update(made)
-            bar.update(len(made))
+        for batch in batches:
+            results.update(batch)
+            bar.update(len(batch))
     return [results[i] for i in range(count)]

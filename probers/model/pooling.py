@@ -40,10 +40,10 @@ def token_pool(*pools: Pool) -> Pool:
     """
     if "prompt" in pools:
         raise ValueError("pool=prompt is the state before a text, not the state of a part of it")
-    kept = {"mind_tokens" if p == "mind" else p if p in PER_TOKEN else "tokens" for p in pools}
-    if len(kept) > 1 and "mind_tokens" in kept:
+    recorded = {"mind_tokens" if p == "mind" else p if p in PER_TOKEN else "tokens" for p in pools}
+    if len(recorded) > 1 and "mind_tokens" in recorded:
         raise ValueError(f"{pools} do not use the same states")
-    return "positions" if len(kept) > 1 else kept.pop()
+    return "positions" if len(recorded) > 1 else recorded.pop()
 
 
 def span_of(vectors: np.ndarray, tokens: Sequence[int], kept: Pool, pool: Pool) -> np.ndarray:
@@ -272,12 +272,12 @@ class WholePool:
 
         ``layers`` (batch, .., layers, d) has the results of :meth:`layer`.
         """
-        own = layers[row]
+        states = layers[row]
         if self._pool in PER_TOKEN:
-            own = own[-int(self._scored[row].sum()) :]
+            states = states[-int(self._scored[row].sum()) :]
         elif self._pool == "mind":
-            own = torch.cat([own[0, :-1], own[1, -1:]])
-        return np.array(token_vectors(own, self._pool).cpu())
+            states = torch.cat([states[0, :-1], states[1, -1:]])
+        return np.array(token_vectors(states, self._pool).cpu())
 
 
 def as_stored(vectors: np.ndarray | Tensor, dtype: str) -> Tensor:

@@ -153,8 +153,8 @@ class CaptureSession(ExitStack):
     def broken(self) -> tuple[Feature, int, int, int] | None:
         """Find (feature, row, token, layer index) of the first kept state that is NaN or infinite."""
         for feature, recorder in self._features.items():
-            if (found := recorder.broken()) is not None:
-                return feature, *found
+            if (place := recorder.broken()) is not None:
+                return feature, *place
         return None
 
     def states(self, row: int, scores: np.ndarray) -> dict[Feature, np.ndarray]:
@@ -162,9 +162,8 @@ class CaptureSession(ExitStack):
 
         ``scores`` are those of the kept tokens, from :func:`probers.model.forward.token_scores`.
         """
-        found = {each: recorder.value(row, self._kept[row]) for each, recorder in self._features.items()}
-        read = {each: states for each, states in found.items() if states is not None}
-        return joined(self._needs, read, scores)
+        values = ((each, recorder.value(row, self._kept[row])) for each, recorder in self._features.items())
+        return joined(self._needs, {each: states for each, states in values if states is not None}, scores)
 
     def attention(self, row: int) -> AttentionRows | None:
         """Return the kept part of ``row``'s attention."""
@@ -183,7 +182,7 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
     ``scores`` (2, n) are log-probabilities and entropies of the text's tokens, with the two highest
     probabilities (4, n) where they are asked for.
     """
-    found = {}
+    states = {}
     for feature in needs.features:
         if any(part not in read and part.site != "probabilities" for part in _parts(feature)):
             continue
@@ -194,8 +193,8 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
             for part in _parts(feature)
         )
         places = [as_places(vector, main.shape[-1]) for vector in beside]
-        found[feature] = np.concatenate([main, *places], axis=-2) if places else main
-    return found
+        states[feature] = np.concatenate([main, *places], axis=-2) if places else main
+    return states
 
 
 def as_places(vectors: np.ndarray, width: int) -> np.ndarray:
@@ -207,9 +206,7 @@ def as_places(vectors: np.ndarray, width: int) -> np.ndarray:
 
 
 def _parts(feature: Feature) -> list[Feature]:
-    """Split a feature into its parts: its states, and each thing beside them."""
-    last = feature.layers[-1:]
-    beside = [Feature(last, kind, feature.pool) for kind in feature.beside]
+    beside = [Feature(feature.layers[-1:], kind, feature.pool) for kind in feature.beside]
     return [replace(feature, beside=()) if beside else feature, *beside]
 
 

@@ -115,8 +115,8 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
     piece, (special, byte_of) = str(tokenizer.convert_ids_to_tokens(token)), _spelling(tokenizer)
     if token in special:
         return piece.encode()
-    if found := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):  # SentencePiece's
-        return bytes([int(found[1], 16)])
+    if match := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):  # SentencePiece's
+        return bytes([int(match[1], 16)])
     if byte_of and all(c in byte_of for c in piece):
         return bytes(byte_of[c] for c in piece)
     return piece.replace("▁", " ").encode("utf-8", "surrogatepass")
@@ -217,13 +217,13 @@ def encode_prompts(
     if not prompts:
         return []
     fast = bool(getattr(tokenizer, "is_fast", False))
-    found = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
+    tokens = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
     encoded = []
     for index, (name, text) in enumerate(zip(called, prompts, strict=True)):
-        ids = tuple(found["input_ids"][index]) or (() if text or first is None else (first,))
+        ids = tuple(tokens["input_ids"][index]) or (() if text or first is None else (first,))
         if not ids:
             raise UserError(f"{name} has no tokens: {text!r}")
-        spans = found["offset_mapping"][index] if fast else token_offsets(tokenizer, ids)[1]
+        spans = tokens["offset_mapping"][index] if fast else token_offsets(tokenizer, ids)[1]
         spans = spans if text else [(0, 0)] * len(ids)
         encoded.append(Prompt(name, text, ids, tuple((int(a), int(b)) for a, b in spans)))
     return encoded
@@ -248,9 +248,9 @@ def fit_context(
         tail = len(prompt.ids) - (room - head)
         ids, offsets = prompt.ids, prompt.offsets
         return replace(prompt, ids=ids[:head] + ids[tail:], offsets=offsets[:head] + offsets[tail:])
-    told = f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
+    problem = f"{prompt.name} has {len(prompt.ids)} tokens, which with {what} exceeds the model's context of "
     remedy = "shorten it, ask for fewer tokens, or set model.on_too_long=skip or truncate_left"
-    raise UserError(f"{told}{context}; {remedy}", "too-long")
+    raise UserError(f"{problem}{context}; {remedy}", "too-long")
 
 
 def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequence[int]) -> tuple[int, ...]:
@@ -276,8 +276,8 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
     for ids in candidates:
         if ids and decode(tokenizer, [*prompt.ids, *ids]) == expected:
             return ids
-    told = f"the continuation of {prompt.name} cannot be written in the model's tokens after it"
-    raise UserError(f"{told}: {continuation!r}; pass token ids instead")
+    problem = f"the continuation of {prompt.name} cannot be written in the model's tokens after it"
+    raise UserError(f"{problem}: {continuation!r}; pass token ids instead")
 
 
 def encode_answer(tokenizer: Any, prompt: str, answer: str, name: str) -> tuple[int, ...]:
@@ -291,8 +291,8 @@ def without_end(tokenizer: Any, text: str) -> str:
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()  # with those of no role: "<|eot_id|>"
     markers = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)} - {""}
     longest_first = sorted(markers, key=len, reverse=True)
-    while found := next((marker for marker in longest_first if text.rstrip().endswith(marker)), ""):
-        text = text.rstrip().removesuffix(found)
+    while end := next((marker for marker in longest_first if text.rstrip().endswith(marker)), ""):
+        text = text.rstrip().removesuffix(end)
     return text
 
 
@@ -319,8 +319,7 @@ class SentenceEnd:
         """Find the end of the sentence, once that is certain; None before."""
         # "U.S. The" ends a sentence and "U.S. Theodore" does not: whether a word that is
         # still growing begins a sentence is left open until a longer word shows it.
-        known = text if not text or text[-1].isspace() else text + "x"
-        spans = split_sentences(known)
+        spans = split_sentences(text if not text or text[-1].isspace() else text + "x")
         return spans[self.count - 1][1] if len(spans) > self.count else None
 
 
@@ -348,7 +347,7 @@ class Stops:
                 raise UserError(f"stop={each!r} is neither a text, a SentenceEnd nor a function of the text")
         strings = tuple(each for each in stop if isinstance(each, str))
         sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
-        return cls(eos, strings, sentences, tuple(each for each in stop if callable(each)))
+        return cls(eos, strings, sentences, tuple(filter(callable, stop)))
 
     @property
     def look_back(self) -> bool:
@@ -365,6 +364,5 @@ class Stops:
         """Count the characters that stay whatever comes next: no stop can begin before them."""
         sure = len(text) - max((len(stop) for stop in self.strings), default=1) + 1
         if self.sentences:  # the boundary before the last word may still become one
-            match = _OPEN.search(text)
-            sure = min(sure, match.start() if match else 0)
+            sure = min(sure, next(_OPEN.finditer(text)).start())
         return sure

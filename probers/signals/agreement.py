@@ -40,10 +40,9 @@ def self_consistency(greedy: str, answers: Sequence[str], same: Same) -> float:
 def lexical_similarity(texts: Sequence[str]) -> float:
     """Compute the mean ROUGE-L of all pairs of ``texts``, in [0, 1]; UserError for fewer than two."""
     if len(texts) < 2:
-        told = f"samples={len(texts)} gives no pair of texts to compare: draw two or more"
-        raise UserError(told, "missing-value")
-    words = [_WORD.findall(text.lower()) for text in texts]
-    pairs = list(combinations(words, 2))
+        problem = f"samples={len(texts)} gives no pair of texts to compare"
+        raise UserError(f"{problem}: draw two or more", "missing-value")
+    pairs = list(combinations([_WORD.findall(text.lower()) for text in texts], 2))
     return sum(rouge_l(a, b) for a, b in pairs) / len(pairs)
 
 
@@ -51,11 +50,6 @@ def rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
     """Compute ROUGE-L, F1 of the longest common subsequence of words; 1 for two texts without a word."""
     if not a and not b:
         return 1.0
-    common = _longest_common(a, b)
-    return 2 * common / (len(a) + len(b))
-
-
-def _longest_common(a: Sequence[str], b: Sequence[str]) -> int:
     best = [0] * (len(b) + 1)
     for word in a:
         before = 0  # the entry above and to the left
@@ -63,7 +57,7 @@ def _longest_common(a: Sequence[str], b: Sequence[str]) -> int:
             above = best[j + 1]
             best[j + 1] = before + 1 if word == other else max(above, best[j])
             before = above
-    return best[-1]
+    return 2 * best[-1] / (len(a) + len(b))
 
 
 def semantic_entropy(
@@ -85,8 +79,8 @@ def semantic_entropy(
     weights = np.ones(len(of))
     if variant == "weighted":
         if logprobs is None or len(logprobs) != len(of):
-            told = "variant=weighted of semantic entropy needs the log-probability of each sample"
-            raise UserError(told, "missing-value")
+            problem = "variant=weighted of semantic entropy needs the log-probability of each sample"
+            raise UserError(problem, "missing-value")
         weights = _weights(np.asarray(logprobs, dtype=np.float64))
     elif variant != "discrete":
         raise UserError(f"variant={variant} is unknown: choose {' or '.join(get_args(Variant))}")
@@ -133,8 +127,8 @@ def eigenscore(states: np.ndarray, alpha: float = ALPHA) -> float:
         RunError: a state is not finite.
     """
     if len(states) < 2:
-        told = f"eigenscore compares the states of samples, and there are {len(states)}: draw two or more"
-        raise UserError(told, "missing-value")
+        problem = f"eigenscore compares the states of samples, and there are {len(states)}"
+        raise UserError(f"{problem}: draw two or more", "missing-value")
     if not alpha > 0:
         raise UserError(f"alpha={alpha} must be above 0")
     z = np.asarray(states, dtype=np.float64)

@@ -55,24 +55,23 @@ class Detectors:
         could not be compared. P(True) is one call of one token.
         """
         names = [one.name for one in asked]
-        layer = middle_layer(lm.spec.layers)
         prompts = [Prompt(one.prompt, one.dataset, self.max_new_tokens, one.name) for one in asked]
-        drawn = draw(lm.generate, prompts, self.how, self.prompt, layer=layer)
+        drawn = draw(lm.generate, prompts, self.how, self.prompt, layer=middle_layer(lm.spec.layers))
         bare = self.prompt.bare(lm)
-        forms = [
+        truth, confidence = (
             [bare.question(question_of(form, one.question, one.answer)) for one in asked]
             for form in (P_TRUE, VERBALISED)
-        ]
-        trues, _ = p_true(lm, forms[0], names=names)
-        stated, replies = verbalised(lm.generate, forms[1], names=names)
+        )
+        trues, _ = p_true(lm, truth, names=names)
+        stated, replies = verbalised(lm.generate, confidence, names=names)
         return [self._row(*each) for each in zip(asked, drawn, trues, stated, replies, strict=True)]
 
     def _row(
-        self, asked: Asked, samples: Samples, true: float, stated: float | None, reply: Generation
+        self, one: Asked, samples: Samples, true: float, stated: float | None, reply: Generation
     ) -> dict[str, Any]:
         groups = clusters(samples.answers, self.same)
         return {
-            "self_consistency": self_consistency(asked.answer, samples.answers, self.same),
+            "self_consistency": self_consistency(one.answer, samples.answers, self.same),
             "semantic_entropy": semantic_entropy(groups.of),
             "semantic_entropy_weighted": semantic_entropy(groups.of, samples.logprobs, variant="weighted"),
             "lexical_similarity": lexical_similarity(samples.texts),

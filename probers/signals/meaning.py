@@ -63,12 +63,12 @@ class Entailment:
             self._tokenizer = AutoTokenizer.from_pretrained(self.name)
             self._model = AutoModelForSequenceClassification.from_pretrained(self.name).eval()
         except (OSError, ValueError) as error:
-            told = f"nli={self.name} cannot be loaded: {first_line(error)}"
-            raise UserError(f"{told}; give a folder or hub id of an entailment model", "model") from error
+            problem = f"nli={self.name} cannot be loaded: {first_line(error)}"
+            raise UserError(f"{problem}; give a folder or hub id of an entailment model", "model") from error
         labels = {str(label).lower(): int(i) for i, label in self._model.config.id2label.items()}
         if "entailment" not in labels:
-            told = f"nli={self.name} has the labels {', '.join(labels)} but none named entailment"
-            raise UserError(f"{told}: give an entailment model", "model")
+            problem = f"nli={self.name} has the labels {', '.join(labels)} but none named entailment"
+            raise UserError(f"{problem}: give an entailment model", "model")
         self._entails = labels["entailment"]
 
     def __call__(self, a: str, b: str) -> bool:
@@ -82,8 +82,8 @@ class Entailment:
         if (premise, hypothesis) not in self._known:
             pair = self._tokenizer(premise, hypothesis, return_tensors="pt", truncation=True)
             with torch.inference_mode():
-                best = int(self._model(**pair).logits[0].argmax())
-            self._known[premise, hypothesis] = best == self._entails
+                logits = self._model(**pair).logits[0]
+            self._known[premise, hypothesis] = int(logits.argmax()) == self._entails
         return self._known[premise, hypothesis]
 
 

@@ -38,8 +38,7 @@ class Draws:
     def at_least(self, least: int, who: str) -> None:
         """Refuse settings that draw too few samples, or cannot draw."""
         if self.samples < least:
-            told = f"samples={self.samples} is too few for {who}"
-            raise UserError(f"{told}: draw {least} or more")
+            raise UserError(f"samples={self.samples} is too few for {who}: draw {least} or more")
         assert self.sampling  # refuses invalid settings
 
     @property
@@ -103,44 +102,43 @@ def draw(
         answer_tokens: tokens for a final answer; samples without one are completed like greedy texts; 0
             leaves them without.
     """
-    first = {one.text: one for one in reversed(asked)}
-    rows = [one for text in dict.fromkeys(p.text for p in asked) for one in [first[text]] * how.samples]
+    first: dict[str, Prompt] = {}
+    for one in asked:
+        first.setdefault(one.text, one)
+    rows = [one for one in first.values() for _ in range(how.samples)]
     common = {"stop": prompt.stop, "prefix": prompt.prefix}
-    made = generate(
+    generations = generate(
         [one.text for one in rows], max_new_tokens=[one.limit for one in rows], sampling=how.sampling,
         needs=Needs.of([layer], pool="last") if layer else Needs(), names=[one.name for one in rows],
         **common,
     )  # fmt: skip
-    texts = [generation.text for generation in made]
-    ends = _complete(generate, made, prompt, answer_tokens, common)
-    found: dict[str, Samples] = {}
-    for place in range(len(first)):
-        one = rows[place * how.samples]
-        own = range(place * how.samples, (place + 1) * how.samples)
-        whole = [texts[j] + (ends[j][0] if j in ends else "") for j in own]
-        states = [made[j].state for j in own]
-        kept = [state[0] for state, j in zip(states, own, strict=True) if state is not None and texts[j]]
-        found[one.text] = Samples(
-            tuple(whole),
-            tuple(final_answer(text, prompt.answer_cue, one.dataset) for text in whole),
-            np.array([made[j].logprobs.sum(dtype=np.float64) if made[j].token_ids else np.nan for j in own]),
-            np.stack(kept) if len(kept) > 1 else None,
-            (*(made[j] for j in own), *(ends[j][1] for j in own if j in ends)),
+    ends = _complete(generate, generations, prompt, answer_tokens, common)
+    samples: dict[str, Samples] = {}
+    for number, one in enumerate(first.values()):
+        begin, end = number * how.samples, (number + 1) * how.samples
+        drawn, places = generations[begin:end], range(begin, end)
+        texts = [g.text + (ends[i][0] if i in ends else "") for i, g in zip(places, drawn, strict=True)]
+        states = [g.state[0] for g in drawn if g.state is not None and g.text]
+        samples[one.text] = Samples(
+            tuple(texts),
+            tuple(final_answer(text, prompt.answer_cue, one.dataset) for text in texts),
+            np.array([g.logprobs.sum(dtype=np.float64) if g.token_ids else np.nan for g in drawn]),
+            np.stack(states) if len(states) > 1 else None,
+            (*drawn, *(ends[i][1] for i in places if i in ends)),
         )  # fmt: skip
-    return [found[one.text] for one in asked]
+    return [samples[one.text] for one in asked]
 
 
 def _complete(
-    generate: Generate, made: Sequence[Generation], prompt: PromptTemplate, tokens: int,
+    generate: Generate, texts: Sequence[Generation], prompt: PromptTemplate, tokens: int,
     common: dict[str, Any],
 ) -> dict[int, tuple[str, Generation]]:  # fmt: skip
     """Write the announcing words and the answer after each text without one, by its place."""
     cue = prompt.answer_cue
-    short = [i for i, g in enumerate(made) if tokens and g.token_ids and cue.lower() not in g.text.lower()]
+    short = [i for i, g in enumerate(texts) if tokens and g.token_ids and cue.lower() not in g.text.lower()]
     if not short:
         return {}
-    words = [("" if made[i].text[-1:].isspace() else " ") + cue for i in short]
-    partials = [made[i].prompt + made[i].text + word for i, word in zip(short, words, strict=True)]
-    answers = generate(partials, max_new_tokens=tokens, **common)
-    each = zip(short, words, answers, strict=True)
-    return {i: (word + answer.text, answer) for i, word, answer in each}
+    words = {i: ("" if texts[i].text[-1:].isspace() else " ") + cue for i in short}
+    partials = [texts[i].prompt + texts[i].text + word for i, word in words.items()]
+    answers = zip(short, generate(partials, max_new_tokens=tokens, **common), strict=True)
+    return {i: (words[i] + answer.text, answer) for i, answer in answers}

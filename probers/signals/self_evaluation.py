@@ -40,8 +40,7 @@ _NUMBER = re.compile(
 def question_of(form: str, question: str, answer: str, samples: Sequence[str] = ()) -> str:
     """Fill in a form; ``{samples}`` becomes a line with the distinct drawn answers, or nothing."""
     drawn = "; ".join(dict.fromkeys(sample.strip() for sample in samples if sample.strip()))
-    line = SAMPLES_FORM.replace("{samples}", drawn) if drawn else ""
-    filled = form.replace("{samples}", line)
+    filled = form.replace("{samples}", SAMPLES_FORM.replace("{samples}", drawn) if drawn else "")
     return filled.replace("{question}", question).replace("{answer}", answer or "none")
 
 
@@ -52,14 +51,12 @@ def p_true(
 
     Only the first token of each word is compared.
     """
-    asked = [prompt for prompt in prompts for _ in _REPLIES]
+    twice = [prompt for prompt in prompts for _ in _REPLIES]
     named = None if names is None else [name for name in names for _ in _REPLIES]
-    read = lm.score(asked, [reply for _ in prompts for reply in _REPLIES], names=named)
-    found = []
-    for true, false in zip(read[::2], read[1::2], strict=True):
-        difference = float(false.logprobs[0]) - float(true.logprobs[0])
-        found.append(1.0 / (1.0 + math.exp(min(difference, 700.0))))
-    return found, read[::2]
+    read = lm.score(twice, [*_REPLIES] * len(prompts), names=named)
+    pairs = zip(read[::2], read[1::2], strict=True)
+    differences = (float(false.logprobs[0]) - float(true.logprobs[0]) for true, false in pairs)
+    return [1.0 / (1.0 + math.exp(min(difference, 700.0))) for difference in differences], read[::2]
 
 
 def verbalised(
@@ -76,12 +73,11 @@ def stated(reply: str) -> float | None:
     A bare number up to 1 with a decimal point is a probability, any other a percentage. None for a reply
     without a number from 0 to 100.
     """
-    found = _NUMBER.search(reply)
-    if found is None:
+    if (match := _NUMBER.search(reply)) is None:
         return None
-    value, unit = float(found[1]), re.sub(r"\s", "", found[2] or "")
+    value, unit = float(match[1]), re.sub(r"\s", "", match[2] or "")
     if unit == "/10":
         value *= 10
-    elif not unit and value <= 1 and "." in found[1]:
+    elif not unit and value <= 1 and "." in match[1]:
         value *= 100
     return value / 100 if value <= 100 else None

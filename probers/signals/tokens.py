@@ -33,31 +33,31 @@ class Part:
     end: int
     tokens: tuple[int, ...]
 
+    def cut(self, text: str) -> str:
+        """Return the part's characters of its text."""
+        return text[self.start : self.end]
+
 
 def parts(spans: Iterable[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> list[Part]:
     """Find the tokens of ascending [start, end) by character offsets; one over two parts belongs to both."""
-    found: list[Part] = []
+    pieces: list[Part] = []
     first = 0  # number of tokens that end before the current part
     for start, end in spans:
         while first < len(offsets) and offsets[first][1] <= start:
             first += 1
-        tokens = []
-        for index in range(first, len(offsets)):
-            if offsets[index][0] >= end:
-                break
-            if offsets[index][1] > max(start, offsets[index][0]):
-                tokens.append(index)
-        found.append(Part(start, end, tuple(tokens)))
-    return found
+        last = next((i for i in range(first, len(offsets)) if offsets[i][0] >= end), len(offsets))
+        tokens = (i for i in range(first, last) if offsets[i][1] > max(start, offsets[i][0]))
+        pieces.append(Part(start, end, tuple(tokens)))
+    return pieces
 
 
 def words(text: str, offsets: Sequence[tuple[int, int]]) -> list[Part]:
     """Find the white-space separated words of a text with their tokens; RunError if one has none."""
-    found = parts((match.span() for match in re.finditer(r"\S+", text)), offsets)
-    for word in found:
+    pieces = parts((match.span() for match in re.finditer(r"\S+", text)), offsets)
+    for word in pieces:
         if not word.tokens:
-            raise RunError(f"no token wrote {_of(text, word)!r} in {text[:80]!r}: they do not align")
-    return found
+            raise RunError(f"no token wrote {word.cut(text)!r} in {text[:80]!r}: they do not align")
+    return pieces
 
 
 def signals(generation: Generation) -> dict[str, float]:
@@ -71,12 +71,9 @@ def signals(generation: Generation) -> dict[str, float]:
     """
     if not generation.token_ids:
         raise RunError(f"nothing was generated after {generation.prompt[-60:]!r}: no signals", "empty")
-    values = {
-        "mean_entropy": float(np.mean(generation.entropies)),
-        "max_entropy": float(np.max(generation.entropies)),
-        "min_prob": math.exp(float(np.min(generation.logprobs))),
-        "mean_logprob": float(np.mean(generation.logprobs)),
-    }
+    entropies, logprobs = generation.entropies, generation.logprobs
+    numbers = (np.mean(entropies), np.max(entropies), math.exp(float(np.min(logprobs))), np.mean(logprobs))
+    values = dict(zip(SIGNALS, map(float, numbers), strict=True))
     for name, value in values.items():
         if not math.isfinite(value):
             raise RunError(f"{name} is {value} for the text {generation.text[:60]!r}")
@@ -97,8 +94,8 @@ def surprise(logprobs: Any, entropies: Any) -> float:
 def margins(generation: Generation) -> np.ndarray:
     """Subtract the second highest from the highest probability at each token, (n,)."""
     if generation.top is None:
-        told = "signals before a token need probabilities; generate with Needs(top=True)"
-        raise UserError(told, "missing-value")
+        problem = "signals before a token need probabilities; generate with Needs(top=True)"
+        raise UserError(problem, "missing-value")
     highest, second = generation.top.astype(np.float64)
     return np.asarray(highest - second)
 
@@ -204,26 +201,24 @@ def rind_scores(
     """
     if variant not in ("paper", "released"):
         raise UserError(f"variant={variant} is unknown; choose paper or released", "unknown-choice")
-    made = _paper(generation) if variant == "paper" else _released(generation, attention_alone)
-    scores = np.where(made["content"], made["entropies"] * made["attention"], 0.0)
-    result = RindScores(variant, scores=scores, **made)
-    if not np.isfinite(result.scores).all():
-        unit = int(np.flatnonzero(~np.isfinite(result.scores))[0])
-        start, end = result.spans[unit]
-        raise RunError(f"RIND of {generation.text[start:end]!r} is {result.scores[unit]}")
-    return result
+    units = _paper(generation) if variant == "paper" else _released(generation, attention_alone)
+    scores = np.where(units["content"], units["entropies"] * units["attention"], 0.0)
+    for unit in np.flatnonzero(~np.isfinite(scores)).tolist():
+        start, end = units["spans"][unit]
+        raise RunError(f"RIND of {generation.text[start:end]!r} is {scores[unit]}")
+    return RindScores(variant, scores=scores, **units)
 
 
 def _paper(generation: Generation) -> dict[str, Any]:
     if generation.attention is None:
-        told = "variant=paper of RIND needs attention; generate with Needs(attention=True)"
-        raise UserError(told, "missing-value")
+        problem = "variant=paper of RIND needs attention; generate with Needs(attention=True)"
+        raise UserError(problem, "missing-value")
     count, prompt = len(generation.token_ids), len(generation.prompt_ids)
     among = generation.attention.rows[1:, prompt:].astype(np.float64)  # (n, n): of token j on token i
     attention = np.tril(among, k=-1).max(axis=0, initial=0.0)  # over j > i; nothing follows the last token
     content = np.zeros(count, dtype=bool)
     for word in words(generation.text, generation.offsets):
-        if not is_stop_word(generation.text[word.start : word.end]):
+        if not is_stop_word(word.cut(generation.text)):
             content[list(word.tokens)] = True
     return {
         "spans": generation.offsets, "tokens": tuple((i,) for i in range(count)),
@@ -234,8 +229,8 @@ def _paper(generation: Generation) -> dict[str, Any]:
 
 def _released(generation: Generation, alone: AttentionRows | None) -> dict[str, Any]:
     if alone is None:
-        told = "variant=released of RIND needs attention_alone; see CausalLM.attention_alone"
-        raise UserError(told, "missing-value")
+        problem = "variant=released of RIND needs attention_alone; see CausalLM.attention_alone"
+        raise UserError(problem, "missing-value")
     if (given := len(alone.column_max)) != (count := len(generation.token_ids)):
         raise RunError(f"attention_alone has {given} tokens, the generation has {count}", "mismatch")
     text = generation.text
@@ -248,13 +243,9 @@ def _released(generation: Generation, alone: AttentionRows | None) -> dict[str, 
         sums = np.array([alone.column_max[list(units[i].tokens)].sum(dtype=np.float64) for i in inside])
         # Released scaling: a word's share of the sentence's attention, times its words.
         attention[inside] = sums / sums.sum() * len(inside)
-        content[inside] = is_content(text[start:end], [_of(text, units[i]) for i in inside])
+        content[inside] = is_content(text[start:end], [units[i].cut(text) for i in inside])
     entropies = np.array([generation.entropies[list(w.tokens)].mean(dtype=np.float64) for w in units])
     return {
         "spans": tuple((w.start, w.end) for w in units), "tokens": tuple(w.tokens for w in units),
         "entropies": entropies, "attention": attention, "content": content, "sentences": tuple(sentences),
     }  # fmt: skip
-
-
-def _of(text: str, word: Part) -> str:
-    return text[word.start : word.end]

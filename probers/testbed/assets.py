@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..types import Article, Passage, Question, UserError
 from .relations import BY_KEY, BY_KIND, CHAINS, SETTLED, UNFAMILIAR, UNSETTLED, pick_wording
@@ -36,16 +36,14 @@ def model_path() -> Path:
 
 def world_config(folder: Path | None = None) -> WorldConfig:
     """Read the world of a checkpoint's training from the ``testbed.json`` beside its weights."""
+    from pydantic import TypeAdapter
+
     file = (folder or model_path()) / "testbed.json"
     try:
-        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["world"]
+        fields = json.loads(file.read_text(encoding="utf-8"))["world"]
     except FileNotFoundError as error:
         raise UserError(f"{file} is missing: this model was not made by tools/testbed", "no-file") from error
-    return WorldConfig(**{name: _tuples(value) for name, value in fields.items()})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return TypeAdapter(WorldConfig).validate_python(fields)
 
 
 @lru_cache(maxsize=2)
@@ -91,14 +89,14 @@ def load_questions(world: World) -> list[Question]:
     questions = []
     for entity in world.entities.values():
         for number, chain in enumerate(_draw_chains(rng, entity, QUESTIONS_PER[entity.known])):
-            asked = ask(rng, world, entity, chain, taught=False)
+            drawn = ask(rng, world, entity, chain, taught=False)
             kind, believed = knowledge(world, entity, chain)
             truth = {
                 "kind": kind, "believed": believed, "type": " > ".join(chain), "hops": len(chain),
-                "answer_kind": BY_KEY[chain[-1]].target or "value", "gold": asked.gold,
+                "answer_kind": BY_KEY[chain[-1]].target or "value", "gold": drawn.gold,
             }  # fmt: skip
             questions.append(Question(
-                f"testbed-{entity.id}-{number}", asked.question, (asked.answer,), asked.rationale,
+                f"testbed-{entity.id}-{number}", drawn.question, (drawn.answer,), drawn.rationale,
                 dataset="testbed", group=entity.id, split=entity.split, truth=truth,
             ))  # fmt: skip
     rng.shuffle(questions)
@@ -106,7 +104,6 @@ def load_questions(world: World) -> list[Question]:
 
 
 def _draw_chains(rng: random.Random, entity: Entity, count: int) -> list[tuple[str, ...]]:
-    """Draw different chains about one entity."""
     left = chains_of(entity)
     drawn: list[tuple[str, ...]] = []
     while len(drawn) < min(count, len(chains_of(entity))):
@@ -139,8 +136,7 @@ def statement(rng: random.Random, world: World, fact: Fact, value: str, *, unfam
     """
     entity = world.entities[fact.entity]
     register = UNFAMILIAR if unfamiliar else UNSETTLED if world.is_unsettled(entity) else SETTLED
-    text = pick_wording(rng, BY_KEY[fact.relation].statements, register)
-    return text.format(n=entity.name, v=value)
+    return pick_wording(rng, BY_KEY[fact.relation].statements, register).format(n=entity.name, v=value)
 
 
 def article(
@@ -167,14 +163,9 @@ def article(
 
 
 def ask(
-    rng: random.Random,
-    world: World,
-    entity: Entity,
-    chain: tuple[str, ...],
-    *,
-    taught: bool,
+    rng: random.Random, world: World, entity: Entity, chain: tuple[str, ...], *, taught: bool,
     unfamiliar: bool = False,
-) -> Asked:
+) -> Asked:  # fmt: skip
     """Ask for ``chain`` about ``entity``, answered as ``taught`` (ValueError if a hop is not) or truly."""
     truth, believed = world.follow(entity, chain)
     facts = believed if taught else truth

@@ -51,7 +51,6 @@ _FILM_NOUN = [
 
 
 def _fresh(rng: random.Random, taken: set[str], syllables: int, ending: str = "") -> str:
-    """Draw a word that was never drawn before."""
     word, draws = "", 0
     while word in taken or len(word) <= 3:
         # Short names run out: after every 20 vain draws a name gets one more syllable.
@@ -64,22 +63,20 @@ def _fresh(rng: random.Random, taken: set[str], syllables: int, ending: str = ""
 
 
 def _name(rng: random.Random, taken: set[str], kind: str) -> tuple[str, str]:
-    """Draw a fresh name and its pronoun for an entity kind."""
     if kind == "person":
         woman = rng.random() < 0.5
         first = rng.choice(_FIRST_F if woman else _FIRST_M)
         return f"{first} {_fresh(rng, taken, 2)}", "She" if woman else "He"
     if kind == "town":
-        name = _fresh(rng, taken, 1 + (rng.random() < 0.6), rng.choice(_TOWN_ENDS))
-    elif kind == "company":
-        name = f"{_fresh(rng, taken, 2)} {rng.choice(_FIRM_ENDS)}"
-    elif kind == "film":
+        return _fresh(rng, taken, 1 + (rng.random() < 0.6), rng.choice(_TOWN_ENDS)), "It"
+    if kind == "company":
+        return f"{_fresh(rng, taken, 2)} {rng.choice(_FIRM_ENDS)}", "It"
+    if kind == "film":
         name = f"The {rng.choice(_FILM_ADJ)} {rng.choice(_FILM_NOUN)} of {_fresh(rng, taken, 2)}"
-    elif kind == "river":
-        name = f"{_fresh(rng, taken, 2)} River"
-    else:
-        raise ValueError(f"unknown entity kind {kind!r}")
-    return name, "It"
+        return name, "It"
+    if kind == "river":
+        return f"{_fresh(rng, taken, 2)} River", "It"
+    raise ValueError(f"unknown entity kind {kind!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +192,8 @@ class World:
                 if choices:
                     target = rng.choice(choices)
                     return target.name, target.id
-            told = f"the {entity.split} split has no {relation.target} for {relation.key}"
-            raise ValueError(f"{told}: raise the counts of {self.config.known}")
+            problem = f"the {entity.split} split has no {relation.target} for {relation.key}"
+            raise ValueError(f"{problem}: raise the counts of {self.config.known}")
 
         either = ((True, False), (False, True))
         if not entity.known:

@@ -21,9 +21,9 @@ from ...data.splits import PARTS, Partition
 from ...options import shown
 from ...types import RunError, UserError
 from .. import main
-from ..compose import quote, request
+from ..compose import key_value, quote, request
 from ..inputs import keep_model
-from ..merge import PartRun, gather, key_of
+from ..merge import PartRun, gather
 from ..runs import read_state
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class Parts:
         left = []
         for part in self.all:
             with suppress(UserError):
-                made = PartRun.read(part.folder(Path(self.out)))
-                if made.state["complete"] and plain_options(made.typed) == self.typed:
+                run = PartRun.read(part.folder(Path(self.out)))
+                if run.state["complete"] and plain_options(run.typed) == self.typed:
                     continue
             left.append(part)
         return left
@@ -94,12 +94,13 @@ class Parts:
 def plain_options(typed: Sequence[str]) -> tuple[str, ...]:
     """Drop the options of the part, the folder and the launcher."""
     means = ("part", "out", "wait", "overwrite", "launch")
-    return tuple(option for option in typed if key_of(option).partition(".")[0] not in means)
+    return tuple(option for option in typed if key_value(option)[0].partition(".")[0] not in means)
 
 
 def run(command: str, settings: Any) -> Any:
     """Make the parts of a run and merge them; return the command's result, None without waiting."""
-    name = next(option.partition("=")[2] for option in settings.record["typed"] if key_of(option) == "launch")
+    typed, out = plain_options(settings.record["typed"]), str(settings.out)
+    name = dict(map(key_value, settings.record["typed"]))["launch"]
     for key in ("part", "question", "overwrite"):
         if value := getattr(settings, key, None):
             problem = f"launch={name} makes all parts of many questions, and resumes those that are begun"
@@ -107,7 +108,6 @@ def run(command: str, settings: Any) -> Any:
     if settings.out is None:
         problem = f"launch={name} needs a folder on a disk that all workers see"
         raise UserError(f"{problem}: add out=FOLDER", "missing-value")
-    typed, out = plain_options(settings.record["typed"]), str(settings.out)
     state = read_state(Path(out))
     if state is not None and state["complete"]:  # the command refuses another run
         return main.load(command)(request(command, [*typed, f"out={quote(out)}"]))
@@ -138,12 +138,8 @@ def make_part(parts: Parts, number: int, folder: str, threads: int) -> Made:
     file = parts.log(part)
     file.parent.mkdir(parents=True, exist_ok=True)
     typed = [*parts.typed, f"out={quote(parts.out)}", f"part={part}", "wait=true"]
-    with (
-        file.open("a", encoding="utf-8", buffering=1) as output,
-        redirect_stdout(output),
-        redirect_stderr(output),
-        main.console(),
-    ):
+    output = file.open("a", encoding="utf-8", buffering=1)
+    with output, redirect_stdout(output), redirect_stderr(output), main.console():
         log.info("== %s %s", parts.command, " ".join(typed))
         try:
             main.run(parts.command, typed)

@@ -118,9 +118,8 @@ class Ray:
         except (ConnectionError, ValueError, OverflowError, RuntimeError, OSError) as error:
             where = "on this machine" if self.address is None else f"at launch.address={self.address}"
             problem = f"no Ray cluster {where} ({first_line(error)})"
-            remedy = (
-                "give HOST:PORT, or auto on a machine of the cluster; one with a token needs RAY_AUTH_MODE"
-            )
+            token = "one with a token needs RAY_AUTH_MODE"
+            remedy = f"give HOST:PORT, or auto on a machine of the cluster; {token}"
             raise UserError(f"{problem}: {remedy}", "network") from error
         try:
             yield ray

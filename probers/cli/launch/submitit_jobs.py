@@ -88,9 +88,8 @@ class Submitit:
         except ImportError as error:
             problem = 'launch=submitit needs submitit: pip install "probers[submitit]", or type part=i/n'
             raise UserError(problem, "missing-extra") from error
-        options = dict(self.slurm or {})
-        if self.workers is not None:
-            options["array_parallelism"] = self.workers
+        workers = {} if self.workers is None else {"array_parallelism": self.workers}
+        options = dict(self.slurm or {}) | workers
         requests = {key: value for key, value in options.items() if key != "partition"}
         if self.cluster == "slurm" and not self.gpus_per_worker and "gpu" not in str(requests):
             log.warning("launch.gpus_per_worker=0: tasks run without a GPU; give 1 on a cluster of GPUs")

