@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from documents import ROOT, Block, Page, faults, page, read, written_to
+from documents import ROOT, Page, faults, page, read, written_to
 
 from probers.cli.compose import COMMANDS
 
@@ -172,14 +172,6 @@ def test_what_is_wrong_with_a_page_is_told(there, instead, told):
     assert any(told in each for each in found), found
 
 
-def test_options_stand_behind_the_commands_that_have_them():
-    text = "probers-datagen out=a  # '\nA=1 probers-train 'x=#' \\\n  out=b\necho"
-    block = Block(1, "bash", text, options=("limit=3", "epochs=1"))
-    told = [line.split() for line in block.shortened().splitlines()]
-    assert told[0][:3] == ["probers-datagen", "out=a", "limit=3"] and "epochs=1" not in told[0]
-    assert told[1] == ["A=1", "probers-train", "'x=#'", "out=b", "epochs=1"] and told[2] == ["echo"]
-
-
 # What is run.
 
 
@@ -205,21 +197,6 @@ def place(tmp_path, kept, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     return tmp_path
-
-
-def test_a_block_that_fails_fails_its_page(place):
-    for code in ("python\nassert False", "bash\nfalse\ntrue", "bash\nprobers-rag trigger=x"):
-        code = f"```{code}\n```"
-        with pytest.raises((AssertionError, subprocess.CalledProcessError)):
-            perform(read("README.md", code), place)
-        perform(read("README.md", f"<!-- test: not run; it fails -->\n{code}"), place, slow=True)
-        perform(read("README.md", f"<!-- test: slow -->\n{code}"), place)
-
-
-def test_blocks_of_a_page_share_names_and_folder(place):
-    text = "<!-- test: file own.txt -->\n```text\n7\n```\n\n```bash\ncat own.txt own.txt > two.txt\n```\n\n"
-    text += "```python\nn = open('two.txt').read().split()\n```\n\n```python\nassert n == ['7', '7']\n```\n"
-    perform(read("README.md", text), place)
 
 
 def starts(name: str) -> bool:
