@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artefacts import contents
-from planted import SPEC, make_store, make_token_store, stop_training
+from planted import SPEC, make_store, make_token_store
 from pytest import MonkeyPatch
 from refusals import fails
 from safetensors.numpy import load_file
@@ -248,23 +247,6 @@ def test_states_are_never_all_in_memory(tmp_path, monkeypatch, head):
     assert len(read) > 100 and max(read) == CHUNK < 1500
     store.layer(1)
     assert max(read) == 3000
-
-
-@pytest.mark.usefixtures("pictures")
-def test_a_killed_command_goes_on(store, tmp_path, monkeypatch):
-    """Once in the prober's training and once in the learning curve's; pictures and figures included."""
-    arguments = [f"data={store.path}", "layer=[1,2]", "seeds=2", "save_every=0", *OVERRIDES]
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "whole")
-    expected = contents(cli.run("train", arguments))
-    monkeypatch.chdir(tmp_path / "killed")
-    stop_training(monkeypatch, 25, 50)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            cli.run("train", arguments)
-    found = contents(cli.run("train", arguments))
-    assert found == expected and not [name for name in found if "checkpoint" in name]
 
 
 def test_seeds_give_the_spread_and_the_first_is_kept(store, tmp_path):
