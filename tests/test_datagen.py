@@ -159,29 +159,6 @@ def test_a_finished_run_is_not_repeated_and_another_one_refused(cot, caplog):
         cli.run("datagen", [*typed, "limit=61"])
 
 
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("source=web", ["source=web", "cot", "wiki"]), ("layers=[13]", ["layers=[13]"]),
-        ("layers=some", ["layers=some", "all, stride"]), ("label=f2", ["em, acc, match", "f1>=0.8"]),
-        ("questions=nowhere.jsonl", ["questions=nowhere.jsonl"]), ("shard_size=0", ["shard_size=0"]),
-        ("pool=max", ["pool=max", "mean, last, mind"]), ("pool=tokens", ["source=cot", "pool=tokens"]),
-        ("source=wiki per_article=0", ["per_article=0"]), ("source=wiki within=0", ["within=0", "null"]),
-        ("source=wiki negatives=none", ["negatives=none", "generated", "untouched"]),
-        ("source=wiki recogniser=spacy", ["recogniser"]), ("site=nowhere", ["site=nowhere", "resid_post, "]),
-        ("source=wiki recogniser=spacy:en_none", ["en_none"]), ("source=wiki prompt=chat", ["prompt=chat"]),
-        ("pool=mind layers=[3]", ["layers"]), ("site=attn_out layers=[0,3]", ["site=attn_out", "layer 0"]),
-        ("model=/no/such/model", ["/no/such/model"]), ("limit={train:0}", ["limit=", "{train"]),
-        ("limit={dev:5}", ["limit="]), ("source=wiki limit={train:5}", ["source=wiki"]),
-        ("balance_to={train:10}", ["balance_to.train=10", "4"]),
-        ("balance_to={train:null}", ["balance_to=", "{train: 1000"]),
-    ],
-)  # fmt: skip
-def test_bad_requests(tmp_path, override, named):
-    with fails(None, *named):
-        cli.run("datagen", [f"out={tmp_path}/x", "limit=4", *override.split()])
-
-
 def test_layers():
     assert layers_to_read("all", 4) == (0, 1, 2, 3, 4)
     assert layers_to_read("stride", 12) == (0, 5, 7, 9, 11)

@@ -160,18 +160,6 @@ def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(rat
     assert bank.domain is not None and bank.domain.shape == (4, WIDTH)
 
 
-@pytest.mark.parametrize(("typed", "code", "named"), [
-    (["head=radio", "beside=[lookback]"], "unsupported", "head=radio"),
-    (["head=mix", "beside=[lookback]"], "unsupported", "head=mix"),
-    (["head=concat", "beside=[attention]"], "missing-value", "site=attention"),
-    (["head=concat", "beside=[entropy]"], "bad-value", "beside="),
-])  # fmt: skip
-def test_what_cannot_be_read_beside_is_refused(ratios, tmp_path, typed, code, named):
-    with fails(code, named):
-        cli.run("train", [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, *typed])
-    assert not (tmp_path / "p").exists()
-
-
 def test_the_search_tries_what_the_store_has_beside_its_states(ratios: FeatureStore, tmp_path: Path) -> None:
     typed = [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, "heads=[linear,concat]", "folds=2"]
     out = cli.run("search", [*typed, "layer_sets=[all]", "lr=0.02", "epochs=6", "batch_size=16"])

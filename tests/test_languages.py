@@ -171,20 +171,6 @@ def test_spacy_pipelines_of_a_language(lang, monkeypatch, tmp_path):
         datagen(articles, tmp_path / "out", "recogniser=spacy:pipe")
 
 
-def test_what_has_no_other_language_refuses_it(tmp_path):
-    wiki = ["source=wiki", "articles=wikipedia", "wikipedia.titles=[a]"]
-    judged = ["source=judged", "language=de", "prompt=chat", "articles=testbed", "limit=5"]
-    for typed, code, *named in (
-        (["language=de"], "conflict", "language belongs", "source is cot"),
-        (["source=wiki", "language=it"], None, "language=it"),
-        ([*wiki, "wikipedia.language=ru"], "unsupported", "wikipedia.language=ru"),
-        ([*wiki, "wikipedia.language=de", "language=fr"], "conflict", "language=fr", "wikipedia.language=de"),
-        (judged, "unsupported", "judge=article", "German"),
-    ):
-        with fails(code, *named):
-            cli.run("datagen", [*typed, f"out={tmp_path}/a"])
-
-
 def test_vectors_of_a_script_without_spaces(tmp_path):
     texts = [Article(str(i), "t", tuple(JAPANESE[i % 8].split("。")[:3])) for i in range(40)]
     train_vectors(texts, tmp_path / "v.bin", seed=0, language=LANGUAGES["ja"])

@@ -212,9 +212,7 @@ def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
         score()
     write(WRITTEN)
     for option, code, named in (
-        ("texts=nowhere", "no-file", "texts=nowhere"), ("threshold=high", "bad-value", "threshold"),
-        ("prober=nowhere", "no-artifact", "nowhere"), ("prober=pooling", "unsupported", "heads"),
-        ("prober=prompts", "unsupported", "pool=prompt"),
+        ("prober=pooling", "unsupported", "heads"), ("prober=prompts", "unsupported", "pool=prompt"),
     ):  # fmt: skip
         with fails(code, named):
             score(option)
