@@ -169,7 +169,7 @@ def test_a_named_index_is_made_anew_when_its_corpus_changed(server, caplog):
 
 def test_an_index_of_someone_else_is_left_alone(server):
     body = {"settings": {}, "mappings": {"properties": {}}}
-    server.indices["wiki"] = FakeIndex("wiki", body, False)
+    server.indices["wiki"] = FakeIndex("wiki", body)
     for rebuild in (False, True):
         with fails("out-taken", "index=wiki"):
             connect(server, corpus("amber"), index="wiki", rebuild=rebuild)
