@@ -88,13 +88,17 @@ def test_interrupted_again_and_again_a_run_ends_the_same(place, name, tiny_model
     command, typed, owner, function, calls = CASES[name]
     monkeypatch.setattr("probers.rag.loop._CHUNK", 10)
     prepare(name, tiny_model)
-    expected, out = computed(cli.run(command, [*typed, "out=whole"])), Path("killed")
+    whole, out = cli.run(command, [*typed, "out=whole"]), Path("killed")
     count = 0
     for _ in interruptions(lambda: cli.run(command, [*typed, "out=killed"]), owner, function, calls):
         count += 1
         assert not (out / "metrics.json").exists() and not (out / "results.json").exists()
         damage(out, count)
-    assert count > 0 and computed(out) == expected
+    assert count > 0
+    if command == "datagen":  # how texts are batched after a lost shard may differ
+        assert differences(whole, out) == []
+    else:
+        assert computed(out) == computed(whole)
     assert not [p.name for p in out.rglob("*") if p.name.startswith(("checkpoint", "unfinished"))]
     state = (out / "run.json").read_text()
     for _ in interruptions(lambda: cli.run(command, [*typed, "out=killed"]), owner, function, 0):

@@ -8,7 +8,6 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -432,26 +431,3 @@ def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
     """A thousand articles more take a few dozen bytes each: numbers of lines, hashes of ids."""
     small, large = peak(tmp_path, 500), peak(tmp_path, 2500)
     assert (large - small) / 2000 < 400
-
-
-def resident():
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_a_hundred_thousand_articles_are_streamed(tmp_path):
-    """Held in memory the articles alone would be some 300 MB; the last 90,000 of them take less than 50."""
-    sizes = []
-
-    class Watched(Forgetful):
-        def generate_each(self, requests, how, **options):
-            sizes.append(resident())
-            return super().generate_each(requests, how, **options)
-
-    path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
-    finish(tmp_path / "s", articles(path, Watched(), own={"within": 2}, shard_size=256))
-    assert len(FeatureStore.open(tmp_path / "s")) == 200_000
-    assert max(sizes[len(sizes) // 10 :]) - sizes[len(sizes) // 10] < 50e6
-    assert resident() - sizes[len(sizes) // 10] < 100e6
