@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,31 +80,3 @@ def write_lines(file: Path, records: Iterable[Any]) -> str:
 def read_lines(file: Path | str) -> list[Any]:
     """The records of a file of JSON lines."""
     return [json.loads(line) for line in Path(file).read_text().splitlines()]
-
-
-def shard_by_shard(
-    patch: pytest.MonkeyPatch, typed: list[str], stopped: Callable[[], object] = lambda: None
-) -> int:
-    """Run probers-datagen to its end, interrupted before every second shard; return the interruptions."""
-    from probers.cli import main as cli
-    from probers.store.store import FeatureStore
-
-    write = FeatureStore.write_shard
-    for interruptions in range(60):
-        written = []
-
-        def once(self: FeatureStore, *given: Any, written: list[int] = written, **named: Any) -> None:
-            if written:
-                raise KeyboardInterrupt
-            write(self, *given, **named)
-            written.append(1)
-
-        with patch.context() as patched:
-            patched.setattr(FeatureStore, "write_shard", once)
-            try:
-                cli.run("datagen", typed)
-            except KeyboardInterrupt:
-                stopped()
-            else:
-                return interruptions
-    raise AssertionError("the run never ended")

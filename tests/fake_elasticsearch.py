@@ -39,20 +39,12 @@ def only(given, *allowed):
         raise RefusedError(400, "parsing_exception", f"unknown key {sorted(unknown)}")
 
 
-def lucene_length(n):
-    """The length that Lucene keeps in one byte: 4 significant bits above 24."""
-    if n < 24:
-        return n
-    rest, shift = n - 24, max(0, (n - 24).bit_length() - 4)
-    return 24 + ((rest >> shift) << shift)
-
-
 class FakeIndex:
     """Documents, and the postings of those that have been refreshed."""
 
-    def __init__(self, name, body, coarse_lengths):
+    def __init__(self, name, body):
         only(body, "settings", "mappings")
-        self.name, self.coarse = name, coarse_lengths
+        self.name = name
         self.settings = body["settings"]
         shapes = ("number_of_shards", "number_of_replicas", "refresh_interval")
         only(self.settings, *shapes, "similarity", "analysis")
@@ -151,7 +143,7 @@ class FakeIndex:
             holding = self.postings[field].get(token, {})
             idf = math.log(1 + (len(lengths) - len(holding) + 0.5) / (len(holding) + 0.5))
             for name, tf in holding.items():
-                length = lucene_length(lengths[name]) if self.coarse else lengths[name]
+                length = lengths[name]
                 total[name] += (k1 + 1) * idf * tf / (tf + k1 * (1 - b + b * length / mean))
         return total
 
@@ -170,7 +162,7 @@ class FakeElasticsearch(Server):
         authorization: the header that every request needs.
     """
 
-    def __init__(self, *, tls=None, coarse_lengths=False):
+    def __init__(self, *, tls=None):
         self.version("8.13.4")
         self.indices, self.faults, self.requests = {}, defaultdict(list), []
         self.put_off, self.refuse, self.lose = {}, {}, set()
@@ -179,7 +171,6 @@ class FakeElasticsearch(Server):
         self.authorization = None
         self.forbidden = set()
         self.path = ""  # before that of every request
-        self.coarse_lengths = coarse_lengths
         self._stop = threading.Event()
         super().__init__(self._handler(), tls)
 
@@ -234,7 +225,7 @@ class FakeElasticsearch(Server):
             raise RefusedError(400, "resource_already_exists_exception", f"index [{name}] already exists")
         if name.startswith(("_", "-", "+")) or name != name.lower() or re.search(r'[\\/*?"<>| ,#:]', name):
             raise RefusedError(400, "invalid_index_name_exception", f"Invalid index name [{name}]")
-        self.indices[name] = FakeIndex(name, body, self.coarse_lengths)
+        self.indices[name] = FakeIndex(name, body)
         return {"acknowledged": True, "shards_acknowledged": True, "index": name}
 
     def delete(self, name, asked):

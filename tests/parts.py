@@ -10,7 +10,7 @@ from artefacts import contents
 
 from probers.cli import main as cli
 
-#: What says where a run was and what it was typed as, and not what it computed.
+#: Files that say where a run was and what it was typed as, and not what it computed.
 PAPERS = ("run.json", "config.yaml", "README.md", "report.html")
 
 
@@ -21,7 +21,7 @@ def in_parts(command: str, typed: Sequence[str], out: Path, count: int) -> list[
 
 
 def merged(folders: Sequence[str], out: Path, *more: str) -> Path:
-    """What probers-merge makes of parts."""
+    """The folder that probers-merge makes of parts."""
     return Path(cli.run("merge", [*folders, f"out={out}", *more]))
 
 
@@ -59,6 +59,14 @@ def apart(ours: Any, theirs: Any, tolerance: float, place: str = "") -> list[str
     if isinstance(theirs, float) and isinstance(ours, float):
         return [] if math.isclose(ours, theirs, rel_tol=tolerance) else [f"{place}: {ours} {theirs}"]
     return [] if ours == theirs else [f"{place}: {ours} {theirs}"]
+
+
+def assert_whole(out: Path, whole: Path, *rounded: str, tolerance: float = 1e-6) -> None:
+    """The same run: every file but the named ones to the last byte, these to rounding."""
+    ours, theirs = computed(out), computed(whole)
+    assert list(ours) == list(theirs)
+    for name, expected in theirs.items():
+        assert apart(ours[name], expected, tolerance if name.endswith(rounded) else 0.0) == [], name
 
 
 def tree(folder: Path) -> dict[str, tuple[str, int]]:

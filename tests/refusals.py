@@ -1,6 +1,6 @@
 """Errors by their stable code and the options, files and values that the message names; interruptions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -41,6 +41,18 @@ def interrupted(owner: object, name: str, after: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, call)
         yield
+
+
+def interruptions(run: Callable[[], object], owner: object, name: str, after: int) -> Iterator[int]:
+    """Run until the run ends, interrupting it each time that a function has been called so often."""
+    for number in range(60):
+        try:
+            with interrupted(owner, name, after):
+                run()
+        except pytest.fail.Exception:  # nothing was interrupted
+            return
+        yield number
+    raise AssertionError("the run never ended")
 
 
 def exits(command: str, typed: Sequence[str]) -> Any:

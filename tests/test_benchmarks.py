@@ -4,9 +4,7 @@ Nothing here looks at the clock: what the figures are is for the machine that ru
 """
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,22 +26,20 @@ import serve_vllm
 import texts
 import workload
 from artefacts import write_lines
-from refusals import fails
 from released import Plain, Released
-from reuse import PaddingCount
 from synthetic import synthetic
-from timing import Results, by_turns, verdict
+from timing import Results, verdict
 from workload import Options
 
 import rag as rag_benchmark
 import train as training
-from probers import CausalLM, FeatureStore
+from probers import FeatureStore
 from probers.data.texts import TextSource
 from probers.heads import HEADS
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.store.spec import FeatureSpec
-from probers.types import Needs, RunError
+from probers.types import RunError
 
 CPU = torch.device("cpu")
 SMALL = Options(
@@ -101,19 +97,6 @@ def test_every_row_is_there_and_all_ways_agree(lm, monkeypatch):
         assert results.body(section).startswith("| model | ")
 
 
-def test_prompts_have_the_tokens_asked_for(lm):
-    def lengths(texts: list[str]) -> list[int]:
-        return [len(lm.tokenizer(text)["input_ids"]) for text in texts]
-
-    long = lengths(workload.long_prompts(lm.tokenizer, 9, 64))
-    assert long[0] == 64 and min(long) >= 60 and len(set(long)) > 1
-    mixed = lengths(workload.mixed_prompts(lm.tokenizer, 40, 20, 90))
-    assert min(mixed) >= 20 and max(mixed) <= 90 and len(set(mixed)) > 10
-    shared, prompts = workload.few_shot(lm.tokenizer, 4, 6, 60)
-    assert lengths([shared]) == [360]
-    assert len(set(prompts)) == 4 and all(text.startswith(shared) for text in prompts)
-
-
 def test_no_way_ends_early(lm):
     prompts = workload.long_prompts(lm.tokenizer, 4, 20)
     assert {len(row) for row in peers.plain(lm, prompts, 40)} == {40}
@@ -159,53 +142,11 @@ def test_parity_sees_a_wrong_capture(lm, monkeypatch):
     assert wrong is not None and wrong > 1e-3
 
 
-def test_padding_is_counted_and_the_model_left_as_it_was(lm):
-    texts = workload.texts(lm.tokenizer, [10, 30])
-    alone = CausalLM(lm.model, lm.tokenizer, batch_size=1)
-    with PaddingCount(lm.model) as count:
-        alone.generate(texts, max_new_tokens=3)
-    assert (count.positions, count.padded) == (10 + 30, 0)
-    with PaddingCount(lm.model) as count:
-        peers.plain(lm, texts, 3)
-    assert (count.positions, count.padded) == (2 * 30, 20)
-    assert "forward" not in vars(lm.model)
-
-
-def test_ways_take_turns():
-    order: list[str] = []
-    work = {name: (lambda name=name: order.append(name) or name) for name in "abc"}
-    seconds, results = by_turns(work, warm={}, least=2, exactly=3, device=CPU)
-    assert "".join(order) == "abcbcacab"
-    assert results == {"a": "a", "b": "b", "c": "c"} and {len(s) for s in seconds.values()} == {3}
-
-
 @pytest.mark.slow
 def test_the_peers_way_holds_every_layers_attention():
     theirs, mine = (memory.memory_of("tiny", way, 4, 800, 4, CPU) for way in ("peers", "ours"))
     # 3 layers of 4 heads, 804 x 804 float32 weights, for each of 4 texts: all are there at once.
     assert theirs > 3 * 4 * 804 * 804 * 4 * 4 > 4 * mine
-
-
-def test_memory_is_measured_in_a_process_of_its_own(tmp_path, monkeypatch):
-    script = tmp_path / "memory.py"
-    script.write_text("import os, sys; print(sys.argv[1:], os.environ['MALLOC_ARENA_MAX'], 123)")
-    monkeypatch.setattr(memory, "__file__", str(script))
-    assert memory.memory_of("tiny", "ours", 1, 20, 4, CPU) == 123
-    script.write_text("import sys; sys.exit(' '.join(sys.argv[1:]) + ' is too much')")
-    with fails(None, "ours on tiny", "tiny ours 1 20 4 cpu is too much", kind=RunError):
-        memory.memory_of("tiny", "ours", 1, 20, 4, CPU)
-
-
-@pytest.mark.long
-def test_growth_sees_what_was_freed_again():
-    large = 50_000_000
-    # In a process of its own: what other tests have freed would be taken again.
-    code = "import memory, torch; cpu = torch.device('cpu'); "
-    code += f"print(memory.growth(lambda: bytearray(b'x') * {large} and None, cpu)); "
-    code += "print(memory.growth(lambda: None, cpu))"
-    said = subprocess.check_output([sys.executable, "-c", code], cwd=Path(memory.__file__).parent)
-    some, none = map(int, said.split())
-    assert some >= 0.9 * large and none < 0.2 * large
 
 
 def test_a_model_that_needs_cuda_has_its_row_and_tables_are_written_on_request(written, capsys):
@@ -259,10 +200,6 @@ def test_wrong_flags_are_named(main, flags, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(flags.split())
     assert re.search(said, capsys.readouterr().err)
-
-
-def test_needs_of_the_comparison_cover_both(lm):
-    assert peers.everything(lm) == Needs.of((0, 1, 2, 3), attention=True)
 
 
 def test_the_training_benchmark_shortens_trainings_and_scales_their_time(tmp_path):
@@ -319,27 +256,6 @@ def test_verdicts_of_the_training_benchmark_follow_the_aims():
     assert {len(row) for row in (faster, step, waiting, validation)} == {len(training.COLUMNS)}
 
 
-def test_forward_passes_of_the_released_procedure_are_counted():
-    assert "312,720" in training.passes(26_060)[3] and training.passes(26_060)[2] == "0"
-
-
-def test_the_training_benchmark_reads_what_the_command_says():
-    assert training.trained("wrote a prober of 3 layers to x (trained in 12 s)\nnext: ...") == 12
-    with pytest.raises(SystemExit, match="did not say"):
-        training.trained("nothing")
-
-
-def test_a_bare_loop_has_its_bounds(monkeypatch):
-    monkeypatch.setattr(fits, "speed_of_products", lambda: 2e9)
-    monkeypatch.setattr(fits, "speed_of_memory", lambda: 4e9)
-    found = fits.as_plain(heads=2, width=8, steps=2, threads=1)
-    weights = 2 * (8 * 512 + 512 * 512 + 512 * 2)
-    assert found["arithmetic"] == 6 * 12 * weights / 2e9
-    others = 2 * (2 * 8 + 4 * 512 + 2 * 512 + 2)  # norms and biases
-    assert found["traffic"] == 4 * (weights + others) * 10 / 4e9
-    assert found["step"] == pytest.approx(sum(found["parts"].values()))
-
-
 @pytest.fixture(scope="module")
 def small():
     return rag_benchmark.engine(1)
@@ -388,12 +304,6 @@ def test_the_tables_of_the_loop_are_complete(small, written, tmp_path, monkeypat
     assert "## Probing against plain generation" in capsys.readouterr().out
 
 
-def test_a_command_that_fails_is_named(monkeypatch):
-    monkeypatch.setattr(rag_benchmark.sys, "executable", "/bin/python")
-    with fails(None, "false limit=1 ended with 1", kind=RunError):
-        rag_benchmark._command("false", "limit=1")
-
-
 @pytest.fixture
 def labelled(tmp_path):
     """A few answers, and one half of each marked as wrong."""
@@ -420,11 +330,6 @@ def test_the_table_of_labelled_texts_is_complete(labelled, written):
     ((command, body),) = written.values()
     assert "--texts labelled.jsonl" in command and re.search(r"5 texts of \d\d", body)
     assert [row.split(" | ")[0] for row in table(body)[2:]] == [f"| {name}" for name in texts.WAYS.values()]
-
-
-def test_results_name_no_folder_of_the_machine_they_were_measured_on():
-    given = ["--folder", "/somewhere", "--sizes", "10,20", "--write"]
-    assert report.invocation("x.py", given) == "python benchmarks/x.py --sizes 10,20 --write"
 
 
 def test_a_section_of_the_results_is_replaced_and_the_others_stay(tmp_path):
@@ -497,32 +402,6 @@ def test_a_section_that_fails_is_named_and_the_others_run(monkeypatch, capsys):
     assert "missed: labels from articles, testbed, float32 failed: RunError: no example was kept" in out
     assert "skipped: vLLM is not installed in this environment" in out
     assert "missed" not in out.partition("labels from articles, ")[2] and "FAIL: testbed" in out
-
-
-def test_vllm_for_another_device_is_not_taken(monkeypatch):
-    monkeypatch.setattr(serve_vllm, "find_spec", lambda name: object())
-    monkeypatch.setattr(serve_vllm, "platform", lambda: "cpu")
-    assert serve_vllm.absent("cpu") == ""
-    assert serve_vllm.absent("cuda") == "the vLLM in this environment runs on cpu, not on cuda"
-
-
-@pytest.mark.parametrize("peaks", [True, False])
-def test_memory_of_an_accelerator_is_what_its_module_tells(peaks, monkeypatch):
-    """Of cuda and xpu the peak; mps tells only what its allocator holds."""
-    asked: list[str] = []
-
-    def told(name: str, *values: int) -> Callable[..., int | None]:
-        left = list(values)
-        return lambda *_: asked.append(name) or (left.pop(0) if left else None)
-
-    if peaks:
-        names = {"reset_peak_memory_stats": (), "memory_allocated": (30,), "max_memory_allocated": (100,)}
-    else:
-        names = {"empty_cache": (), "driver_allocated_memory": (30, 100)}
-    module = type("Module", (), {name: staticmethod(told(name, *values)) for name, values in names.items()})
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    assert memory.growth(lambda: asked.append("work"), torch.device("meta")) == 70
-    assert asked.index("work") == 2 and set(asked) == {"work", *names}
 
 
 @pytest.mark.slow

@@ -124,16 +124,6 @@ def test_newest_takes_complete_runs_of_the_model(tmp_path):
     assert json.loads((tmp_path / "1" / "run.json").read_text())["complete"] is True
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [["layers=[13]"], ["model=/no/such/model"], ["max_new_tokens=2040"], ["pool=mind", "layers=[3]"]],
-)
-def test_a_wrong_request_leaves_no_folder_behind(tmp_path, overrides):
-    """Also where the mistake shows only once the model is there."""
-    assert exits("datagen", [f"out={tmp_path}/x", "limit=4", *overrides]) == 2
-    assert not (tmp_path / "x").exists()
-
-
 @pytest.mark.parametrize(("typed", "target", "path"), [
     ("questions=mine.jsonl", "JSONL", "mine.jsonl"), ("questions=../data/qa", "JSONL", "../data/qa"),
     ("questions=testbed", "Testbed", None), ("questions=hotpotqa", "HotpotQA", None),

@@ -236,50 +236,6 @@ def test_methods_that_fire_within_an_answer_are_run_at_other_thresholds(place):
     assert place.data("none")["reruns"] == {}
 
 
-def mine(options):
-    return "triggers=[never,mine]", f"+methods.mine={{trigger: always, query: question, {options}}}"
-
-
-def varied(options):
-    return "triggers=[never,entropy]", f"vary={{{options}}}"
-
-
-REFUSED = [
-    *(("bad-value", [f"sweep={value}"], f"sweep={value}") for value in ("-1", "1.5", "null", "true", "many")),
-    ("unknown-choice", ["'sometimes'", "never, always, always_answer, random"], "triggers=[never,sometimes]"),
-    ("conflict", ["never"], "triggers=[never,never]"),
-    ("empty", ["triggers=[]"], "triggers=[]"),
-    (None, ["budget"], "triggers=[random]", "+methods.random.trigger_options={budget: 1}"),
-    ("unknown-choice", ["'wavelet'"], "triggers=[mine]", "+methods.mine={trigger: wavelet, query: question}"),
-    ("missing-value", ["methods.mine", "retriever_options"], *mine("retriever_options: {k1: 2}")),
-    ("unknown-choice", ["retriever 'library'", "bm25, dense"], *mine("retriever: library")),
-    (None, ["nowhere"], "prober=nowhere"),
-    ("unknown-choice", ["query 'riddle'", "answer"], "queries=[riddle]"),
-    ("empty", ["queries=[]"], "queries=[]"),
-    ("unknown-choice", ["'riddle'", "never, entropy"], *varied("riddle: {threshold: [1]}")),
-    ("conflict", ["probing", "triggers"], *varied("probing: {theta: [1]}")),
-    ("empty", ["vary.entropy.threshold=[]"], *varied("entropy: {threshold: []}")),
-    ("conflict", ["entropy_threshold=1"], *varied("entropy: {threshold: [1, 1]}")),
-    (None, ["luck", "threshold"], *varied("entropy: {luck: [1]}")),
-    (None, ["luck", "question_first"], *varied("entropy: {query.luck: [1]}")),
-    (None, ["vary="], *varied("entropy: 3")),
-    ("unknown-choice", ["wrong=rouge", "em, acc,"], "wrong=rouge"),
-    ("no-artifact", ["head=adaptive", "classifier=PATH"], "triggers=[adaptive]"),
-    ("no-artifact", ["probers-datagen --source cot"], "prober=null"),
-    (None, ["prompt.exemplars_file=none.txt"], "triggers=[never]", "prompt.exemplars_file=none.txt"),
-    ("conflict", ["split=all", "entropy"], "triggers=[never,entropy]", "split=all"),
-    (None, ["split=train"], "triggers=[never]", "split=train"),
-]
-
-
-@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: " ".join(refused[2:]))
-def test_what_is_wrong_with_a_request_is_said_before_a_model_runs(place, refused):
-    code, named, *given = refused
-    with fails(code, *named):
-        place.compare(*given)
-    assert not place.models and not (place.path / "out").exists()
-
-
 def test_methods_whose_part_is_not_there_are_left_out_and_named(place, capsys):
     results = place.compare("triggers=[never,radio,adaptive,entropy]")
     assert list(results["methods"]) == ["entropy", "never"]

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, shard_by_shard, write_lines
-from refusals import fails
-from test_kill import check
+from artefacts import contents, write_lines
+from refusals import fails, interruptions
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
@@ -53,11 +52,6 @@ def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
     np.testing.assert_allclose(ours, states[0, prompt.shape[1] :].mean(0), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.long
-def test_a_killed_run_ends_with_the_same_data(tmp_path):
-    check(tmp_path, limit=40, kills=3)
-
-
 QUOTAS = ["limit={train: null, validation: 200}", "balance_to={train: 16, validation: 8}", "layers=[12]"]
 
 
@@ -85,7 +79,7 @@ def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_with_quotas_that_was_interrupted_ends_with_the_same_data(quotas, tmp_path, monkeypatch):
+def test_a_run_with_quotas_that_was_interrupted_ends_with_the_same_data(quotas, tmp_path):
     """Stopped after every shard, while it is balanced, and with a shard that was lost."""
     lost = []
 
@@ -96,7 +90,8 @@ def test_a_run_with_quotas_that_was_interrupted_ends_with_the_same_data(quotas, 
             lost.append(shards[0])
 
     arguments = [*QUOTAS, f"out={tmp_path}/x", "shard_size=24", "batch_size=16"]
-    shard_by_shard(monkeypatch, arguments, lose_a_shard)
+    for _ in interruptions(lambda: cli.run("datagen", arguments), FeatureStore, "write_shard", 1):
+        lose_a_shard()
     store = FeatureStore.open(tmp_path / "x")
     assert lost and store.table().equals(quotas.table())
     np.testing.assert_allclose(store.layer(12), quotas.layer(12), rtol=0.01, atol=0.02)
@@ -181,29 +176,6 @@ def test_a_finished_run_is_not_repeated_and_another_one_refused(cot, caplog):
     assert str(cot.path) in caplog.text and contents(cot.path) == before
     with fails("out-taken", "limit: 60 there, 61 now"):
         cli.run("datagen", [*typed, "limit=61"])
-
-
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("source=web", ["source=web", "cot", "wiki"]), ("layers=[13]", ["layers=[13]"]),
-        ("layers=some", ["layers=some", "all, stride"]), ("label=f2", ["em, acc, match", "f1>=0.8"]),
-        ("questions=nowhere.jsonl", ["questions=nowhere.jsonl"]), ("shard_size=0", ["shard_size=0"]),
-        ("pool=max", ["pool=max", "mean, last, mind"]), ("pool=tokens", ["source=cot", "pool=tokens"]),
-        ("source=wiki per_article=0", ["per_article=0"]), ("source=wiki within=0", ["within=0", "null"]),
-        ("source=wiki negatives=none", ["negatives=none", "generated", "untouched"]),
-        ("source=wiki recogniser=spacy", ["recogniser"]), ("site=nowhere", ["site=nowhere", "resid_post, "]),
-        ("source=wiki recogniser=spacy:en_none", ["en_none"]), ("source=wiki prompt=chat", ["prompt=chat"]),
-        ("pool=mind layers=[3]", ["layers"]), ("site=attn_out layers=[0,3]", ["site=attn_out", "layer 0"]),
-        ("model=/no/such/model", ["/no/such/model"]), ("limit={train:0}", ["limit=", "{train"]),
-        ("limit={dev:5}", ["limit="]), ("source=wiki limit={train:5}", ["source=wiki"]),
-        ("balance_to={train:10}", ["balance_to.train=10", "4"]),
-        ("balance_to={train:null}", ["balance_to=", "{train: 1000"]),
-    ],
-)  # fmt: skip
-def test_bad_requests(tmp_path, override, named):
-    with fails(None, *named):
-        cli.run("datagen", [f"out={tmp_path}/x", "limit=4", *override.split()])
 
 
 def test_layers():

@@ -358,19 +358,6 @@ def test_layers_asked_for(store: FeatureStore) -> None:
             layers_to_train(value, store.spec)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"),
-    [
-        ("epochs", 0, "1"), ("loss", "mse", "double_softmax"), ("seeds", 0, "1"), ("weight_decay", -1, "0"),
-        ("patience", 0, "null"), ("label_smoothing", 1, "0"), ("balance", "even", "sampling"),
-        ("device", "tpu", "cuda"), ("logger", "tensorboard", "wandb"),
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_named(key: str, value: Any, allowed: str) -> None:
-    with fails(None, f"{key}={value}", allowed):
-        Fitting(**{key: value})
-
-
 @pytest.mark.parametrize("head", [small_head, LinearHead])
 def test_a_store_gives_the_heads_of_a_tensor(store: FeatureStore, data: Dataset, head: Any) -> None:
     """Bit for bit: weights, validation figures, and what indexing gives."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import SPEC, make_token_store, stop_training
+from planted import SPEC, make_token_store
 from refusals import fails
 from sklearn.linear_model import LogisticRegression
-from test_fit import aurocs, same_as, train
+from test_fit import aurocs, train
 from test_watch import Loop, states_of
 from tiny import tiny_lm
 from torch.nn import functional as F
@@ -160,18 +160,6 @@ def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(rat
     assert bank.domain is not None and bank.domain.shape == (4, WIDTH)
 
 
-@pytest.mark.parametrize(("typed", "code", "named"), [
-    (["head=radio", "beside=[lookback]"], "unsupported", "head=radio"),
-    (["head=mix", "beside=[lookback]"], "unsupported", "head=mix"),
-    (["head=concat", "beside=[attention]"], "missing-value", "site=attention"),
-    (["head=concat", "beside=[entropy]"], "bad-value", "beside="),
-])  # fmt: skip
-def test_what_cannot_be_read_beside_is_refused(ratios, tmp_path, typed, code, named):
-    with fails(code, named):
-        cli.run("train", [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, *typed])
-    assert not (tmp_path / "p").exists()
-
-
 def test_the_search_tries_what_the_store_has_beside_its_states(ratios: FeatureStore, tmp_path: Path) -> None:
     typed = [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, "heads=[linear,concat]", "folds=2"]
     out = cli.run("search", [*typed, "layer_sets=[all]", "lr=0.02", "epochs=6", "batch_size=16"])
@@ -241,16 +229,6 @@ def test_the_controls_of_a_joint_head_read_all_layers(layers: Dataset) -> None:
     assert [task.column.layers for task in tasks] == [LAYERS, LAYERS, (0, 0), LAYERS]
     assert [task.is_probe for task in tasks] == [True, True, False, False]
     assert len({task.stream for task in tasks}) == 4
-
-
-def test_a_killed_training_of_a_sequence_head_ends_the_same(before, tmp_path, monkeypatch):
-    head = partial(SequenceHead, **SMALL)
-    training = partial(train, before, [JOINT, replace(JOINT, seed=1)], head, loss="span_max", epochs=2)
-    expected = training()
-    stop_training(monkeypatch, 9, error=RuntimeError)
-    with pytest.raises(RuntimeError):
-        training(out=tmp_path)
-    same_as(training(out=tmp_path), expected)
 
 
 def test_sequence_heads_need_tokens(store: FeatureStore) -> None:

@@ -19,9 +19,9 @@ from probers.words import EntityMatcher, Recogniser, find_entities, head_entity,
 from probers.words.language import ENGLISH, LANGUAGES, Language, detect, language_in, table
 from probers.words.text import join_sentences, split_sentences
 from probers.words.vectors import cosine, load_vectors, train_vectors
-from tests.artefacts import contents, write_lines
+from tests.artefacts import write_lines
 from tests.fake_lm import linear_bank
-from tests.refusals import fails, interrupted
+from tests.refusals import fails
 from tests.tiny import EOS, PAD, fast, save_tiny
 
 OTHERS = ("de", "fr", "es", "zh", "ja")
@@ -170,20 +170,6 @@ def test_spacy_pipelines_of_a_language(lang, monkeypatch, tmp_path):
         datagen(articles, tmp_path / "out", "recogniser=spacy:pipe")
 
 
-def test_what_has_no_other_language_refuses_it(tmp_path):
-    wiki = ["source=wiki", "articles=wikipedia", "wikipedia.titles=[a]"]
-    judged = ["source=judged", "language=de", "prompt=chat", "articles=testbed", "limit=5"]
-    for typed, code, *named in (
-        (["language=de"], "conflict", "language belongs", "source is cot"),
-        (["source=wiki", "language=it"], None, "language=it"),
-        ([*wiki, "wikipedia.language=ru"], "unsupported", "wikipedia.language=ru"),
-        ([*wiki, "wikipedia.language=de", "language=fr"], "conflict", "language=fr", "wikipedia.language=de"),
-        (judged, "unsupported", "judge=article", "German"),
-    ):
-        with fails(code, *named):
-            cli.run("datagen", [*typed, f"out={tmp_path}/a"])
-
-
 def test_vectors_of_a_script_without_spaces(tmp_path):
     texts = [Article(str(i), "t", tuple(JAPANESE[i % 8].split("。")[:3])) for i in range(40)]
     train_vectors(texts, tmp_path / "v.bin", seed=0, language=LANGUAGES["ja"])
@@ -270,17 +256,11 @@ def test_a_run_in_another_language(code, texts, model, tmp_path, caplog):
 
 
 @pytest.mark.long
-def test_a_resumed_run_and_parts_equal_the_whole(model, tmp_path, monkeypatch):
+def test_parts_equal_the_whole(model, tmp_path, monkeypatch):
     articles = articles_of(GERMAN, tmp_path)
     whole = datagen(articles, tmp_path / "whole", f"model={model}")
-    with interrupted(FeatureStore, "write_shard", 2):
-        datagen(articles, tmp_path / "resumed", f"model={model}")
     with fails("out-taken", "language"):
-        datagen(articles, tmp_path / "resumed", f"model={model}", "language=fr")
-    resumed = datagen(articles, tmp_path / "resumed", f"model={model}")
-    assert resumed.table().equals(whole.table())
-    shards = [{n: d for n, d in contents(s.path).items() if "shard" in n} for s in (whole, resumed)]
-    assert shards[0] == shards[1] != {}
+        datagen(articles, tmp_path / "whole", f"model={model}", "language=fr")
     out = tmp_path / "parts"
     for typed in (["part=1/2"], ["part=2/2", "language=fr"]):
         run_datagen(articles, out, f"model={model}", *typed)

@@ -251,20 +251,10 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
 
 
 @pytest.mark.parametrize(("command", "typed", "code", "named"), [
-    ("datagen", ["launch=ray", "part=1/2"], "conflict", "part=1/2"),
     ("rag", ["launch=ray", "question=Who?", "out=x"], "conflict", "question="),
     ("rag", ["launch=submitit"], "missing-value", "out=FOLDER"),
-    ("datagen", ["launch=ray", "overwrite=true"], "conflict", "overwrite=true"),
-    ("datagen", ["launch=ray", "launch.parts=0"], "bad-value", "launch.parts=0"),
     ("compare", ["launch=submitit", "launch.parts=0"], "bad-value", "launch.parts=0"),
-    ("datagen", ["launch=ray", "launch.speed=9"], "unknown-key", "launch.speed"),
-    ("datagen", ["launch.parts=4"], "unknown-key", "launch.parts"),
-    ("train", ["launch=dask"], "unknown-choice", "dask"),
     ("score", ["launch=ray"], "unknown-key", "launch"),
-    ("datagen", ["launch=submitit", "launch.cluster=pbs"], "bad-value", "launch.cluster=pbs"),
-    ("datagen", ["launch=ray", "launch.address=127.0.0.1:1"], "network", "launch.address=127.0.0.1:1"),
-    ("datagen", ["launch=ray", "launch.address=here:x"], "network", "launch.address=here:x"),
-    ("datagen", ["launch=submitit"], "worker", "launch.cluster=slurm"),
     ("datagen", ["launch=submitit", "launch.slurm={fast: 9}", "launch.cluster=local"], "worker", "fast"),
 ])  # fmt: skip
 def test_what_cannot_be_launched_is_one_sentence(command, typed, code, named, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """What a trained part has seen: remembered beside it, and not asked again."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -37,9 +36,7 @@ def test_it_is_written_and_read_back_and_damage_is_named(tmp_path):
     assert again is not None and {s: again.splits[s] for s in SEEN.splits} == SEEN.splits
     file = tmp_path / "seen.json"
     assert "rome" not in file.read_text()  # hashes: a published prober does not publish its questions
-    altered = json.loads(file.read_text())
-    altered["splits"]["train"] = []
-    for text in (json.dumps(altered), "{}", "[]", '{"splits": 3}', "{"):
+    for text in ("{}", "[]", '{"splits": 3}', "{"):
         file.write_text(text)
         with fails("damaged", "seen.json"):
             Seen.read(tmp_path)

@@ -410,17 +410,6 @@ def test_keyboard_alone(page: Page) -> None:
     assert page.js(unnamed) == []
 
 
-@pytest.mark.parametrize("question", ["plain", "retrieved", "long", EVIL])
-def test_narrow_screens(page: Page, question: str) -> None:
-    phone = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": True}
-    page.emulate("Emulation.setDeviceMetricsOverride", **phone)
-    page.answered(question, retrieve=True)
-    assert page.js("return document.documentElement.scrollWidth") <= 320
-    page.find("#text [role=option]").click()
-    box = page.find("#inspector").rect
-    assert page.shown("#inspector") and box["x"] >= 0 and box["width"] <= 320
-
-
 def luminance(colour: str) -> float:
     channels = [float(x) / 255 for x in re.findall(r"[\d.]+", colour)[:3]]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -447,16 +436,6 @@ def test_dark_and_light(page: Page) -> None:
             pair = sorted((luminance(token.value_of_css_property("color")), behind))
             assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (theme, token.text)
     page.set("#theme", "", "change")
-
-
-def test_reduced_motion(page: Page) -> None:
-    moving = "return getComputedStyle(document.querySelector('#text'), '::after').animationName"
-    for preference, name in (("no-preference", "writing"), ("reduce", "none")):
-        page.prefer("reduced-motion", preference)
-        page.ask("slow")
-        page.until(lambda: page.shown("#text"))
-        assert page.js(moving) == name
-        page.find("#stop").click()
 
 
 def test_queries_and_defaults_are_those_of_the_components(page: Page) -> None:

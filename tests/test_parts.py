@@ -1,4 +1,4 @@
-"""part=i/n and probers-merge of labels: n parts are the run in one piece; what is no part is refused."""
+"""part=i/n and probers-merge: n parts of any command are the run in one piece; what is no part is refused."""
 
 import errno
 import json
@@ -8,24 +8,136 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from artefacts import harm, write_lines
-from parts import computed, in_parts, merged, tree
-from refusals import fails, interrupted
+from artefacts import harm, read_lines, write_lines
+from parts import assert_whole, computed, in_parts, merged, tree
+from planted import make_store
+from refusals import exits, fails, interrupted
+from test_compare import place  # noqa: F401
 
 from probers import FeatureStore
+from probers.checksums import sealed, unsealed
 from probers.cli import main as cli
 from probers.cli.inputs import newest_store
 from probers.data.splits import Partition
+from probers.prober.prober import Prober
+from probers.rag.comparison import plan
+from probers.train import sweeps
 from probers.types import RunError
 
-#: One prompt at a time: the arithmetic is then the same however the work is cut.
 LONG = pytest.mark.long
+#: One prompt at a time: the arithmetic is then the same however the work is cut.
 ALONE = ["layers=[0,6]", "batch_size=1"]
 COT = ["source=cot", "limit=6", "shard_size=2", *ALONE]
 WIKI = ["source=wiki", "limit=12", "shard_size=5", *ALONE]
 BALANCED = ["negatives=untouched", "balance=true"]
-FEW = ["limit={train: 16, validation: 12}", "balance_to={train: 4, validation: 4}"]
-QUOTAS = ["source=cot", *FEW, "shard_size=5", *ALONE]
+QUOTAS = ["limit={train: 16, validation: 12}", "balance_to={train: 4, validation: 4}", "shard_size=5"]
+TRAIN = ["data=data", "epochs=1", "checks=2", "resamples=100", "head=linear"]
+PROBING_RAG = ["head=probing_rag", "seeds=2", "combine=best", "best_k=2", "calibration=isotonic"]
+MOMENTS = ["head=mean_difference", "learning_curve=false", "combine=stacked"]
+RAG = ["questions=questions.jsonl", "corpus=corpus.jsonl", "prober=prober", "limit=null"]
+EVERY = "[never,always,random,oracle,fixed_sentence,entropy,flare,rind_paper,rind_released,probing]"
+COMPARE = [*RAG, f"triggers={EVERY}", "resamples=200", "sweep=2"]
+#: vary makes methods of values, which a merge must not make again of what was made.
+VARIED = ["triggers=[never,entropy]", "vary={entropy: {threshold: [0.5, 1.5]}}", "resamples=100"]
+TESTBED = [
+    "limit=9", "batch_size=1", "max_new_tokens=24", "max_retrievals=2", "match=entropy", "validation=12",
+    "triggers=[never,always,random,entropy,flare,rind_paper]", "resamples=100", "sweep=1", "examples=3",
+]  # fmt: skip
+
+#: Name -> command, what is typed, number of parts.
+WHOLE = {
+    "cot": ("datagen", COT, 3),
+    "wiki": ("datagen", WIKI, 2),
+    "balanced": ("datagen", [*WIKI, *BALANCED, "context=16", "dtype=float32"], 3),
+    "tokens": ("datagen", [*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2),
+    "quotas": ("datagen", ["source=cot", *QUOTAS, *ALONE], 2),
+    "more parts than groups": ("datagen", ["source=cot", "limit=4", *ALONE], 9),
+    "layers": ("train", TRAIN, 3),
+    "seeds": ("train", [*TRAIN, *PROBING_RAG], 2),
+    "moments": ("train", [*TRAIN, *MOMENTS], 3),
+    "sizes": ("train", [*TRAIN, "sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2),
+    "range": ("train", [*TRAIN, "layer=2-3"], 2),
+    "answers": ("rag", [*RAG, "trigger=probing"], 3),
+    "comparison": ("compare", COMPARE, 2),
+    "comparison of three": ("compare", COMPARE, 3),
+    "varied": ("compare", [*RAG, *VARIED], 2),
+}
+FAST = ("cot", "layers", "moments", "range", "answers", "comparison", "varied")
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=LONG) for n in WHOLE])
+def test_parts_equal_the_whole(place, name):  # noqa: F811
+    """All files to the last byte, but a training's losses, whose means round with the heads beside them."""
+    command, typed, count = WHOLE[name]
+    if command == "train":
+        make_store(Path("data"), n=400)
+    whole, out = cli.run(command, [*typed, "out=whole"]), Path("run")
+    folders = in_parts(command, typed, out, count)
+    assert folders == [f"run/parts/{i}of{count}" for i in range(1, count + 1)]
+    assert merged(folders[::-1], out) == out
+    assert_whole(out, whole, *(["metrics.json"] if command == "train" else []))
+    before = tree(out)
+    assert cli.run(command, [*typed, f"out={out}"]) == out and tree(out) == before  # complete
+    if command == "datagen":
+        assert (out / "manifest.json").read_bytes() == (whole / "manifest.json").read_bytes()
+        rows = [len(FeatureStore.open(folder).table()) for folder in folders]
+        cut = min(rows) > 0 and max(rows) < len(FeatureStore.open(whole).table())
+        assert cut == (name not in ("quotas", "more parts than groups"))
+    elif command == "train":
+        assert Prober.from_pretrained(out).layers == ((2, 3) if name == "range" else (1, 2, 3))
+    elif command == "rag":
+        assert [line["id"] for line in read_lines(out / "traces.jsonl")] == [f"q{i}" for i in range(40)]
+        lines = [len(read_lines(f"{folder}/traces.jsonl")) for folder in folders]
+        assert sum(lines) == 40 and min(lines) > 4
+    elif name == "comparison":
+        assert not Path(folders[0], "results.json").exists()
+        assert not Path(folders[0], "traces/random.jsonl").exists()  # its budget is that of all questions
+        config = [json.loads((f / "results.json").read_text())["config"] for f in (out, whole)]
+        assert config[0] | {"out": ""} == config[1] | {"out": ""}
+        assert "matched to probing: 0.600 retrievals" in (out / "report.html").read_text()
+
+
+@LONG
+@pytest.mark.parametrize(("command", "typed"), [
+    ("datagen", ["source=cot", "limit=12", "layers=[0,6]", "shard_size=5", "batch_size=8"]),
+    ("compare", TESTBED),
+])  # fmt: skip
+def test_in_other_batches_parts_equal_the_whole_up_to_rounding(command, typed, tmp_path):
+    """Labels and verdicts are the same; states and scores in the last bits are not."""
+    whole = cli.run(command, [*typed, f"out={tmp_path}/whole"])
+    out = merged(in_parts(command, typed, tmp_path / "run", 2), tmp_path / "run")
+    if command == "compare":  # a merge goes on from other cached beginnings
+        assert_whole(out, whole, ".json", ".jsonl", tolerance=1e-4)
+        ours, theirs = computed(out), computed(whole)
+        assert all(ours[name] == theirs[name] for name in theirs if not name.startswith("replay/"))
+        return
+    ours, theirs = FeatureStore.open(out), FeatureStore.open(whole)
+    columns = ["id", "group", "split", "correct", "text", "answer"]
+    assert ours.table()[columns].equals(theirs.table()[columns])
+    assert abs(ours.states((6,)).astype(float) - theirs.states((6,)).astype(float)).max() < 0.02
+
+
+@pytest.mark.parametrize(("command", "typed", "owner", "function", "calls"), [
+    pytest.param("datagen", COT, FeatureStore, "write_shard", 1, marks=LONG),
+    ("train", [*TRAIN, "save_every=0"], sweeps, "save", 0),
+    ("compare", [*RAG, "triggers=[never,entropy,probing]", "resamples=100"], plan, "record_all", 0),
+])  # fmt: skip
+def test_a_part_that_died_is_done_again_by_the_same_command_and_the_whole_is_the_same(
+    place, command, typed, owner, function, calls  # noqa: F811
+):  # fmt: skip
+    make_store(Path("data"), n=400)
+    whole, out = cli.run(command, [*typed, "out=whole"]), Path("run")
+    with interrupted(owner, function, calls):
+        cli.run(command, [*typed, "out=run", "part=1/2"])
+    cli.run(command, [*typed, "out=run", "part=2/2"])
+    first, second = (out / "parts" / name for name in ("1of2", "2of2"))
+    before = tree(second)
+    with fails("parts", "1of2", f"probers-{command}", "part=1/2"):
+        merged([str(first), str(second)], out)
+    assert not (out / "run.json").exists()
+    cli.run(command, [*typed, "out=run", "part=1/2"])
+    assert tree(second) == before and not list(first.glob("checkpoint*"))
+    assert_whole(merged([str(first), str(second)], out), whole, "metrics.json")
 
 
 @pytest.fixture(scope="module")
@@ -36,98 +148,9 @@ def cot(tmp_path_factory):
     return folder / "whole", in_parts("datagen", COT, folder / "parts_of_it", 2)
 
 
-def test_parts_are_cut_by_group_the_same_everywhere():
-    groups = [f"group {i}" for i in range(4000)]
-    parts = [Partition(i, 4) for i in range(1, 5)]
-    owners = [[part.number for part in parts if part.owns(group)] for group in groups]
-    assert all(len(owner) == 1 for owner in owners)
-    counts = Counter(owner[0] for owner in owners)
-    assert all(900 < counts[number] < 1100 for number in range(1, 5))
-    # Fixed for all time: parts that were made are merged by it later.
-    assert [owner[0] for owner in owners[:12]] == [4, 4, 3, 4, 1, 4, 2, 2, 4, 3, 2, 2]
-    assert all(Partition(1, 1).owns(group) for group in groups)
-
-
-def test_a_block_of_layers_is_a_stretch_and_all_of_them_are_everything():
-    layers = list(range(1, 12))
-    blocks = [list(Partition(i, 3).block(layers)) for i in (1, 2, 3)]
-    assert [layer for block in blocks for layer in block] == layers and {len(b) for b in blocks} <= {3, 4}
-
-
-@pytest.mark.parametrize(
-    ("typed", "count"),
-    [
-        (COT, 3),
-        pytest.param(WIKI, 2, marks=LONG),
-        pytest.param([*WIKI, *BALANCED, "context=16", "dtype=float32"], 3, marks=LONG),
-        pytest.param([*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2, marks=LONG),
-        pytest.param(QUOTAS, 2, marks=LONG),
-    ],
-    ids=["cot", "wiki", "balance", "tokens", "quotas"],
-)
-def test_merged_labels_are_those_of_one_piece_to_the_last_byte(cot, tmp_path, typed, count):
-    one_piece = cot[0] if typed is COT else cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
-    folders = in_parts("datagen", typed, tmp_path / "run", count)
-    assert folders == [f"{tmp_path}/run/parts/{i}of{count}" for i in range(1, count + 1)]
-    whole = FeatureStore.open(one_piece)
-    each = [len(FeatureStore.open(folder).table()) for folder in folders]
-    assert (min(each) > 0 and max(each) < len(whole)) or "balance_to" in str(typed)
-    out = merged(folders[::-1], tmp_path / "run")
-    assert computed(out) == computed(one_piece)
-    assert (out / "manifest.json").read_bytes() == (one_piece / "manifest.json").read_bytes()
-    assert out == tmp_path / "run" and cli.run("datagen", [*typed, f"out={out}"]) == out  # complete
-
-
-@pytest.mark.long
-def test_every_part_compares_names_by_the_vectors_of_all_articles(tmp_path):
-    typed = ["source=wiki", "limit=60", "per_article=1", "layers=[6]", "matcher.vectors=own", "batch_size=1"]
-    cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
-    folders = in_parts("datagen", typed, tmp_path / "run", 2)
-    vectors = [(Path(folder) / "vectors.bin").read_bytes() for folder in [tmp_path / "whole", *folders]]
-    assert len(set(vectors)) == 1
-    assert computed(merged(folders, tmp_path / "run")) == computed(tmp_path / "whole")
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
-    again = in_parts("datagen", typed, tmp_path / "run", 2)
-    (Path(again[1]) / "vectors.bin").write_bytes(vectors[0][:-1] + b"x")
-    with fails(None, "word vectors"):
-        merged(again, tmp_path / "merged")
-
-
-@pytest.mark.long
-def test_in_other_batches_labels_agree_and_states_up_to_rounding(cot, tmp_path):
-    typed = ["source=cot", "limit=12", "layers=[0,6]", "shard_size=5", "batch_size=8"]
-    cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
-    out = merged(in_parts("datagen", typed, tmp_path / "run", 2), tmp_path / "run")
-    ours, theirs = FeatureStore.open(out), FeatureStore.open(tmp_path / "whole")
-    columns = ["id", "group", "split", "correct", "text", "answer"]
-    assert ours.table()[columns].equals(theirs.table()[columns])
-    assert abs(ours.states((6,)).astype(float) - theirs.states((6,)).astype(float)).max() < 0.02
-
-
-@pytest.mark.long
-def test_more_parts_than_groups_leave_empty_ones_which_merge(tmp_path):
-    typed = ["source=cot", "limit=4", "layers=[6]", "batch_size=1"]
-    cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
-    folders = in_parts("datagen", typed, tmp_path / "run", 9)
-    rows = [sum(json.loads((Path(f) / "manifest.json").read_text())["rows"]) for f in folders]
-    assert 0 in rows and sum(rows) == 8
-    assert computed(merged(folders, tmp_path / "run")) == computed(tmp_path / "whole")
-
-
-@pytest.mark.long
-def test_a_part_that_died_is_done_again_by_the_same_command_and_by_no_other(tmp_path, cot):
-    (whole, _), out = cot, tmp_path / "run"
-    with interrupted(FeatureStore, "write_shard", 1):
-        cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
-    cli.run("datagen", [*COT, f"out={out}", "part=1/2"])
-    folders = [f"{out}/parts/1of2", f"{out}/parts/2of2"]
-    before = tree(Path(folders[0]))
-    with fails("parts", "2of2", "probers-datagen", " part=2/2"):
-        merged(folders, out)
-    assert not (out / "run.json").exists()
-    cli.run("datagen", [*COT, f"out={out}", "part=2/2"])
-    assert tree(Path(folders[0])) == before
-    assert computed(merged(folders, out)) == computed(whole)
+def copied(cot, to):
+    """Copies of its parts that may be changed."""
+    return [Path(shutil.copytree(folder, to / Path(folder).name)) for folder in cot[1]]
 
 
 def test_a_merge_that_was_killed_goes_on_and_a_full_disk_is_said(cot, tmp_path, monkeypatch):
@@ -146,8 +169,59 @@ def test_a_merge_that_was_killed_goes_on_and_a_full_disk_is_said(cot, tmp_path, 
         patch.setattr(FeatureStore, "write_shard", fill)
         merged(folders, out)
     assert list(out.glob("shards/*.json"))
-    assert computed(merged(folders, out)) == computed(whole)
+    assert_whole(merged(folders, out), whole)
     assert [tree(Path(folder)) for folder in folders] == before
+
+
+def test_groups_are_cut_the_same_everywhere_and_layers_in_stretches():
+    groups = [f"group {i}" for i in range(4000)]
+    parts = [Partition(i, 4) for i in range(1, 5)]
+    owners = [[part.number for part in parts if part.owns(group)] for group in groups]
+    assert all(len(owner) == 1 for owner in owners)
+    assert all(900 < count < 1100 for count in Counter(owner[0] for owner in owners).values())
+    # Fixed for all time: parts that were made are merged by it later.
+    assert [owner[0] for owner in owners[:12]] == [4, 4, 3, 4, 1, 4, 2, 2, 4, 3, 2, 2]
+    assert all(Partition(1, 1).owns(group) for group in groups)
+    layers = list(range(1, 12))
+    blocks = [list(Partition(i, 3).block(layers)) for i in (1, 2, 3)]
+    assert [layer for block in blocks for layer in block] == layers and {len(b) for b in blocks} <= {3, 4}
+
+
+@LONG
+def test_every_part_compares_names_by_the_vectors_of_all_articles(tmp_path):
+    typed = ["source=wiki", "limit=60", "per_article=1", "layers=[6]", "matcher.vectors=own", "batch_size=1"]
+    whole = cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
+    folders = in_parts("datagen", typed, tmp_path / "run", 2)
+    vectors = [(Path(folder) / "vectors.bin").read_bytes() for folder in [whole, *folders]]
+    assert len(set(vectors)) == 1
+    assert_whole(merged(folders, tmp_path / "merged"), whole)
+    (Path(folders[1]) / "vectors.bin").write_bytes(vectors[0][:-1] + b"x")
+    with fails(None, "word vectors"):
+        merged(folders, tmp_path / "again")
+
+
+def test_what_parts_recorded_is_not_recorded_again_by_the_merge(place):  # noqa: F811
+    typed = [*RAG, "triggers=[never,entropy,probing]", "resamples=200", "sweep=0"]
+    whole = cli.run("compare", [*typed, "out=whole"])
+    folders = in_parts("compare", typed, Path("run"), 2)
+    made = len(place.models)
+    assert_whole(merged(folders, Path("run")), whole)
+    assert [model.prompts for model in place.models[made:]] == [[]]
+    # A part that did not ask a trigger: all of it is recorded anew, and the same comes out.
+    file = Path(folders[0]) / "replay/index.json"
+    entries = unsealed(file)["recorded"]
+    file.write_text(sealed({"recorded": [entry | {"triggers": []} for entry in entries]}))
+    assert_whole(merged(folders, Path("again")), whole)
+    assert place.models[-1].prompts
+
+
+def test_parts_read_the_store_that_was_the_newest_when_they_were_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_store(Path("runs/datagen/a"), n=200)
+    folders = in_parts("train", [*TRAIN[1:], "learning_curve=false"], Path("runs/train/p"), 2)
+    make_store(Path("runs/datagen/b"), n=100)
+    out = merged(folders, Path("runs/train/p"))
+    assert json.loads((out / "run.json").read_text())["identity"]["data"] == ["runs/datagen/a"]
 
 
 def test_a_part_is_not_taken_for_a_store_that_nobody_named(cot):
@@ -156,94 +230,116 @@ def test_a_part_is_not_taken_for_a_store_that_nobody_named(cot):
     assert newest_store(root=whole.parent) == whole
 
 
-def test_a_part_may_be_given_once_only(cot, tmp_path):
-    _, folders = cot
-    twin = shutil.copytree(folders[0], tmp_path / "twin")
-    with fails("parts", f"{folders[0]} and {twin}", "part 1/2"):
-        merged([*folders, str(twin)], tmp_path / "merged")
+# What is no part of a run is refused, and nothing is made.
 
 
-@pytest.mark.parametrize("part", ["0/4", "5/4", "x", "1/0", "1", "-1/2", "1/4/2", "01/4"])
-def test_a_part_that_is_none_is_refused_by_name(part, tmp_path):
-    with fails("bad-value", f"part={part} "):
-        cli.run("datagen", [f"part={part}", f"out={tmp_path}/x"])
-    assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [(["seed=1"], "seed: 1 in "), (["limit=2"], "limit: 2 in "), (["layers=[6]"], "layers: ")],
-)
-def test_parts_of_two_runs_are_refused_by_the_option_that_differs(cot, tmp_path, given, named):
-    other = cli.run("datagen", [*COT, *given, f"out={tmp_path}/x", "part=2/2"])
-    with fails("parts", named):
-        merged([cot[1][0], str(other)], tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
+@pytest.mark.parametrize(("command", "typed", "code", "named"), [
+    *(("datagen", [f"part={part}"], "bad-value", f"part={part} ")
+      for part in ("0/4", "5/4", "x", "1/0", "1", "-1/2", "1/4/2", "01/4")),
+    ("train", [*TRAIN, "part=4/4"], "parts", "part=4/4"),
+    ("train", ["data=data", "head=adaptive", "part=1/2"], "conflict", "part=1/2"),
+    ("train", [*TRAIN, "layer=3-2"], "layers", "layer=3-2"),
+    ("train", [*TRAIN, "layer=2-9"], "layers", "layers 0-3"),
+    ("train", [*TRAIN, "layer=2-x"], "bad-value", "layer=2-x"),
+    ("rag", ["question=Where is town 3?", "trigger=never", "part=1/2"], "conflict", "question="),
+])  # fmt: skip
+def test_a_part_that_cannot_be_is_refused_by_name(command, typed, code, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_store(Path("data"), n=100)
+    with fails(code, named):
+        cli.run(command, [*typed, "out=x"])
+    assert not Path("x").exists()
 
 
 def test_parts_that_do_not_make_a_run_are_refused_by_name(cot, tmp_path):
     whole, folders = cot
-    out = tmp_path / "merged"
+    out, twin = tmp_path / "merged", shutil.copytree(folders[0], tmp_path / "twin")
+    others = {
+        "seed: 1 in ": ["seed=1", "part=2/2"], "limit: 2 in ": ["limit=2", "part=2/2"],
+        "layers: ": ["layers=[6]", "part=2/2"], "part 2/3": ["part=2/3"],
+    }  # fmt: skip
+    for number, (named, typed) in enumerate(others.items()):
+        other = cli.run("datagen", [*COT, *typed, f"out={tmp_path}/{number}"])
+        with fails("parts", named):
+            merged([folders[0], str(other)], out)
     for given, code, named in (
-        ([], "missing-value", "parts"),
-        (folders[:1], "parts", "part=2/2"),
+        ([], "missing-value", "parts"), (folders[:1], "parts", "part=2/2"),
         ([str(whole)], "parts", f"{whole} is a whole run of probers-datagen"),
         ([str(tmp_path)], "parts", f"{tmp_path} is no run"),
         ([str(tmp_path / "nowhere")], "parts", "nowhere is no run"),
-    ):
+        ([*folders, str(twin)], "parts", f"{folders[0]} and {twin}"),
+    ):  # fmt: skip
         with fails(code, named):
             merged(given, out)
-    third = cli.run("datagen", [*COT, f"out={tmp_path}/x", "part=2/3"])
-    with fails("parts", "part 1/2", "part 2/3"):
-        merged([folders[0], str(third)], out)
-    assert not out.exists()
-
-
-def test_another_revision_of_the_model_is_refused_by_name(cot, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(cot[1][1], other)
+    other = copied(cot, tmp_path)[1]  # another revision of the model
     state = json.loads((other / "run.json").read_text())
     assert state["chosen"]["model"].startswith("testbed@")
     state["chosen"]["model"] = "testbed@0123456789ab (12 layers of width 128)"
     (other / "run.json").write_text(json.dumps(state))
     with fails("parts", "(model: testbed@0123456789ab ", ", testbed@"):
-        merged([cot[1][0], str(other)], tmp_path / "merged")
+        merged([folders[0], str(other)], out)
+    assert not out.exists()
 
 
-@pytest.mark.long
+def test_answers_that_do_not_make_a_run_are_refused_by_name(place):  # noqa: F811
+    folders = in_parts("compare", COMPARE, Path("run"), 2)
+    texts = [Path(folder, "thresholds.json").read_text() for folder in folders]
+    assert texts[0] == texts[1]
+    other = shutil.copytree(folders[1], "other/2of2")
+    Path(other, "thresholds.json").write_text(texts[1].replace("0.", "1.", 1))
+    answers = in_parts("rag", [*RAG, "trigger=probing"], Path("answers"), 2)
+    file = Path(answers[1], "traces.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]) + lines[-1][:20])
+    before, lost = tree(Path(answers[1])), json.loads(lines[-1])["id"]
+    apart = [str(cli.run("rag", [*RAG, "trigger=never", f"out={o}", f"part={p}/2"])) for o, p in ("a1", "b2")]
+    for given, out, named in (
+        ([folders[0], str(other)], "out=c", "2of2"), ([answers[0], folders[1]], "out=c", ""),
+        (answers, "out=answers", f"2of2/traces.jsonl lacks question '{lost}'"), (apart, "", "out=FOLDER"),
+    ):  # fmt: skip
+        with fails(None, named):
+            cli.run("merge", [*given, *([out] if out else [])])
+    assert tree(Path(answers[1])) == before and not Path("c").exists()
+
+
+@LONG
 def test_an_out_that_is_not_the_merged_runs_is_refused_and_kept(cot, tmp_path):
     whole, folders = cot
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("x")
-    with fails("out-taken", "probers-datagen"):
-        merged(folders, tmp_path / "mine")
     cli.run("datagen", [*COT, "seed=5", f"out={tmp_path}/other"])
-    with fails("out-taken", "seed: 5 there, 0 now"):
-        merged(folders, tmp_path / "other")
-    with fails("conflict", "overwrite=true"):
-        merged(folders, Path(folders[0]).parent.parent, "overwrite=true")
+    for out, code, more in (
+        (tmp_path / "mine", "out-taken", ()), (tmp_path / "other", "out-taken", ()),
+        (Path(folders[0]).parent.parent, "conflict", ("overwrite=true",)),
+    ):  # fmt: skip
+        with fails(code):
+            merged(folders, out, *more)
     assert (tmp_path / "mine/notes.txt").read_text() == "x"
-    out = merged(folders, tmp_path / "other", "overwrite=true")
-    assert computed(out) == computed(whole) and (tmp_path / "other.old-1").is_dir()
+    assert_whole(merged(folders, tmp_path / "other", "overwrite=true"), whole)
+    assert (tmp_path / "other.old-1").is_dir()
 
 
-def test_a_damaged_part_is_named(cot, tmp_path):
-    parts = tmp_path / "parts"
-    for folder in cot[1]:
-        shutil.copytree(folder, parts / Path(folder).name)
-    shard = next((parts / "2of2/shards").glob("*.safetensors"))
+def test_a_damaged_part_is_named(cot, tmp_path, monkeypatch):
+    first, second = copied(cot, tmp_path)
+    shard = next((second / "shards").glob("*.safetensors"))
     harm(shard)
     with fails("damaged", "2of2", shard.name):
-        merged([str(p) for p in parts.iterdir()], tmp_path / "merged")
-    (parts / "2of2/run.json").write_text("{")
+        merged([str(first), str(second)], tmp_path / "merged")
+    (second / "run.json").write_text("{")
     with fails("damaged", "2of2/run.json"):
-        merged([str(p) for p in parts.glob("*of2")], tmp_path / "merged")
-    (parts / "1of2/config.yaml").write_text("typed: 3")
+        merged([str(first), str(second)], tmp_path / "merged")
+    (first / "config.yaml").write_text("typed: 3")
     with fails("damaged", "config.yaml"):
-        merged([str(parts / "1of2")], tmp_path / "merged")
+        merged([str(first)], tmp_path / "merged")
+    monkeypatch.chdir(tmp_path)
+    make_store(Path("data"), n=100)
+    trained = in_parts("train", TRAIN, Path("heads"), 2)
+    harm(Path(trained[1], "trained.safetensors"))
+    with fails("damaged", "trained.safetensors", kind=RunError):
+        merged(trained, tmp_path / "merged")
 
 
-@pytest.mark.long
+@LONG
 def test_inputs_that_have_changed_since_are_refused(tmp_path):
     text = "It is old. It was built by Anna Berg in 19{:02}. It is here."
     lines = [{"title": f"Town {i}", "text": text.format(i)} for i in range(8)]
@@ -264,6 +360,4 @@ def test_the_command_takes_folders_as_a_shell_writes_them(cot, tmp_path, capsys)
         ([cot[1][0], f"out={tmp_path}/b"], 2, "part=2/2 [parts]"),
         (["--help"], 0, "folders of the parts"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            cli.main("merge", typed)
-        assert ended.value.code == code and said in "".join(capsys.readouterr())
+        assert exits("merge", typed) == code and said in "".join(capsys.readouterr())

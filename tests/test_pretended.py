@@ -1,8 +1,6 @@
 """All that reads a model, on pretended devices: the CPU's results, nothing mixed, one copy a token."""
 
-import copy
 import dataclasses
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretended import Copies, Mixed, device_of, pretending
+from pretended import Copies, pretending
 from serving import PROMPT, bank_for, running
 from test_continuous import Recorded, asked, drain
 from test_loop import without_seconds
@@ -32,82 +30,6 @@ from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
 from probers.words import EntityMatcher
 
 FIRST, SECOND = "privateuseone:0", "privateuseone:1"
-
-
-def test_devices_do_not_mix():
-    with pretending():
-        host, first, second = torch.ones(2), torch.ones(2, device=FIRST), torch.ones(2, device=SECOND)
-        for one, other in [(host, first), (first, second), (second.sum(), first), (host, first.sum())]:
-            with pytest.raises(Mixed, match="found"):
-                one + other
-        with torch.inference_mode(), pytest.raises(Mixed):
-            torch.nn.functional.linear(first[None], host[None])
-        with pytest.raises(Mixed):
-            host[torch.tensor([0], device=FIRST)]
-        with pytest.raises(Mixed):
-            first[[0, 1]] = host
-        with pytest.raises(Mixed):
-            torch.cat([first, host])
-
-
-def test_what_may_mix_does_and_stays_on_its_device():
-    with pretending() as copies:
-        host, first = torch.arange(3.0), torch.arange(3.0, device=FIRST)
-        made = [
-            first + host.sum(), first[torch.tensor([2, 0])], first.view(3, 1)[1:], torch.zeros_like(first),
-            first.new_empty(2), torch.tensor([1.0], device=first.device), host.to(first),
-            torch.as_tensor(host, device=FIRST), first.softmax(0), copy.deepcopy(first),
-            torch.full((2,), 1.0, device=FIRST)[None].expand(2, 2), first.clone().copy_(host),
-        ]  # fmt: skip
-        assert {str(each.device) for each in made} == {FIRST} and str(first.device) == FIRST
-        first[first > 1] = 0.0  # a fill
-        assert not len(copies) and str(first.to(SECOND).device) == SECOND
-        assert host.device == torch.device("cpu") == torch.zeros_like(first, device="cpu").device
-        assert host.view_as(first).device == torch.device("cpu")
-        assert device_of(torch.nn.Linear(2, 2).to(FIRST).weight.data) == torch.device(FIRST)
-
-
-@pytest.mark.parametrize(("how", "ask"), [
-    ("_local_scalar_dense", lambda x: x[1].item()), ("_local_scalar_dense", lambda x: float(x[0])),
-    ("_local_scalar_dense", lambda x: bool(x[0] > 1)), ("tolist", lambda x: x.tolist()),
-    ("cpu", lambda x: x.cpu()), ("cpu", lambda x: x.to("cpu", torch.float64)),
-    ("nonzero", lambda x: x.nonzero()),
-    ("index", lambda x: x[x > 1]), ("index_put_", lambda x: x.index_put_((x > 0,), x[1:].clone())),
-    ("copy_", lambda x: torch.zeros(3).copy_(x)), ("equal", lambda x: torch.equal(x, x)),
-    ("masked_select", lambda x: x.masked_select(x > 1)), ("nonzero", lambda x: torch.where(x > 1)),
-])  # fmt: skip
-def test_each_copy_to_the_host_is_counted_with_its_line(how: str, ask: Callable[[Any], Any]):
-    with pretending() as copies:
-        there = torch.arange(3.0, device=FIRST)
-        assert not len(copies)
-        ask(there)
-        assert [found for _, found in copies.counts.elements()] == [how]
-        assert all(line.startswith("tests/test_pretended.py:") for line in copies.lines())
-        ask(torch.arange(3.0))
-        assert len(copies) == 1
-
-
-def test_a_pretended_tensor_is_no_array():
-    with pretending() as copies:
-        there = torch.ones(2, device=FIRST)
-        for ask in (there.numpy, lambda: np.asarray(there)):
-            with pytest.raises(TypeError, match=FIRST):
-                ask()
-        assert there.cpu().numpy().tolist() == [1, 1] and len(copies) == 1
-
-
-def test_fresh_memory_is_nan_threads_pretend_and_nothing_stays_behind():
-    found = []
-    with pretending() as copies:
-        assert torch.empty(3, device=FIRST).isnan().all().cpu() and torch.empty(3).isnan().all()
-        thread = threading.Thread(target=lambda: found.append(torch.ones(1, device=SECOND).item()))
-        thread.start()
-        thread.join()
-        there = torch.ones(1, device=FIRST)
-    assert found == [1.0] and len(copies) == 2 and there.device == torch.device("cpu")
-    assert not torch.are_deterministic_algorithms_enabled()
-    with pretending():
-        assert str(there.device) == FIRST
 
 
 def fields(generation: Generation) -> dict[str, Any]:

@@ -178,31 +178,6 @@ def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatc
     assert [figures(out)["filter"], *(trace["filter"] for trace in traces(out))] == [filter] * 3
 
 
-@pytest.mark.parametrize(("overrides", "code", "named"), [
-    (["question=  "], "empty", "question"),
-    (["trigger=sometimes"], "unknown-choice", "adaptive, always, before_entity"),
-    (["question=x?", "trigger=probing"], "no-artifact", "probers-datagen"),
-    (["question=x?", "trigger=probing", "prober=nowhere"], None, "nowhere"),
-    (["question=x?", "trigger=random", "trigger.rate=-1"], "bad-value", "trigger.rate=-1"),
-    (["question=x?", "trigger=never", "k=0"], "bad-value", "k=0"),
-    (["question=x?", "trigger=oracle"], "labels", "oracle"),
-    (["question=x?", "trigger=adaptive"], "no-artifact", "probers-train head=adaptive"),
-    (["question=x?", "trigger=adaptive", "trigger.classifier=prober"], None, "head=adaptive"),
-    (["question=x?", "trigger=radio"], "no-artifact", "pool=tokens' and 'probers-train head=radio'"),
-    (["question=x?", "trigger=radio", "prober=prober"], "mismatch", "prober prober reads mean"),
-    (["question=x?", "trigger=before_entity"], "no-artifact", "pool=predicting"),
-    (["question=x?", "trigger=before_entity", "prober=prober"], "mismatch", "prober prober reads mean"),
-    (["question=x?", "trigger=probing_before"], "no-artifact", "--source cot pool=prompt"),
-    (["question=x?", "trigger=probing_before", "prober=prober"], "mismatch", "prober prober reads mean"),
-    (["question=x?", "trigger=entity_signal", "trigger.signal=hope"], None, "trigger.signal=hope"),
-    (["trigger=never", "corpus=missing.jsonl"], None, "missing.jsonl"),
-    (["trigger=never", "trigger.rate=1"], None, "rate"),
-])  # fmt: skip
-def test_bad_requests_are_one_sentence(rag, overrides, code, named):
-    with fails(code, named):
-        rag(*overrides)
-
-
 def test_a_prober_that_the_trigger_does_not_take_is_named(rag, capsys):
     for trigger, used in (("entropy", False), ("probing", True)):
         rag("question=Where is town 3?", f"trigger={trigger}", "prober=prober")

@@ -2,7 +2,7 @@
 
 import math
 import re
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from matplotlib.colors import to_rgb
 from probers.pages import esc, num
 from probers.rag.report import write_report
 from probers.rag.report.lookup import assign
-from probers.rag.report.svg import Axis, overlap, place, spread
 
 PAYLOAD = "</span><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00\ud800"
 METHODS = {  # closed-book EM is .46: name -> EM, retrievals, none, single, AUROC
@@ -441,16 +440,6 @@ def test_the_same_is_drawn_against_all_tokens_where_they_are_known(tmp_path: Pat
     assert "tradeoff-tokens" not in render(sample_results(), sample_data(), tmp_path)[0]
 
 
-def test_an_axis_of_wide_range_has_equal_ratios() -> None:
-    axis = Axis.wide("", [70.0, 900.0])
-    assert axis.ticks == ((50, "50"), (100, "100"), (200, "200"), (500, "500"), (1000, "1,000"))
-    assert axis.share(50) == 0 and axis.share(1000) == pytest.approx(1)
-    assert axis.share(200) - axis.share(100) == pytest.approx(axis.share(100) - axis.share(50))
-    assert Axis.wide("", [70.0, 690.0]) == Axis.fit("", [70.0, 690.0])
-    assert Axis.wide("", [0.0, 690.0]).share(345) == pytest.approx(345 / Axis.fit("", [0.0, 690.0]).high)
-    assert len(Axis.wide("", [3.0, 2e7]).ticks) <= 10
-
-
 def test_many_methods_are_not_all_named_and_equal_ones_not_ranked(tmp_path: Path) -> None:
     results = sample_results()
     for method in results["methods"].values():
@@ -462,13 +451,6 @@ def test_many_methods_are_not_all_named_and_equal_ones_not_ranked(tmp_path: Path
     text = summary_of(results, tmp_path)
     assert "always, random, entropy, rind_paper and 3 more share the highest exact match, 0.500" in text
     assert "probing against entropy" in text
-
-
-def test_an_axis_of_one_value_has_round_ticks() -> None:
-    axis = Axis.fit("", [0.0, 0.0])
-    assert (axis.low, axis.high) == (0.0, pytest.approx(0.1))
-    assert max(len(label) for _, label in axis.ticks) <= 4
-    assert Axis.fit("", [0.2, 0.7]) == Axis.fit("", [0.7, 0.2])
 
 
 def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Path) -> None:
@@ -496,23 +478,6 @@ def test_the_first_example_shows_a_prober_and_a_fired_token_at_once(sample: tupl
     opened = re.findall(r'<details class="method" open>.*?class="name">(\w+)<', articles[0])
     assert opened == ["entropy", "probing"]
     assert not any('class="method" open' in article for article in articles[1:])
-
-
-@given(st.lists(st.floats(-50, 350), max_size=15))
-def test_spread_labels_keep_their_order_and_distance(wanted: list[float]) -> None:
-    placed = spread(wanted, 0, 300, gap=15)
-    assert all(-1e-6 <= y <= 300 + 1e-6 for y in placed)
-    in_order = [placed[i] for i in sorted(range(len(wanted)), key=lambda i: wanted[i])]
-    assert all(b - a >= 15 - 1e-6 for a, b in pairwise(in_order))
-    assert spread([10.0, 90.0, 50.0], 0, 100, gap=15) == [10.0, 90.0, 50.0]  # with room they stay
-
-
-def test_labels_of_crowded_points_do_not_overlap() -> None:
-    rng = np.random.default_rng(3)
-    points = rng.normal((200, 150), 14, (8, 2)).tolist()
-    placed = place([((x, y), f"method_{i}") for i, (x, y) in enumerate(points)], (40, 20, 400, 300))
-    assert not any(overlap(a.box, b.box) for a, b in combinations(placed, 2))
-    assert all(p.box[0] >= 40 and p.box[2] <= 400 and p.box[1] >= 20 and p.box[3] <= 300 for p in placed)
 
 
 def test_methods_look_different_and_keep_their_look() -> None:

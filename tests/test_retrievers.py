@@ -10,7 +10,7 @@ from pathlib import Path
 import bm25s
 import numpy as np
 import pytest
-from artefacts import read_lines, write_lines
+from artefacts import write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
@@ -258,21 +258,6 @@ def test_the_benchmark_counts_the_gold_passages_that_the_corpus_holds(benchmark)
     question = [{"dataset": "nq", "gold": ["a", "b", "absent"]}, {"dataset": "nq", "gold": ["absent"]}]
     assert retrieval.share(question, [["a", "x", "b"], ["y"]], "nq", 2, {"a", "b"}) == 0.5
     assert retrieval.share(question, [["a", "x", "b"], ["y"]], "nq", 3, {"a", "b"}) == 1
-
-
-def test_the_benchmark_of_growth_has_every_row_and_its_passages_grow_like_real_ones(benchmark, monkeypatch):
-    retrieval, data = benchmark
-    assert "On paper" not in retrieval.growth(data, data / "kept", [80, 240])
-    monkeypatch.setattr(retrieval, "STRAIGHT_FROM", 80)
-    table = retrieval.growth(data, data / "kept", [80, 240])
-    rows = [line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| ")][2:]
-    engines = ("rank_bm25", "bm25", "SQLite FTS5")
-    assert rows == [[f"| {n}", name] for n in (80, 240) for name in engines]
-    assert "On paper, 21,015,324 passages" in table
-    made = read_lines(data / "kept" / "recombined-240.jsonl")
-    words = {w for r in made for w in tokenize(r["text"])}
-    # As many new ones as passages, nearly.
-    assert len(made) == 240 and sum(w.startswith("x") for w in words) > 60
 
 
 @pytest.mark.parametrize(

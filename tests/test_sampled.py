@@ -23,7 +23,6 @@ from probers.rag.comparison.trajectories import record, tune
 from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, check_readable
 from probers.rag.queries import AnswerQuery
-from probers.rag.traces import TraceFile
 from probers.rag.triggers import Eigenscore, LexicalSimilarity, SelfConsistency, SemanticEntropy, Verbalised
 from probers.store.store import FeatureStore
 from probers.train.before_after import _SAMPLED, _further
@@ -163,23 +162,6 @@ def test_thresholds_are_chosen_on_validation_like_those_of_others():
     # Wrong are Oslo and John Adams: the entropies of right answers are 0 and .67, of wrong ones 1.6 and .5.
     assert 0.0 < tuned["entropy"].threshold < 1.7
     assert set(tuned) == {"entropy", "stated"}
-
-
-def test_a_killed_run_resumes_with_the_same_traces(tmp_path):
-    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    loop(trigger=SemanticEntropy(0.5)).run(QUESTIONS, whole)
-    lines = whole.read_text().splitlines(keepends=True)
-    cut.write_text("".join(lines[:7]) + lines[7][:50])
-    loop(trigger=SemanticEntropy(0.5)).run(QUESTIONS, cut)
-
-    def traces(path):
-        found = [answer.trace for answer in TraceFile(path).answers(QUESTIONS)]
-        for trace in found:
-            trace["counters"].pop("seconds")
-        return found
-
-    assert traces(cut) == traces(whole)
-    assert traces(whole)[0]["rounds"][0]["decision"]["evidence"]["samples"]
 
 
 @pytest.mark.parametrize("make", [

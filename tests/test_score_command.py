@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from artefacts import read_lines
-from refusals import fails, interrupted
+from refusals import fails
 from tiny import BOS, CONTEXT, byte_level, save_tiny
 
-from probers.checksums import Journal
 from probers.cli import main as cli
 from probers.data.splits import Seen
 from probers.data.texts import TextSource
@@ -161,20 +160,6 @@ def test_colours_change_sides_at_the_threshold():
     assert level(0.5, 0.0) == 5 and level(0.0, 0.0) == 3 and level(1.0, 1.0) == 3
 
 
-def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(place, caplog):
-    write([line | {"id": str(i), "answer": line["answer"] + " and on" * i} for i, line in enumerate(WRITTEN)])
-    whole = (score("out=whole", "batch_size=1") / "scores.jsonl").read_bytes()
-    with interrupted(Journal, "append", after=2):
-        score("out=cut", "batch_size=1")
-    with open("cut/unfinished.jsonl", "ab") as file:
-        file.write(b'{"place": 1, "li')
-    assert (score("out=cut", "batch_size=1") / "scores.jsonl").read_bytes() == whole
-    assert "2 of 4 texts are scored already" in caplog.text
-    assert not (place / "cut/unfinished.jsonl").exists()
-    score("out=cut", "batch_size=1")
-    assert "already holds this run" in caplog.text
-
-
 def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
     lm = loaded(place / "model")
     template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
@@ -226,9 +211,7 @@ def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
         score()
     write(WRITTEN)
     for option, code, named in (
-        ("texts=nowhere", "no-file", "texts=nowhere"), ("threshold=high", "bad-value", "threshold"),
-        ("prober=nowhere", "no-artifact", "nowhere"), ("prober=pooling", "unsupported", "heads"),
-        ("prober=prompts", "unsupported", "pool=prompt"),
+        ("prober=pooling", "unsupported", "heads"), ("prober=prompts", "unsupported", "pool=prompt"),
     ):  # fmt: skip
         with fails(code, named):
             score(option)

@@ -197,34 +197,6 @@ def tokens(tmp_path_factory):
     return make_token_store(tmp_path_factory.mktemp("tokens") / "s", 80)
 
 
-@pytest.mark.parametrize(
-    ("typed", "code", "named"),
-    [
-        ("heads=[linear,linaer]", "unknown-choice", "linaer"),
-        ('heads=[linear,"radio hiden=3"]', "unknown-key", "hiden"),
-        ("heads=radio hidden=x", "bad-value", "head.hidden=x"),
-        ("heads=radio hidden=0", "bad-value", "hidden"),
-        ("heads=radio hidden", "argument", "'hidden'"),
-        ("heads=[radio,linear name=1]", "argument", "[radio,linear"),
-        ('heads=["linear name=1"]', "unknown-key", "name"),
-        ("heads=adaptive", "unsupported", "questions"),
-        ("heads=[linear,sequence]", "mismatch", "head=sequence"),
-        ("layer_sets=[all,[9]]", "layers", "9"),
-        ("layer_sets=[0]", "layers", "layer=0"),
-        ("layer_sets=all", "bad-value", "layer_sets"),
-        ("sites=[resid_post,mlp_out]", "missing-value", "mlp_out"),
-        ("folds=1", "bad-value", "folds=1"),
-        ("minutes=0", "bad-value", "minutes=0"),
-        ("threshold=risk=0.001@0.95", "labels", "0.001"),
-        ("threshold=best", "unknown-choice", "threshold"),
-    ],
-)
-def test_wrong_requests_are_refused_before_anything_is_tried(store, tmp_path, typed, code, named):
-    with fails(code, named):
-        run(store.path, tmp_path / "out", typed)
-    assert not (tmp_path / "out").exists()
-
-
 def texts(groups: int, edit: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table) -> Examples:
     names = np.repeat([f"g{i}" for i in range(groups)], 4)
     table = pd.DataFrame({"group": names, "correct": [0, 1] * 2 * groups})

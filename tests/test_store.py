@@ -5,11 +5,7 @@ import errno
 import json
 import mmap
 import os
-import random
 import re
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -103,38 +99,6 @@ def test_what_is_written_is_read_back_and_a_layer_without_the_others(tmp_path: P
     assert not np.array_equal(store.layer(5), before[5])
     with fails("damaged", "00000.safetensors"):
         store.verify()
-
-
-WRITER = """
-import sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-import probers.store as s, time
-from test_store import SPEC, make_rows, make_states
-store = s.FeatureStore.create(Path(sys.argv[1]), [SPEC], config={{"seed": 0}}, shards=12)
-print("ready", flush=True)
-for i in store.missing:
-    store.write_shard(i, make_rows(40, 100 * i), make_states(40, i))
-    time.sleep(0.005)
-store.finish({{"model": "testbed"}})
-"""
-
-
-@pytest.mark.long
-def test_killed_at_random_moments_the_store_is_byte_identical(tmp_path: Path) -> None:
-    script = WRITER.format(tests=str(Path(__file__).parent))
-    command = [sys.executable, "-c", script]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, timeout=60)
-    rng, progress = random.Random(0), []
-    for _ in range(3):
-        with subprocess.Popen([*command, str(tmp_path / "killed")], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None and process.stdout.readline()  # it has begun to write
-            time.sleep(rng.uniform(0, 0.05))
-            process.kill()
-        progress.append(len(list((tmp_path / "killed/shards").glob("*.json"))))
-    assert progress[0] < 12, "the first kill came too late to test anything"
-    subprocess.run([*command, str(tmp_path / "killed")], check=True, timeout=60)
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 def test_an_unfinished_store_says_what_is_missing_and_drops_what_a_kill_left(tmp_path: Path) -> None:

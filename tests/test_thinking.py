@@ -274,13 +274,6 @@ def test_features_are_those_of_the_part_that_is_read(lm, tmp_path, source):
             assert row["n_tokens"] == len(own)
 
 
-@pytest.mark.parametrize("given", [["--source", "wiki"], ["--source", "cot", "pool=[mean,prompt]"]])
-def test_a_part_that_cannot_be_read_is_refused(tmp_path, given):
-    with fails("conflict", "reads"):
-        run("datagen", [*given, "reads=thinking", f"out={tmp_path / 'store'}"])
-    assert not (tmp_path / "store").exists()
-
-
 def test_a_prober_of_a_part_scores_that_part_alone(lm):
     spec = FeatureSpec(lm.spec, (1, 3), lm.width, "resid_post", "mean", position="thinking", dtype="float32")
     bank = Prober(spec, LinearHead(["3/1", "3/3"], lm.width), threshold=0.05)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artefacts import contents
-from planted import SPEC, make_store, make_token_store, stop_training
+from planted import SPEC, make_store, make_token_store
 from pytest import MonkeyPatch
 from refusals import fails
 from safetensors.numpy import load_file
@@ -208,27 +207,6 @@ def test_what_a_store_lacks_is_left_out(tmp_path, caplog):
     assert not {"embedding layer", "RIND maximum"} & set(bank.metrics["controls"])
 
 
-def test_wrong_requests(store, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    FeatureStore.create(tmp_path / "half", [SPEC], config={}, shards=2)
-    data = f"data={store.path}"
-    for arguments, *named in [
-        ([], "runs/"), (["data=nowhere"], "nowhere"), (["data=half"], "0 of 2 shards"),
-        ([data, "layer=9"], "layers 0-3 of testbed"), ([data, "threshold=best"], "threshold=best"),
-        ([data, "combine=votes"], "combine=votes", "logits"), ([data, "device=cuda:99"], "device=cuda:99"),
-        ([data, "device=xpu"], "device=xpu", "cuda or mps"),
-        ([data, "resamples=3"], "resamples=3", "100"), ([data, "threshold=budget"], "threshold=budget"),
-        ([data, "calibration=beta"], "calibration=beta", "platt"),
-        ([data, "aggregate=sum"], "aggregate=sum", "max", "last"), ([data, "split=[0.5,0.5]"], "split="),
-        ([data, "train_on=[squad]"], "train_on", "'squad'"), ([data, "domain=1.0"], "domain=1"),
-        ([f"data=[{store.path},{store.path}]"], "q0", store.path),
-        ([data, "head=mlp"], "adaptive, attention_pool, concat, layer_attention, linear"),
-    ]:  # fmt: skip
-        with fails(None, *named):
-            cli.run("train", arguments)
-    assert [p.name for p in tmp_path.iterdir()] == ["half"]
-
-
 @pytest.mark.parametrize("head", ["probing_rag", "linear"])
 @pytest.mark.long
 def test_states_are_never_all_in_memory(tmp_path, monkeypatch, head):
@@ -248,23 +226,6 @@ def test_states_are_never_all_in_memory(tmp_path, monkeypatch, head):
     assert len(read) > 100 and max(read) == CHUNK < 1500
     store.layer(1)
     assert max(read) == 3000
-
-
-@pytest.mark.usefixtures("pictures")
-def test_a_killed_command_goes_on(store, tmp_path, monkeypatch):
-    """Once in the prober's training and once in the learning curve's; pictures and figures included."""
-    arguments = [f"data={store.path}", "layer=[1,2]", "seeds=2", "save_every=0", *OVERRIDES]
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "whole")
-    expected = contents(cli.run("train", arguments))
-    monkeypatch.chdir(tmp_path / "killed")
-    stop_training(monkeypatch, 25, 50)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            cli.run("train", arguments)
-    found = contents(cli.run("train", arguments))
-    assert found == expected and not [name for name in found if "checkpoint" in name]
 
 
 def test_seeds_give_the_spread_and_the_first_is_kept(store, tmp_path):
@@ -550,20 +511,6 @@ def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_pa
     bank = Prober.from_pretrained(tmp_path / "out/layers/2")
     assert bank.layers == (2,) and bank.aggregate == "max"
     assert figures(tmp_path / "out/sizes/50")["splits"]["train"]["n"] == 50
-
-
-def test_wrong_sizes_and_sets_are_told_before_anything_is_trained(tmp_path):
-    store = make_store(tmp_path / "store", edit=lambda row: row | {"correct": int(row["group"][1:]) % 3 > 0})
-    wrong: list[tuple[str, Any, list[str]]] = [
-        ("sizes=[60,601]", "bad-value", ["601", "600"]), ("sizes=[1]", "bad-value", ["sizes=1", "2 texts"]),
-        ("sizes=[2]", "labels", ["sizes=2"]), ("layer_sets=[[2,4]]", "layers", ["layer 4", "1, 2, 3"]),
-        ("layer_sets=[0]", "layers", ["layer 0", "1, 2, 3"]), ("sizes=[0]", None, ["sizes"]),
-        ("layer_sets=[[]]", "layers", ["layer_sets", "[]"]), ("layer_sets=[early]", None, ["layer_sets"]),
-    ]  # fmt: skip
-    for option, code, named in wrong:
-        with fails(code, *named):
-            train(store.path, tmp_path / "out", option, *SMALL)
-        assert not (tmp_path / "out").exists()
 
 
 def test_a_layer_left_out_of_the_training_is_in_no_set():

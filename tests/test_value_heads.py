@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from artefacts import contents, write_lines
-from refusals import fails, interrupted
+from refusals import fails
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from tiny import tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from probers.checksums import Journal
 from probers.cli import main as cli
 from probers.data.texts.base import read_text
 from probers.heads import LinearHead, Moments, ProbingRagHead
@@ -205,24 +204,6 @@ def test_an_unmarked_answer_is_its_sentences_as_in_training(tmp_path):
     assert [span.score for span in judged(read_text(line, ""), offsets, scores)] == [2.0, 4.0]
     marked = line | {"sentences": [{"start": 0, "end": 9, "wrong": True}]}
     assert [span.score for span in judged(read_text(marked, ""), offsets, scores)] == [2.0]
-
-
-def test_an_interrupted_import_ends_in_the_same_bytes(tmp_path):
-    probe = written(tmp_path / "probe", linear().state_dict())
-    typed = [f"texts={labelled(tmp_path / 'texts.jsonl', 24)}", "resamples=100", "batch_size=4"]
-    imported(probe, tmp_path / "a", *typed)
-    with interrupted(Journal, "append", 2):
-        imported(probe, tmp_path / "b", *typed)
-    kept = len((tmp_path / "b/unfinished.jsonl").read_text().splitlines())
-    assert 0 < kept < 16
-    with open(tmp_path / "b/unfinished.jsonl", "ab") as file:
-        file.write(b'{"place": 1, "id')  # of a line that a kill cut off
-    with interrupted(Journal, "append", 1):
-        imported(probe, tmp_path / "b", *typed)
-    assert not Journal(tmp_path / "b/unfinished.jsonl").read().damaged
-    imported(probe, tmp_path / "b", *typed)
-    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
-    assert {name for name in a | b if a.get(name) != b.get(name)} == {"config.yaml"}  # which says out
 
 
 def test_texts_that_cannot_calibrate_are_refused(tmp_path):

@@ -8,7 +8,6 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -243,25 +242,10 @@ def test_an_article_too_long_to_be_read_is_left_out(tmp_path, monkeypatch):
     assert left == skipped and not set(left) & set(store.table()["id"])
 
 
-def test_a_run_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path):
-    """Cut off after each shard, and with a shard's file taken away: the rest is made, and nothing else."""
-    articles = [(f"T{i}", ARTICLE) for i in range(10)]
-    whole, _ = make(tmp_path, articles, written(ANSWERS), name="whole")
-    expected = contents(whole.path)
-
-    for shards in range(5):
-        with interrupted(FakeLM, "generate", shards):
-            make(tmp_path, articles, written(ANSWERS), name=f"cut{shards}")
-        rest = written(ANSWERS)
-        store, _ = make(tmp_path, articles, rest, name=f"cut{shards}")
-        assert contents(store.path) == expected and len(rest.prompts) == 20 - 4 * shards
-    (whole.path / "shards/00002.json").unlink()
-    again = written(ANSWERS)
-    store, _ = make(tmp_path, articles, again, name="whole")
-    assert contents(store.path) == expected and len(again.prompts) == 4
-    # A page the network withheld the first time is read in the next run; nothing is made twice.
-    make(tmp_path, articles[:2] + articles[3:6], written(ANSWERS), name="late")
-    store, _ = make(tmp_path, articles[:6], again := written(ANSWERS), name="late")
+def test_a_page_that_was_withheld_is_read_in_the_next_run_and_nothing_is_made_twice(tmp_path):
+    articles = [(f"T{i}", ARTICLE) for i in range(6)]
+    make(tmp_path, articles[:2] + articles[3:], written(ANSWERS), name="late")
+    store, _ = make(tmp_path, articles, again := written(ANSWERS), name="late")
     ids = [*store.table()["id"], *(found["id"] for found in store.left_out())]
     assert len(ids) == len(set(ids)) == 12 and len(again.prompts) == 2
 
@@ -447,26 +431,3 @@ def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
     """A thousand articles more take a few dozen bytes each: numbers of lines, hashes of ids."""
     small, large = peak(tmp_path, 500), peak(tmp_path, 2500)
     assert (large - small) / 2000 < 400
-
-
-def resident():
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_a_hundred_thousand_articles_are_streamed(tmp_path):
-    """Held in memory the articles alone would be some 300 MB; the last 90,000 of them take less than 50."""
-    sizes = []
-
-    class Watched(Forgetful):
-        def generate_each(self, requests, how, **options):
-            sizes.append(resident())
-            return super().generate_each(requests, how, **options)
-
-    path = articles_file(tmp_path / "a.jsonl.gz", 100_000, sentences=ARTICLE * 7)
-    finish(tmp_path / "s", articles(path, Watched(), own={"within": 2}, shard_size=256))
-    assert len(FeatureStore.open(tmp_path / "s")) == 200_000
-    assert max(sizes[len(sizes) // 10 :]) - sizes[len(sizes) // 10] < 50e6
-    assert resident() - sizes[len(sizes) // 10] < 100e6

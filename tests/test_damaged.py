@@ -1,4 +1,4 @@
-"""Hostile folders and files: what is not ours is untouched, and damaged JSON is one sentence or fine."""
+"""Damaged artefacts are named in one sentence, hostile ones too; folders that are not ours are untouched."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artefacts import contents, write_lines
+from artefacts import contents, harm, write_lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import claimed, exits, fails
@@ -27,6 +27,7 @@ from probers.data.articles import open_articles
 from probers.data.cache import build_once
 from probers.data.questions import load_questions, open_questions
 from probers.data.questions.multihop import StrategyQA, TwoWikiMultihopQA
+from probers.data.splits import Seen
 from probers.rag.traces import TraceFile
 from probers.types import Question, RunError, UserError
 from probers.words.spelling import load_aliases
@@ -231,6 +232,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an undamaged file for every reader."""
     from planted import make_store
     from test_bank import make_bank
+    from test_domain import some_domain
 
     top = tmp_path_factory.mktemp("whole")
     for name in ("run", "train"):
@@ -238,7 +240,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder = RunFolder(top / name, {"run": "rag"}.get(name, name), CONFIG)
             folder.claim()
             folder.finish({"model": "testbed"})
-    make_bank().save_pretrained(top / "prober")
+    make_bank(domain=some_domain()).save_pretrained(top / "prober")
+    Seen.of({"train": [("towns", "rome", "")]}).save(top / "prober")
     shutil.copy(top / "prober/config.json", top / "train/config.json")
     labels = ["no", "single", "multi"]
     asked = [f"{word} number {i}" for i in range(6) for word in ("who", "where is", "what of the what is")]
@@ -296,6 +299,41 @@ def told(top: Path, reader: Reader, values: list[Any]) -> str | None:
         assert not INTERNALS.search(said)
         return said
     return None
+
+
+#: Files with checksums, below the folder that is read, by their readers.
+SEALED = {
+    "prober": ("config.json", "heads.safetensors", "domain.safetensors"),
+    "classifier": ("config.json", "adaptive.safetensors"),
+    "store": ("shards/00000.parquet", "shards/00000.safetensors"),
+    "seen": ("seen.json",),
+}
+OPENED = {
+    "prober": Prober.from_pretrained,
+    "classifier": AdaptiveClassifier.load,
+    "store": _store,
+    "seen": Seen.read,
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SEALED.items() for name in names])
+def test_a_damaged_file_is_named(whole, tmp_path, kind, name):
+    """Altered, cut short, empty, gone, a link; converse: the whole one is read."""
+    folder = shutil.copytree(whole / ("prober" if kind == "seen" else kind), tmp_path / kind)
+    file, blob = folder / name, (folder / name).read_bytes()
+    OPENED[kind](folder)
+    for damage in ("altered", "cut", "empty", "gone", "link"):
+        file.write_bytes(blob if damage != "empty" else b"")
+        if damage == "link":
+            (tmp_path / "elsewhere").write_bytes(blob)
+            file.unlink()
+            file.symlink_to(tmp_path / "elsewhere")
+        elif damage != "empty":
+            harm(file, damage)
+        if (damage, kind) in (("gone", "seen"), ("link", "seen"), ("link", "store")):
+            continue  # nothing is known then; and a store may be spread over disks
+        with fails(None if damage == "gone" else "damaged", file.name):
+            OPENED[kind](folder)
 
 
 @pytest.mark.parametrize("damaged", READERS, indirect=True)
