@@ -25,8 +25,7 @@ from ..files import cache_folder, digest, given_file
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
-from .records import BadLine, bad_line, check_bad_line
-from .rows import as_rows
+from .records import BadLine, as_rows, bad_line, check_bad_line
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 

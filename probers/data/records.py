@@ -120,6 +120,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line if line[0] != "\ufeff" else text
 
 
+def as_rows(rows: Any) -> Any:
+    """Return the rows of a table of pandas as dictionaries, and any other rows as they are."""
+    return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
+
+
 class Row(NamedTuple):
     """One record with its place ("line 3"), or its ``problem``; ``last`` if nothing after it can be read."""
 

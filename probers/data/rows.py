@@ -13,6 +13,7 @@ from typing import Any
 
 from ..options import shown
 from ..types import UserError
+from .records import as_rows
 
 #: Fields of a labelled text, and names under which others have them.
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -36,11 +37,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: Labels that say the opposite of ``wrong``.
 _OPPOSITE = ("correct", "is_correct", "right", "truthful", "factual", "supported", "faithful")
-
-
-def as_rows(rows: Any) -> Any:
-    """Return the rows of a table of pandas as dictionaries, and any other rows as they are."""
-    return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
 
 
 def records_of(rows: Any) -> list[dict[str, Any]]:

@@ -19,8 +19,16 @@ from tqdm import tqdm
 from ...files import digest
 from ...parts import PARTS, load_part
 from ...types import SPLITS, Question, UserError, count
-from ..records import BadLine, LeftOut, Row, UnusableError, check_bad_line, check_object, what_is_wrong
-from ..rows import as_rows
+from ..records import (
+    BadLine,
+    LeftOut,
+    Row,
+    UnusableError,
+    as_rows,
+    check_bad_line,
+    check_object,
+    what_is_wrong,
+)
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .jsonl import Given
