@@ -32,11 +32,10 @@ from .io import CONFIG, HubOptions, heads_of, load_head, locate, read, save
 from .online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from .report import Report
 from .report import report as make_report
+from .response import Scored, ScoredTexts
 from .risk_control import Promise
-from .scored import Scored, ScoredTexts
-from .scoring import prompt_of, readable, score_texts
+from .scoring import Action, JudgedWriter, OnHigh, prompt_of, readable, score_texts
 from .value_head import is_value_head, read_value_head
-from .writing import Action, JudgedWriter, OnHigh
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -275,13 +274,13 @@ class Prober(ModelHubMixin):
 
         Args:
             prompts: a text to continue, or several; a chat is a list of messages with role and content.
-            on_high: "warn", "stop", "abstain" or "retry" (:class:`.writing.Action`).
+            on_high: "warn", "stop", "abstain" or "retry" (:class:`.scoring.Action`).
             threshold, unit: as in :meth:`score`.
             options: ``draws``, ``temperature``, ``seed`` and ``abstention`` of the action, and fields of
                 :class:`probers.model.language_model.Decoding` such as ``stop``.
 
         Returns:
-            A :class:`.scored.Scored` text for one prompt, :class:`.scored.ScoredTexts` for several.
+            A :class:`.response.Scored` text for one prompt, :class:`.response.ScoredTexts` for several.
         """
         names = {field.name for field in fields(Action)} & options.keys()
         action = Action(on_high, **{name: options.pop(name) for name in names})

@@ -1,15 +1,22 @@
-"""Response field ``hallucination``: one model for every engine, for finished texts, and for reading it back.
+"""A prober's judgement of a text: the response of every engine, and the text with it.
 
-Fields that were not set are left out of the wire form: a streamed chunk has the lists of its tokens alone.
+:class:`Response` is the field ``hallucination``: one model for servers, finished texts, and reading it back.
+Fields that were not set are left out of its wire form: a streamed chunk has the lists of its tokens alone.
+:class:`Scored` is a text with its response, shown as text in a terminal and coloured in a notebook.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from html import escape
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .figures import Part, figure
 from .risk_control import Promise
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PerToken: TypeAlias = tuple[float | None, ...]
 
@@ -112,3 +119,147 @@ class Response(TokenScores):
     not_scored: str | None = figure(
         "why the text has no score, such as a forced tool call; left out if it has one", None
     )
+
+
+#: Characters of a text in its repr.
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPart:
+    """A judged part of a text: its characters [start, end), its score, and P(wrong) from 0 to 1."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+    p_wrong: float
+    fires: bool
+
+    def __str__(self) -> str:
+        return f"{self.p_wrong:4.0%}  {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A text, the prompt before it, and a prober's judgement of it; None for a text that was too long.
+
+    Attributes:
+        id: the text's own id, or its place ("row 3").
+        response: everything that is known of each token and part, as the server responds with it.
+    """
+
+    id: str
+    prompt: str
+    text: str
+    response: Response | None
+
+    @property
+    def p_wrong(self) -> float | None:
+        """Calibrated P(wrong) of the text, that of its worst part; None where nothing was judged."""
+        return None if self.response is None else self.response.p_wrong
+
+    @property
+    def score(self) -> float | None:
+        """Score of the text, which fires above the threshold; None where nothing was judged."""
+        return None if self.response is None else self.response.score
+
+    @property
+    def fires(self) -> bool:
+        """True where the score is above the threshold."""
+        return self.response is not None and self.response.fires
+
+    @property
+    def domain(self) -> DomainDistance | None:
+        """Distance from the prober's training texts; P(wrong) is no tested probability where ``unlike``."""
+        return None if self.response is None else self.response.domain
+
+    @property
+    def spans(self) -> tuple[ScoredPart, ...]:
+        """Judged parts, from left to right."""
+        if self.response is None:
+            return ()
+        threshold = self.response.threshold
+        return tuple(
+            ScoredPart(self.text[s.start : s.end], s.start, s.end, s.score, s.p_wrong, s.score > threshold)
+            for s in self.response.spans
+        )
+
+    @property
+    def warning(self) -> str:
+        """Sentence on a text that is unlike the prober's training texts; "" for others."""
+        if self.domain is None or not self.domain.unlike:
+            return ""
+        return "unlike the texts that the prober was trained on: P(wrong) is no tested probability"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a row for a table, with its parts as a list."""
+        unlike = None if self.domain is None else self.domain.unlike
+        parts = [{"text": s.text, "start": s.start, "end": s.end, "p_wrong": s.p_wrong} for s in self.spans]
+        return {
+            "id": self.id, "prompt": self.prompt, "text": self.text, "p_wrong": self.p_wrong,
+            "fires": self.fires, "unlike": unlike, "spans": parts,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}…"
+        p_wrong = "not judged" if self.p_wrong is None else f"p_wrong={self.p_wrong:.2f}"
+        return f"Scored({text!r}, {p_wrong}, fires={self.fires}, spans={len(self.spans)})"
+
+    def __str__(self) -> str:
+        """Mark the parts that fire as ``[part 96%]``; the text's own P(wrong) comes first."""
+        shown, end = [], 0
+        for span in self._marked:
+            shown.append(f"{self.text[end : span.start]}[{span.text} {span.p_wrong:.0%}]")
+            end = span.end
+        chance = "   –" if self.p_wrong is None else f"{self.p_wrong:4.0%}"
+        note = f"  ({self.warning})" if self.warning else ""
+        return f"{chance}  {''.join(shown)}{self.text[end:]}{note}"
+
+    def _repr_html_(self) -> str:
+        pieces, end = [], 0
+        for span in sorted(self.spans, key=lambda span: span.start):
+            if span.start < end or (span.start, span.end) == (0, len(self.text)):
+                continue
+            line = "border-bottom:2px solid #b3261e;" if span.fires else ""
+            style = f"background:rgba(217,72,47,{0.6 * span.p_wrong:.2f});{line}"
+            title = f"P(wrong) {span.p_wrong:.0%}"
+            pieces.append(escape(self.text[end : span.start]))
+            pieces.append(f'<span style="{style}" title="{title}">{escape(span.text)}</span>')
+            end = span.end
+        chance = "not judged" if self.p_wrong is None else f"P(wrong) {self.p_wrong:.0%}"
+        note = f"<br><i>{escape(self.warning)}</i>" if self.warning else ""
+        text = f"{''.join(pieces)}{escape(self.text[end:])}"
+        return f'<div style="white-space:pre-wrap">{text}</div><small>{chance}{note}</small>'
+
+    @property
+    def _marked(self) -> list[ScoredPart]:
+        """List the parts that fire and do not overlap; a part that is the whole text is not marked."""
+        marked: list[ScoredPart] = []
+        for span in sorted(self.spans, key=lambda span: span.start):
+            whole = (span.start, span.end) == (0, len(self.text))
+            if span.fires and not whole and (not marked or span.start >= marked[-1].end):
+                marked.append(span)
+        return marked
+
+
+class ScoredTexts(list[Scored]):
+    """Scored texts in the order of the rows, with ``frame`` for pandas; a notebook shows them coloured."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Table with a row for each text: id, prompt, text, p_wrong, fires, unlike, spans."""
+        import pandas as pd
+
+        rows: list[Mapping[str, Any]] = [each.to_dict() for each in self]
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        fires = sum(each.fires for each in self)
+        return f"ScoredTexts({len(self)} texts, {fires} fire)"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        return "<hr>".join(each._repr_html_() for each in self)
