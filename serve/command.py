@@ -82,8 +82,8 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     import uvicorn
 
     from probers.model.blocks import decoder_layers
-    from probers.prober.online.scores import check_growing
     from probers.prober.prober import Prober
+    from probers.prober.token_scores import check_growing
     from probers.words.thinking import Thinking
 
     from .app import make_app

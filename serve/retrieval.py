@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from probers.cli.components import Component, choices
 from probers.prober.assessment import Assessor, WrittenText
-from probers.prober.online.scores import text_needs, text_scores
 from probers.prober.response import ScoredSpan
+from probers.prober.token_scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
 from probers.rag.build import for_engine
 from probers.rag.loop import RAG

@@ -31,8 +31,8 @@ from probers.model.language_model import Decoding, GenerationRequest, Sampling, 
 from probers.model.pooling import PER_TOKEN, pool_tokens, token_vectors
 from probers.model.tokens import Stops
 from probers.prober.assessment import WrittenText
-from probers.prober.online.scores import GrowingScores, GrowingSentences, pools_sentences
 from probers.prober.prober import Prober
+from probers.prober.token_scores import GrowingScores, GrowingSentences, pools_sentences
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
 from .protocol import ApiError

@@ -29,9 +29,9 @@ from probers.model.pooling import as_stored
 from probers.prober import io
 from probers.prober.calibration import EntropyModel, Isotonic, Temperature
 from probers.prober.decision import Ensemble, half_precision
-from probers.prober.online.scores import GrowingScores
 from probers.prober.prober import Prober
 from probers.prober.risk_control import Promise
+from probers.prober.token_scores import GrowingScores
 from probers.prober.value_head import FILES as VALUE_HEAD
 from probers.rag.triggers import Probing
 from probers.signals import SIGNALS

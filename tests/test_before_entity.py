@@ -17,8 +17,8 @@ from probers.heads import CORRECT, WRONG, LinearHead
 from probers.model.hidden_states import decoder_layers
 from probers.model.tokens import decode, token_offsets
 from probers.prober.calibration import Isotonic, Platt, Temperature, sigmoid
-from probers.prober.online.watch import GrowingText
 from probers.prober.prober import Prober
+from probers.prober.watch import GrowingText
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
 from probers.rag.queries import CIOQF, QFS

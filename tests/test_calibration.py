@@ -16,7 +16,7 @@ from probers.evaluation import metrics as m
 from probers.prober import calibration as c
 from probers.prober.calibration import CALIBRATIONS, Isotonic, Platt, Temperature, fit_calibration
 from probers.prober.decision import Ensemble, ThresholdRule, fit_ensemble
-from probers.prober.online.scores import aggregate, extend
+from probers.prober.token_scores import aggregate, extend
 from probers.types import Code, RunError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]

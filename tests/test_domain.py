@@ -14,8 +14,8 @@ from probers.datagen.labels.rows import recorded, recorded_needs
 from probers.model.language_model import Sampling
 from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.domain import FILE, Domain, limit_of
-from probers.prober.online.scores import GrowingScores, text_needs, text_scores
 from probers.prober.prober import Prober
+from probers.prober.token_scores import GrowingScores, text_needs, text_scores
 from probers.train.assemble import fit_domain, surprise_of
 from probers.train.data import Dataset
 from probers.types import Needs, RunError

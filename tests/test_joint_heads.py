@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from probers.cli import main as cli
 from probers.heads import HEADS, ConcatHead, LinearHead, MixHead, SequenceHead
 from probers.model.recorder import as_places
-from probers.prober.online.scores import GrowingScores, text_scores
 from probers.prober.prober import Prober
+from probers.prober.token_scores import GrowingScores, text_scores
 from probers.store.joined import Sources
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore

@@ -17,8 +17,8 @@ from probers import CausalLM, Prober
 from probers.model.language_model import Sampling
 from probers.model.tokens import token_offsets
 from probers.prober.assessment import Assessor, GrowingSpans, WrittenText, units_of
-from probers.prober.online.scores import text_needs, text_scores
 from probers.prober.response import ScoredSpan
+from probers.prober.token_scores import text_needs, text_scores
 from probers.words import find_entities, tokens_of, written_entities
 from probers.words.text import split_sentences
 

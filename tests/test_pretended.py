@@ -20,8 +20,8 @@ from probers.model.blocks import decoder_layers, decoder_of
 from probers.model.causal_lm import CausalLM
 from probers.model.continuous import ContinuousBatch
 from probers.model.language_model import Sampling
-from probers.prober.online.scores import GrowingScores
 from probers.prober.prober import Prober
+from probers.prober.token_scores import GrowingScores
 from probers.rag import RAG, triggers
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers import BM25

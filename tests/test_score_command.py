@@ -21,10 +21,10 @@ from probers.model.causal_lm import CausalLM
 from probers.model.tokens import without_end
 from probers.prober.calibration import Temperature
 from probers.prober.domain import Domain
-from probers.prober.online.scores import GrowingScores, text_needs, text_scores
 from probers.prober.prober import Prober
 from probers.prober.response import Response
 from probers.prober.risk_control import Promise
+from probers.prober.token_scores import GrowingScores, text_needs, text_scores
 from probers.score.run import _summary, level, parts
 from probers.store.spec import FeatureSpec
 

@@ -23,7 +23,7 @@ from probers.model.blocks import decoder_layers
 from probers.model.language_model import Sampling
 from probers.model.tokens import shown_bytes, token_bytes
 from probers.prober.assessment import Assessor, WrittenText
-from probers.prober.online.scores import GrowingScores, GrowingSentences, text_needs, text_scores
+from probers.prober.token_scores import GrowingScores, GrowingSentences, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
 from probers.serve.protocol import ApiError, ChatRequest

@@ -18,8 +18,8 @@ from probers.cli.components import Component
 from probers.heads import HEADS, ConcatHead, LinearHead, ProbeHead, SequenceHead, StackedHead, is_joint
 from probers.prober.calibration import fit_logistic
 from probers.prober.decision import Ensemble
-from probers.prober.online.scores import GrowingScores, text_scores
 from probers.prober.prober import Prober
+from probers.prober.token_scores import GrowingScores, text_scores
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.train.assemble import assemble

@@ -21,7 +21,7 @@ from probers.data.texts import TextSource
 from probers.evaluation.answers import final_answer
 from probers.heads import LinearHead
 from probers.prober.assessment import Assessor, WrittenText
-from probers.prober.online.scores import check_growing, text_needs, text_scores
+from probers.prober.token_scores import check_growing, text_needs, text_scores
 from probers.prompts import TESTBED_PROMPT, chat_text
 from probers.rag.protocol import UNANSWERED
 from probers.rag.triggers import Probing

@@ -21,8 +21,8 @@ from probers.heads import LinearHead, Moments, ProbingRagHead
 from probers.prober import value_head
 from probers.prober.calibration import Temperature
 from probers.prober.decision import Ensemble, half_precision
-from probers.prober.online.scores import text_needs, text_scores
 from probers.prober.prober import Prober
+from probers.prober.token_scores import text_needs, text_scores
 from probers.prober.value_head import fold, read_value_head
 from probers.score.exchange import judged
 from probers.store.spec import FeatureSpec

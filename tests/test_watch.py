@@ -20,8 +20,8 @@ from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import decoder_layers
 from probers.prober.calibration import Temperature
-from probers.prober.online.watch import Scores, StopOnScore
 from probers.prober.prober import Prober
+from probers.prober.watch import Scores, StopOnScore
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Feature, Needs, RunError
 

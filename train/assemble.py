@@ -20,8 +20,8 @@ from probers.prober.calibration import CALIBRATIONS, Calibration, fit_calibratio
 from probers.prober.decision import KINDS, Ensemble, fit_ensemble, half_precision
 from probers.prober.domain import Domain
 from probers.prober.figures import EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
-from probers.prober.online.scores import Aggregate, aggregate
 from probers.prober.prober import Prober
+from probers.prober.token_scores import Aggregate, aggregate
 from probers.signals import SIGNALS
 from probers.store.files import COLUMNS
 from probers.types import RunError

@@ -27,9 +27,9 @@ from ..words.language import ENGLISH
 from ..words.text import split_sentences
 from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
 from .domain import Domain
-from .online.scores import PIECES, Scorer, aggregate
 from .response import DomainDistance, Response, ScoredSpan, TokenScores
 from .risk_control import Promise
+from .token_scores import PIECES, Scorer, aggregate
 
 
 class Bank(Scorer, Protocol):

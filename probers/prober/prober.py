@@ -29,12 +29,12 @@ from .calibration import Calibration, EntropyModel, Temperature, calibration_fro
 from .decision import Ensemble, checked_logits, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
 from .io import CONFIG, HubOptions, heads_of, load_head, locate, read, save
-from .online.scores import Aggregate, aggregate, check_aggregate, check_spans
 from .report import Report
 from .report import report as make_report
 from .response import Scored, ScoredTexts
 from .risk_control import Promise
 from .scoring import Action, JudgedWriter, OnHigh, prompt_of, readable, score_texts
+from .token_scores import Aggregate, aggregate, check_aggregate, check_spans
 from .value_head import is_value_head, read_value_head
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ..model.causal_lm import CausalLM
     from .assessment import Unit
-    from .online.watch import Scores, StopOnScore
+    from .watch import Scores, StopOnScore
 
 log = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ class Prober(ModelHubMixin):
                 scores.finish(sequences)  # the last token too
             print(scores.sequence, scores.probability, scores.tokens)
 
-        The model has hooks only inside the block; :mod:`.online.loops` lists the supported loops.
+        The model has hooks only inside the block; :mod:`.loops` lists the supported loops.
         Heads of ``pool=predicting`` score before every token; ``scores.entities`` lists the
         entities that began.
 
@@ -322,7 +322,7 @@ class Prober(ModelHubMixin):
             tokenizer: gives end-of-sequence and padding ids beside those of ``model.generation_config``, and
                 the text that entities are found in.
         """
-        from .online.watch import Scores
+        from .watch import Scores
 
         return Scores(self, model, per=per, tokenizer=tokenizer)
 
@@ -349,7 +349,7 @@ class Prober(ModelHubMixin):
         prober cannot judge (:func:`.assessment.units_of`), and for "answer".
         """
         from .assessment import Assessor
-        from .online.watch import StopOnScore
+        from .watch import StopOnScore
 
         if unit == "answer":
             told = "unit=answer has nothing to stop before: leave unit out to stop by the score so far"

@@ -19,8 +19,8 @@ from ..model.tokens import encode_answer, without_end
 from ..prompts import chat_text, form_with
 from ..types import Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
-from .online.scores import check_growing, text_needs, text_scores
 from .response import Acted, Response, Scored, ScoredSpan
+from .token_scores import check_growing, text_needs, text_scores
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import torch
 
 from ..cli.inputs import find_prober, load_model
 from ..data.records import what_is_wrong
-from ..prober.online.scores import check_growing, text_needs, text_scores
 from ..prober.prober import Prober
+from ..prober.token_scores import check_growing, text_needs, text_scores
 from ..rag.remote import Completion
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line
 

@@ -25,11 +25,11 @@ from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..pages import num, render
 from ..prober.assessment import Assessor
-from ..prober.online.scores import check_growing
 from ..prober.prober import Prober
 from ..prober.response import DomainDistance, Response, ScoredSpan
 from ..prober.risk_control import Promise
 from ..prober.scoring import readable, score_texts
+from ..prober.token_scores import check_growing
 from ..types import SPLITS, count
 
 if TYPE_CHECKING:

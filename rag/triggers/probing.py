@@ -180,7 +180,7 @@ class Probing(ReadsBank):
     def needs(self) -> Needs:
         if self._part == "both":
             return self._bank.needs
-        from probers.prober.online.scores import text_needs  # loads torch
+        from probers.prober.token_scores import text_needs  # loads torch
 
         return text_needs(self._bank)
 
@@ -213,7 +213,7 @@ class Probing(ReadsBank):
 
     def _of_part(self, generation: Generation) -> float:
         """Score the part that the prober was trained on; a text without it is scored like an empty one."""
-        from probers.prober.online.scores import text_scores  # loads torch
+        from probers.prober.token_scores import text_scores  # loads torch
 
         span = part_of(generation.text, self._part)
         tokens = [] if span is None else tokens_of(generation.offsets, *span)

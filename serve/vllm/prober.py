@@ -24,8 +24,8 @@ from probers.model.loading import fingerprint, model_source
 from probers.model.pooling import BEFORE
 from probers.model.vllm import KEY
 from probers.options import check_record
-from probers.prober.online.scores import check_growing
 from probers.prober.prober import Prober
+from probers.prober.token_scores import check_growing
 from probers.store.spec import ModelSpec
 from probers.types import UserError, first_line
 

@@ -37,7 +37,7 @@ from vllm.v1.request import Request
 
 from probers.model.vllm import KEY
 from probers.model.vllm.worker import ReadingWorker
-from probers.prober.online.scores import GrowingScores
+from probers.prober.token_scores import GrowingScores
 from probers.types import RunError
 
 from .prober import ServedProber, adapter_of, check_model

@@ -25,8 +25,8 @@ from probers.cli.settings import Model
 from probers.model.causal_lm import CausalLM
 from probers.model.pooling import as_stored
 from probers.prober.assessment import Assessor, WrittenText
-from probers.prober.online.scores import text_scores
 from probers.prober.prober import Prober
+from probers.prober.token_scores import text_scores
 from probers.prompts import chat_text
 from probers.serve.settings import Serve
 from probers.serve.vllm.prober import command

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...heads import Memory, ProbeHead
-from ...model import pooling
-from ...model.hidden_states import broken_state
-from ...model.pooling import PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
-from ...store.spec import FeatureSpec, ModelSpec
-from ...types import Needs, Pool, RunError, UserError
-from ...words import Recogniser
-from ...words.language import ENGLISH
-from ...words.text import split_sentences
-from ...words.thinking import PARTS
+from ..heads import Memory, ProbeHead
+from ..model import pooling
+from ..model.hidden_states import broken_state
+from ..model.pooling import PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
+from ..store.spec import FeatureSpec, ModelSpec
+from ..types import Needs, Pool, RunError, UserError
+from ..words import Recogniser
+from ..words.language import ENGLISH
+from ..words.text import split_sentences
+from ..words.thinking import PARTS
 
 #: Ways to make the score of a span from the scores of its tokens.
 Aggregate = Literal["max", "mean", "last"]

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria
 
-from ...model.tokens import TextStream, decode, token_offsets
-from ...types import UserError
-from ...words import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
-from ..assessment import Assessor, GrowingSpans, whole_words
-from ..response import ScoredSpan
+from ..model.tokens import TextStream, decode, token_offsets
+from ..types import UserError
+from ..words import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
+from .assessment import Assessor, GrowingSpans, whole_words
 from .loops import GenerationWatcher, Per, WatchedBatch
-from .scores import Scorer
+from .response import ScoredSpan
+from .token_scores import Scorer
 
 
 class Scores(AbstractContextManager["Scores"]):

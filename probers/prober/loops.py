@@ -28,14 +28,14 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ...model.blocks import decoder_layers
-from ...model.forward import Decoder
-from ...model.hidden_states import broken_state, check_needs, tap_of
-from ...model.loading import check_capped, fingerprint
-from ...model.pooling import all_finite, token_vectors
-from ...store.spec import ModelSpec
-from ...types import RunError, UserError
-from .scores import GrowingHeads, GrowingVectors, Scorer, check_growing, extend
+from ..model.blocks import decoder_layers
+from ..model.forward import Decoder
+from ..model.hidden_states import broken_state, check_needs, tap_of
+from ..model.loading import check_capped, fingerprint
+from ..model.pooling import all_finite, token_vectors
+from ..store.spec import ModelSpec
+from ..types import RunError, UserError
+from .token_scores import GrowingHeads, GrowingVectors, Scorer, check_growing, extend
 
 Per = Literal["sequence", "token"]
 
