@@ -85,7 +85,7 @@ def _report(comparison: Comparison, out: Path) -> None:
     for flag, names in grouped(comparison.page["flags"]).items():
         them = "it" if len(names) == 1 else "them"
         log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)
-    for note in comparison.page["notes"]:
+    for note in comparison.notes:
         log.info("note: %s", note)
     log.info("wrote %s/results.json, %s/report.html and the traces in %s/traces", out, out, out)
     log.info("next: open %s/report.html", out)

@@ -16,7 +16,7 @@ from probers.checksums import sealed_lines
 from probers.evaluation.answers import MATCH
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
-from probers.types import Passage, Round
+from probers.types import Passage, Round, count
 
 from ..protocol import name_of
 from ..report import LEVEL, write_report
@@ -68,6 +68,11 @@ class Comparison:
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").astype(float)
 
     @property
+    def notes(self) -> Sequence[str]:
+        """Notes on what was left out, and on thresholds and budgets."""
+        return self.page["notes"]  # type: ignore[no-any-return]
+
+    @property
     def lines(self) -> list[str]:
         """Lines of the table on the terminal."""
         return table_lines(
@@ -96,7 +101,10 @@ class Comparison:
             name if entry[key] is None else f"{name} {entry[key]:.3f}"
             for name, entry in self.results["methods"].items()
         )
-        return f"Comparison({self.results['n']} questions; {key}: {methods})"
+        return f"Comparison({count(self.results['n'], 'question')}; {key}: {methods})"
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines, *self.notes])
 
     def _repr_html_(self) -> str:
         columns = [self.results["headline"], "f1", "acc", "retrievals", "tokens", "consistency", "auroc"]
