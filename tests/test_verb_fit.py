@@ -124,7 +124,7 @@ def test_wrong_calls_are_named(store: FeatureStore) -> None:
 
 HEAD = '''"""A head of this test."""
 
-from .linear import LinearHead
+from .single import LinearHead
 
 
 class EchoHead(LinearHead):
