@@ -62,8 +62,8 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
     if site in ("resid_post", *BESIDE):
         return
     if 0 in feature.layers:
-        message = f"layers=0 is the embedding output, which belongs to no block and has no site={site}"
-        raise UserError(f"{message}: leave it out", "layers")
+        message = f"site={site} has no layer 0: the embedding output belongs to no block"
+        raise UserError(f"{message}, leave it out of layers", "layers")
     parts = block_parts(model)
     if site == "resid_mid" and any(parts[k - 1].middle is None for k in feature.layers):
         message = f"{type(model).__name__} has no site=resid_mid: use attn_out, mlp_out or resid_post"
