@@ -1,5 +1,6 @@
 """The verbs of the library: what they return, that commands return the same, and what they refuse."""
 
+import io
 import json
 import math
 import subprocess
@@ -114,6 +115,7 @@ def test_a_column_of_labels_that_is_not_read_is_named():
         ([3], "bad-value"),
         ([{**row, "wrong": True} for row in sums()], "labels"),
         ("nowhere.jsonl", "no-file"),
+        (io.StringIO("a"), "bad-value"),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(lm, rows, code):

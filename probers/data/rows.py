@@ -50,6 +50,8 @@ def records_of(rows: Any) -> list[dict[str, Any]]:
         UserError: no rows, or something else.
     """
     rows = _of_columns(rows) if isinstance(rows, Mapping) else as_rows(rows)
+    if hasattr(rows, "read"):
+        raise UserError("rows are an open file: give its path, which tells its layout too")
     if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
         raise UserError(f"rows must be a table or a list of dictionaries, found {type(rows).__name__}")
     records = []
