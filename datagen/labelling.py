@@ -76,6 +76,9 @@ def label(
     components: dict[str, Any] = {n: _component(n, given[n]) for n in ("prompt", "matcher") if n in given}
     check_options(Options, {name: value for name, value in given.items() if name not in components})
     chosen = Options(**given | components)
+    if not isinstance(source, Source):
+        message = f"label takes a source, found {type(source).__name__}"
+        raise UserError(f"{message}: Texts(rows), Questions(..), Articles(..) or Prompts(..)")
     read = source.plan(chosen)
     quotas_of(source)
     record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}

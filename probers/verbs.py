@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from .model.causal_lm import CausalLM
 from .prober.prober import Prober
 from .train.fitting import fit as fit_stores
 from .types import UserError
+
+log = logging.getLogger(__name__)
 
 #: Options of reading and of labelling rows; the others are those of training.
 _READING = {field.name for field in fields(Texts) if field.init} - {"texts", "columns"}
@@ -57,6 +60,8 @@ def fit(
     shared = {name: labelling[name] for name in ("seed",) if name in labelling}
     states = None if out is None else f"{out}.states"
     store = label(data, source, layers=layers, out=states, **labelling)
+    for line in source.source.left_out.lines():
+        log.warning(line)
     return fit_stores(store, head=head, layers=layers, out=out, **shared, **options)
 
 

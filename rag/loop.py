@@ -289,7 +289,11 @@ class RAG:
         return filter_of(self.trigger, self.query)
 
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
-        question = Question("question", question) if isinstance(question, str) else question
+        if isinstance(question, str):
+            question = Question("question", question)
+        elif not isinstance(question, Question):
+            message = f"one question is asked, a text or a Question, found {type(question).__name__}"
+            raise UserError(f"{message}: call rag.answer for several")
         return self.answer([question], listener)[0]
 
     def generate(

@@ -91,6 +91,9 @@ class Answer:
     counters: Counters
     filter: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Answer({self.answer!r}, retrievals={self.retrievals}, text={self.text!r:.80})"
+
     @property
     def retrievals(self) -> int:
         return self.counters.retrievals

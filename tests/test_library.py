@@ -137,6 +137,30 @@ def test_wrong_requests_are_refused_with_a_code(lm, prober):
     assert code_of(lm.states, ["a"], layers=[99]) == "layers"
 
 
+@pytest.mark.parametrize(
+    ("prompts", "code"),
+    [([], "empty"), (pd.DataFrame({"a": ["b"]}), "bad-value"), ([{"prompt": "x"}], "bad-value")],
+)
+def test_prompts_that_are_none_are_refused(lm, prober, prompts, code):
+    assert code_of(prober.generate, lm, prompts) == code
+
+
+def test_misspelt_options_and_wrong_objects_are_refused_by_name(lm, prober):
+    assert code_of(prober.generate, lm, "2 + 2 =", max_tokens=3) == "unknown-key"
+    assert code_of(probers.CausalLM.from_pretrained, "testbed", devise="cpu") == "unknown-key"
+    assert code_of(probers.label, lm, sums(2)) == "bad-value"
+    assert code_of(prober.score, "testbed", sums(2)) == "bad-value"
+    assert code_of(probers.RAG(lm, ["a b"], "never"), ["Who?", "Where?"]) == "bad-value"
+    assert lm.states(["a b"], layers=4).shape == (1, 1, lm.width)
+    assert len(prober.score(lm, sums(1)[0])) == 1
+
+
+def test_rows_without_a_label_are_said(lm, caplog):
+    rows = [{**row, "wrong": None} if number % 9 == 0 else row for number, row in enumerate(sums())]
+    probers.fit(lm, rows, head="linear", layers=[4], **QUICK)
+    assert any("no label" in message for message in caplog.messages)
+
+
 def test_a_saved_prober_scores_the_same(lm, prober, tmp_path):
     prober.save_pretrained(tmp_path)
     again = probers.Prober.from_pretrained(tmp_path)

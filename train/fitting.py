@@ -80,7 +80,7 @@ def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:
     known = [f.name for f in fields(Train) if not f.name.startswith("_") and f.name not in _ELSEWHERE]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, ["layers", "head", *known], n=1)
             message = f"unknown option {name!r}" + (f" (did you mean {near[0]}?)" if near else "")
             raise UserError(f"{message}: the options are {', '.join(known)}", "unknown-key")
     texts = options.get("texts")

@@ -43,13 +43,17 @@ def records_of(rows: Any) -> list[dict[str, Any]]:
     """Turn rows into plain records, in their order; cells without a value are None.
 
     Args:
-        rows: a DataFrame of pandas, a ``datasets.Dataset``, a mapping of columns of equal length, or an
-            iterable of mappings or of answers, which is read once.
+        rows: a DataFrame of pandas, a ``datasets.Dataset``, a mapping of columns of equal length or of one
+            row, or an iterable of mappings or of answers, which is read once.
 
     Raises:
         UserError: no rows, or something else.
     """
-    rows = _of_columns(rows) if isinstance(rows, Mapping) else as_rows(rows)
+    if isinstance(rows, Mapping):
+        columns = any(isinstance(value, Sequence) and not isinstance(value, str) for value in rows.values())
+        rows = _of_columns(rows) if columns else [rows]
+    else:
+        rows = as_rows(rows)
     if hasattr(rows, "read"):
         raise UserError("rows are an open file: give its path, which tells its layout too")
     if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):

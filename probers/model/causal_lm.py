@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import fields
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -68,6 +69,9 @@ class CausalLM(LanguageModel):
         self._batches = Batches(batch_size, self.device)
         self._lock = RLock()
 
+    def __repr__(self) -> str:
+        return f"CausalLM({self.spec}, {self.device})"
+
     @property
     def device(self) -> torch.device:
         """Device of the model, which may be moved."""
@@ -85,6 +89,9 @@ class CausalLM(LanguageModel):
         of :class:`probers.model.loading.Loading`. UserError if there is no such model, device or number
         format, or the model is not a causal decoder.
         """
+        for option in how.keys() - (known := {field.name for field in fields(Loading)}):
+            message = f"from_pretrained has no option {option!r}"
+            raise UserError(f"{message}: its options are {', '.join(sorted(known))}", "unknown-key")
         source, parts = cls._load(name, revision, batch_size, Loading(**how))
         return cls(
             *parts, name=name, revision=fingerprint(source, parts[0]), batch_size=batch_size,
@@ -138,7 +145,7 @@ class CausalLM(LanguageModel):
             yield batch
 
     def states(
-        self, texts: Sequence[str], *, layers: Literal["all"] | Sequence[int] = "all",
+        self, texts: Sequence[str], *, layers: Literal["all"] | int | Sequence[int] = "all",
         pool: Literal["mean", "last", "tokens"] = "mean", site: Site = "resid_post",
         prompts: Sequence[str] | None = None,
     ) -> np.ndarray | list[np.ndarray]:  # fmt: skip
@@ -156,7 +163,8 @@ class CausalLM(LanguageModel):
         Raises:
             UserError: a layer or site that the model lacks, or a text longer than its context.
         """
-        wanted = tuple(range(1, self.num_layers + 1) if layers == "all" else layers)
+        several = [layers] if isinstance(layers, int) else layers
+        wanted = tuple(range(1, self.num_layers + 1) if several == "all" else several)
         if not wanted:
             raise UserError("layers=[] names no layer: give numbers from 1, or all", "layers")
         needs = Needs.of(wanted, site=site, pool=pool)

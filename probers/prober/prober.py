@@ -251,6 +251,9 @@ class Prober(ModelHubMixin):
         Raises:
             UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
         """
+        if not hasattr(lm, "score_each"):
+            message = f"score takes a model first, found {type(lm).__name__}"
+            raise UserError(f"{message}: CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)")
         source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line)
         texts = readable(source, list(source.all()), self, lm.tokenizer)
         responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
@@ -284,7 +287,11 @@ class Prober(ModelHubMixin):
         """
         names = {field.name for field in fields(Action)} & options.keys()
         action = Action(on_high, **{name: options.pop(name) for name in names})
-        several = not isinstance(prompts, str) and not all(isinstance(each, Mapping) for each in prompts)
+        if hasattr(prompts, "columns"):
+            raise UserError("prompts are a table: give its column of prompts, as list(frame['prompt'])")
+        prompts = prompts if isinstance(prompts, str) else list(prompts)
+        chat = bool(prompts) and all(isinstance(each, Mapping) for each in prompts)
+        several = not (isinstance(prompts, str) or chat)
         write = JudgedWriter(lm, self, action, threshold, unit)
         texts = ScoredTexts(write(prompts if several else [prompts], max_new_tokens, **options))
         return texts if several else texts[0]

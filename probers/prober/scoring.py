@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from ..checksums import Journal
 from ..data.texts import Text, TextSource
 from ..model.causal_lm import CausalLM
-from ..model.language_model import Sampling, ScoreRequest, Scoring
+from ..model.language_model import Decoding, Sampling, ScoreRequest, Scoring
 from ..model.tokens import encode_answer, without_end
+from ..options import shown
 from ..prompts import chat_text, form_with
 from ..types import Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
@@ -170,15 +171,27 @@ class JudgedWriter:
         self, prompts: Sequence[str | Sequence[Mapping[str, str]]], max_new_tokens: int, **how: Any
     ) -> list[Scored]:
         """Continue texts, or answer chats; ``how`` are ``stop``, .. of :class:`.language_model.Decoding`."""
-        texts = [
-            each if isinstance(each, str) else chat_text(self._lm.tokenizer, each, "a prompt of messages")
-            for each in prompts
-        ]
+        for option in how.keys() - (known := {field.name for field in fields(Decoding)}):
+            message = f"generate has no option {option!r}"
+            raise UserError(f"{message}: beside its own it takes {', '.join(sorted(known))}", "unknown-key")
+        texts = [self._prompt(each) for each in prompts]
+        if not texts:
+            raise UserError("there is no prompt: give a text, or several", "empty")
         retries = self._action.on_high == "retry"
         written = self._write(texts, max_new_tokens, how, 0 if retries else None)
         if retries:
             self._retry(texts, written, max_new_tokens, how)
         return [self._acted(number, generation) for number, generation in enumerate(written, 1)]
+
+    def _prompt(self, given: Any) -> str:
+        """Read a prompt: a text, or the messages of a chat."""
+        if isinstance(given, str):
+            return given
+        messages = [each for each in given if isinstance(each, Mapping) and {"role", "content"} <= set(each)]
+        if not messages or len(messages) < len(given):
+            message = f"a prompt is a text or a list of messages with role and content, found {shown(given)}"
+            raise UserError(message)
+        return chat_text(self._lm.tokenizer, given, "a prompt of messages")
 
     def _write(
         self, prompts: Sequence[str], tokens: int, how: Mapping[str, Any], draw: int | None
