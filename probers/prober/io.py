@@ -26,7 +26,10 @@ from ..options import Name, check_options, check_record, shown
 from ..store.spec import FeatureSpec
 from ..types import UserError, first_line
 from . import value_head
+from .calibration import EntropyModel, calibration_from_dict
+from .decision import Ensemble
 from .domain import FILE as DOMAIN
+from .domain import Domain
 from .risk_control import Promise
 
 if TYPE_CHECKING:
@@ -278,3 +281,27 @@ def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[s
             tensor, shape = tensors.get_slice(key), list(value.shape[1:])
             if tensor.get_shape() != shape or (name in learned and tensor.get_dtype() != "F16"):
                 raise ValueError(f"{key} is {tensor.get_dtype()} of {tensor.get_shape()}, not of {shape}")
+
+
+def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> dict[str, Any]:
+    """Read a prober's folder as the arguments of its class; UserError as in :func:`read`.
+
+    ``head_class`` is the class of heads from outside this package.
+    """
+    config, papers = read(folder, name)
+    entropy, domain, promise = config["entropy_model"], config["domain"], config["promise"]
+    try:
+        spec = FeatureSpec.from_dict(config["spec"])
+        calibration = calibration_from_dict(config["calibration"])
+        ensemble = Ensemble.from_dict(config["ensemble"]).over(heads_of(config, head_class))
+        entropy_model = None if entropy is None else EntropyModel.from_dict(entropy)
+    except (UserError, ValueError) as error:
+        message = f"{folder / CONFIG} is damaged ({error}): train the prober again"
+        raise UserError(message, "damaged") from error
+    return {
+        "spec": spec, "head": load_head(folder, config, spec, head_class), "calibration": calibration,
+        "ensemble": ensemble, "entropy_model": entropy_model,
+        "domain": None if domain is None else Domain.read(folder, domain),
+        "promise": None if promise is None else Promise(**promise),
+        **{key: config[key] for key in ("threshold", "aggregate", "recogniser")}, **papers,
+    }  # fmt: skip

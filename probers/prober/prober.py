@@ -25,10 +25,10 @@ from ..data.texts import TextSource
 from ..heads import CORRECT, WRONG, Memory, ProbeHead, head_name
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
-from .calibration import Calibration, EntropyModel, Temperature, calibration_from_dict, sigmoid
+from .calibration import Calibration, EntropyModel, Temperature, sigmoid
 from .decision import Ensemble, checked_logits, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
-from .io import CONFIG, HubOptions, heads_of, load_head, locate, read, save
+from .io import HubOptions, locate, read_parts, save
 from .report import Report
 from .report import report as make_report
 from .response import Scored, ScoredTexts
@@ -410,24 +410,7 @@ class Prober(ModelHubMixin):
         folder = locate(pretrained_model_name_or_path, subfolder, **hub)
         if is_value_head(folder):
             return cls._of_value_head(folder, name, model, allow_other)
-        config, papers = read(folder, name)
-        entropy, domain, promise = config["entropy_model"], config["domain"], config["promise"]
-        try:
-            spec = FeatureSpec.from_dict(config["spec"])
-            calibration = calibration_from_dict(config["calibration"])
-            ensemble = Ensemble.from_dict(config["ensemble"]).over(heads_of(config, head_class))
-            entropy_model = None if entropy is None else EntropyModel.from_dict(entropy)
-        except (UserError, ValueError) as error:
-            told = f"{folder / CONFIG} is damaged ({error}): train the prober again"
-            raise UserError(told, "damaged") from error
-        return cls(
-            spec,
-            load_head(folder, config, spec, head_class),
-            calibration=calibration, ensemble=ensemble, entropy_model=entropy_model,
-            domain=None if domain is None else Domain.read(folder, domain),
-            promise=None if promise is None else Promise(**promise), allow_other=allow_other,
-            **{name: config[name] for name in ("threshold", "aggregate", "recogniser")}, **papers,
-        )  # fmt: skip
+        return cls(**read_parts(folder, name, head_class), allow_other=allow_other)
 
     @classmethod
     def _of_value_head(cls, folder: Path, name: str, model: ModelSpec | None, allow_other: bool) -> Prober:
