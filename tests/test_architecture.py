@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 #: Ratchet: what is there now, which nothing may exceed. Lower a number when it falls; the goal stands behind.
 LIMITS = {
     "modules": 235,  # goal 235
-    "lines": 50905,  # goal 43,500; without tests, benchmarks, tools and docs
+    "lines": 50900,  # goal 43,500; without tests, benchmarks, tools and docs
     "lines of tests": 38150,  # goal 31,000
     "modules of a folder": 16,  # goal 16
     "modules on the route of a question": 47,  # goal 46, and the thinking before an answer

@@ -80,7 +80,10 @@ def score_texts(
     lm.skip_too_long()
     try:
         for batch in lm.score_each(requests, Scoring(text_needs(prober)), known=responses):
-            new = {place: _response(prober, assess, written) for place, written in batch.items()}
+            new = {
+                place: assess(_scored_tokens(prober, assess, written)) if written.token_ids else None
+                for place, written in batch.items()
+            }
             if journal is not None:
                 journal.append(_records(new, texts))
             responses |= new
@@ -91,13 +94,14 @@ def score_texts(
     return [responses[place] for place in range(len(texts))]
 
 
-def _response(prober: Bank, assess: Assessor, written: Generation) -> Response | None:
+def _scored_tokens(prober: Bank, assess: Assessor, written: Generation) -> WrittenText:
+    """Score the tokens of a text, read or written with the states of :func:`text_needs`."""
     if not written.token_ids:
-        return None
+        return WrittenText(written.prompt, written.text)
     assert written.state is not None
     pieces = assess.pieces(written.prompt, written.text, written.offsets)
     scores = text_scores(prober, written.state, None if pieces is None else list(pieces.values()))
-    return assess(WrittenText.of(written, *scores))
+    return WrittenText.of(written, *scores)
 
 
 def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, Response | None]:
@@ -216,20 +220,11 @@ class JudgedWriter:
                 if _rank(response) < _rank(best[place]):
                     written[place], best[place] = generation, response
 
-    def _record(self, written: Generation) -> WrittenText:
-        """Score the tokens of a text."""
-        if not written.token_ids:
-            return WrittenText(written.prompt, written.text)
-        assert written.state is not None
-        pieces = self._assess.pieces(written.prompt, written.text, written.offsets)
-        scores = text_scores(self._prober, written.state, None if pieces is None else list(pieces.values()))
-        return WrittenText.of(written, *scores)
-
     def _judge(self, written: Generation) -> Response:
-        return self._assess(self._record(written))
+        return self._assess(_scored_tokens(self._prober, self._assess, written))
 
     def _acted(self, number: int, written: Generation) -> Scored:
-        record = self._record(written)
+        record = _scored_tokens(self._prober, self._assess, written)
         response, text = self._assess(record), written.text
         on_high = self._action.on_high
         high = self._first_high(record, response)
