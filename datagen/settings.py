@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pkgutil import resolve_name
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from probers.cli.components import Component, choice, fixed
 from probers.cli.compose import compose, key_value
@@ -196,6 +196,20 @@ class OfJudged(OfArticles, OfUnits):
     """judged: units that the judge gets; a sentence of judged entities is wrong if one of them is"""
 
 
+#: What the passages of a question say of its answer.
+Condition = Literal["gold", "changed", "memory", "removed", "missing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfGrounded:
+    """Options of ``source=grounded``."""
+
+    conditions: list[Condition] = field(default_factory=lambda: list(get_args(Condition)))
+    """grounded: passages of a question: with its answer (gold), with another in its place (changed), or with the
+    one that the model was taught (memory, known on the testbed), without the sentences that have it (removed),
+    or without any passage about it (missing)"""
+
+
 class Kind(NamedTuple):
     """Source by name: its class, its options, and the keys that it takes from all commands' common ones."""
 
@@ -216,16 +230,20 @@ SOURCES = {
     "wiki": Kind("probers.datagen.labels.wiki.Articles", OfWiki, _WRITES),
     "texts": Kind("probers.datagen.labels.texts.Texts", OfTexts, ()),
     "judged": Kind("probers.datagen.labels.judged.Prompts", OfJudged, (*_CORPUS, *_WRITES)),
+    "grounded": Kind(
+        "probers.datagen.labels.grounded.Grounded", OfGrounded, ("questions", "k", *_CORPUS, *_WRITES)
+    ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
+class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
     """Label text that a model writes, and store its hidden states.
 
     source=cot answers questions with and without retrieved passages; source=wiki cuts articles before
     an entity and lets the model continue them; source=texts reads texts that have labels already;
-    source=judged writes long answers and has their entities or sentences judged.
+    source=judged writes long answers and has their entities or sentences judged; source=grounded asks
+    questions whose passages were changed, so that it is known which answers they support.
     """
 
     screen = Screen(
@@ -234,7 +252,7 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
         "unit prompts reads model.device model.dtype batch_size part seed overwrite",
     )  # fmt: skip
 
-    source: Literal["cot", "wiki", "texts", "judged"] | Dotted = "cot"
+    source: Literal["cot", "wiki", "texts", "judged", "grounded"] | Dotted = "cot"
     """kind of labels; --source wiki is the same as source=wiki. A dotted path names a class of your own,
     derived from probers.datagen.labels.base.Source"""
     engine: Literal["transformers", "vllm"] = "transformers"

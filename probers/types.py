@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 Pool = Literal["mean", "last", "prompt", "tokens", "predicting", "positions", "mind", "mind_tokens"]
 #: What is read at a token beside the states: one vector of no single layer.
-Beside = Literal["lookback", "attention", "probabilities"]
-Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", Beside]
+Beside = Literal["lookback", "attention", "passages", "probabilities"]
+Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", "resid_diff", Beside]
 StopReason = Literal["eos", "stop", "length", "skipped"]
 #: What a labelled text is cut into; each piece has one label.
 Unit = Literal["span", "sentence", "claim", "answer", "token"]
@@ -141,11 +141,13 @@ class Feature:
     Attributes:
         layers: 0 is the embedding output, k the residual stream after the k-th block, before any final norm.
         site: "resid_post" is the stream after the block (only this has a layer 0), "resid_mid" the one
-            between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. The other three
-            are one vector of no single layer, so that ``layers`` must be (L,), the last: "lookback" and
-            "attention" are numbers of all attention heads (:mod:`probers.model.attention`),
-            "probabilities" the log-probability of a token, and the entropy and the two highest probabilities
-            of the distribution that it was drawn from.
+            between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. "resid_diff" is
+            "resid_post" minus the same of the text after its prompt without passages, for texts that are
+            read. The other four are one vector of no single layer, so that ``layers`` must be (L,), the last:
+            "lookback" and "attention" are numbers of all attention heads (:mod:`probers.model.attention`),
+            "passages" those of :mod:`probers.model.passages`, for texts that are read, and "probabilities"
+            the log-probability of a token, and the entropy and the two highest probabilities of the
+            distribution that it was drawn from.
         pool: over the generated tokens "mean" or "last"; "prompt" is the state at the prompt's last token,
             before any is generated; "tokens" keeps every one, "predicting" for each the state before it,
             which predicted it (the first token's is the prompt's last), and "positions" the prompt's last and
@@ -246,6 +248,39 @@ class AttentionRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Passages:
+    """Places of the passages that a prompt shows, and the subjects of the text after it.
+
+    Attributes:
+        at: [start, end) of each passage in the prompt, in characters.
+        subjects: stretches of the text, (start, end, numbers of the passages about its subject, from 0); of
+            characters in none of them every passage counts as about the subject.
+        without: the same prompt without passages, for what they change; None reads the text only once.
+    """
+
+    at: tuple[tuple[int, int], ...]
+    subjects: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    without: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassageReading:
+    """Use that the n tokens of a text made of the P passages in its prompt.
+
+    Attributes:
+        weights: (n, heads of all layers, P) float32, each token's attention on each passage; None unless the
+            site "passages" was recorded.
+        gains: (n,) float32, nats, by how much the passages raised each token's log-probability; None unless
+            the text was also read without them.
+        unread: numbers of the passages, from 0, that the model's context cut off.
+    """
+
+    weights: np.ndarray | None = None
+    gains: np.ndarray | None = None
+    unread: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """n tokens that a model wrote (or was made to write) after a prompt, without EOS.
 
@@ -260,6 +295,7 @@ class Generation:
         prompt_offsets: [start, end) of each prompt token in ``prompt``.
         stop: "stop" is a stop string, sentence end or callable, "skipped" a prompt that was too long.
         top: (2, n) float32, the highest and the second highest probability of each token's distribution.
+        passages: what was read of passages in the prompt; None where it has none.
     """
 
     prompt: str
@@ -275,6 +311,7 @@ class Generation:
     states: Mapping[Feature, np.ndarray] = field(default_factory=dict)
     attention: AttentionRows | None = None
     top: np.ndarray | None = None
+    passages: PassageReading | None = None
 
     @property
     def state(self) -> np.ndarray | None:

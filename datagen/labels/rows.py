@@ -12,6 +12,7 @@ import numpy as np
 from probers.data.texts import Mark, Text, token_labels
 from probers.model.language_model import LanguageModel
 from probers.model.pooling import pool_tokens, span_of, token_pool
+from probers.model.reading import about_passages
 from probers.signals import rind_scores, signals, signals_before, surprise
 from probers.store.store import FeatureStore
 from probers.types import Feature, Generation, Needs, Pool, Unit, count
@@ -132,8 +133,16 @@ def recorded(
     return {
         "text": generation.text, "n_tokens": len(span.token_ids), **signals(span), "rind_max": rind,
         **signals_before(generation, first),
-        "surprise": surprise(generation.logprobs, generation.entropies),
+        "surprise": surprise(generation.logprobs, generation.entropies), **_gain(generation, part),
     }  # fmt: skip
+
+
+def _gain(generation: Generation, tokens: Sequence[int]) -> dict[str, float]:
+    """Compute by how much the passages raised the log-probability of some tokens; 0 without passages."""
+    if not about_passages(generation.needs):
+        return {}
+    gains = None if generation.passages is None else generation.passages.gains
+    return {"context_gain": 0.0 if gains is None or not tokens else float(gains[tokens].mean())}
 
 
 @dataclass

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from probers.data.texts import Text, TextSource
 from probers.model.causal_lm import CausalLM
-from probers.model.language_model import ScoreRequest, Scoring
-from probers.model.tokens import encode_answer
+from probers.model.language_model import Scoring
+from probers.model.reading import request
 from probers.store.store import FeatureStore
 from probers.types import Needs, Outside, Unit, UserError
 from probers.words.thinking import position_of
@@ -94,7 +94,8 @@ class Texts(OfTexts, Source):
         requests, readable, problems = [], [], Examples()
         for one in units:
             try:
-                requests.append(self._request(lm, one))
+                file, needs = self.source.file, self.marked.recording
+                requests.append(request(lm, one, self.prompt, file, needs, self.max_tokens))
                 readable.append(one)
             except UserError as error:
                 self._leave_out(one, f"unreadable: {error}", problems)
@@ -111,12 +112,6 @@ class Texts(OfTexts, Source):
                     about = {"condition": "read", "writer": one.writer}
                     self.marked.add(one, one.id, generation, about, examples, whole=whole)
             yield examples
-
-    def _request(self, lm: CausalLM, one: Text) -> ScoreRequest:
-        name = f"of {self.source.file} {one.where}"
-        prompt = one.prompt_for(lm.tokenizer, self.source.file, self.prompt)
-        tokens = encode_answer(lm.tokenizer, prompt, one.answer, name)
-        return ScoreRequest(prompt, tokens[: self.max_tokens], name)
 
     def _leave_out(self, one: Text, why: str, examples: Examples) -> None:
         for name, _ in self.marked.marks(one, one.id):

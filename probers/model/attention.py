@@ -40,8 +40,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..types import Beside, RunError, UserError
 from .blocks import decoder_layers
 
-#: Number of tokens before a token whose weights "attention" has.
-NEAR = 3
+#: Number of tokens before a token whose weights "attention" has, and of a head's numbers in "passages".
+NEAR, PASSAGE = 3, 4
 #: Options of attention functions that name the tokens to attend to, and functions that get a mask of them.
 _SELECTED, _MASKED = ("indices", "block_indices"), ("eager", "sdpa")
 _TAP = "probers_tap"
@@ -303,7 +303,7 @@ def beside_width(kind: Beside, model: Any) -> int:
     if not isinstance(heads, int):
         problem = f"{type(model).__name__} does not tell its number of heads"
         raise UserError(f"{problem}: read {kind} from another model", "model")
-    return heads * len(decoder_layers(model)) * (NEAR if kind == "attention" else 1)
+    return heads * len(decoder_layers(model)) * {"attention": NEAR, "passages": PASSAGE}.get(kind, 1)
 
 
 def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import fields
-from functools import cached_property
+from dataclasses import fields, replace
+from functools import cached_property, partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..store.spec import ModelSpec
-from ..types import AttentionRows, Generation, Needs, Site, UserError
+from ..types import AttentionRows, Generation, Needs, Passages, Site, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
 from .blocks import decoder_layers
 from .decode import Request, generate_batch
@@ -22,6 +22,7 @@ from .hidden_states import check_needs
 from .kv_cache import CachedPrefix, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
+from .passages import changed, read_once
 from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
 
 if TYPE_CHECKING:
@@ -217,6 +218,24 @@ class CausalLM(LanguageModel):
         self, requests: Sequence[ScoreRequest], how: Scoring, known: Container[int]
     ) -> Iterator[dict[int, Generation]]:
         self.check(how.needs)
+        once = replace(how, needs=read_once(how.needs))
+        for batch in self._read_each(requests, once, known):
+            again = {
+                place: ScoreRequest(without, generation.token_ids, requests[place].name, Passages(()))
+                for place, generation in batch.items()
+                if generation.token_ids and (without := _without(requests[place])) is not None
+            }
+            bare = replace(once, prefix="")
+            read = collected(self._read_each([*again.values()], bare, ()), len(again), None)
+            others = dict(zip(again, read, strict=True))
+            yield {
+                place: changed(generation, others.get(place), how.needs)
+                for place, generation in batch.items()
+            }
+
+    def _read_each(
+        self, requests: Sequence[ScoreRequest], how: Scoring, known: Container[int]
+    ) -> Iterator[dict[int, Generation]]:
         encoded, texts = self._encode_texts(requests)
         shared = self._shared(how.prefix, encoded)
         more = [len(text) for text in texts]
@@ -224,12 +243,28 @@ class CausalLM(LanguageModel):
         if skipped:
             yield skipped
 
-        def work(places: list[int]) -> list[Generation]:
-            batch = [(fitting[i], texts[i]) for i in places]
-            return score_batch(self.decoder, self.tokenizer, batch, how.needs, shared)
+        def work(places: list[int], prefix: CachedPrefix | None = shared) -> list[Generation]:
+            batch = [(fitting[i], texts[i], requests[i].passages) for i in places]
+            return score_batch(self.decoder, self.tokenizer, batch, how.needs, prefix)
 
         lengths = {i: len(p.ids) + len(texts[i]) for i, p in enumerate(fitting) if p.ids}
+        for group in self._same_passages(requests, fitting):
+            if new := {i: len(texts[i]) for i in group if i not in known}:
+                (prefix,) = read_prefixes(self.decoder, [fitting[group[0]].ids[:-1]], shared)
+                yield from self._batches.each(new, partial(work, prefix=prefix))
+            for i in group:
+                del lengths[i]
         yield from self._batches.each(lengths, work, known=known)
+
+    def _same_passages(self, requests: Sequence[ScoreRequest], prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Group the places of several answers from the same passages, whose prompt is read only once."""
+        if not self.decoder.use_cache or not can_share(self.model.config):
+            return []
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
+            if request.passages is not None and len(prompt.ids) > 1:
+                groups.setdefault(prompt.ids, []).append(place)
+        return [places for places in groups.values() if len(places) > 1]
 
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None
@@ -314,3 +349,7 @@ class CausalLM(LanguageModel):
             for i in left_out
             if i not in known
         }
+
+
+def _without(request: ScoreRequest) -> str | None:
+    return None if request.passages is None else request.passages.without

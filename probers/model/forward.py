@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import AttentionRows, Generation, Needs, RunError, UserError, first_line
+from ..types import AttentionRows, Generation, Needs, PassageReading, Passages, RunError, UserError, first_line
 from .attention import AttentionTap, HeadsTap
 from .blocks import decoder_of
 from .hidden_states import StateTap, broken_state, tap_of
 from .kv_cache import Cache, CachedPrefix, fill, new_cache
+from .passages import PassagesTap, shown
 from .pooling import WholePool
 from .recorder import joined, tapped
 from .tokens import Prompt
@@ -202,20 +203,21 @@ def read_prefixes(
 
 @torch.inference_mode()
 def score_batch(
-    decoder: Decoder, tokenizer: Any, texts: Sequence[tuple[Prompt, Sequence[int]]], needs: Needs,
-    prefix: CachedPrefix | None = None,
+    decoder: Decoder, tokenizer: Any, texts: Sequence[tuple[Prompt, Sequence[int], Passages | None]],
+    needs: Needs, prefix: CachedPrefix | None = None,
 ) -> list[Generation]:  # fmt: skip
     """Record given continuations, each at least one token, as generation would have recorded them.
 
-    ``prefix`` has keys and values of the common beginning of all prompts.
+    ``texts`` are prompts, token ids after them, and the passages that the prompts show. ``prefix`` has keys
+    and values of the common beginning of all prompts.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
     """
-    prompts, continuations = zip(*texts, strict=True)
+    prompts, continuations, passages = zip(*texts, strict=True)
     lengths = [len(ids) for ids in continuations]
     longest = max(lengths)
-    ids, mask, positions = decoder.pad([(*prompt.ids, *ids) for prompt, ids in texts])
+    ids, mask, positions = decoder.pad([(*prompt.ids, *ids) for prompt, ids, _ in texts])
     columns, start, cache = ids, 0, None
     if prefix is not None:
         pads = [ids.shape[1] - len(p.ids) - n for p, n in zip(prompts, lengths, strict=True)]
@@ -226,7 +228,15 @@ def score_batch(
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
     prompted = torch.tensor([len(p.ids) for p in prompts], device=decoder.device)
     read_from = tapped(needs)
-    features = [(tap_of(decoder.model, feature), WholePool(feature.pool, scored)) for feature in read_from]
+    by_passage = None
+    if any(feature.site == "passages" for feature in read_from):
+        each = zip(passages, prompts, continuations, strict=True)
+        by_passage = PassagesTap(decoder.model, [shown(some, tokenizer, *text) for some, *text in each])
+    features = [
+        (by_passage if by_passage and feature.site == "passages" else tap_of(decoder.model, feature),
+         WholePool(feature.pool, scored))
+        for feature in read_from
+    ]  # fmt: skip
     with ExitStack() as taps:
         for tap, pool in features:
             taps.enter_context(tap)
@@ -259,8 +269,17 @@ def score_batch(
         generations.append(prompt.continued(
             tokenizer, continuations[row], recorded, stop="length", needs=needs,
             states=joined(needs, states, recorded), attention=rows,
+            passages=_use(by_passage, passages[row], row, length),
         ))  # fmt: skip
     return generations
+
+
+def _use(
+    tap: PassagesTap | None, passages: Passages | None, row: int, length: int
+) -> PassageReading | None:
+    if tap is None or passages is None:
+        return None
+    return PassageReading(tap.weights[row, -length:, :, : len(passages.at)].numpy().copy())
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from ..types import AttentionRows, Generation, Needs, UserError
+from ..types import AttentionRows, Generation, Needs, Passages, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,11 +96,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A text to read after a prompt; token ids are taken unchanged."""
+    """A text to read after a prompt, which may show ``passages``; token ids are taken unchanged."""
 
     prompt: str
     continuation: str | Sequence[int]
     name: str = ""
+    passages: Passages | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..types import AttentionRows, Feature, Generation, Needs, StopReason, UserError
+from ..types import AttentionRows, Feature, Generation, Needs, PassageReading, StopReason, UserError
 from ..words.text import split_sentences
 
 Span = tuple[int, int]
@@ -192,13 +192,14 @@ class Prompt:
     def continued(
         self, tokenizer: Any, ids: Sequence[int], scores: np.ndarray, *, stop: StopReason, needs: Needs,
         states: Mapping[Feature, np.ndarray] | None = None, attention: AttentionRows | None = None,
+        passages: PassageReading | None = None,
     ) -> Generation:  # fmt: skip
         """Build the generation of ``ids`` (n,); ``scores`` (2, n), or (4, n) with the top two of each."""
         text, offsets = token_offsets(tokenizer, ids, self.ids)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
             scores[0].copy(), scores[1].copy(), stop, needs, states or {}, attention,
-            scores[2:].copy() if len(scores) > 2 else None,
+            scores[2:].copy() if len(scores) > 2 else None, passages,
         )  # fmt: skip
 
 

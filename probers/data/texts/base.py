@@ -48,6 +48,7 @@ class Text:
 
     ``prompt`` is None for a chat, ``messages`` () for a plain prompt; without both the answer is read alone.
     ``wrong`` is None without a label for the whole answer. ``record`` is the line as read.
+    ``passages_at`` are [start, end) of the passages of a prompt that shows them already.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Text:
     wrong: bool | None
     record: Mapping[str, Any]
     passages: tuple[str, ...] = ()
+    passages_at: tuple[tuple[int, int], ...] = ()
     spans: tuple[Mark, ...] = ()
     sentences: tuple[Mark, ...] = ()
     claims: tuple[Mark, ...] = ()
@@ -67,8 +69,12 @@ class Text:
     writer: str = ""
     dataset: str = ""
 
-    def prompt_for(self, tokenizer: Any, file: str, template: PromptTemplate = AUTO_PROMPT) -> str:
+    def prompt_for(
+        self, tokenizer: Any, file: str, template: PromptTemplate = AUTO_PROMPT, *, most: int | None = None
+    ) -> str:
         """Put the prompt as the model reads it, passages by the template; "" where there is none.
+
+        ``most`` is the number of passages to show, the first ones; None shows all.
 
         Raises:
             UserError: the chat template refuses the messages.
@@ -76,7 +82,7 @@ class Text:
         if self.messages:
             return chat_text(tokenizer, self.messages, f"{file} {self.where} has messages")
         if self.passages:
-            return template.bind(tokenizer).question(self.prompt or "", self.passages)
+            return template.bind(tokenizer).question(self.prompt or "", self.passages[:most])
         return self.prompt or ""
 
     @property
@@ -154,11 +160,36 @@ def read_text(record: Any, where: str) -> Text:
     return Text(
         identifier(record, "id") if record.get("id") is not None else where, where,
         None if messages else prompt, tuple(messages), answer,
-        whole, record, strings(record, "passages"), **marks, outside=rest,
+        whole, record, passages_of(record), _places(record, prompt), **marks, outside=rest,
         group=identifier(record, "group") if record.get("group") is not None else "",
         split=SPLIT_NAMES.get(split, ""), writer=optional(record, "writer"),
         dataset=optional(record, "dataset"),
     )  # fmt: skip
+
+
+def passages_of(record: Record) -> tuple[str, ...]:
+    """Read passages: strings, or objects with a text and perhaps a title (ValueError)."""
+    listed = record.get("passages")
+    if not isinstance(listed, list) or not any(isinstance(each, Mapping) for each in listed):
+        return strings(record, "passages")
+    passages = []
+    for number, each in enumerate(records(record, "passages")):
+        if not isinstance(text := each.get("text"), str) or not text.strip():
+            raise ValueError(f"passages[{number}].text must be a non-empty string, found {shown(text)}")
+        title = optional(each, "title")
+        passages.append(f"{title}: {text}" if title else text)
+    return tuple(passages)
+
+
+def _places(record: Record, prompt: str | None) -> tuple[tuple[int, int], ...]:
+    """Read where the passages stand in a prompt that shows them (ValueError)."""
+    if (pairs := record.get("passages_at")) is None:
+        return ()
+    if prompt is None or record.get("passages"):
+        raise ValueError("passages_at are places in a prompt that shows its passages: give it without passages")
+    if not isinstance(pairs, (list, tuple)):
+        raise ValueError(f"passages_at must be a list of [start, end], found {shown(pairs)}")
+    return tuple(sorted(_range(pair, prompt, "passages_at") for pair in pairs))
 
 
 def _is_message(value: Any) -> bool:

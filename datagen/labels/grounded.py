@@ -1,0 +1,264 @@
+"""Labels of support: answers from passages that were changed so that it is known what they support.
+
+Every question is asked with ``k`` passages in up to five conditions. "gold" shows the passages that answer it;
+in "changed" another answer of the same kind stands there in place of the right one, in "memory" the one that
+the model was taught; "removed" leaves out the sentences with the answer; "missing" shows distractors alone. The
+model answers, and reads its answer again after the passages. The answer is supported if it is the value that a
+passage about the subject gives; by the text alone it is often one that a passage gives of somebody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+from probers.checksums import draw_key
+from probers.cli.components import Component
+from probers.cli.inputs import question_source
+from probers.data.questions import QuestionSet, open_questions
+from probers.data.texts import Mark, Text
+from probers.evaluation.answers import exact_match, final_answer, normalize_answer
+from probers.model.causal_lm import CausalLM
+from probers.model.language_model import Decoding, GenerationRequest, Scoring
+from probers.model.reading import request
+from probers.options import Count
+from probers.parts import PARTS
+from probers.store.store import FeatureStore
+from probers.types import Needs, Passage, Question, Retriever, UserError
+from probers.words.text import split_sentences, tokenize
+
+from ..settings import Condition, OfGrounded
+from .base import NO_ROOM, TOO_LONG, Corpus, Inputs, Source, state, unit_for
+from .rows import Examples, MarkedRows
+
+log = logging.getLogger(__name__)
+
+#: Conditions in the order of a shard.
+CONDITIONS: tuple[Condition, ...] = get_args(Condition)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A question with the passages of one condition; ``value`` is the answer that they give, "" for none."""
+
+    question: Question
+    condition: Condition
+    passages: tuple[str, ...]
+    value: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.question.id}/{self.condition}"
+
+
+@dataclass(frozen=True)
+class Grounded(Corpus, OfGrounded, Source):
+    """Questions with gold answers, answered from passages that support one value, or none.
+
+    Attributes:
+        questions: a file of questions, the name of a set, or a :class:`.QuestionSource`. Gold passages are
+            those of the question, or those of the corpus that ``truth["gold"]`` names.
+    """
+
+    questions: Any = "testbed"
+    _: KW_ONLY
+    k: Count = 3
+    chosen: QuestionSet = state()
+    open_passages: Callable[[], Retriever] = state()
+    retrieve: Retriever = state()
+    others: Mapping[str, Sequence[str]] = state()
+    marked: MarkedRows = state()
+
+    name = "grounded"
+    item_name = unit_name = "question"
+    wrong_name = "unsupported"
+    pools = ("mean", "last", "tokens")
+    balance_by = ("split", "condition")
+    parts = len(CONDITIONS)
+
+    def inputs(self) -> Inputs:
+        options = self.options
+        source = self.questions
+        if isinstance(source, str):
+            path = {} if source in PARTS["questions"] else {"path": source}
+            source = Component.of("questions", "file" if path else source, **path)
+        if isinstance(source, Component):
+            source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
+        chosen = open_questions(
+            source, limit=options.limit, seed=options.seed, on_bad_line=options.on_bad_line
+        )
+        answered = [question for question in chosen.questions if any(map(tokenize, question.answers))]
+        if not answered:
+            message = "no question has a gold answer, and source=grounded changes the answers in passages"
+            raise UserError(message, "labels")
+        unit_for(options, None, "answer")
+        kinds: dict[str, set[str]] = {}
+        for question in answered:
+            kinds.setdefault(_kind(question), set()).add(question.answers[0])
+        self.keep(
+            chosen=chosen, open_passages=self.open_retriever(options), position="answer",
+            others={kind: sorted(values) for kind, values in kinds.items()},
+        )  # fmt: skip
+        return Inputs([*source.files, *self.corpus_files])
+
+    def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
+        super().begin(lm, needs, folder)
+        unit = unit_for(self.options, None, "answer")
+        retrieve = None if lm is None else self.open_passages()
+        self.keep(marked=MarkedRows(unit, needs), retrieve=retrieve)
+
+    @property
+    def total(self) -> int:
+        return len(self.chosen.questions)
+
+    def units(self) -> Iterator[Question]:
+        return iter(self.chosen.questions)
+
+    def place(self, span: str) -> tuple[int, str]:
+        return 0, span.partition("#")[0].rpartition("/")[0]
+
+    def examples(self, lm: CausalLM, units: Sequence[Question]) -> Iterator[Examples]:
+        hits = self.retrieve.search([question.question for question in units], 2 * self.k)
+        cases = [case for each in zip(units, hits, strict=True) for case in self.cases(*each)]
+        texts = [self.prompt.question(case.question.question, case.passages) for case in cases]
+        limit = self.options.max_new_tokens
+        requests = [
+            GenerationRequest(text, limit, case.id) for text, case in zip(texts, cases, strict=True)
+        ]
+        fits = lm.fits(texts, [limit] * len(texts))
+        room = [place for place, fit in enumerate(fits) if fit]
+        examples = Examples()
+        for place in set(range(len(cases))).difference(room):
+            examples.leave_out(cases[place].id, NO_ROOM)
+        how = Decoding(prefix=self.prompt.prefix, stop=self.prompt.stop)
+        written: dict[int, Text] = {}
+        for batch in lm.generate_each([requests[place] for place in room], how):
+            for number, generation in batch.items():
+                case = cases[room[number]]
+                examples.tokens += len(generation.token_ids)
+                answer = final_answer(generation.text, self.prompt.answer_cue, case.question.dataset)
+                if not generation.token_ids or not tokenize(answer):
+                    skipped = generation.stop == "skipped"
+                    examples.leave_out(case.id, TOO_LONG if skipped else "empty answer")
+                    continue
+                written[room[number]] = _text(case, generation.text, answer)
+        yield examples
+        yield from self._read(lm, [(cases[place], written[place]) for place in sorted(written)])
+
+    def _read(self, lm: CausalLM, texts: Sequence[tuple[Case, Text]]) -> Iterator[Examples]:
+        needs = self.marked.recording
+        requests = [request(lm, one, self.prompt, "answer", needs) for _, one in texts]
+        for batch in lm.score_each(requests, Scoring(needs)):
+            examples = Examples()
+            for place, generation in batch.items():
+                case, one = texts[place]
+                about = {
+                    "condition": case.condition, "knowledge": str(case.question.truth.get("kind", "")),
+                    "gold": case.question.answers[0], "source": one.record["source"],
+                }  # fmt: skip
+                self.marked.add(one, one.id, generation, about, examples)
+            yield examples
+
+    def cases(self, question: Question, found: Sequence[Passage]) -> Iterator[Case]:
+        """Yield the conditions of a question that its passages allow; ``found`` are distractors, best first."""
+        gold = self._gold(question, found)
+        names = {passage.id for passage in gold}
+        texts = [passage.text for passage in gold]
+        stated = (a for a in question.answers if tokenize(a) and any(_holds(text, a) for text in texts))
+        answer = next(stated, "")
+        distractors = [
+            p.text for p in found if p.id not in names and p.text not in texts and not _holds(p.text, answer)
+        ]
+        if not answer:
+            return
+        shown: dict[Condition, tuple[list[str], str]] = {"gold": (texts, answer)}
+        for condition, value in (("changed", self._other(question)), ("memory", _believed(question))):
+            changed = [re.sub(re.escape(answer), lambda _: value, text, flags=re.I) for text in texts]
+            differs = value and not exact_match(value, question.answers)
+            if differs and not any(_holds(text, answer) for text in changed):
+                shown[condition] = changed, value
+        removed = [_without(text, answer) for text in texts]
+        if all(removed):
+            shown["removed"] = removed, ""
+        shown["missing"] = [], ""
+        for condition in CONDITIONS:
+            if condition in shown and condition in self.conditions:
+                passages, value = shown[condition]
+                rest = distractors[: max(0, self.k - len(passages))]
+                if passages or rest:
+                    together = [*passages, *rest][: self.k]
+                    together.sort(key=lambda text: draw_key("place", self.options.seed, question.id + text))
+                    yield Case(question, condition, tuple(together), value)
+
+    def _gold(self, question: Question, found: Sequence[Passage]) -> list[Passage]:
+        named = question.truth.get("gold") or ()
+        gold = [p for p in question.passages if p.is_gold] or [p for p in found if p.id in named]
+        return gold[: self.k]
+
+    def _other(self, question: Question) -> str:
+        """Draw the answer of another question of the same kind, "" if there is none."""
+        values = [v for v in self.others[_kind(question)] if not exact_match(v, question.answers)]
+        believed = _believed(question)
+        values = [v for v in values if not exact_match(v, [believed])]
+        return min(values, key=lambda v: draw_key("other", self.options.seed, question.id + v), default="")
+
+    def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
+        """Count support by condition, and what unsupported answers rest on."""
+        figures, line = self.marked.summarise(store, len(self.chosen.questions))
+        table = Counter[tuple[str, str]]()
+        for rows in store.tables(["condition", "source"]):
+            table.update(zip(rows["condition"], rows["source"], strict=True))
+        sources = sorted({source for _, source in table})
+        figures["source"] = {
+            condition: {source: table[condition, source] for source in sources}
+            for condition in CONDITIONS if any(table[condition, source] for source in sources)
+        }  # fmt: skip
+        lines = [
+            f"{condition}: " + ", ".join(f"{n:,} {source}" for source, n in counts.items() if n)
+            for condition, counts in figures["source"].items()
+        ]
+        return figures, [line, *lines]
+
+
+def _text(case: Case, written: str, answer: str) -> Text:
+    """Make the labelled text of an answer; its record says what the answer rests on."""
+    supported = bool(case.value) and exact_match(answer, [case.value])
+    believed = _believed(case.question)
+    remembered = bool(believed) and exact_match(answer, [believed])
+    elsewhere = any(_holds(passage, answer) for passage in case.passages)
+    source = "both" if supported and remembered else "passage" if supported else "memory"
+    if not supported and not remembered:
+        source = "other_passage" if elsewhere else "invented"
+    start = written.rfind(answer)
+    spans = (Mark(((start, start + len(answer)),), not supported),) if start >= 0 else ()
+    question = case.question
+    return Text(
+        case.id, case.id, question.question, (), written, not supported, {"source": source}, case.passages,
+        spans=spans, group=question.group or question.id, split=question.split, dataset=question.dataset,
+    )  # fmt: skip
+
+
+def _kind(question: Question) -> str:
+    """Name what is asked for, so that another answer of the same kind can be put in its place."""
+    return str(question.truth.get("type") or question.truth.get("answer_kind") or "")
+
+
+def _believed(question: Question) -> str:
+    return str(question.truth.get("believed") or "")
+
+
+def _holds(text: str, answer: str) -> bool:
+    """Tell whether a text has the words of an answer in a row."""
+    return f" {normalize_answer(answer)} " in f" {normalize_answer(text)} "
+
+
+def _without(text: str, answer: str) -> str:
+    """Leave out the sentences of a text that have the answer."""
+    sentences = [text[start:end] for start, end in split_sentences(text)]
+    return " ".join(sentence for sentence in sentences if not _holds(sentence, answer))

@@ -1,0 +1,75 @@
+"""Passages that a prompt shows: their places in it, and those about the subject of each sentence of the answer.
+
+The subject of a sentence is the name that it begins with, else the names of the question. A passage is about
+it if it names it more fully than half, and no other passage does so more fully.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...words.language import ENGLISH, LANGUAGES, Language, language_in
+from ...words.recogniser import find_entities
+from ...words.text import is_stop_word, split_sentences, tokenize
+
+#: Types of entities that are names.
+_NAMES = ("name", "work", "organisation", "place")
+#: Share of a name's words that a passage about it has more of: one word of two is also another's name.
+_NAMED = 0.5
+#: Most characters before the name that a sentence begins with: an article, a quotation mark.
+_BEFORE = 4
+
+Stretch = tuple[int, int, tuple[int, ...]]
+
+
+def subjects(question: str, answer: str, passages: Sequence[str]) -> tuple[Stretch, ...]:
+    """List the sentences of an answer with the numbers of the passages about their subject, from 0.
+
+    No number means that no passage names the subject. Sentences without a known subject, where neither they
+    nor the question have a name, are left out.
+    """
+    if not passages:
+        return ()
+    language = LANGUAGES.get(language_in(f"{question} {answer}"), ENGLISH)
+    words = [frozenset(tokenize(passage)) for passage in passages]
+    asked = _names(question, language)
+    stretches = []
+    for start, end in split_sentences(answer, language):
+        sentence = answer[start:end]
+        leading = [name for place, name in _places(sentence, language) if place <= _BEFORE]
+        # A short answer is the value that was asked for and begins with it.
+        alone = bool(leading) and len(tokenize(sentence)) <= len(tokenize(leading[0])) + 1
+        names = leading[:1] if leading and not alone else asked
+        if names:
+            stretches.append((start, end, _about(names, words)))
+    return tuple(stretches)
+
+
+def _places(text: str, language: Language) -> list[tuple[int, str]]:
+    entities = find_entities(text, language=language)
+    return [(entity.start, entity.text) for entity in entities if entity.type in _NAMES]
+
+
+def _names(text: str, language: Language) -> list[str]:
+    return [name for _, name in _places(text, language)]
+
+
+def _about(names: Sequence[str], passages: Sequence[frozenset[str]]) -> tuple[int, ...]:
+    """Choose the passages that hold the most of the names' words."""
+    wanted = [frozenset(word for word in tokenize(name) if not is_stop_word(word)) for name in names]
+    shares = [max(len(name & words) / max(len(name), 1) for name in wanted) for words in passages]
+    best = max(shares)
+    return tuple(place for place, share in enumerate(shares) if share == best and share > _NAMED)
+
+
+def place_passages(prompt: str, passages: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Find the [start, end) of passages in a prompt, each after the one before (ValueError: not there)."""
+    places, start = [], 0
+    for number, passage in enumerate(passages, 1):
+        text = passage.strip()
+        place = prompt.find(text, start)
+        if place < 0:
+            raise ValueError(f"passage {number} is not in the prompt as it stands: {text[:40]!r}")
+        start = place + len(text)
+        places.append((place, start))
+    return tuple(places)

@@ -1,0 +1,138 @@
+"""Attention by passage, and what passages change: numbers of a text that is read after retrieved passages.
+
+At position t of a text whose prompt shows P passages, head h of layer l spreads its weights over the passages,
+the rest of the prompt and the text so far (whose first token is the prompt's last, as for "lookback" in
+:mod:`.attention`). The site "passages" keeps four numbers of each head, all between 0 and 1 and as many for
+any number of passages; with w_i the weight on passage i and W their sum:
+
+    subject  = the sum of w_i over the passages about the stretch's subject, over W,
+    pointed  = the largest w_i, over W,
+    spread   = the entropy of w_i / W, over log P (0 with one passage),
+    total    = W.
+
+A vector has them in this order, each for all heads of all layers. A value that is copied from a passage about
+another subject shows in the first of them alone: it stands in the prompt, so that overlap of words and
+attention on the prompt as a whole do not tell it from a right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..types import Feature, Generation, Needs, PassageReading, Passages
+from .attention import HeadsTap
+from .tokens import Prompt, token_offsets
+
+class Shown(NamedTuple):
+    """Passages that a text of n tokens has in its prompt of p tokens.
+
+    ``marks`` (P, p) bool are their tokens, ``subject`` (n, P) bool those about the subject of each token.
+    """
+
+    marks: np.ndarray
+    subject: np.ndarray
+
+
+def shown(passages: Passages | None, tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Shown:
+    """Locate the passages of a text, of which there may be none, among the tokens of its prompt.
+
+    A token belongs to every passage or stretch with which it shares a character.
+    """
+    known = passages or Passages(())
+    starts, ends = np.array(prompt.offsets, dtype=np.int64).reshape(-1, 2).T
+    marks = [(starts < end) & (ends > start) for start, end in known.at]
+    subject = np.ones((len(ids), len(known.at)), dtype=bool)
+    offsets = token_offsets(tokenizer, ids, prompt.ids)[1] if known.subjects else ()
+    for start, end, numbers in known.subjects:
+        inside = [token for token, (first, last) in enumerate(offsets) if first < end and last > start]
+        subject[inside] = np.isin(np.arange(len(known.at)), numbers)
+    return Shown(np.array(marks, dtype=bool).reshape(len(known.at), len(starts)), subject)
+
+
+class PassagesTap(HeadsTap):
+    """Reader of every head's weights on the passages of a batch's texts; ``weights`` has them after a pass.
+
+    Fewer passages than the most in the batch are filled up with some that have no tokens.
+    """
+
+    def __init__(self, model: Any, texts: Sequence[Shown]) -> None:
+        super().__init__(model, "passages")
+        sizes = [(*text.marks.shape, len(text.subject)) for text in texts]
+        self._counts = torch.tensor([size[0] for size in sizes])
+        most, width = max(1, *self._counts.tolist()), max(size[1] + size[2] for size in sizes)
+        self._columns = torch.zeros(len(texts), width, most)
+        self._subject = torch.zeros(len(texts), 1 + max(size[2] for size in sizes), most)
+        for row, (text, (count, prompt, length)) in enumerate(zip(texts, sizes, strict=True)):
+            # The prompt's last token counts as text.
+            first = width - length - prompt
+            marks = torch.from_numpy(text.marks[:, : prompt - 1].T)
+            self._columns[row, first : width - length - 1, :count] = marks.float()
+            # The position before the first token predicts it, and has its subject.
+            places = np.concatenate([text.subject[:1], text.subject])
+            self._subject[row, -len(places) :, :count] = torch.from_numpy(places).float()
+        self.weights = torch.empty(0)
+
+    def take_last(self, prompts: Tensor, written: Tensor) -> Tensor | None:
+        self._queries = 0
+        layers = []
+        for tap in self._taps:
+            weights = tap.take().weights()  # (batch, heads, q, k)
+            batch, heads, q, k = weights.shape
+            columns = self._columns[:, -k:].to(weights.device)
+            read = weights.reshape(batch, heads * q, k) @ columns
+            layers.append(read.view(batch, heads, q, -1).transpose(1, 2).to(self._columns.device))
+        self.weights = torch.cat(layers, dim=2)
+        subject = self._subject[:, -self.weights.shape[1] :]
+        return numbers_of(self.weights, subject, self._counts)[:, :, None]
+
+
+def numbers_of(weights: Tensor, subject: Tensor, counts: Tensor) -> Tensor:
+    """Compute the site's numbers (batch, n, 4 heads) from weights (batch, n, heads, P).
+
+    ``subject`` (batch, n, P) is 1 at passages about the subject; ``counts`` (batch,) tells how many of the P
+    are passages. All numbers are 0 without passages.
+    """
+    total = weights.sum(dim=-1)
+    shares = weights / total.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
+    about = (shares * subject[..., None, :]).sum(dim=-1)
+    spread = torch.special.entr(shares).sum(dim=-1) / counts.clamp_min(2).log()[:, None, None]
+    return torch.cat([about, shares.amax(dim=-1), spread, total], dim=-1)
+
+
+def read_once(needs: Needs) -> Needs:
+    """Return what one pass has to record for ``needs``: the states themselves in place of differences."""
+    features = (_of_one_pass(feature) for feature in needs.features)
+    return replace(needs, features=tuple(dict.fromkeys(features)))
+
+
+def changed(text: Generation, without: Generation | None, needs: Needs) -> Generation:
+    """Take the differences from a text to the same without passages (None: it has none), as ``needs`` ask.
+
+    ``text`` was recorded with :func:`read_once`, ``without`` too, after the prompt that shows no passages.
+    """
+    if without is None and needs == text.needs:
+        return text
+    states = {}
+    for feature in needs.features:
+        read = _of_one_pass(feature)
+        if read not in text.states:
+            continue
+        states[feature] = values = text.states[read]
+        if feature.site == "resid_diff":
+            places = len(feature.layers)
+            before = values[..., :places, :] if without is None else without.states[read][..., :places, :]
+            change = values[..., :places, :] - before
+            states[feature] = np.concatenate([change, values[..., places:, :]], axis=-2)
+    use = text.passages or PassageReading()
+    gains = None if without is None else text.logprobs - without.logprobs
+    return replace(text, needs=needs, states=states, passages=replace(use, gains=gains))
+
+
+def _of_one_pass(feature: Feature) -> Feature:
+    return replace(feature, site="resid_post") if feature.site == "resid_diff" else feature
