@@ -24,6 +24,7 @@ from probers.data.splits import Partition
 from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
+from probers.model.passages import OF_PASSAGES
 from probers.options import check_options
 from probers.prompts import AUTO, PromptTemplate, form_with
 from probers.store.files import read_manifest
@@ -183,9 +184,12 @@ def conclude(store: FeatureStore, source: Source) -> tuple[dict[str, Any], list[
 def features_to_read(options: Options, depth: int) -> list[Feature]:
     """List the features to read: one for each pool and site, and MIND's vector, which has no site, once.
 
-    Features that are one vector of all layers ignore ``layers`` if there are others.
+    Features that are one vector of all layers ignore ``layers`` if there are others. Beside what is read of
+    passages stand the states of the same texts without them, as a control.
     """
     pools, sites = options.pools, options.sites
+    if {*sites} & {*OF_PASSAGES}:
+        sites = tuple(dict.fromkeys([*sites, "resid_bare"]))
     features = []
     for pool, site in product(pools, sites):
         if pool != "mind" or site == "resid_post" or "resid_post" not in sites:

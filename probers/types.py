@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Pool = Literal["mean", "last", "prompt", "tokens", "predicting", "positions", "mind", "mind_tokens"]
 #: What is read at a token beside the states: one vector of no single layer.
 Beside = Literal["lookback", "attention", "passages", "probabilities"]
-Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", "resid_diff", Beside]
+Site = Literal["resid_post", "resid_mid", "attn_out", "mlp_out", "resid_diff", "resid_bare", Beside]
 StopReason = Literal["eos", "stop", "length", "skipped"]
 #: What a labelled text is cut into; each piece has one label.
 Unit = Literal["span", "sentence", "claim", "answer", "token"]
@@ -141,13 +141,14 @@ class Feature:
     Attributes:
         layers: 0 is the embedding output, k the residual stream after the k-th block, before any final norm.
         site: "resid_post" is the stream after the block (only this has a layer 0), "resid_mid" the one
-            between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. "resid_diff" is
-            "resid_post" minus the same of the text after its prompt without passages, for texts that are
-            read. The other four are one vector of no single layer, so that ``layers`` must be (L,), the last:
-            "lookback" and "attention" are numbers of all attention heads (:mod:`probers.model.attention`),
-            "passages" those of :mod:`probers.model.passages`, for texts that are read, and "probabilities"
-            the log-probability of a token, and the entropy and the two highest probabilities of the
-            distribution that it was drawn from.
+            between attention and MLP; "attn_out" and "mlp_out" are what those two add to it. "resid_bare" is
+            "resid_post" of the text after its prompt without passages, and "resid_diff" what the passages
+            changed, "resid_post" minus "resid_bare"; both are of texts that are read. The other four
+            are one vector of no single layer, so that ``layers`` must be (L,), the last: "lookback" and
+            "attention" are numbers of all attention heads (:mod:`probers.model.attention`), "passages" those
+            of :mod:`probers.model.passages`, for texts that are read, and "probabilities" the log-probability
+            of a token, and the entropy and the two highest probabilities of the distribution that it was
+            drawn from.
         pool: over the generated tokens "mean" or "last"; "prompt" is the state at the prompt's last token,
             before any is generated; "tokens" keeps every one, "predicting" for each the state before it,
             which predicted it (the first token's is the prompt's last), and "positions" the prompt's last and

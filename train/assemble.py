@@ -19,7 +19,7 @@ from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.prober.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
 from probers.prober.decision import KINDS, Ensemble, fit_ensemble, half_precision
 from probers.prober.domain import Domain
-from probers.prober.figures import EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
+from probers.prober.figures import BARE, EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
 from probers.prober.prober import Prober
 from probers.prober.token_scores import Aggregate, aggregate
 from probers.signals import SIGNALS
@@ -113,6 +113,7 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
     "bag of words, answer": (*_WORDS, "answer"),
     "length": (*_RANGES, "n_tokens", "answer"),
     "position": (*_RANGES, "cut_at", "sentence"),
+    "overlap": (*_RANGES, "new_words", "new_pairs", "new_values"),
     "question type": (*_ONE_HOT, "question_type"),
     "condition": (*_ONE_HOT, "condition"),
     "writer": (*_ONE_HOT, "writer"),
@@ -124,6 +125,7 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
     "sequence log-prob": (
         "minus the sum of the tokens' log-probabilities, not trained", _falling, "mean_logprob", "n_tokens",
     ),
+    "context gain": ("minus context_gain, not trained", _falling, "context_gain"),
     "RIND maximum": ("rind_max, not trained", _product, "rind_max"),
     "entropies combined": ("all entropy signals, logistic regression", _combined, *SIGNALS),
 }  # fmt: skip
@@ -384,6 +386,8 @@ def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) 
         about = f"the same head at {task.column}"
         if task.target == "correct" and task.layer == 0:
             controls.append(_alone(EMBEDDING, margins, index, examples, about))
+        elif task.site == "resid_bare":
+            controls.append(_alone(BARE, margins, index, examples, f"{about}, read without passages"))
         elif task.target == "shuffled":
             permuted = 1 - targets_of([task], examples)[:, 0].numpy()
             about += ", trained and tested on permuted labels"

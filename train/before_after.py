@@ -44,7 +44,7 @@ _BEFORE = {
 #: Controls over the written tokens, and the columns that are combined.
 _AFTER = (
     "mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum",
-    "length",
+    "length", "overlap", "without passages", "context gain", "pointer",
 )  # fmt: skip
 _COLUMNS = (*SIGNALS, "rind_max")
 _DRAWN = ("sample_calls", "sample_tokens")

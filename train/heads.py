@@ -60,7 +60,7 @@ class Task:
     @property
     def is_probe(self) -> bool:
         """True for a head of the prober, false for a control."""
-        return self.target == "correct" and self.layer > 0
+        return self.target == "correct" and self.layer > 0 and self.site != "resid_bare"
 
     @property
     def stream(self) -> str:
@@ -259,7 +259,7 @@ def probe_tasks(
     The latter read the places ``beside`` the layers too.
     """
     tasks, seeds = [], list(seeds)
-    for site in dict.fromkeys(column.site for column in columns if column.layer > 0):
+    for site in dict.fromkeys(c.site for c in columns if c.layer > 0 and c.site != "resid_bare"):
         heads = [column for column in columns if column.site == site and column.layer > 0]
         heads = [Column.of(site, [column.layer for column in heads], beside)] if joint else heads
         tasks += [Task.of(column, seed=seed) for seed in seeds for column in heads]
@@ -280,6 +280,10 @@ def plan_tasks(dataset: Dataset, how: Fitting, *, joint: bool = False) -> tuple[
     sites = [column.site for column in dataset.columns if column.layer == 0]
     notes = [] if sites else [f"control {EMBEDDING!r} left out: the store has no layer 0"]
     tasks += [Task.of(Column.of(site, [0] * len(middle.places)), seed=first) for site in sites]
+    bare = [column.layer for column in dataset.columns if column.site == "resid_bare"]
+    if set(middle.layers) <= set(bare):  # the same texts read without their passages
+        repeated = [middle.layer] * (len(middle.places) - len(middle.layers))
+        tasks.append(Task.of(Column.of("resid_bare", [*middle.layers, *repeated]), seed=first))
     tasks.append(Task.of(middle, "shuffled", first))
     if problem := _no_person(dataset.examples):
         notes.append(f"positive control left out: {problem}")

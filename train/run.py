@@ -18,7 +18,7 @@ from probers.prober.figures import Figures
 from probers.prober.prober import Prober
 from probers.prober.report import Report
 from probers.store.files import fingerprint
-from probers.store.joined import Sources
+from probers.store.joined import Sources, Stored, of_site
 from probers.store.store import FeatureStore
 from probers.types import UserError, count
 
@@ -30,6 +30,7 @@ from .examples import Examples, SplitRequest
 from .heads import Fitted, Task, build, joins_layers, of_tasks, part_tasks
 from .methods import Method, make_method, method_of
 from .plots import write_plots
+from .pointing import fit_pointer
 from .report import Origin, compare_runs, use_command, write_card
 from .settings import Stores, Train
 
@@ -50,6 +51,7 @@ class Plan:
         sets: layers of additional probers, and ``fewer`` examples of others by their number.
         stores: folders trained on, and ``others`` that are tested on only.
         alone: every store by itself, where each is tested on.
+        passages: attention by passage of the same texts; None of other stores.
     """
 
     settings: Train
@@ -63,6 +65,7 @@ class Plan:
     stores: Sequence[Path]
     others: Sequence[Path]
     alone: Mapping[str, Sources]
+    passages: Stored | None = None
 
     @classmethod
     def of(cls, settings: Train, opened: Sequence[FeatureStore], parts: PartRuns | None = None) -> Plan:
@@ -91,7 +94,14 @@ class Plan:
         curve, seed = settings.learning_curve, settings.seed
         fewer = sweeps.sizes_of(settings.sizes, dataset.examples, curve=curve, seed=seed)
         dataset.inputs(build(method.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
-        return cls(settings, method, sources, dataset, tasks, notes, sets, fewer, paths, others, alone)
+        pool = sources.stores[0].spec.pool
+        with_passages = all(
+            any((f.pool, f.site) == (pool, "passages") for f in store.features) for store in opened
+        )
+        passages = of_site(opened, pool, "passages") if with_passages else None
+        return cls(
+            settings, method, sources, dataset, tasks, notes, sets, fewer, paths, others, alone, passages
+        )
 
     def fit(self, out: Path | None, tasks: Sequence[Task], dataset: Dataset, what: str = "") -> Fitted:
         """Train heads of the prober, or of an additional one that ``what`` names."""
@@ -196,6 +206,10 @@ def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -
     fitted = fitter(plan.tasks, plan.dataset)
     trained = assemble(fitted, plan.dataset, settings, refuse=method.refuse)
     trained = replace(trained, notes=[*plan.notes, *trained.notes])
+    if plan.passages is not None:
+        pointer, detector = fit_pointer(plan.passages, plan.dataset.examples)
+        bank = replace(trained.bank, pointer=pointer)
+        trained = replace(trained, bank=bank, controls=[*trained.controls, detector])
     trained, dataset = method.complete(trained, fitted, plan.dataset, out)
     of_sizes = partial(sweeps.of_sizes, seed=settings.seed, controls=bool(settings.sizes))
     trained, smaller = of_sizes(fitter, trained, dataset, plan.fewer, settings)

@@ -1,10 +1,10 @@
 """Labels of support: answers from passages that were changed so that it is known what they support.
 
-Every question is asked with ``k`` passages in up to five conditions. "gold" shows the passages that answer it;
-in "changed" another answer of the same kind stands there in place of the right one, in "memory" the one that
-the model was taught; "removed" leaves out the sentences with the answer; "missing" shows distractors alone. The
-model answers, and reads its answer again after the passages. The answer is supported if it is the value that a
-passage about the subject gives; by the text alone it is often one that a passage gives of somebody else.
+Every question is asked with ``k`` passages in up to five conditions. "gold" shows the passages that answer
+it; in "changed" another answer of the same kind stands there in place of the right one, in "memory" the one
+that the model was taught; "removed" leaves out the sentences with the answer; "missing" shows distractors
+alone. The model answers, and reads its answer again after the passages. An answer is supported if it is the
+value that the passages about the subject give. Many that are not are values of somebody else's passage.
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ class Grounded(Corpus, OfGrounded, Source):
         cases = [case for each in zip(units, hits, strict=True) for case in self.cases(*each)]
         texts = [self.prompt.question(case.question.question, case.passages) for case in cases]
         limit = self.options.max_new_tokens
-        requests = [
-            GenerationRequest(text, limit, case.id) for text, case in zip(texts, cases, strict=True)
-        ]
+        requests = [GenerationRequest(text, limit, case.id) for text, case in zip(texts, cases, strict=True)]
         fits = lm.fits(texts, [limit] * len(texts))
         room = [place for place, fit in enumerate(fits) if fit]
         examples = Examples()
@@ -166,7 +164,7 @@ class Grounded(Corpus, OfGrounded, Source):
             yield examples
 
     def cases(self, question: Question, found: Sequence[Passage]) -> Iterator[Case]:
-        """Yield the conditions of a question that its passages allow; ``found`` are distractors, best first."""
+        """Yield the conditions that a question's passages allow; ``found`` are distractors, best first."""
         gold = self._gold(question, found)
         names = {passage.id for passage in gold}
         texts = [passage.text for passage in gold]
@@ -179,7 +177,7 @@ class Grounded(Corpus, OfGrounded, Source):
             return
         shown: dict[Condition, tuple[list[str], str]] = {"gold": (texts, answer)}
         for condition, value in (("changed", self._other(question)), ("memory", _believed(question))):
-            changed = [re.sub(re.escape(answer), lambda _: value, text, flags=re.I) for text in texts]
+            changed = [_replaced(text, answer, value) for text in texts]
             differs = value and not exact_match(value, question.answers)
             if differs and not any(_holds(text, answer) for text in changed):
                 shown[condition] = changed, value
@@ -256,6 +254,10 @@ def _believed(question: Question) -> str:
 def _holds(text: str, answer: str) -> bool:
     """Tell whether a text has the words of an answer in a row."""
     return f" {normalize_answer(answer)} " in f" {normalize_answer(text)} "
+
+
+def _replaced(text: str, answer: str, value: str) -> str:
+    return re.sub(re.escape(answer), lambda _: value, text, flags=re.IGNORECASE)
 
 
 def _without(text: str, answer: str) -> str:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probers.data.texts import Mark, Text, token_labels
+from probers.data.texts.shown import overlap
 from probers.model.language_model import LanguageModel
+from probers.model.passages import about_passages
 from probers.model.pooling import pool_tokens, span_of, token_pool
-from probers.model.reading import about_passages
 from probers.signals import rind_scores, signals, signals_before, surprise
 from probers.store.store import FeatureStore
 from probers.types import Feature, Generation, Needs, Pool, Unit, count
@@ -200,6 +201,7 @@ class MarkedRows:
             self._add_tokens(one, name, generation, columns, examples)
             return
         least = len(one.answer.rstrip()) if whole else 0
+        passages = [*one.passages, *((one.prompt or "")[start:end] for start, end in one.passages_at)]
         for number, (id, mark) in enumerate(self.marks(one, name)):
             row = {
                 "id": id, "span": id, "token": -1, "correct": int(not mark.wrong), **columns,
@@ -207,6 +209,8 @@ class MarkedRows:
                 "question_type": mark.type, "answer_kind": mark.type, "cut_at": mark.start,
                 "sentence": number, "entity_start": mark.start, "entity_end": mark.end,
             }  # fmt: skip
+            if about_passages(self.needs):
+                row |= overlap(row["answer"], passages)
             if mark.evidence:
                 row |= {"match_stage": mark.rule, "match_evidence": mark.evidence}
             if mark.end <= mark.start:

@@ -22,7 +22,7 @@ from .hidden_states import check_needs
 from .kv_cache import CachedPrefix, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
-from .passages import changed, read_once
+from .passages import compared, read_once, refuse_written
 from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class CausalLM(LanguageModel):
         self, requests: Sequence[GenerationRequest], how: Decoding, known: Container[int]
     ) -> Iterator[dict[int, Generation]]:
         self.check(how.needs)
+        refuse_written(how.needs)
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)
@@ -229,7 +230,7 @@ class CausalLM(LanguageModel):
             read = collected(self._read_each([*again.values()], bare, ()), len(again), None)
             others = dict(zip(again, read, strict=True))
             yield {
-                place: changed(generation, others.get(place), how.needs)
+                place: compared(generation, others.get(place), how.needs)
                 for place, generation in batch.items()
             }
 

@@ -17,7 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import AttentionRows, Generation, Needs, PassageReading, Passages, RunError, UserError, first_line
+from ..types import (
+    AttentionRows,
+    Generation,
+    Needs,
+    PassageReading,
+    Passages,
+    RunError,
+    UserError,
+    first_line,
+)
 from .attention import AttentionTap, HeadsTap
 from .blocks import decoder_of
 from .hidden_states import StateTap, broken_state, tap_of
@@ -274,9 +283,7 @@ def score_batch(
     return generations
 
 
-def _use(
-    tap: PassagesTap | None, passages: Passages | None, row: int, length: int
-) -> PassageReading | None:
+def _use(tap: PassagesTap | None, passages: Passages | None, row: int, length: int) -> PassageReading | None:
     if tap is None or passages is None:
         return None
     return PassageReading(tap.weights[row, -length:, :, : len(passages.at)].numpy().copy())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..types import BESIDE, POOLS, SITES, Feature, Needs, RunError, UserError
 from .attention import HeadsTap, beside_width
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
+from .passages import TWICE
 
 
 def check_needs(needs: Needs, model: nn.Module) -> None:
@@ -59,7 +60,7 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
             raise UserError(f"site={site} needs layers=({layers},), not {feature.layers}", "layers")
         if kind == "probabilities" and pool not in ("mean", "last", "tokens"):
             raise UserError(f"{kind} need tokens of the text: pool={pool} has none", "unsupported")
-    if site in ("resid_post", "resid_diff", *BESIDE):
+    if site in ("resid_post", *TWICE, *BESIDE):
         return
     if 0 in feature.layers:
         message = f"site={site} has no layer 0: the embedding output belongs to no block"
@@ -150,7 +151,7 @@ class StateTap(ExitStack):
 
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
         """Return the module whose output (input when True) is the site at ``layer``."""
-        if self._site in ("resid_post", "resid_diff"):
+        if self._site == "resid_post":
             if layer > len(blocks):
                 return decoder_of(self._model), False
             return (blocks[0], True) if layer == 0 else (blocks[layer - 1], False)

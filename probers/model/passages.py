@@ -1,8 +1,8 @@
 """Attention by passage, and what passages change: numbers of a text that is read after retrieved passages.
 
-At position t of a text whose prompt shows P passages, head h of layer l spreads its weights over the passages,
-the rest of the prompt and the text so far (whose first token is the prompt's last, as for "lookback" in
-:mod:`.attention`). The site "passages" keeps four numbers of each head, all between 0 and 1 and as many for
+At position t of a text whose prompt shows P passages, head h of layer l spreads its weights over the
+passages, the rest of the prompt and the text so far (whose first token is the prompt's last, as for
+"lookback" in :mod:`.attention`). The site "passages" keeps four numbers of each head, all between 0 and 1 and as many for
 any number of passages; with w_i the weight on passage i and W their sum:
 
     subject  = the sum of w_i over the passages about the stretch's subject, over W,
@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import Feature, Generation, Needs, PassageReading, Passages
+from ..types import Feature, Generation, Needs, PassageReading, Passages, UserError
 from .attention import HeadsTap
 from .tokens import Prompt, token_offsets
+
 
 class Shown(NamedTuple):
     """Passages that a text of n tokens has in its prompt of p tokens.
@@ -105,34 +106,51 @@ def numbers_of(weights: Tensor, subject: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([about, shares.amax(dim=-1), spread, total], dim=-1)
 
 
+#: Sites that are read with and without passages, and all that need to know where the passages stand.
+TWICE = ("resid_diff", "resid_bare")
+OF_PASSAGES = ("passages", *TWICE)
+
+
+def about_passages(needs: Needs) -> bool:
+    """Tell whether something is read that takes passages, and a second pass without them."""
+    return any(site in OF_PASSAGES for each in needs.features for site in (each.site, *each.beside))
+
+
+def refuse_written(needs: Needs) -> None:
+    """Refuse needs that are read of finished texts alone, while a text is written (UserError)."""
+    if about_passages(needs):
+        message = "what a text takes from its passages is read of finished texts"
+        raise UserError(f"{message}: score it once it is written", "unsupported")
+
+
 def read_once(needs: Needs) -> Needs:
-    """Return what one pass has to record for ``needs``: the states themselves in place of differences."""
+    """Return what one pass has to record for ``needs``: the states themselves in place of :data:`TWICE`."""
     features = (_of_one_pass(feature) for feature in needs.features)
     return replace(needs, features=tuple(dict.fromkeys(features)))
 
 
-def changed(text: Generation, without: Generation | None, needs: Needs) -> Generation:
-    """Take the differences from a text to the same without passages (None: it has none), as ``needs`` ask.
+def compared(text: Generation, bare: Generation | None, needs: Needs) -> Generation:
+    """Compare a text with the same without passages (None: it has none), as ``needs`` ask.
 
-    ``text`` was recorded with :func:`read_once`, ``without`` too, after the prompt that shows no passages.
+    Both were recorded with :func:`read_once`, ``bare`` after the prompt that shows no passages.
     """
-    if without is None and needs == text.needs:
+    if bare is None and needs == text.needs:
         return text
+    other = text if bare is None else bare
     states = {}
     for feature in needs.features:
-        read = _of_one_pass(feature)
-        if read not in text.states:
+        if (read := _of_one_pass(feature)) not in text.states:
             continue
-        states[feature] = values = text.states[read]
+        states[feature] = values = text.states[read].copy()
+        layers = slice(len(feature.layers))  # what is beside the states stays
         if feature.site == "resid_diff":
-            places = len(feature.layers)
-            before = values[..., :places, :] if without is None else without.states[read][..., :places, :]
-            change = values[..., :places, :] - before
-            states[feature] = np.concatenate([change, values[..., places:, :]], axis=-2)
-    use = text.passages or PassageReading()
-    gains = None if without is None else text.logprobs - without.logprobs
-    return replace(text, needs=needs, states=states, passages=replace(use, gains=gains))
+            values[..., layers, :] -= other.states[read][..., layers, :]
+        elif feature.site == "resid_bare":
+            values[..., layers, :] = other.states[read][..., layers, :]
+    gains = None if bare is None else text.logprobs - bare.logprobs
+    use = replace(text.passages or PassageReading(), gains=gains)
+    return replace(text, needs=needs, states=states, passages=use)
 
 
 def _of_one_pass(feature: Feature) -> Feature:
-    return replace(feature, site="resid_post") if feature.site == "resid_diff" else feature
+    return replace(feature, site="resid_post") if feature.site in TWICE else feature

@@ -12,12 +12,10 @@ from ..data.texts.shown import place_passages, subjects
 from ..prompts import PromptTemplate
 from ..types import Needs, Passages, UserError
 from .language_model import ScoreRequest
+from .passages import about_passages
 from .tokens import encode_answer
 
 log = logging.getLogger(__name__)
-
-#: Sites that need to know where the passages stand.
-OF_PASSAGES = ("passages", "resid_diff")
 
 
 class Reader(Protocol):
@@ -25,11 +23,6 @@ class Reader(Protocol):
 
     tokenizer: Any
     context: int | None
-
-
-def about_passages(needs: Needs) -> bool:
-    """Tell whether something is read that passages are needed for, which takes a second pass without them."""
-    return any(site in OF_PASSAGES for each in needs.features for site in (each.site, *each.beside))
 
 
 def request(

@@ -27,6 +27,7 @@ from ..words.language import ENGLISH
 from ..words.text import split_sentences
 from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
 from .domain import Domain
+from .grounding import Pointer
 from .response import DomainDistance, Response, ScoredSpan, TokenScores
 from .risk_control import Promise
 from .token_scores import PIECES, Scorer, aggregate
@@ -39,6 +40,8 @@ class Bank(Scorer, Protocol):
     def promise(self) -> Promise | None: ...
     @property
     def domain(self) -> Domain | None: ...
+    @property
+    def pointer(self) -> Pointer | None: ...
 
 
 #: Whole words after a span that make it certain.

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 ENSEMBLE, WITH_ENTROPY = "all layers", "all layers + entropy"
 #: Names of the controls that are heads, and of the head on the model without adapters, where there are some.
 EMBEDDING, SHUFFLED, WITHOUT = "embedding layer", "shuffled labels", "no adapter"
+#: Name of the control that reads the same texts without the passages in their prompts.
+BARE = "without passages"
 #: Beginning of the names of the controls that read words alone.
 WORDS = "bag of words"
 #: Ways to join the layers.

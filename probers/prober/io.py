@@ -22,7 +22,7 @@ from ..data.splits import SEEN, Seen
 from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..model import adapters
-from ..options import Name, check_options, check_record, shown
+from ..options import Name, Natural, check_options, check_record, shown
 from ..store.spec import FeatureSpec
 from ..types import UserError, first_line
 from . import value_head
@@ -30,6 +30,7 @@ from .calibration import EntropyModel, calibration_from_dict
 from .decision import Ensemble
 from .domain import FILE as DOMAIN
 from .domain import Domain
+from .grounding import Pointer
 from .risk_control import Promise
 
 if TYPE_CHECKING:
@@ -82,11 +83,17 @@ class _Adapter:
 
 
 @dataclass(frozen=True)
+class _Pointer:
+    heads: tuple[Natural, ...]
+    remembered: float
+
+
+@dataclass(frozen=True)
 class _Config:
     """The fields of ``config.json`` besides its format, schema and own checksum.
 
-    ``weights`` is the SHA-256 of their file. ``domain``, ``promise`` and ``adapter`` are there only if the
-    prober has one.
+    ``weights`` is the SHA-256 of their file. ``domain``, ``promise``, ``pointer`` and ``adapter`` are there only
+    if the prober has one.
     """
 
     spec: dict[str, Any]
@@ -100,6 +107,7 @@ class _Config:
     recogniser: Name | None
     domain: _Domain | None
     promise: Promise | None
+    pointer: _Pointer | None
     adapter: _Adapter | None
 
 
@@ -157,7 +165,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(message, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = dict.fromkeys(("domain", "promise", "adapter")) | about
+        about = dict.fromkeys(("domain", "promise", "pointer", "adapter")) | about
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:
@@ -290,6 +298,7 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
     """
     config, papers = read(folder, name)
     entropy, domain, promise = config["entropy_model"], config["domain"], config["promise"]
+    pointer = config["pointer"]
     try:
         spec = FeatureSpec.from_dict(config["spec"])
         calibration = calibration_from_dict(config["calibration"])
@@ -303,5 +312,6 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
         "ensemble": ensemble, "entropy_model": entropy_model,
         "domain": None if domain is None else Domain.read(folder, domain),
         "promise": None if promise is None else Promise(**promise),
+        "pointer": pointer and Pointer(tuple(pointer["heads"]), pointer["remembered"]),
         **{key: config[key] for key in ("threshold", "aggregate", "recogniser")}, **papers,
     }  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -28,6 +28,7 @@ from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, sigmoid
 from .decision import Ensemble, checked_logits, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
+from .grounding import Pointer
 from .io import HubOptions, locate, read_parts, save
 from .report import Report
 from .report import report as make_report
@@ -65,6 +66,8 @@ class Prober(ModelHubMixin):
             for other labels, or if unknown.
         domain, seen: states and questions of its training; None if unknown.
         metrics, card, pictures: ``metrics.json``, ``README.md``, and the card's PNG files by name.
+        pointer: attention heads that point to the passage that a text rests on; None for heads that read no
+            passages.
         adapter: folder of the LoRA adapter that the model must run with (:mod:`probers.model.adapters`);
             None for heads on the unchanged model.
         allow_other: also read other weights of the same shape, such as another quantization of the
@@ -85,6 +88,7 @@ class Prober(ModelHubMixin):
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     seen: Seen | None = None
     promise: Promise | None = None
+    pointer: Pointer | None = None
     adapter: Path | None = None
     allow_other: bool = False
 
@@ -379,6 +383,8 @@ class Prober(ModelHubMixin):
             config["domain"] = self.domain.save(save_directory)
         if self.promise is not None:
             config["promise"] = self.promise.to_dict()
+        if self.pointer is not None:
+            config["pointer"] = asdict(self.pointer)
         names = ("metrics", "card", "pictures", "seen", "adapter")
         papers = {name: getattr(self, name) for name in names}
         save(save_directory, self.head, config, papers)

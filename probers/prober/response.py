@@ -53,6 +53,22 @@ class DomainDistance(Frozen):
     surprise_range: tuple[float, float] | None = None
 
 
+class Ground(Frozen):
+    """What characters [start, end) of an answer rest on, in the passages that the prompt shows.
+
+    ``source`` is "passage", or of an unsupported part "memory" or "neither". ``passage`` is the number, from
+    1, of the one that attention points to with this ``share`` of all, and ``evidence`` the characters of its
+    nearest sentence.
+    """
+
+    start: int
+    end: int
+    source: str
+    passage: int
+    share: float
+    evidence: tuple[int, int]
+
+
 class Acted(Frozen):
     """What ``on_high`` did: the span that was too high, tokens not returned, and the scores of all draws."""
 
@@ -103,6 +119,11 @@ class Response(TokenScores):
         "is the mean over the judged tokens, or of the pooled state; the surprise is of the whole text, and "
         "null if the prober has no range for it or the engine returns no entropies (vLLM). Null if the "
         "prober has no domain or nothing was judged", None
+    )  # fmt: skip
+    grounds: tuple[Ground, ...] | None = figure(
+        '`[{"start", "end", "source", "passage", "share", "evidence"}]` of each span, for probers that read '
+        "passages: whether it rests on a `passage`, on the model's `memory` or on `neither`, and the passage "
+        "that it points to; empty if the prompt shows no passage, and null from other probers", None
     )  # fmt: skip
     promise: Promise | None = figure(
         '`{"risk", "confidence", "groups", "passing", "wrong"}` if the threshold was chosen by '

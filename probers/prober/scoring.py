@@ -15,11 +15,14 @@ from ..checksums import Journal
 from ..data.texts import Text, TextSource
 from ..model.causal_lm import CausalLM
 from ..model.language_model import Decoding, Sampling, ScoreRequest, Scoring
+from ..model.passages import about_passages
+from ..model.reading import request
 from ..model.tokens import encode_answer, without_end
 from ..options import shown
 from ..prompts import chat_text, form_with
 from ..types import Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
+from .grounding import ground
 from .response import Acted, Response, Scored, ScoredSpan
 from .token_scores import check_growing, text_needs, text_scores
 
@@ -72,16 +75,15 @@ def score_texts(
     check_growing(prober, whole=True)
     prober.check_model(lm.spec)
     assess = Assessor(prober, threshold, unit)
-    requests = [
-        ScoreRequest(prompt_of(prober, one, lm.tokenizer), one.answer, f"of {one.where}") for one in texts
-    ]
+    needs, form = text_needs(prober), form_with(prober.spec.prompt)
+    requests = [request(lm, one, form, one.dataset, needs) for one in texts]
     responses = {} if journal is None else _resumed(journal, texts)
     before = lm.on_too_long
     lm.skip_too_long()
     try:
-        for batch in lm.score_each(requests, Scoring(text_needs(prober)), known=responses):
+        for batch in lm.score_each(requests, Scoring(needs), known=responses):
             new = {
-                place: assess(_scored_tokens(prober, assess, written)) if written.token_ids else None
+                place: _assessed(prober, assess, written, requests[place]) if written.token_ids else None
                 for place, written in batch.items()
             }
             if journal is not None:
@@ -92,6 +94,18 @@ def score_texts(
     if long := sum(each is None for each in responses.values()):
         log.info("%s left out, too long for the model's context", count(long, "text"))
     return [responses[place] for place in range(len(texts))]
+
+
+def _assessed(prober: Bank, assess: Assessor, written: Generation, asked: ScoreRequest) -> Response:
+    """Assess a text that was read, and ground it in its passages if the prober reads these."""
+    if about_passages(text_needs(prober)) and asked.passages is None:
+        empty = assess(WrittenText(written.prompt, ""))
+        return empty.model_copy(update={"grounds": (), "not_scored": "the prompt shows no passage"})
+    response = assess(_scored_tokens(prober, assess, written))
+    if prober.pointer is None or asked.passages is None:
+        return response
+    grounds = ground(prober.pointer, written, asked.passages, response.spans, assess.threshold)
+    return response.model_copy(update={"grounds": grounds})
 
 
 def _scored_tokens(prober: Bank, assess: Assessor, written: Generation) -> WrittenText:

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..heads import Memory, ProbeHead
 from ..model import pooling
 from ..model.hidden_states import broken_state
+from ..model.passages import OF_PASSAGES
 from ..model.pooling import PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, Pool, RunError, UserError
@@ -74,7 +75,7 @@ def check_growing(bank: Scorer, *, whole: bool = False, sentences: bool = False)
             "use it in trigger=probing_before, or train one on another pool (mean, tokens, ..)",
             code="unsupported",
         )
-    beside = [spec.site] if spec.site == "probabilities" else spec.feature.beside
+    beside = [spec.site] if spec.site in ("probabilities", *OF_PASSAGES) else spec.feature.beside
     if beside and not whole:
         message = f"this prober reads {' and '.join(beside)}, and only states are read while a text grows"
         fix = "score finished texts with probers-score or trigger=probing, or train with beside=[]"

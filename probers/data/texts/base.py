@@ -186,7 +186,9 @@ def _places(record: Record, prompt: str | None) -> tuple[tuple[int, int], ...]:
     if (pairs := record.get("passages_at")) is None:
         return ()
     if prompt is None or record.get("passages"):
-        raise ValueError("passages_at are places in a prompt that shows its passages: give it without passages")
+        raise ValueError(
+            "passages_at are places in a prompt that shows its passages: give it without passages"
+        )
     if not isinstance(pairs, (list, tuple)):
         raise ValueError(f"passages_at must be a list of [start, end], found {shown(pairs)}")
     return tuple(sorted(_range(pair, prompt, "passages_at") for pair in pairs))

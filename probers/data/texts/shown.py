@@ -1,4 +1,4 @@
-"""Passages that a prompt shows: their places in it, and those about the subject of each sentence of the answer.
+"""Passages that a prompt shows: their places in it, and those about the subject of an answer's sentences.
 
 The subject of a sentence is the name that it begins with, else the names of the question. A passage is about
 it if it names it more fully than half, and no other passage does so more fully.
@@ -7,6 +7,9 @@ it if it names it more fully than half, and no other passage does so more fully.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from ...words.language import ENGLISH, LANGUAGES, Language, language_in
 from ...words.recogniser import find_entities
@@ -73,3 +76,23 @@ def place_passages(prompt: str, passages: Sequence[str]) -> tuple[tuple[int, int
         start = place + len(text)
         places.append((place, start))
     return tuple(places)
+
+
+def overlap(part: str, passages: Sequence[str]) -> dict[str, float]:
+    """Count what a part of an answer has and no passage: shares of words and of pairs, names and numbers.
+
+    These are the controls that a detector of support has to beat: they read no model.
+    """
+    words, known = tokenize(part), [tokenize(passage) for passage in passages]
+    content = [word for word in words if not is_stop_word(word)] or words
+    pairs_of = [set(pairwise(text)) for text in known]
+    together = set().union(*known)
+    pairs = list(pairwise(words))
+    values = [frozenset(tokenize(entity.text)) for entity in find_entities(part)]
+    return {
+        "new_words": float(np.mean([word not in together for word in content])) if content else 0.0,
+        "new_pairs": float(np.mean([not any(p in text for text in pairs_of) for p in pairs]))
+        if pairs
+        else 0.0,
+        "new_values": float(sum(not value <= together for value in values)),
+    }
