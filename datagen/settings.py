@@ -205,9 +205,9 @@ class OfGrounded:
     """Options of ``source=grounded``."""
 
     conditions: list[Condition] = field(default_factory=lambda: list(get_args(Condition)))
-    """grounded: passages of a question: with its answer (gold), with another in its place (changed) or the one
-    that the model was taught (memory, known on the testbed), without the sentences that have it (removed), or
-    without any passage about it (missing)"""
+    """grounded: passages of a question: with its answer (gold), with another in its place (changed) or the
+    one that the model was taught (memory, known on the testbed), without the sentences that have it
+    (removed), or without any passage about it (missing)"""
 
 
 class Kind(NamedTuple):

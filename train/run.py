@@ -94,11 +94,9 @@ class Plan:
         curve, seed = settings.learning_curve, settings.seed
         fewer = sweeps.sizes_of(settings.sizes, dataset.examples, curve=curve, seed=seed)
         dataset.inputs(build(method.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
-        pool = sources.stores[0].spec.pool
-        with_passages = all(
-            any((f.pool, f.site) == (pool, "passages") for f in store.features) for store in opened
-        )
-        passages = of_site(opened, pool, "passages") if with_passages else None
+        site = (sources.stores[0].spec.pool, "passages")
+        shown = all(site in [(each.pool, each.site) for each in store.features] for store in opened)
+        passages = of_site(opened, *site) if shown else None
         return cls(
             settings, method, sources, dataset, tasks, notes, sets, fewer, paths, others, alone, passages
         )

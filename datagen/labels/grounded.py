@@ -233,7 +233,7 @@ def _text(case: Case, written: str, answer: str) -> Text:
     source = "both" if supported and remembered else "passage" if supported else "memory"
     if not supported and not remembered:
         source = "other_passage" if elsewhere else "invented"
-    start = written.rfind(answer)
+    start = written.find(answer)
     spans = (Mark(((start, start + len(answer)),), not supported),) if start >= 0 else ()
     question = case.question
     return Text(

@@ -2,8 +2,8 @@
 
 At position t of a text whose prompt shows P passages, head h of layer l spreads its weights over the
 passages, the rest of the prompt and the text so far (whose first token is the prompt's last, as for
-"lookback" in :mod:`.attention`). The site "passages" keeps four numbers of each head, all between 0 and 1 and as many for
-any number of passages; with w_i the weight on passage i and W their sum:
+"lookback" in :mod:`.attention`). The site "passages" keeps four numbers of each head, all between 0 and 1 and
+as many for any number of passages; with w_i the weight on passage i and W their sum:
 
     subject  = the sum of w_i over the passages about the stretch's subject, over W,
     pointed  = the largest w_i, over W,

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ..types import Generation, Passages
+from ..words import tokens_of
 from ..words.text import split_sentences, tokenize
 from .response import Ground, ScoredSpan
 
@@ -53,9 +54,7 @@ def ground(
     texts = [written.prompt[start:end] for start, end in passages.at]
     grounds = []
     for span in spans:
-        tokens = [
-            i for i, (start, end) in enumerate(written.offsets) if start < span.end and end > span.start
-        ]
+        tokens = tokens_of(written.offsets, span.start, span.end)
         if not tokens:
             continue
         shares = pointer.shares(use.weights[tokens])
@@ -66,16 +65,8 @@ def ground(
             alone = float((written.logprobs[tokens] - gains).mean())
             source = "memory" if alone >= pointer.remembered else "neither"
         place = evidence(written.text[span.start : span.end], texts[best])
-        grounds.append(
-            Ground(
-                start=span.start,
-                end=span.end,
-                source=source,
-                passage=best + 1,
-                share=float(shares[best]),
-                evidence=place,
-            )  # fmt: skip
-        )
+        about = {"source": source, "passage": best + 1, "share": float(shares[best]), "evidence": place}
+        grounds.append(Ground(start=span.start, end=span.end, **about))
     return tuple(grounds)
 
 

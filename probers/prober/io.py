@@ -92,8 +92,8 @@ class _Pointer:
 class _Config:
     """The fields of ``config.json`` besides its format, schema and own checksum.
 
-    ``weights`` is the SHA-256 of their file. ``domain``, ``promise``, ``pointer`` and ``adapter`` are there only
-    if the prober has one.
+    ``weights`` is the SHA-256 of their file. ``domain``, ``promise``, ``pointer`` and ``adapter`` are there
+    only if the prober has one.
     """
 
     spec: dict[str, Any]

@@ -1,12 +1,12 @@
 """Passages that a prompt shows: their places in it, and those about the subject of an answer's sentences.
 
-The subject of a sentence is the name that it begins with, else the names of the question. A passage is about
-it if it names it more fully than half, and no other passage does so more fully.
+The subject of a sentence is the name that it begins with, else the names of the question. A passage has as its
+subject the name that it begins with, which may be its title; one that begins with none is about all names in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,8 +17,6 @@ from ...words.text import is_stop_word, split_sentences, tokenize
 
 #: Types of entities that are names.
 _NAMES = ("name", "work", "organisation", "place")
-#: Share of a name's words that a passage about it has more of: one word of two is also another's name.
-_NAMED = 0.5
 #: Most characters before the name that a sentence begins with: an article, a quotation mark.
 _BEFORE = 4
 
@@ -34,35 +32,43 @@ def subjects(question: str, answer: str, passages: Sequence[str]) -> tuple[Stret
     if not passages:
         return ()
     language = LANGUAGES.get(language_in(f"{question} {answer}"), ENGLISH)
-    words = [frozenset(tokenize(passage)) for passage in passages]
-    asked = _names(question, language)
+    about = [_subject(passage, language) for passage in passages]
+    asked = [_words(name) for _, name in _names(question, language)]
     stretches = []
     for start, end in split_sentences(answer, language):
-        sentence = answer[start:end]
-        leading = [name for place, name in _places(sentence, language) if place <= _BEFORE]
+        leading = _leading(answer[start:end], language)
         # A short answer is the value that was asked for and begins with it.
-        alone = bool(leading) and len(tokenize(sentence)) <= len(tokenize(leading[0])) + 1
-        names = leading[:1] if leading and not alone else asked
+        alone = len(tokenize(answer[start:end])) <= len(tokenize(leading)) + 1
+        names = [_words(leading)] if leading and not alone else asked
         if names:
-            stretches.append((start, end, _about(names, words)))
+            numbers = (place for place, words in enumerate(about) if any(words(name) for name in names))
+            stretches.append((start, end, tuple(numbers)))
     return tuple(stretches)
 
 
-def _places(text: str, language: Language) -> list[tuple[int, str]]:
+def _subject(passage: str, language: Language) -> Callable[[frozenset[str]], bool]:
+    """Return a test whether a passage is about a name, by its words."""
+    if leading := _words(_leading(passage, language)):
+        return lambda name: name <= leading or leading <= name  # a family name alone, or a longer title
+    words = frozenset(tokenize(passage))
+    return lambda name: name <= words
+
+
+def _names(text: str, language: Language) -> list[tuple[int, str]]:
+    """List the names in a text with their places."""
     entities = find_entities(text, language=language)
     return [(entity.start, entity.text) for entity in entities if entity.type in _NAMES]
 
 
-def _names(text: str, language: Language) -> list[str]:
-    return [name for _, name in _places(text, language)]
+def _leading(text: str, language: Language) -> str:
+    """Return the name that a text begins with, "" if there is none."""
+    start = next(iter(split_sentences(text, language)), (0, 0))
+    names = _names(text[slice(*start)], language)
+    return names[0][1] if names and names[0][0] <= _BEFORE else ""
 
 
-def _about(names: Sequence[str], passages: Sequence[frozenset[str]]) -> tuple[int, ...]:
-    """Choose the passages that hold the most of the names' words."""
-    wanted = [frozenset(word for word in tokenize(name) if not is_stop_word(word)) for name in names]
-    shares = [max(len(name & words) / max(len(name), 1) for name in wanted) for words in passages]
-    best = max(shares)
-    return tuple(place for place, share in enumerate(shares) if share == best and share > _NAMED)
+def _words(name: str) -> frozenset[str]:
+    return frozenset(word for word in tokenize(name) if not is_stop_word(word))
 
 
 def place_passages(prompt: str, passages: Sequence[str]) -> tuple[tuple[int, int], ...]:
