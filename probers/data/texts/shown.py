@@ -1,7 +1,7 @@
 """Passages that a prompt shows: their places in it, and those about the subject of an answer's sentences.
 
-The subject of a sentence is the name that it begins with, else the names of the question. A passage has as its
-subject the name that it begins with, which may be its title; one that begins with none is about all names in it.
+The subject of a sentence is the name that it begins with, else the names of the question. That of a passage
+is the name that it begins with, which may be its title; one that begins with none is about all names in it.
 """
 
 from __future__ import annotations
