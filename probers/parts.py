@@ -92,6 +92,13 @@ PARTS: dict[str, dict[str, str]] = {
         "file": "data.questions.jsonl.JSONL",
     },
     "format": {  # of labelled texts; "auto" takes the first whose fields a record has
+        "raglens": "data.texts.support.raglens",
+        "summedits": "data.texts.support.summedits",
+        "faithdial": "data.texts.support.faithdial",
+        "faithbench": "data.texts.support.faithbench",
+        "tofueval": "data.texts.support.tofueval",
+        "wice": "data.texts.support.wice",
+        "qags": "data.texts.support.qags",
         "ragtruth": "data.texts.formats.ragtruth",
         "lettucedetect": "data.texts.formats.lettucedetect",
         "hallucination_probes": "data.texts.formats.hallucination_probes",
