@@ -24,13 +24,12 @@ from probers.data.splits import Partition
 from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
-from probers.model.passages import OF_PASSAGES
 from probers.options import check_options
 from probers.prompts import AUTO, PromptTemplate, form_with
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
-from probers.types import BESIDE, Feature, Needs, RunError, UserError
+from probers.types import BESIDE, OF_PASSAGES, Feature, Needs, RunError, UserError
 
 from .audit import audit
 from .labels.base import JOURNAL, VECTORS, Source

@@ -37,6 +37,7 @@ PARTS: dict[str, dict[str, str]] = {
         "rind": "rag.triggers.uncertainty.Rind",
         "self_consistency": "rag.triggers.sampled.SelfConsistency",
         "semantic_entropy": "rag.triggers.sampled.SemanticEntropy",
+        "ungrounded": "rag.triggers.grounding.Ungrounded",
         "verbalised": "rag.triggers.sampled.Verbalised",
     },
     "query": {

@@ -21,6 +21,9 @@ Unit = Literal["span", "sentence", "claim", "answer", "token"]
 Outside = Literal["right", "unknown"]
 
 BESIDE: tuple[Beside, ...] = get_args(Beside)
+#: Sites that are read with and without passages, and all that need to know where the passages stand.
+TWICE: tuple[Site, ...] = ("resid_diff", "resid_bare")
+OF_PASSAGES: tuple[Site, ...] = ("passages", *TWICE)
 SITES: tuple[str, ...] = get_args(Site)
 POOLS: tuple[str, ...] = get_args(Pool)
 
@@ -329,6 +332,7 @@ class Decision:
     ``position`` is the character of the text where the accepted text ends when it fires mid-answer; None
     where the whole answer is judged, and then written anew. ``tokens`` are indices of those that fired, for
     the query; ``token_scores`` are for display. ``evidence`` is what it read besides the text, for the trace.
+    ``left_out`` are ids of passages that no later search of the question may show.
     """
 
     fire: bool
@@ -338,6 +342,7 @@ class Decision:
     tokens: tuple[int, ...] = ()
     token_scores: tuple[float, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

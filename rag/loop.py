@@ -115,6 +115,7 @@ class _Rounds:
         searches = []
         for each, state, decision in zip(judged, states, decisions, strict=True):
             each.decide(decision, alarms=rag.trigger.decides_by == "text")
+            each.refused.update(decision.left_out)
             searches_left = each.counters.retrievals < rag.max_retrievals
             if decision.fire and searches_left and each.before_hit.tokens < rag.max_new_tokens:
                 searches.append((each, rag.query(each.question, each.written, decision, state)))
@@ -196,7 +197,12 @@ class _Rounds:
         if not searches:
             return
         rag, cue = self._rag, self._rag.prompt.answer_cue
-        results = rag.retriever.search([query for _, query in searches], rag.k)
+        most = max(len(each.refused) for each, _ in searches)
+        found = rag.retriever.search([query for _, query in searches], rag.k + most)
+        results = [
+            [passage for passage in passages if passage.id not in each.refused][: rag.k]
+            for (each, _), passages in zip(searches, found, strict=True)
+        ]
         shown = passages_that_fit(
             rag.lm.fits, rag.prompt,
             [

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: Trained parts that some methods of a comparison need, by the keys that name them.
 TRAINED: dict[str, TrainedKind] = {
     "token_prober": "tokens", "entity_prober": "entities", "prompt_prober": "prompts",
-    "classifier": "questions",
+    "grounding_prober": "grounding", "classifier": "questions",
 }  # fmt: skip
 #: Part of a text: nothing, its first sentence, or all of it.
 Share = Literal["nothing", "sentence", "all"]

@@ -107,6 +107,8 @@ class Compare(Answering):
     entity_prober: Name | None = None
     """prober of pool=predicting for before_entity (entity_signal reads entropy at the same place); null
     is prober= if it is one, else the newest of this model"""
+    grounding_prober: Name | None = None
+    """prober of what answers take from their passages, for ungrounded"""
     prompt_prober: Name | None = None
     """prober of pool=prompt for probing_before; null is prober= if it is one, else the newest of this
     model"""

@@ -151,6 +151,7 @@ class OpenQuestion:
         reading: True if the next round writes from fetched passages and is taken unjudged.
         end: place in this round's text where it is cut; None keeps all.
         left_out: number of passages found for the query that the prompt has no room for.
+        refused: ids of passages that the trigger has left out of later searches.
     """
 
     question: Question
@@ -169,6 +170,7 @@ class OpenQuestion:
     end: int | None = None
     query: str | None = None
     left_out: int = 0
+    refused: set[str] = field(default_factory=set)
     rounds: list[Round] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..files import canonical_json, read_json
-from ..types import Passage, UserError
+from ..types import OF_PASSAGES, Passage, UserError
 from .runs import RunFolder, read_state
 from .settings import plain
 
@@ -134,7 +134,7 @@ def prompt_files(settings: Any) -> tuple[str, ...]:
 
 
 #: Probers score whole generated answers, single tokens, entities before they are written, or prompts.
-ProberKind = Literal["answers", "tokens", "entities", "prompts"]
+ProberKind = Literal["answers", "tokens", "entities", "prompts", "grounding"]
 
 #: Trained parts: probers, and classifiers of questions.
 TrainedKind = ProberKind | Literal["questions"]
@@ -150,6 +150,11 @@ _TRAINED: dict[TrainedKind, tuple[str, str, str, str, str]] = {
     "prompts": (
         "probing_before", "prober of the state before an answer", "--source cot pool=prompt", "layer=all",
         "prober=PATH",
+    ),
+    "grounding": (
+        "ungrounded", "prober of what answers take from passages",
+        "--source grounded site=[resid_diff,passages]",
+        "head=concat site=resid_diff beside=[passages]", "prober=PATH",
     ),
     "questions": (
         "adaptive", "classifier of questions", "--source cot", "head=adaptive",
@@ -176,7 +181,10 @@ def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, leve
             units = _TRAINED[kind][1].removeprefix("prober ")
             log.log(level, "prober: %s (the newest %s for model=%s)", folder, units, model)
             return str(folder)
-    if not {"entities", "prompts"}.issuperset(kinds) and (prober := shipped(model)) is not None:
+    if "grounding" in kinds and (prober := shipped(f"{model}-grounding")) is not None:
+        log.log(level, "prober: %s (comes with probers)", prober)
+        return prober
+    if not {"entities", "prompts", "grounding"}.issuperset(kinds) and (prober := shipped(model)) is not None:
         log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", prober)
         return prober
     _none(model, kinds[0], asks)
@@ -210,6 +218,9 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
         if not isinstance(spec := config.get("spec"), dict):
             return False
         pool, position = spec.get("pool"), spec.get("position")
+        reads = {spec.get("site"), *(each.get("kind") for each in spec.get("beside", ()))}
+        if kind == "grounding" or reads & {*OF_PASSAGES}:
+            return kind == "grounding" and bool(reads & {*OF_PASSAGES})
         if kind == "tokens":  # heads that pool a text's tokens themselves need no aggregation
             return pool == "tokens" and config.get("aggregate") is not None
         if kind == "answers":

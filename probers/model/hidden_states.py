@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..types import BESIDE, POOLS, SITES, Feature, Needs, RunError, UserError
+from ..types import BESIDE, POOLS, SITES, TWICE, Feature, Needs, RunError, UserError
 from .attention import HeadsTap, beside_width
 from .blocks import block_parts, decoder_layers, decoder_of, first_tensor, given_tensor
-from .passages import TWICE
 
 
 def check_needs(needs: Needs, model: nn.Module) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import Feature, Generation, Needs, PassageReading, Passages, UserError
+from ..types import OF_PASSAGES, TWICE, Feature, Generation, Needs, PassageReading, Passages, UserError
 from .attention import HeadsTap
 from .tokens import Prompt, token_offsets
 
@@ -104,11 +104,6 @@ def numbers_of(weights: Tensor, subject: Tensor, counts: Tensor) -> Tensor:
     about = (shares * subject[..., None, :]).sum(dim=-1)
     spread = torch.special.entr(shares).sum(dim=-1) / counts.clamp_min(2).log()[:, None, None]
     return torch.cat([about, shares.amax(dim=-1), spread, total], dim=-1)
-
-
-#: Sites that are read with and without passages, and all that need to know where the passages stand.
-TWICE = ("resid_diff", "resid_bare")
-OF_PASSAGES = ("passages", *TWICE)
 
 
 def about_passages(needs: Needs) -> bool:

@@ -156,9 +156,23 @@ class ScoredPart:
     score: float
     p_wrong: float
     fires: bool
+    ground: Ground | None = None
+
+    @property
+    def origin(self) -> str:
+        """Name what it rests on, for probers that read passages; "" for others."""
+        if self.ground is None:
+            return ""
+        named = {
+            "passage": f"passage {self.ground.passage}",
+            "memory": "from memory",
+            "neither": "unsupported",
+        }
+        return named[self.ground.source]
 
     def __str__(self) -> str:
-        return f"{self.p_wrong:4.0%}  {self.text}"
+        origin = f"  ({self.origin})" if self.origin else ""
+        return f"{self.p_wrong:4.0%}  {self.text}{origin}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +215,20 @@ class Scored:
         if self.response is None:
             return ()
         threshold = self.response.threshold
+        grounds = {(each.start, each.end): each for each in self.response.grounds or ()}
         return tuple(
-            ScoredPart(self.text[s.start : s.end], s.start, s.end, s.score, s.p_wrong, s.score > threshold)
+            ScoredPart(
+                self.text[s.start : s.end], s.start, s.end, s.score, s.p_wrong, s.score > threshold,
+                grounds.get((s.start, s.end)),
+            )
             for s in self.response.spans
-        )
+        )  # fmt: skip
 
     @property
     def warning(self) -> str:
-        """Sentence on a text that is unlike the prober's training texts; "" for others."""
+        """Sentence on a text that is unlike the training texts or could not be judged; "" for others."""
+        if self.response is not None and self.response.not_scored:
+            return f"not judged: {self.response.not_scored}"
         if self.domain is None or not self.domain.unlike:
             return ""
         return "unlike the texts that the prober was trained on: P(wrong) is no tested probability"
@@ -216,7 +236,11 @@ class Scored:
     def to_dict(self) -> dict[str, Any]:
         """Return a row for a table, with its parts as a list."""
         unlike = None if self.domain is None else self.domain.unlike
-        parts = [{"text": s.text, "start": s.start, "end": s.end, "p_wrong": s.p_wrong} for s in self.spans]
+        parts = [
+            {"text": s.text, "start": s.start, "end": s.end, "p_wrong": s.p_wrong}
+            | ({} if s.ground is None else {"source": s.ground.source, "passage": s.ground.passage})
+            for s in self.spans
+        ]
         return {
             "id": self.id, "prompt": self.prompt, "text": self.text, "p_wrong": self.p_wrong,
             "fires": self.fires, "unlike": unlike, "spans": parts,
@@ -231,7 +255,8 @@ class Scored:
         """Mark the parts that fire as ``[part 96%]``; the text's own P(wrong) comes first."""
         shown, end = [], 0
         for span in self._marked:
-            shown.append(f"{self.text[end : span.start]}[{span.text} {span.p_wrong:.0%}]")
+            origin = f", {span.origin}" if span.origin else ""
+            shown.append(f"{self.text[end : span.start]}[{span.text} {span.p_wrong:.0%}{origin}]")
             end = span.end
         chance = "   –" if self.p_wrong is None else f"{self.p_wrong:4.0%}"
         note = f"  ({self.warning})" if self.warning else ""
@@ -244,7 +269,7 @@ class Scored:
                 continue
             line = "border-bottom:2px solid #b3261e;" if span.fires else ""
             style = f"background:rgba(217,72,47,{0.6 * span.p_wrong:.2f});{line}"
-            title = f"P(wrong) {span.p_wrong:.0%}"
+            title = f"P(wrong) {span.p_wrong:.0%}{', ' if span.origin else ''}{span.origin}"
             pieces.append(escape(self.text[end : span.start]))
             pieces.append(f'<span style="{style}" title="{title}">{escape(span.text)}</span>')
             end = span.end

@@ -6,7 +6,7 @@ A text that is written can be acted on where its score is above the threshold (:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -81,11 +81,7 @@ def score_texts(
     before = lm.on_too_long
     lm.skip_too_long()
     try:
-        for batch in lm.score_each(requests, Scoring(needs), known=responses):
-            new = {
-                place: _assessed(prober, assess, written, requests[place]) if written.token_ids else None
-                for place, written in batch.items()
-            }
+        for new in assessed_each(lm, prober, assess, requests, known=responses):
             if journal is not None:
                 journal.append(_records(new, texts))
             responses |= new
@@ -94,6 +90,18 @@ def score_texts(
     if long := sum(each is None for each in responses.values()):
         log.info("%s left out, too long for the model's context", count(long, "text"))
     return [responses[place] for place in range(len(texts))]
+
+
+def assessed_each(
+    lm: CausalLM, prober: Bank, assess: Assessor, requests: Sequence[ScoreRequest], *,
+    known: Container[int] = (),
+) -> Iterator[dict[int, Response | None]]:  # fmt: skip
+    """Read texts and assess them; yield responses by place, batch by batch, None for one too long."""
+    for batch in lm.score_each(requests, Scoring(text_needs(prober)), known=known):
+        yield {
+            place: _assessed(prober, assess, written, requests[place]) if written.token_ids else None
+            for place, written in batch.items()
+        }
 
 
 def _assessed(prober: Bank, assess: Assessor, written: Generation, asked: ScoreRequest) -> Response:

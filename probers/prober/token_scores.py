@@ -20,10 +20,9 @@ from torch import Tensor
 from ..heads import Memory, ProbeHead
 from ..model import pooling
 from ..model.hidden_states import broken_state
-from ..model.passages import OF_PASSAGES
 from ..model.pooling import PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
 from ..store.spec import FeatureSpec, ModelSpec
-from ..types import Needs, Pool, RunError, UserError
+from ..types import OF_PASSAGES, Needs, Pool, RunError, UserError
 from ..words import Recogniser
 from ..words.language import ENGLISH
 from ..words.text import split_sentences

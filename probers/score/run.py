@@ -26,7 +26,7 @@ from ..files import canonical_json, write_text
 from ..pages import num, render
 from ..prober.assessment import Assessor
 from ..prober.prober import Prober
-from ..prober.response import DomainDistance, Response, ScoredSpan
+from ..prober.response import DomainDistance, Ground, Response, ScoredSpan
 from ..prober.risk_control import Promise
 from ..prober.scoring import readable, score_texts
 from ..prober.token_scores import check_growing
@@ -251,8 +251,14 @@ def scores_html(
         "probers.score/scores.html.j2",
         shown=[(one, response, list(parts(one.answer, response, limit))) for one, response in highest[:most]],
         rest=max(0, len(scored) - most), about=about, results=results, limit=limit, unlike=unlike,
-        levels=LEVELS, above=ABOVE, tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
+        levels=LEVELS, above=ABOVE, grounds=grounds, tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
     )  # fmt: skip
+
+
+def grounds(one: Text, response: Response) -> list[tuple[Ground, str]]:
+    """Pair what each part of an answer rests on with the text of its passage."""
+    shown = one.passages or [(one.prompt or "")[start:end] for start, end in one.passages_at]
+    return [(ground, shown[ground.passage - 1]) for ground in response.grounds or ()]
 
 
 def unlike(domain: DomainDistance) -> str:

@@ -100,12 +100,16 @@ class Text:
 
         Sentences without labels of their own get those of the spans: wrong with a wrong span in it, else
         undecided with an undecided one, else right where the rest of the text counts as right or a right
-        span is in it. For tokens, the marks are the spans, or else the sentences or claims.
+        span is in it. Without any marks, all sentences of a right answer are right, and the only sentence of
+        a wrong one is wrong. For tokens, the marks are the spans, or else the sentences or claims.
         """
         if unit == "answer":
             return [Mark(((0, len(self.answer)),), self.wrong)]
         if unit == "sentence" and not self.sentences:
-            return [Mark((span,), self.label_of(*span)) for span in split_sentences(self.answer)]
+            places = split_sentences(self.answer)
+            if not self.marked and (self.wrong is False or len(places) == 1):
+                return [Mark((place,), self.wrong) for place in places]
+            return [Mark((place,), self.label_of(*place)) for place in places]
         first = self.spans or self.sentences or self.claims
         marks = {"claim": self.claims, "span": self.spans, "token": first, "sentence": self.sentences}
         return list(marks[unit])

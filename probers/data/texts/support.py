@@ -94,7 +94,8 @@ def faithbench(record: Record, place: Place) -> Iterator[Line]:
     """
     spans = [
         {
-            "start": each.get("summary_start"), "end": each.get("summary_end"), "text": each.get("summary_span"),
+            "start": each.get("summary_start"), "end": each.get("summary_end"),
+            "text": each.get("summary_span"),
             "wrong": True if "Unwanted" in "".join(strings(each, "label")) else None,
         }
         for each in records(record, "annotations")

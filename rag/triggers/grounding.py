@@ -1,0 +1,94 @@
+"""Trigger that reads an answer with its passages, and retrieves again where they do not support it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from probers.data.texts.shown import place_passages, subjects
+from probers.model.language_model import ScoreRequest
+from probers.model.passages import about_passages
+from probers.types import Decision, Generation, Needs, Passages
+
+from ..protocol import UNANSWERED, State, verdict
+from .probing import ReadsBank
+
+
+@dataclass
+class Ungrounded(ReadsBank):
+    """Trigger that fires where a sentence of the answer is probably not supported by the passages.
+
+    The loop retrieves with the question first. Each answer is read twice more, with and without its passages.
+    If it fires, the next search leaves out the passage that its worst sentence leaned on, and an answer that
+    shows no passage is not judged.
+
+    Attributes:
+        bank: heads that read passages, or folder or hub id of a prober; null in commands is the prober of
+            prober=.
+        threshold: fires when the score of the worst sentence is above it; None takes the one that the bank
+            chose on its validation texts.
+        drop: leave the passage that a sentence leaned on out of the next search.
+    """
+
+    threshold: float | None = None
+    drop: bool = True
+    _threshold: float = field(init=False, repr=False)
+
+    before = True
+    reads_texts = True
+    prober = "grounding"
+
+    def __post_init__(self) -> None:
+        bank = self.load()
+        if not about_passages(bank.needs):
+            raise self.unfit("what an answer takes from its passages", f"{bank.spec.site} states alone")
+        self._bank = bank
+        self._threshold = bank.threshold if self.threshold is None else float(self.threshold)
+
+    @property
+    def needs(self) -> Needs:
+        """Record nothing of what the loop generates: answers are read once they are written."""
+        return Needs()
+
+    @property
+    def probability(self) -> Callable[[np.ndarray], np.ndarray]:
+        return self._bank.probability
+
+    def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
+        from probers.prober.assessment import Assessor  # loads torch
+        from probers.prober.scoring import assessed_each
+
+        decisions = [
+            verdict(UNANSWERED if not one.token_ids else -UNANSWERED, self._threshold) for one in generations
+        ]
+        judged = [i for i, one in enumerate(generations) if one.token_ids and states[i].passages]
+        if not judged:
+            return decisions
+        requests = [self._request(generations[i], states[i]) for i in judged]
+        assess = Assessor(self._bank, self._threshold)
+        for batch in assessed_each(states[0].lm, self._bank, assess, requests):
+            for number, response in batch.items():
+                place = judged[number]
+                if response is None or response.score is None:
+                    continue
+                worst = max(response.spans, key=lambda span: span.score)
+                grounds = {(each.start, each.end): each for each in response.grounds or ()}
+                ground = grounds.get((worst.start, worst.end))
+                leaned = () if ground is None else (states[place].passages[ground.passage - 1].id,)
+                decisions[place] = verdict(
+                    response.score, self._threshold, left_out=leaned if self.drop else (),
+                    evidence={} if ground is None else {"source": ground.source, "passage": ground.passage},
+                )  # fmt: skip
+        for i in judged:
+            for _ in range(2):
+                states[i].spend(generations[i])
+        return decisions
+
+    def _request(self, one: Generation, state: State) -> ScoreRequest:
+        question = state.question.question
+        texts = [passage.text for passage in state.passages]
+        bare = state.prompt.question(question, partial=state.partial)
+        shown = Passages(place_passages(one.prompt, texts), subjects(question, one.text, texts), bare)
+        return ScoreRequest(one.prompt, one.token_ids, state.question.id, shown)
