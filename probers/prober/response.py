@@ -163,12 +163,8 @@ class ScoredPart:
         """Name what it rests on, for probers that read passages; "" for others."""
         if self.ground is None:
             return ""
-        named = {
-            "passage": f"passage {self.ground.passage}",
-            "memory": "from memory",
-            "neither": "unsupported",
-        }
-        return named[self.ground.source]
+        passage = f"passage {self.ground.passage}"
+        return {"passage": passage, "memory": "from memory"}.get(self.ground.source, "unsupported")
 
     def __str__(self) -> str:
         origin = f"  ({self.origin})" if self.origin else ""

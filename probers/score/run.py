@@ -251,7 +251,8 @@ def scores_html(
         "probers.score/scores.html.j2",
         shown=[(one, response, list(parts(one.answer, response, limit))) for one, response in highest[:most]],
         rest=max(0, len(scored) - most), about=about, results=results, limit=limit, unlike=unlike,
-        levels=LEVELS, above=ABOVE, grounds=grounds, tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
+        levels=LEVELS, above=ABOVE, grounds=grounds,
+        tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
     )  # fmt: skip
 
 
