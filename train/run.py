@@ -74,7 +74,10 @@ class Plan:
         settings = method.settings
         settings.hardware()
         rule, paths = settings.rule(), [store.path for store in opened]
-        how = (settings.pool, listed(settings.site) or None, settings.beside)
+        sites = listed(settings.site)
+        if sites and all("resid_bare" in [each.site for each in store.features] for store in opened):
+            sites = [*dict.fromkeys([*sites, "resid_bare"])]  # a control
+        how = (settings.pool, sites or None, settings.beside)
         sources = Sources.of(opened, *how)
         others = [Path(path) for path in listed(settings.test)]
         single = [*paths, *others] if settings.matrix or others else []

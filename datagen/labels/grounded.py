@@ -201,7 +201,7 @@ class Grounded(Corpus, OfGrounded, Source):
 
     def _other(self, question: Question) -> str:
         """Draw the answer of another question of the same kind, "" if there is none."""
-        values = [v for v in self.others[_kind(question)] if not exact_match(v, question.answers)]
+        values = [v for v in self.others.get(_kind(question), ()) if not exact_match(v, question.answers)]
         believed = _believed(question)
         values = [v for v in values if not exact_match(v, [believed])]
         return min(values, key=lambda v: draw_key("other", self.options.seed, question.id + v), default="")

@@ -1,0 +1,226 @@
+"""Support by passages: labels by construction, published layouts, and an answer's origin by a prober."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from refusals import fails
+
+import probers
+from probers.data import load_corpus, load_questions
+from probers.data.texts import TextSource
+from probers.datagen.labels.grounded import CONDITIONS, Grounded, _text
+from probers.datagen.settings import Options
+from probers.prober.grounding import Pointer, evidence
+from probers.rag.triggers import Ungrounded
+from probers.types import OF_PASSAGES, Passage, Question
+
+SITES = ["resid_diff", "passages"]
+#: Middle layers of the testbed's model.
+LAYERS = [6, 8]
+
+
+@pytest.fixture(scope="module")
+def source():
+    """The source, planned for a few questions of the testbed."""
+    source = Grounded("testbed", k=3)
+    source.plan(Options(limit=6))
+    return source
+
+
+@pytest.fixture(scope="module")
+def store(lm):
+    return probers.label(
+        lm, Grounded("testbed", conditions=["gold", "missing"]), limit=14, site=SITES, layers=LAYERS
+    )
+
+
+@pytest.fixture(scope="module")
+def prober(store):
+    return probers.fit(
+        store, head="concat", site="resid_diff", beside=["passages"], epochs=3, resamples=100,
+        learning_curve=False, split=[0.5, 0.25, 0.25],
+    )  # fmt: skip
+
+
+def test_every_condition_says_of_the_subject_what_its_name_promises(source):
+    corpus = {passage.id: passage for passage in load_corpus("testbed")}
+    asked = [q for q in load_questions("testbed") if len(q.truth["gold"]) == 1 and q.truth["believed"]][:30]
+    seen = set()
+    for question in asked:
+        subject = corpus[question.truth["gold"][0]]
+        others = [each for each in list(corpus.values())[:40] if each.id != subject.id]
+        for case in source.cases(question, [subject, *others]):
+            seen.add(case.condition)
+            assert len(case.passages) == 3
+            about = [text for text in case.passages if text.split()[:2] == subject.text.split()[:2]]
+            answer, whole = question.answers[0], " ".join(about)
+            if case.condition == "missing":
+                assert subject.text not in case.passages and case.value == ""
+            elif case.condition == "removed":
+                assert answer not in whole and case.value == ""
+            elif case.condition == "gold":
+                assert subject.text in case.passages and case.value == answer
+            else:
+                assert case.value in whole and answer not in whole
+                believed = question.truth["believed"]
+                assert (case.value == believed) == (case.condition == "memory")
+    assert seen == set(CONDITIONS)
+
+
+@pytest.mark.parametrize(
+    ("condition", "answer", "wrong", "origin"),
+    [
+        ("gold", "1915", False, "passage"), ("gold", "1920", True, "memory"),
+        ("gold", "1925", True, "other_passage"), ("gold", "1999", True, "invented"),
+        ("memory", "1920", False, "both"), ("missing", "1925", True, "other_passage"),
+        ("missing", "1920", True, "memory"),
+    ],
+)  # fmt: skip
+def test_an_answer_is_supported_by_its_subjects_passage_alone(source, condition, answer, wrong, origin):
+    question = Question("q", "When did Emma come out?", ("1915",), truth={"believed": "1920", "type": "year"})
+    emma, trial = (
+        Passage("a", "", "Emma came out in 1915.", is_gold=True),
+        Passage("b", "", "Trial came out in 1925."),
+    )
+    question = Question(
+        **{f: getattr(question, f) for f in ("id", "question", "answers", "truth")}, passages=(emma,)
+    )
+    cases = {case.condition: case for case in Grounded(k=2).__class__.cases(source, question, [trial])}
+    one = _text(cases[condition], f" It was {answer}. So the answer is {answer}.", answer)
+    assert (one.wrong, one.record["source"]) == (wrong, origin)
+
+
+def test_stores_of_passages_have_the_states_without_them_and_the_controls_of_the_text(store, prober):
+    assert [spec.site for spec in store.features] == [*SITES, "resid_bare"]
+    table = store.table()
+    assert {"context_gain", "new_words", "new_pairs", "new_values", "source"} <= set(table)
+    controls = prober.metrics["controls"]
+    assert {"overlap", "without passages", "context gain", "pointer"} <= set(controls) | {
+        note.split("'")[1] for note in prober.metrics["notes"] if note.startswith("control")
+    }
+    assert prober.pointer is not None and len(prober.pointer.heads) >= 4
+
+
+def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober, tmp_path):
+    prober.save_pretrained(tmp_path / "prober")
+    loaded = probers.Prober.from_pretrained(tmp_path / "prober")
+    assert loaded.pointer == prober.pointer
+    subject, other = (each.text for each in load_corpus("testbed")[:2])
+    shown = ([subject, other], [other, subject], [{"title": "A", "text": other}])
+    answer = f" {subject.split('.')[0]}."
+    rows = [{"prompt": "Who is it?", "passages": passages, "answer": answer} for passages in shown]
+    # With so few training texts the heads that it chose are chance; those of layer 6 point.
+    first, second, third = replace(loaded, pointer=Pointer((15, 16, 17))).score(lm, rows)
+    assert [one.response.grounds[0].passage for one in (first, second)] == [1, 2]
+    for one in (first, second):
+        (ground,) = one.response.grounds
+        assert ground.source in ("passage", "memory", "neither")
+        assert subject[slice(*ground.evidence)] == f"{subject.split('.')[0]}."
+    assert third.response.grounds[0].passage == 1
+    (bare,) = loaded.score(lm, [{"prompt": "Who is it?", "answer": " Nobody."}])
+    assert (bare.p_wrong, bare.response.grounds, bool(bare.warning)) == (None, (), True)
+
+
+def test_passages_beyond_the_context_are_left_out_from_the_end_by_name(lm, prober, caplog, monkeypatch):
+    monkeypatch.setattr(lm, "context", 300)
+    text = load_corpus("testbed")[0].text
+    row = {"prompt": "Who is it?", "passages": [text] * 40, "answer": " Nobody."}
+    (one,) = prober.score(lm, [row])
+    assert one.response.grounds is not None and "left out, beyond the model's context" in caplog.text
+
+
+def test_places_in_a_prompt_stand_for_passages_and_messages_must_hold_them(lm, prober):
+    prompt = "Emma came out in 1815. It is long.\nWhen?"
+    row = {"prompt": prompt, "passages_at": [[0, 22], [23, 34]], "answer": " In 1815."}
+    (one,) = prober.score(lm, [row])
+    assert one.response.grounds[0].passage in (1, 2)
+    with fails("bad-line", "passages_at"):
+        prober.score(lm, [{**row, "passages_at": [[0, 999]]}])
+
+
+def test_probers_of_passages_do_not_score_while_a_text_is_written(lm, prober):
+    with fails("unsupported"):
+        prober.generate(lm, "Emma came out in", max_new_tokens=2)
+
+
+def test_the_loop_asks_again_without_the_passage_that_an_unsupported_answer_leaned_on(lm, prober):
+    questions = load_questions("testbed")[:2]
+    always = probers.RAG(lm, "testbed", trigger=Ungrounded(prober, threshold=-1e6), max_retrievals=2)
+    for question in questions:
+        answer = always(question)
+        first, *later = [each for each in answer.rounds if each.decision is not None]
+        assert answer.retrievals == 2 and first.decision.left_out
+        assert later and not set(first.decision.left_out) & set(later[-1].passage_ids)
+        kept = probers.RAG(
+            lm, "testbed", trigger=Ungrounded(prober, threshold=-1e6, drop=False), max_retrievals=2
+        )
+        assert not any(each.decision.left_out for each in kept(question).rounds if each.decision)
+        never = probers.RAG(lm, "testbed", trigger=Ungrounded(prober, threshold=1e6))
+        assert never(question).retrievals == 1  # with the question, before anything is written
+    with fails("mismatch"):
+        Ungrounded(probers.Prober.from_pretrained("smollm2"))
+
+
+def test_a_pointer_adds_up_the_attention_of_its_heads():
+    weights = np.zeros((2, 5, 3), dtype=np.float32)
+    weights[:, 1] = [[0.2, 0.0, 0.0], [0.0, 0.2, 0.0]]
+    weights[:, 3] = [[0.0, 0.0, 0.4], [0.0, 0.0, 0.2]]
+    np.testing.assert_allclose(Pointer((1, 3)).shares(weights), [0.2, 0.2, 0.6], atol=1e-6)
+    assert (
+        "1815"
+        in "Emma came out in 1815. It is long."[
+            slice(*evidence("In 1815.", "Emma came out in 1815. It is long."))
+        ]
+    )
+
+
+OLD, NEW = "In 1815.", "In 1816."
+MARKED = {"label": ["Unwanted.Intrinsic"], "summary_start": 0, "summary_end": 7, "summary_span": "In 1816"}
+VOTES = [{"response": "no"}, {"response": "no"}, {"response": "yes"}]
+#: A record of each layout, and the passages and number of spans of its text, which is wrong.
+LAYOUTS = {
+    "raglens": (
+        {
+            "output": f" {NEW}", "hall_info": [[1, 8, "In 1816", "conflict"]], "model": "m",
+            "context": {"question": "When?", "passages": f"passage 1:{OLD}\n\npassage 2:Later."},
+        },
+        (OLD, "Later."), 1,
+    ),
+    "summedits": ({"id": "a", "doc": OLD, "summary": NEW, "label": "0", "original_summary": OLD}, (OLD,), 0),
+    "faithdial": (
+        {"knowledge": OLD, "history": None, "gpt2": NEW, "begin_label": "entailment,hallucination"}, (OLD,), 0
+    ),
+    "faithbench": ({"sample_id": 1, "source": OLD, "summary": NEW, "annotations": [MARKED]}, (OLD,), 1),
+    "tofueval": (
+        {"doc_id": 1, "document": OLD, "summ_sent": NEW, "sent_label": "no", "topic": "dates"}, (OLD,), 0
+    ),
+    "wice": (
+        {"claim": NEW, "evidence": ["In", "1815."], "label": "partially_supported", "meta": {}}, (OLD,), 0
+    ),
+    "qags": (
+        {
+            "article": OLD,
+            "summary_sentences": [
+                {"sentence": NEW, "responses": VOTES}, {"sentence": OLD, "responses": VOTES[2:]}
+            ],
+        },
+        (OLD,), 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_published_sets_with_passages_are_read_by_their_fields(name, tmp_path):
+    record, passages, spans = LAYOUTS[name]
+    file = tmp_path / "set.jsonl"
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    (one,) = TextSource(str(file)).all()
+    assert (one.wrong, one.passages, len(one.spans)) == (True, passages, spans)
+    if name == "qags":
+        assert [mark.wrong for mark in one.sentences] == [True, False]
+
+
+def test_what_reads_passages_is_named_once():
+    assert set(OF_PASSAGES) == {"passages", "resid_diff", "resid_bare"}
