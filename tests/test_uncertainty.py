@@ -118,6 +118,20 @@ def test_lexical_similarity_is_the_mean_rouge_of_all_pairs():
     assert lexical_similarity(["one", "two"]) == 0
 
 
+@pytest.mark.parametrize(
+    "a, b, expected",
+    [
+        ("Müller", "Möller", 0), ("MÜLLER", "mu\u0308ller", 1), ("Достоевский", "Толстой", 0), ("Москва", "МОСКВА", 1),
+        ("北京", "东京", 1 / 2), ("東京", "東京都", 4 / 5), ("トヨタ", "ホンダ", 0), ("中", "日", 0), ("中国。", "中国", 1),
+        ("서울 시", "부산 시", 1 / 2), ("Αθήνα", "Σπάρτα", 0), ("القاهرة", "بغداد", 0), ("café 2", "cafe 2", 1 / 2),
+        ("don't go_on", "don t go on", 1), ("!?", "", 1),
+    ],
+)  # fmt: skip
+def test_lexical_similarity_reads_every_script(a, b, expected):
+    """Words with their accents; characters where no spaces are written (LCSTS)."""
+    assert lexical_similarity([a, b]) == lexical_similarity([b, a]) == pytest.approx(expected)
+
+
 def test_eigenscore_is_the_formula_written_out():
     z = np.random.default_rng(0).normal(size=(16, 5))  # d x K
     d = len(z)

@@ -1,7 +1,8 @@
 """Agreement of drawn answers: their words, their meanings and their states.
 
 - Self-consistency: share of samples that agree with the greedy one (Wang et al. 2022; SelfCheckGPT).
-- Lexical similarity: likeness of texts word by word (Fomicheva et al. 2020), by ROUGE-L.
+- Lexical similarity: likeness of texts word by word (Fomicheva et al. 2020), by ROUGE-L (Lin 2004); of scripts
+  without spaces character by character, as Hu et al. (2015, LCSTS) compute ROUGE for Chinese.
 - Semantic entropy: entropy of their meanings (Kuhn et al. 2023; Farquhar et al. 2024),
   H = -sum_c p(c) log p(c) over clusters c of answers with one meaning. p(c) is the share of samples in c
   ("discrete"), or the share of c in the sum of the samples' sequence probabilities ("weighted").
@@ -12,7 +13,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal, get_args
@@ -20,9 +20,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from ..types import RunError, UserError
+from ..words.text import tokenize
 from .meaning import Same
 
-_WORD = re.compile(r"[a-z0-9]+")
 Variant = Literal["discrete", "weighted"]
 ALPHA = 0.001
 
@@ -38,11 +38,16 @@ def self_consistency(greedy: str, answers: Sequence[str], same: Same) -> float:
 
 
 def lexical_similarity(texts: Sequence[str]) -> float:
-    """Compute the mean ROUGE-L of all pairs of ``texts``, in [0, 1]; UserError for fewer than two."""
+    """Compute the mean ROUGE-L of all pairs of ``texts``, in [0, 1]; UserError for fewer than two.
+
+    Words are without case, with their accents and in any script (:func:`probers.words.text.tokenize`), but an
+    underscore divides them, as in Google's ``rouge_score``; Chinese, Japanese, Thai and the like are compared
+    by characters.
+    """
     if len(texts) < 2:
         problem = f"samples={len(texts)} gives no pair of texts to compare"
         raise UserError(f"{problem}: draw two or more", "missing-value")
-    pairs = list(combinations([_WORD.findall(text.lower()) for text in texts], 2))
+    pairs = list(combinations([tokenize(text.replace("_", " "), characters=True) for text in texts], 2))
     return sum(rouge_l(a, b) for a, b in pairs) / len(pairs)
 
 
