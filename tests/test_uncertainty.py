@@ -148,6 +148,16 @@ def test_eigenscore_is_the_formula_written_out():
         (" 85", 0.85), (" 85%", 0.85), ("100", 1.0), ("0", 0.0), ("0.85", 0.85), ("1.0", 1.0), (".7", 0.7),
         ("about 60 percent, I think 90", 0.6), ("8.5/10", 0.85), ("85 / 100", 0.85), ("0.5%", 0.005),
         ("1", 0.01), ("very sure", None), ("", None), ("250", None), ("-5", None), ("in 1994", None),
+        ("9 out of 10", 0.9), ("9/10", 0.9), ("4/5", 0.8), ("3 in 4", 0.75), ("12/10", None), ("10/10", 1.0),
+        ("0/10", 0.0), ("9 out of", None), ("9 /", None), ("4/5/2024", None), ("60/40", 0.6), ("50-50", 0.5),
+        ("0,9", 0.9), ("99,9%", 0.999), ("1,000", None), ("0.95/1", 0.95), ("1e-1", 0.1),
+        ("90-95%", 0.925), ("between 90 and 95 percent", 0.9), ("90 to 95", 0.925), ("0-10%", 0.05),
+        ("0.9-0.95", 0.925), ("0.9 (90%)", 0.9), ("80 percent (8/10)", 0.8), ("~80 %", 0.8), ("８０％", 0.8),
+        ("Confidence: 7 on a scale of 1 to 10", 0.7), ("7 on a scale of 1 to", None), ("8 (1-10)", 0.8),
+        ("on a scale of 0 to 100, I say 85", 0.85), ("Confidence (0-100): 85", 0.85), ("0-100", None),
+        ("ninety percent", 0.9), ("nine out of ten", 0.9), ("Ninety-five percent.", 0.95), ("eighty", 0.8),
+        ("one of the best", None), ("95 Prozent", 0.95), ("9 sur 10", 0.9), ("90パーセント", 0.9),
+        ("101%", None), ("85.", 0.85), ("4 out of 5 stars", 0.8), ("a 7 out of 10", 0.7),
     ],
 )  # fmt: skip
 def test_a_stated_confidence_is_read_or_missing(reply, expected):

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from ..model.language_model import LanguageModel
 from ..types import Generation
+from ..words.language import ENGLISH, LANGUAGES, either
+from ..words.numerals import in_figures
 from .samples import Generate
 
 #: Prompt with the question, the proposed answer, and other possible answers if there are any.
@@ -32,8 +35,18 @@ CONFIDENCE_FORM = (
 )
 #: Most tokens of a stated confidence.
 TOKENS = 8
-_NUMBER = re.compile(
-    r"(?<![\w.,-])(\d{1,3}(?:\.\d+)?|\.\d+)\s*(%|percent\b|/\s*100\b|/\s*10\b)?", re.IGNORECASE
+_VALUE = r"(?:\d{1,3}(?:[.,]\d+)?|[.,]\d+)(?:e-?\d{1,2})?"
+_PERCENT = either(name for language in LANGUAGES.values() for name, unit in language.units.items() if unit == "%")
+_TO = r"\s?(?:-|–|—|~|to|bis|à|a|から|到|至)\s?"
+#: The scale that a reply repeats: "on a scale of 1 to 10", "(0-100)"; without an end it was cut off.
+_SCALE = re.compile(
+    rf"\(?(?:\b(?:on|in|scale|range|from|out of|of|the|a)\b\s*)*(?<![\w.,])[01]{_TO}(?P<top>1|5|7|10|20|100)(?![\w.,]?\w|\s?%)\)?"
+)
+_OUT_OF = r"(?:\s?[/⁄]\s?|\s\(?(?:out of|of|in|from|von|sur|de|über)\s(?:a\s|every\s)?)"
+_STATED = re.compile(
+    rf"(?<![\w.,/⁄-])(?P<low>{_VALUE})(?![\d.,]*\d)(?:\s?(?P<unit>%|percent|per cent|pct|{_PERCENT}))?"
+    rf"(?:{_TO}(?P<high>{_VALUE})(?:\s?(?P<last>%|percent|per cent|pct|{_PERCENT}))?(?![\d.,]*\d)"
+    rf"|{_OUT_OF}(?P<whole>\d{{1,4}})(?![\d.,]*\d|\s?[/⁄])|(?P<cut>\s(?:out of|out|on a|of)\W*$|\s?[/⁄]))?"
 )
 
 
@@ -68,16 +81,49 @@ def verbalised(
 
 
 def stated(reply: str) -> float | None:
-    """Read the first number of a reply as a share: "85", "85 %", "0.85", "8.5/10" are .85.
+    """Read the first number of a reply as a share: "85", "85 %", "0.85", "0,85", "8.5/10", "17 out of 20" are .85.
 
-    A bare number up to 1 with a decimal point is a probability, any other a percentage. None for a reply
-    without a number from 0 to 100.
+    A bare number up to 1 with a decimal point or comma is a probability, any other a percentage, unless the
+    reply names its scale ("7 on a scale of 1 to 10" is .7). A range counts as its middle ("90-95%"), two parts
+    of a hundred as the first ("60/40"). Numbers in English words are read ("nine out of ten"). None for a
+    reply whose number is missing, cut off or outside of its scale.
     """
-    if (match := _NUMBER.search(reply)) is None:
+    text = " ".join(unicodedata.normalize("NFKC", reply).lower().replace("−", "-").split())
+    words = not any(map(str.isdigit, text))
+    text = in_figures(text, ENGLISH) if words else text
+    scale = next((match for match in _SCALE.finditer(text) if _STATED.search(_without(text, match))), None)
+    match = _STATED.search(_without(text, scale) if scale else text)
+    if match is None or match["cut"]:
         return None
-    value, unit = float(match[1]), re.sub(r"\s", "", match[2] or "")
-    if unit == "/10":
-        value *= 10
-    elif not unit and value <= 1 and "." in match[1]:
-        value *= 100
-    return value / 100 if value <= 100 else None
+    value, decimal = _number(match["low"])
+    unit = match["unit"] or match["last"]
+    if match["high"] and not unit and _SCALE.fullmatch(match.group().strip()):
+        return None  # the scale alone
+    if match["high"]:
+        high, fraction = _number(match["high"])
+        if high < value:
+            return value / 100 if value + high == 100 else None
+        value, decimal = (value + high) / 2, decimal and fraction
+    if match["whole"]:
+        whole = float(match["whole"])
+        whole = 100.0 if value + whole == 100 and re.search("[/⁄]", match.group()) else whole
+    elif scale and not unit:
+        whole = float(scale["top"])
+    elif unit:
+        whole = 100.0
+    elif re.search(r"\bscale\b", text) or (words and value < 10):
+        return None  # a scale without its end; "one" of a phrase
+    else:
+        whole = 1.0 if decimal and value <= 1 else 100.0
+    return value / whole if 0 <= value <= whole and whole else None
+
+
+def _without(text: str, match: re.Match[str]) -> str:
+    return f"{text[: match.start()]} {text[match.end() :]}"
+
+
+def _number(written: str) -> tuple[float, bool]:
+    """Read figures, and tell whether they have decimals; a comma before three figures divides thousands."""
+    if re.fullmatch(r"[1-9]\d*,\d{3}", written):
+        return float(written.replace(",", "")), False
+    return float(written.replace(",", ".")), bool(re.search("[.,e]", written))

@@ -64,7 +64,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     **dict.fromkeys(("plain", "places", "articles", "endings"), (words, "")),
     **dict.fromkeys(("numerals", "scales", "ordinals", "fractions", "rooms"), (numbers, "")),
     **dict.fromkeys(("links", "points", "of", "bare", "adds", "vague", "unread"), (words, "")),
-    **dict.fromkeys(("ranges", "before_times"), (words, "")), **dict.fromkeys(("bounds", "bounds_behind"), (pairs, "")),
+    **dict.fromkeys(("ranges", "before_times", "minus"), (words, "")), **dict.fromkeys(("bounds", "bounds_behind"), (pairs, "")),
     "ordinal_endings": (words, ""),
     "units": (lambda listed: {k: v.replace("_", " ") for k, v in pairs(listed).items()}, ""), "reigns": (lambda listed: {k: int(v) for k, v in pairs(listed).items()}, ""),
     **dict.fromkeys(("closing", "opening", "sure", "announced"), (str, "")),
@@ -127,6 +127,7 @@ class Language:
     lone: frozenset[str]  # number words that alone may mean something else
     bounds: Mapping[str, str]  # words before a number, with "about", "over" or "under"
     bounds_behind: Mapping[str, str]  # such words behind it
+    minus: frozenset[str]  # words before a negative number
     ranges: frozenset[str]  # words between the ends of a range
     before_times: frozenset[str]  # days of the week and small words before a time
     units: Mapping[str, str]  # words of units, with the English unit that each means

@@ -278,10 +278,10 @@ class Grammar:
             if previous is None:
                 if token.word not in self.language.bare and token.kind == "s":
                     return None  # "millions"
-            elif previous.kind != "s" or (linked and token.word not in self.language.adds):
+            elif previous.kind not in ("s", "d") or (linked and token.word not in self.language.adds):
                 return None
-            elif token.word not in self.language.adds:
-                *larger, (last, _) = parts  # "a million million"
+            elif previous.kind == "d" or token.word not in self.language.adds:
+                *larger, (last, _) = parts  # "a million million", "1,000,000 million"
                 product = last * value
         return None if larger and product >= larger[-1][1] else [*larger, (product, value)]
 

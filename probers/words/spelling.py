@@ -15,7 +15,7 @@ from ..files import check_file
 from ..types import UserError
 from .language import Language, english, pairs, table
 from .numbers import Relation
-from .numerals import CARDINALS, ORDINALS, roman
+from .numerals import CARDINALS, ORDINALS, in_figures, roman
 
 #: Common given names: a name that begins with one is a person's, and it has no plural.
 GIVEN = english("given")
@@ -269,11 +269,21 @@ def spelled(mention: str, language: Language) -> tuple[str, ...]:
         text = _LONG.sub("", text).translate(_simple())
     if language.code == "de":
         text = re.sub("[äöüÄÖÜ]", lambda m: {"ä": "ae", "ö": "oe", "ü": "ue"}[m[0].lower()], text)
-    words = normalise(text.replace("’", "'").replace("'", " ")).split()
+    figures = re.sub(rf"(?<=\d){re.escape(language.ordinal_sign)}(?!\w)", "", in_figures(text, language))
+    words = normalise(figures.replace("’", "'").replace("'", " ")).split()
     while len(words) > 1 and words[0] in language.articles:
         words = words[1:]
-    numbered = (str(roman(word) or word) if place else word for place, word in enumerate(words))
-    return tuple(numbered)
+    numbered = [_roman(word) if place else word for place, word in enumerate(words)]
+    numbers = [word.isdigit() for word in numbered[1:]]  # "Karl der Fünfte"
+    return tuple(
+        word
+        for word, number in zip(numbered, [*numbers, False], strict=True)
+        if not (number and word in language.articles)
+    )
+
+
+def _roman(word: str) -> str:
+    return "1" if word in ("ier", "ire") else str(roman(word) or word)
 
 
 def compare_spelled(a: str, b: str, language: Language) -> tuple[Relation | None, str]:

@@ -244,11 +244,13 @@ def read_time_in(mention: str, language: Language) -> Time | None:
     if len(mention) > LONGEST_VALUE:
         return None
     text = " ".join(mention.split()).strip(" ,;:()")
-    bare = text[lead.end() :] if (lead := _lead(language).match(text)) else text
+    forms = [text]
+    while lead := _lead(language).match(forms[-1]):
+        forms.append(forms[-1][lead.end() :])
     for month, names in enumerate(language.months, 1):
-        if re.fullmatch(names, bare, re.IGNORECASE):
+        if re.fullmatch(names, forms[-1], re.IGNORECASE):
             return Time("day", (None, month, None))
-    for written in dict.fromkeys((text, bare, *(in_figures(each, language) for each in (text, bare)))):
+    for written in dict.fromkeys((*forms, *(in_figures(form, language) for form in forms))):
         moments = [m for m in find_moments(written, language) if m.end - m.start == len(written)]
         if moments:
             return Time(moments[0].kind, moments[0].parts)
@@ -257,8 +259,8 @@ def read_time_in(mention: str, language: Language) -> Time | None:
 
 @lru_cache
 def _lead(language: Language) -> regex.Pattern[str]:
-    """Compile the pattern of days of the week and small words before a time."""
-    return regex.compile(rf"(?:(?:{either(language.before_times)})(?:,?\s|(?<=['’])))*", regex.IGNORECASE)
+    """Compile the pattern of a day of the week or small word before a time."""
+    return regex.compile(rf"(?:{either(language.before_times)})(?:,?\s|(?<=['’]))", regex.IGNORECASE)
 
 
 @lru_cache
@@ -291,7 +293,8 @@ def read_number_in(mention: str, language: Language) -> Number | None:
     words = text.split(" ")
     while len(words) > 1 and words[0].lower() in language.articles and words[0].lower() not in language.numerals:
         words = words[1:]
-    sign, money, text = sign_and_money(" ".join(words))
+    text = regex.sub(rf"^(?:{either(language.minus)})\s?(?=\w)", "-", " ".join(words), flags=regex.IGNORECASE)
+    sign, money, text = sign_and_money(text)
     share = _of_whole(text, language)
     number = share or _number_and_unit(text, money, language)
     if number is None or math.isnan(number.value):
@@ -343,9 +346,9 @@ def _number_and_unit(text: str, money: str, language: Language) -> Number | None
 
 def _known_unit(unit: str, language: Language) -> str:
     """Return the English unit of a unit, sign or code of a currency, or ""."""
-    bare = regex.sub(r"^(?:de|d['’]|of|von)(?=\s|\w{2})\s?", "", unit.strip(" -").replace("\u202f", " "))
+    bare = regex.sub(r"^(?:(?:de|of|von)\s|d['’]\s?)", "", unit.strip(" -").replace("\u202f", " "))
     units = {name.lower(): meant for name, meant in language.units.items()}
-    known = units.get(bare.lower()) or (_MONEY.get(bare, bare) if bare in _SYMBOLS else "")
+    known = units.get(bare.lower()) or (_MONEY.get(bare, bare.lower()) if bare in _SYMBOLS else "")
     return known or (read_unit(bare, "") if bare.isupper() and len(bare) == 3 else "")
 
 
@@ -366,4 +369,4 @@ def counts(mention: str, language: Language) -> bool:
         return True
     if language.english:
         return False
-    return any(c.isnumeric() for c in mention) or next(find_values(mention, language), None) is not None
+    return any(map(str.isdigit, mention)) or next(find_values(mention, language), None) is not None
