@@ -61,7 +61,7 @@ def _pattern(written: str) -> re.Pattern[str] | None:
 #: Readers of the fields of a language's table, with the text read where one is missing.
 _FIELDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     **dict.fromkeys(("function_words", "titles", "abbreviations", "starters", "lone"), (words, "")),
-    **dict.fromkeys(("plain", "places", "articles", "endings"), (words, "")),
+    **dict.fromkeys(("plain", "places", "articles", "endings", "honorifics"), (words, "")),
     **dict.fromkeys(("numerals", "scales", "ordinals", "fractions", "rooms"), (numbers, "")),
     **dict.fromkeys(("links", "points", "of", "bare", "adds", "vague", "unread"), (words, "")),
     **dict.fromkeys(("ranges", "before_times", "minus"), (words, "")), **dict.fromkeys(("bounds", "bounds_behind"), (pairs, "")),
@@ -133,6 +133,7 @@ class Language:
     units: Mapping[str, str]  # words of units, with the English unit that each means
     plain: frozenset[str]  # capitalised or quoted words that are no names
     places: frozenset[str]  # words that certainly mean a place
+    honorifics: frozenset[str]  # lower-case titles before a full name, which do not change it
     articles: frozenset[str]  # lower-case words that may stand before a name
     endings: frozenset[str]  # inflectional endings of the words of a name
 

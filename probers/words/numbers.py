@@ -353,7 +353,7 @@ def _in_words(text: str) -> Number | None:
         return Number(sign * (1 + share), read_unit(unit, money)) if share and meanings(unit) else None
     unit, share = unit_and_share(text[numeral.end :], ENGLISH)
     unit, bare = read_unit(unit, money), numeral.lone and text.split()[0] in ENGLISH.articles
-    glued = not numeral.written and text[numeral.end : numeral.end + 1].isalpha()  # "3D"
-    if glued or grammar(ENGLISH).follows(text, numeral.end) or unit.startswith("past ") or (bare and not meanings(unit)):
-        return None  # "half past three", "a thing"
+    glued = not numeral.written and text[numeral.end : numeral.end + 1].isalpha()
+    if not meanings(unit) and (glued or bare or grammar(ENGLISH).uncertain(text[numeral.end :])):
+        return None  # "3D", "a thing", "five or six", "half past three"
     return Number(sign * (numeral.value + share), unit, numeral.ordinal, "about" if numeral.about else "")

@@ -119,12 +119,14 @@ class Grammar:
                 return numeral
         return None
 
-    def follows(self, text: str, start: int) -> bool:
-        """Tell whether another word or figure of a number stands at ``start``."""
-        gap = _GAP.match(text, start)
-        token = self._next(text, gap.end() if gap else start)
-        whole = token is not None and (not self.language.spaced or self._ends(text, token.end))
-        return whole and token is not None and token.kind in "ndsof."
+    def uncertain(self, rest: str) -> bool:
+        """Tell whether the text behind a number goes on as a number or makes it rough: "five or six", "300-odd"."""
+        spaced = self.language.spaced
+        rough = either(self.language.unread)
+        if regex.search(rf"(?<!\w)(?:{rough})(?!\w)" if spaced else rough, rest, regex.IGNORECASE):
+            return True
+        numerals = [self.read(rest, start) for start in self.starts(rest)]
+        return any(numeral and not (numeral.lone and numeral.value == 1) for numeral in numerals)
 
     def _next(self, text: str, at: int) -> _Token | None:
         match = self._token.match(text, at)
@@ -189,18 +191,17 @@ class Grammar:
             return self._plain(tokens)
         before, share, after = tokens[:place], tokens[place], tokens[place + 1 :]
         top = 1.0
+        start, glued = share.start, False  # "zwei einhalb"
         if before and before[-1].kind in ("n", "d"):
             *before, numerator = before
-            top, start = numerator.value, numerator.start
-        else:
-            start = share.start
+            top, start, glued = numerator.value, numerator.start, numerator.end == share.start
         value = top / share.value
         if top > _MOST_SHARES:
             return None
         if before:
             linked = before[-1].kind == "+"
             whole = self._plain(before[:-1] if linked else before)
-            if whole is None or whole[1] or not (linked or before[-1].end == start):
+            if whole is None or whole[1] or not (linked or glued or before[-1].end == start):
                 return None
             last = before[-2] if linked else before[-1]
             if last.kind == "s" and (not linked or (last.value < 1e6 and last.value != 12)):

@@ -273,6 +273,8 @@ def spelled(mention: str, language: Language) -> tuple[str, ...]:
     words = normalise(figures.replace("’", "'").replace("'", " ")).split()
     while len(words) > 1 and words[0] in language.articles:
         words = words[1:]
+    while len(words) > 2 and words[0] in language.honorifics:
+        words = words[1:]
     numbered = [_roman(word) if place else word for place, word in enumerate(words)]
     numbers = [word.isdigit() for word in numbered[1:]]  # "Karl der Fünfte"
     return tuple(

@@ -328,18 +328,19 @@ def _number_and_unit(text: str, money: str, language: Language) -> Number | None
         end, rest = last.value, rest[last.end :]
         value *= last.scale if numeral.scale == 1 else 1.0
     glued = language.spaced and numeral.written and rest[:1].isalnum()
-    if glued or (end is None and grammar(language).follows(rest, 0)):
-        return None
     rest, share = unit_and_share(rest, language)
     if not language.spaced and (half := re.match("[个個]?半[个個]?", rest)):  # 两个半小时
         rest, share = rest[half.end() :], 0.5
-    unit = money or _known_unit(rest, language) or rest.strip(" .-").lower()
+    known = money or _known_unit(rest, language)
+    if glued or (not known and grammar(language).uncertain(rest)):
+        return None
+    unit = known or rest.strip(" .-").lower()
     if any(map(str.isdigit, unit.replace("m2", "").replace("m3", ""))) or len(unit.split()) > _MOST_UNIT_WORDS:
         return None
     if not rest.strip() and numeral.lone and not numeral.written:
         return None
     article = numeral.lone and text.split()[0].lower() in language.articles
-    if article and not _known_unit(rest, language):
+    if article and not known:
         return None  # "eine Brücke"
     return Number(value + share, unit, ordinal, "about" if numeral.about else "", end)
 
