@@ -1,8 +1,8 @@
 """Agreement of drawn answers: their words, their meanings and their states.
 
 - Self-consistency: share of samples that agree with the greedy one (Wang et al. 2022; SelfCheckGPT).
-- Lexical similarity: likeness of texts word by word (Fomicheva et al. 2020), by ROUGE-L (Lin 2004); of scripts
-  without spaces character by character, as Hu et al. (2015, LCSTS) compute ROUGE for Chinese.
+- Lexical similarity: likeness of texts word by word (Fomicheva et al. 2020), by ROUGE-L (Lin 2004); of
+  scripts without spaces character by character, as Hu et al. (2015, LCSTS) compute ROUGE for Chinese.
 - Semantic entropy: entropy of their meanings (Kuhn et al. 2023; Farquhar et al. 2024),
   H = -sum_c p(c) log p(c) over clusters c of answers with one meaning. p(c) is the share of samples in c
   ("discrete"), or the share of c in the sum of the samples' sequence probabilities ("weighted").

@@ -36,17 +36,23 @@ CONFIDENCE_FORM = (
 #: Most tokens of a stated confidence.
 TOKENS = 8
 _VALUE = r"(?:\d{1,3}(?:[.,]\d+)?|[.,]\d+)(?:e-?\d{1,2})?"
-_PERCENT = either(name for language in LANGUAGES.values() for name, unit in language.units.items() if unit == "%")
-_TO = r"\s?(?:-|–|—|~|to|bis|à|a|から|到|至)\s?"
-#: The scale that a reply repeats: "on a scale of 1 to 10", "(0-100)"; without an end it was cut off.
-_SCALE = re.compile(
-    rf"\(?(?:\b(?:on|in|scale|range|from|out of|of|the|a)\b\s*)*(?<![\w.,])[01]{_TO}(?P<top>1|5|7|10|20|100)(?![\w.,]?\w|\s?%)\)?"
+_PERCENT = either(
+    ["%", "percent", "per cent", "pct"]
+    + [name for language in LANGUAGES.values() for name, unit in language.units.items() if unit == "%"]
 )
+_TO = r"\s?(?:-|–|—|~|to|bis|à|a|から|到|至)\s?"
 _OUT_OF = r"(?:\s?[/⁄]\s?|\s\(?(?:out of|of|in|from|von|sur|de|über)\s(?:a\s|every\s)?)"
+#: The scale that a reply repeats: "on a scale of 1 to 10", "(0-100)".
+_SCALE = re.compile(
+    rf"\(?(?:\b(?:on|in|scale|range|from|out of|of|the|a)\b\s*)*(?<![\w.,])[01]{_TO}"
+    r"(?P<top>1|5|7|10|20|100)(?![\w.,]?\w|\s?%)\)?"
+)
+#: A number with its unit, the end of its range, or the whole that it is a part of; ``cut`` is one broken off.
 _STATED = re.compile(
-    rf"(?<![\w.,/⁄-])(?P<low>{_VALUE})(?![\d.,]*\d)(?:\s?(?P<unit>%|percent|per cent|pct|{_PERCENT}))?"
-    rf"(?:{_TO}(?P<high>{_VALUE})(?:\s?(?P<last>%|percent|per cent|pct|{_PERCENT}))?(?![\d.,]*\d)"
-    rf"|{_OUT_OF}(?P<whole>\d{{1,4}})(?![\d.,]*\d|\s?[/⁄])|(?P<cut>\s(?:out of|out|on a|of)\W*$|\s?[/⁄]))?"
+    rf"(?<![\w.,/⁄-])(?P<low>{_VALUE})(?![\d.,]*\d)(?:\s?(?P<unit>{_PERCENT}))?"
+    rf"(?:{_TO}(?P<high>{_VALUE})(?:\s?(?P<last>{_PERCENT}))?(?![\d.,]*\d)"
+    rf"|{_OUT_OF}(?P<whole>\d{{1,4}})(?![\d.,]*\d|\s?[/⁄])"
+    r"|(?P<cut>\s(?:out of|out|on a|of)\W*$|\s?[/⁄]))?"
 )
 
 
@@ -81,12 +87,12 @@ def verbalised(
 
 
 def stated(reply: str) -> float | None:
-    """Read the first number of a reply as a share: "85", "85 %", "0.85", "0,85", "8.5/10", "17 out of 20" are .85.
+    """Read the first number of a reply as a share: "85", "85 %", "0.85", "0,85", "8.5/10", "17 out of 20".
 
     A bare number up to 1 with a decimal point or comma is a probability, any other a percentage, unless the
-    reply names its scale ("7 on a scale of 1 to 10" is .7). A range counts as its middle ("90-95%"), two parts
-    of a hundred as the first ("60/40"). Numbers in English words are read ("nine out of ten"). None for a
-    reply whose number is missing, cut off or outside of its scale.
+    reply names its scale ("7 on a scale of 1 to 10" is .7). A range counts as its middle ("90-95%"), two
+    parts of a hundred as the first ("60/40"). Numbers in English words are read ("nine out of ten"). None for
+    a reply whose number is missing, cut off or outside of its scale.
     """
     text = " ".join(unicodedata.normalize("NFKC", reply).lower().replace("−", "-").split())
     words = not any(map(str.isdigit, text))

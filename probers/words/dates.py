@@ -18,7 +18,7 @@ _WEEKDAY = re.compile(
 _UNSAID = re.compile(r"(?<=\d)[t ]00:00(?::00)?z?$|(?:(?<=\s)'|(?<=[a-z]-))\d\d$")
 _ERA = re.compile(r"\b(?:(b\.?\s?c\.?(?:\s?e\b\.?)?)|(a\.?\s?d\b\.?|c\.?\s?e\b\.?))(?!\w)")
 _LEAD = re.compile(
-    r"(?:(?:the|in|on|from|from the|of)\s+)*"
+    r"(?:(?:the|in|on|from|from the|of|the year|year)\s+)*"
     r"(?:(early|mid|late|circa|around|about|before|after|c\.|ca\.?|~|spring|summer|autumn|fall|winter|"
     r"(?:beginning|start|middle|end) of)(?:[\s-]+|(?<=~)))?"
     r"(?:(?:of|the|in)\s+)*"

@@ -49,7 +49,7 @@ def english(name: str) -> frozenset[str]:
 
 
 def either(listed: Iterable[str]) -> str:
-    """Build a regular expression for any of some words, longer ones first; of none, one that never matches."""
+    """Build a regular expression for any of some words, longer ones first; without any it never matches."""
     longest = sorted(listed, key=lambda word: (-len(word), word))
     return "|".join(map(regex.escape, longest)) or "(?!)"
 
@@ -64,15 +64,16 @@ _FIELDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     **dict.fromkeys(("plain", "places", "articles", "endings", "honorifics"), (words, "")),
     **dict.fromkeys(("numerals", "scales", "ordinals", "fractions", "rooms"), (numbers, "")),
     **dict.fromkeys(("links", "points", "of", "bare", "adds", "vague", "unread"), (words, "")),
-    **dict.fromkeys(("ranges", "before_times", "minus"), (words, "")), **dict.fromkeys(("bounds", "bounds_behind"), (pairs, "")),
-    "ordinal_endings": (words, ""),
-    "units": (lambda listed: {k: v.replace("_", " ") for k, v in pairs(listed).items()}, ""), "reigns": (lambda listed: {k: int(v) for k, v in pairs(listed).items()}, ""),
+    **dict.fromkeys(("ordinal_endings", "ranges", "before_times", "minus"), (words, "")),
+    **dict.fromkeys(("bounds", "bounds_behind"), (pairs, "")),
+    "units": (lambda listed: {name: unit.replace("_", " ") for name, unit in pairs(listed).items()}, ""),
+    "reigns": (lambda listed: {name: int(year) for name, year in pairs(listed).items()}, ""),
     **dict.fromkeys(("closing", "opening", "sure", "announced"), (str, "")),
     **dict.fromkeys(("numbered", "goes_on", "tails"), (_pattern, "")),
     **dict.fromkeys(("works", "months", "dates"), (tuple, ())),
     "spaced": (bool, True), "elides": (bool, False), "capitals": (float, 0.0), "ordinal": (str, "(?!)"),
-    **dict.fromkeys(("plural", "ordinal_sign", "before_christ", "after_christ"), (str, "")), "decimal": (str, ","),
-    "thousands": (str, ".\u00a0\u202f '’"),
+    **dict.fromkeys(("plural", "ordinal_sign", "before_christ", "after_christ"), (str, "")),
+    "decimal": (str, ","), "thousands": (str, ".\u00a0\u202f '’"),
 }  # fmt: skip
 
 

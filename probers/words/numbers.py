@@ -14,6 +14,8 @@ from .numerals import grammar, in_figures, unit_and_share, value_of
 #: Results of a comparison by value; the matcher's option ``partial`` decides about "partial".
 Relation = Literal["equivalent", "different", "partial"]
 
+#: Relative difference of numbers that may be the same where one is "about" so many.
+_ABOUT = 0.2
 #: Longer mentions (characters) are not read as dates or numbers.
 LONGEST_VALUE = 100
 
@@ -147,7 +149,8 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
         return "partial" if a.unit != b.unit and (a.value - b.value) % 720 == 0 else "different"
     relations = {_compare_ends(a, b, scales, tolerance) for scales in _conversions(a.unit, b.unit)}
     if "equivalent" not in relations:
-        return "partial" if "partial" in relations else "different"
+        near = "about" in (a.bound, b.bound) and relations and math.isclose(a.value, b.value, rel_tol=_ABOUT)
+        return "partial" if near or "partial" in relations else "different"
     if a.ordinal != b.ordinal or a.bound != b.bound:
         return "partial"
     if a.unit != b.unit and {a.unit, b.unit} <= _DOLLARS:
@@ -157,7 +160,7 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
 
 
 def may_convert(a: Number, b: Number) -> bool:
-    """Tell whether two units may agree though no table says so: inflected nouns, or a unit that is not known."""
+    """Tell whether two units may agree though no table says so: inflected nouns, or an unknown unit."""
     if not (a.unit and b.unit) or a.ordinal or b.ordinal or same_unit(a.unit, b.unit):
         return False
     unknown = [not meanings(unit) for unit in (a.unit, b.unit)]
@@ -199,7 +202,13 @@ def read_number(mention: str) -> Number | None:
     text = text[bound.end() :] if bound else text
     kind = _BOUNDS[bound.group().strip()] if bound else ""
     lower = text.lower()
-    number = _clock(lower) or _compound(in_figures(lower, ENGLISH)) or _share(lower) or _in_digits(text) or _in_words(lower)
+    number = (
+        _clock(lower)
+        or _compound(in_figures(lower, ENGLISH))
+        or _share(lower)
+        or _in_digits(text)
+        or _in_words(lower)
+    )
     return number and replace(number, bound=kind or number.bound)
 
 

@@ -1,9 +1,9 @@
 """Numbers in words, in figures and mixed, by one grammar for all languages; roman numerals.
 
-The words are data (``data/*.yaml``). A number is a sum of parts, each smaller than the room that the part before
-leaves ("vingt-deux", "hundert" has room below 100). A scale multiplies all smaller parts before it, so that "mil
-millones" is 10^9. Shares divide ("two thirds"), add ("deux millions et demi") or are multiplied ("half a
-million"). A text that this grammar does not read to its end is no number.
+The words are data (``data/*.yaml``). A number is a sum of parts, each smaller than the room that the part
+before leaves ("vingt-deux"; "hundert" has room below 100). A scale multiplies all smaller parts before it, so
+that "mil millones" is 10^9. Shares divide ("two thirds"), add ("deux millions et demi") or are multiplied
+("half a million"). A text that this grammar does not read to its end is no number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import regex
 
 from .language import ENGLISH, Language, either
 
-CARDINALS = {word: int(value) for word, value in ENGLISH.numerals.items() if word not in ("a", "an")}
+_NO_NAMES = ENGLISH.articles | ENGLISH.vague
+CARDINALS = {word: int(value) for word, value in ENGLISH.numerals.items() if word not in _NO_NAMES}
 ORDINALS = {word: int(value) for word, value in ENGLISH.ordinals.items() if value < 100}
 SMALL_WORDS, TENS_WORDS = ([w for w, v in CARDINALS.items() if (v < 20) is small] for small in (True, False))
 ORDINAL_WORDS = [word for word, value in ORDINALS.items() if value < 20]
@@ -32,6 +33,7 @@ _MOST_SHARES = 20
 #: Longest number in words and figures.
 _MOST_TOKENS = 24
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
+_WORD_AHEAD = re.compile(r"\s*[^\W_]")
 _GAP = regex.compile(r"[\s\u00a0\u202f-]*")
 
 
@@ -49,8 +51,9 @@ def roman_value(word: str) -> int:
 class Numeral(NamedTuple):
     """A number that ends at ``end`` of its text.
 
-    ``scale`` is the product of its scales if it has one part ("5 million"); ``about`` marks words of rough numbers
-    ("vingtaine"); ``lone`` a word that alone may mean something else; ``written`` a number without figures.
+    ``scale`` is the product of its scales if it has one part ("5 million"); ``about`` marks words of rough
+    numbers ("vingtaine"); ``lone`` a word that alone may mean something else; ``written`` a number without
+    figures.
     """
 
     value: float
@@ -90,20 +93,22 @@ class Grammar:
                         self._words.setdefault(form + language.plural, (kind, value))
         thousands = re.escape(language.thousands)
         sign = r"[.,]" if language.decimal == "," else r"\."
-        self._token = regex.compile(
-            rf"(?:(?P<mixed>\d{{1,3}})\s)?(?P<top>\d{{1,3}})\s?[/⁄]\s?(?P<bottom>\d{{1,3}})(?!\s?[/⁄\d])"
-            rf"|(?=[\d¼-¾⅐-⅞])(?P<whole>\d{{1,3}}(?:[{thousands}]\d{{3}})+(?!\d)|\d+)?(?P<part>(?<=\d){sign}\d+)?"
-            r"(?:(?<=\d)\s?[×x·*]\s?10\^?(?P<power>-?\d{1,2})|(?<=\d)e\+?(?P<e>-?\d{1,2}))?(?:\s?(?P<vulgar>[¼-¾⅐-⅞]))?"
-            rf"(?<=[\d¼-¾⅐-⅞])(?![.,]?\d)|(?P<word>{either(self._words)})",
-            regex.IGNORECASE,
+        ratio = r"(?:(?P<mixed>\d{1,3})\s)?(?P<top>\d{1,3})\s?[/⁄]\s?(?P<bottom>\d{1,3})(?!\s?[/⁄\d])"
+        whole = rf"(?P<whole>\d{{1,3}}(?:[{thousands}]\d{{3}})+(?!\d)|\d+)?(?P<part>(?<=\d){sign}\d+)?"
+        power = r"(?:(?<=\d)\s?[×x·*]\s?10\^?(?P<power>-?\d{1,2})|(?<=\d)e\+?(?P<e>-?\d{1,2}))?"
+        figures = rf"(?=[\d¼-¾⅐-⅞]){whole}{power}(?:\s?(?P<vulgar>[¼-¾⅐-⅞]))?(?<=[\d¼-¾⅐-⅞])(?![.,]?\d)"
+        token = f"{ratio}|{figures}|(?P<word>{either(self._words)})"
+        rough, edge = either(language.unread), r"(?<!\w)" if language.spaced else ""
+        self._rough = regex.compile(
+            rf"{edge}(?:{rough})(?!\w)" if language.spaced else rough, regex.IGNORECASE
+        )
+        self._token, self._start = (
+            regex.compile(f"{before}(?:{token})", regex.IGNORECASE) for before in ("", edge)
         )
 
     def starts(self, text: str) -> Iterator[int]:
         """List the places of a text where a number may begin, words within words excepted."""
-        for match in self._token.finditer(text):
-            before = text[: match.start()][-1:]
-            if not (self.language.spaced and before.isalnum()):
-                yield match.start()
+        yield from (match.start() for match in self._start.finditer(text))
 
     def read(self, text: str, start: int = 0) -> Numeral | None:
         """Read the longest number at ``start``, or None."""
@@ -120,10 +125,8 @@ class Grammar:
         return None
 
     def uncertain(self, rest: str) -> bool:
-        """Tell whether the text behind a number goes on as a number or makes it rough: "five or six", "300-odd"."""
-        spaced = self.language.spaced
-        rough = either(self.language.unread)
-        if regex.search(rf"(?<!\w)(?:{rough})(?!\w)" if spaced else rough, rest, regex.IGNORECASE):
+        """Tell whether a text behind a number goes on as one or makes it rough: "five or six", "300-odd"."""
+        if self._rough.search(rest):
             return True
         numerals = [self.read(rest, start) for start in self.starts(rest)]
         return any(numeral and not (numeral.lone and numeral.value == 1) for numeral in numerals)
@@ -156,7 +159,9 @@ class Grammar:
         if not (last.kind == "d" or self._ends(text, last.end)):
             return None
         first, second = tokens[0], tokens[1] if len(tokens) > 1 else last
-        led = first.word in self.language.articles and second.kind == "n" and second.word in self.language.vague
+        led = (
+            first.word in self.language.articles and second.kind == "n" and second.word in self.language.vague
+        )
         result = self._evaluate(self._with_shares(text, tokens[led:]))  # "a couple", "une vingtaine"
         if result is None or math.isinf(result[0]):
             return None
@@ -175,11 +180,18 @@ class Grammar:
         """Mark ordinals that name shares: "one third", "two thirds", "a third of"; not "twenty-third"."""
         marked = list(tokens)
         for i, token in enumerate(tokens[1:], 1):
-            top, plural = tokens[i - 1], bool(self.language.plural) and token.word.endswith(self.language.plural)
-            if token.kind != "o" or token.value <= 2 or top.kind not in "nd" or not 0 < top.value <= _MOST_SHARES:
+            top, plural = (
+                tokens[i - 1],
+                bool(self.language.plural) and token.word.endswith(self.language.plural),
+            )
+            if (
+                token.kind != "o"
+                or token.value <= 2
+                or top.kind not in "nd"
+                or not 0 < top.value <= _MOST_SHARES
+            ):
                 continue
-            after = text[token.end :].lstrip()
-            free = top.word not in self.language.articles or not after or not after[0].isalnum()
+            free = top.word not in self.language.articles or not _WORD_AHEAD.match(text, token.end)
             free = free or (i + 1 < len(tokens) and tokens[i + 1].kind == "of")
             if plural or (top.value == 1 and free):
                 marked[i] = token._replace(kind="f")
@@ -210,7 +222,9 @@ class Grammar:
         # "half [of] [a] million": a million, or the unit that follows
         while after and (after[0].kind == "of" or after[0].word in self.language.articles):
             after = after[1:]
-        if any(token.kind != "s" for token in after) or (after and any(token.kind == "s" for token in before)):
+        if any(token.kind != "s" for token in after) or (
+            after and any(token.kind == "s" for token in before)
+        ):
             return None
         return value * math.prod(token.value for token in after), False
 
@@ -219,7 +233,8 @@ class Grammar:
         points = [i for i, token in enumerate(tokens) if token.kind == "."]
         if not points:
             return self._sum(tokens)
-        whole, rest = self._sum(tokens[: points[0]]), list(tokens[points[0] + 1 :])
+        bare = (0.0, False) if self.language.english and not points[0] else None  # "point five"
+        whole, rest = bare or self._sum(tokens[: points[0]]), list(tokens[points[0] + 1 :])
         scales: list[float] = []
         while rest and rest[-1].kind == "s" and rest[-1].value >= 1e3:
             scales.append(rest.pop().value)
@@ -257,7 +272,9 @@ class Grammar:
                     return None
                 parts = larger
             else:
-                if previous and (not 0 < value < parts[-1][1] or (token.kind == "d" and not _is_large(previous))):
+                if previous and (
+                    not 0 < value < parts[-1][1] or (token.kind == "d" and not _is_large(previous))
+                ):
                     return None
                 if previous and self._is_short(previous, token, linked=linked, last=i == len(joined) - 1):
                     value *= previous.value / 10
@@ -294,10 +311,14 @@ class Grammar:
     def _room(self, value: float) -> float:
         if (room := self.language.rooms.get(str(int(value)))) is not None:
             return room
-        return 0.0 if value < 20 or value % 10 else float(10 ** (len(str(int(value))) - len(str(int(value)).rstrip("0"))))
+        return (
+            0.0
+            if value < 20 or value % 10
+            else float(10 ** (len(str(int(value))) - len(str(int(value)).rstrip("0"))))
+        )
 
     def _joined(self, tokens: Sequence[_Token]) -> list[_Token]:
-        """Join digits in a row (二〇〇三) and ones before tens ("fünfundzwanzig"); leave "of" before scales out."""
+        """Join digits in a row (二〇〇三), ones before tens ("fünfundzwanzig"), and a scale over its "of"."""
         joined: list[_Token] = []
         for i, token in enumerate(tokens):
             if token.kind == "of" and tokens[i + 1 : i + 2] and tokens[i + 1].kind == "s" and joined:
@@ -348,7 +369,13 @@ def in_figures(text: str, language: Language) -> str:
     paired: str | None = None  # first half of "nineteen eighty-four"
     for start in grammar(language).starts(text):
         numeral = read(text, start) if start >= behind else None
-        if numeral is None or not numeral.written or numeral.about or numeral.value % 1 or not 0 <= numeral.value < 1e4:
+        if (
+            numeral is None
+            or not numeral.written
+            or numeral.about
+            or numeral.value % 1
+            or not 0 <= numeral.value < 1e4
+        ):
             continue
         if numeral.lone and text[start : numeral.end].lower() in language.articles:
             continue
@@ -369,7 +396,9 @@ def _ending_share(language: Language) -> regex.Pattern[str]:
     shares, links, articles = map(either, (language.fractions, language.links, language.articles))
     if not language.spaced:
         return regex.compile(rf"(?P<unit>.+)(?P<share>{shares})")
-    return regex.compile(rf"(?P<unit>.*\S)\s(?:{links})\s(?:(?:{articles})\s)?(?P<share>{shares})", regex.IGNORECASE)
+    return regex.compile(
+        rf"(?P<unit>.*\S)\s(?:{links})\s(?:(?:{articles})\s)?(?P<share>{shares})", regex.IGNORECASE
+    )
 
 
 def unit_and_share(unit: str, language: Language) -> tuple[str, float]:

@@ -193,8 +193,8 @@ def _in_words(text: str, language: Language) -> Iterator[Value]:
         numeral = grammar(language).read(text, start) if start >= behind else None
         if numeral is None or numeral.lone or not numeral.written or text[start - 1 : start] == "-":
             continue
-        after = text[numeral.end :]
-        led = text[start:].split()[0].lower() in language.articles and not numeral.value >= 2
+        after = text[numeral.end : numeral.end + 8]
+        led = text[start : numeral.end].split()[0].lower() in language.articles and numeral.value < 2
         shared = numeral.ordinal and re.match(r"\s(?:du|de|des|d['’]|del)\b", after)
         if led or shared or after[:1] == "-" or after[:1].isalnum():
             continue  # "un cinquième du territoire"
@@ -266,7 +266,7 @@ def _lead(language: Language) -> regex.Pattern[str]:
 @lru_cache
 def _bounds(language: Language) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
     """Compile the patterns of bounds before and behind a number."""
-    space = r"(?!\w)\s?" if language.spaced else r"\s?"
+    space = r"(?:(?<=')|(?!\w))\s?" if language.spaced else r"\s?"
     return regex.compile(rf"({either(language.bounds)}){space}", regex.IGNORECASE), regex.compile(
         rf"(.*?)({either(language.bounds_behind)})"
     )
@@ -280,20 +280,19 @@ def _further(language: Language) -> regex.Pattern[str]:
 
 
 def read_number_in(mention: str, language: Language) -> Number | None:
-    """Read the number, with its bound, range and unit, of a whole mention; None also for one with two readings."""
+    """Read the number of a whole mention, with bound, range and unit; None also where it has two readings."""
     if len(mention) > LONGEST_VALUE:
         return None
-    text = in_plain_signs(mention).translate(_NARROW).strip(" ,;:()。")
+    text = in_plain_signs(mention).translate(_NARROW).replace("’", "'").strip(" ,;:()。")
     before, behind = _bounds(language)
     bound = ""
     if match := before.match(text):
         bound, text = language.bounds[match[1].lower()], text[match.end() :]
     elif match := behind.fullmatch(text):
         bound, text = language.bounds_behind[match[2]], match[1]
-    words = text.split(" ")
-    while len(words) > 1 and words[0].lower() in language.articles and words[0].lower() not in language.numerals:
-        words = words[1:]
-    text = regex.sub(rf"^(?:{either(language.minus)})\s?(?=\w)", "-", " ".join(words), flags=regex.IGNORECASE)
+    articles = either(language.articles - language.numerals.keys())
+    text = regex.sub(rf"^(?:(?:{articles})\s)+(?=\S)", "", text, flags=regex.IGNORECASE)
+    text = regex.sub(rf"^(?:{either(language.minus)})\s?(?=\w)", "-", text, flags=regex.IGNORECASE)
     sign, money, text = sign_and_money(text)
     share = _of_whole(text, language)
     number = share or _number_and_unit(text, money, language)
@@ -335,7 +334,10 @@ def _number_and_unit(text: str, money: str, language: Language) -> Number | None
     if glued or (not known and grammar(language).uncertain(rest)):
         return None
     unit = known or rest.strip(" .-").lower()
-    if any(map(str.isdigit, unit.replace("m2", "").replace("m3", ""))) or len(unit.split()) > _MOST_UNIT_WORDS:
+    if (
+        any(map(str.isdigit, unit.replace("m2", "").replace("m3", "")))
+        or len(unit.split()) > _MOST_UNIT_WORDS
+    ):
         return None
     if not rest.strip() and numeral.lone and not numeral.written:
         return None
@@ -365,7 +367,10 @@ def _uncertain(language: Language) -> regex.Pattern[str]:
 
 
 def counts(mention: str, language: Language) -> bool:
-    """Tell whether a mention begins like a number, or outside of English holds one, so that spelling decides nothing."""
+    """Tell whether a mention begins like a number, so that spelling decides nothing.
+
+    Outside of English, where names with numbers are not read, one within it is enough.
+    """
     if _uncertain(language).match(mention):
         return True
     if language.english:
