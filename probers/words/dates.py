@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .language import ENGLISH, pairs, table
 from .numbers import LONGEST_VALUE, Relation
@@ -110,6 +111,7 @@ def _agree(a: tuple[int | None, ...], b: tuple[int | None, ...]) -> bool:
     return bool(shared) and all(x == y for x, y in shared)
 
 
+@lru_cache(maxsize=8192)
 def read_time(mention: str) -> Time | None:
     """Read the time a mention names, or None when it names none."""
     if len(mention) > LONGEST_VALUE:

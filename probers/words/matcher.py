@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -10,7 +11,15 @@ from .dates import Time, compare_times, read_time
 from .language import ENGLISH, Language
 from .numbers import Number, Relation, compare_numbers, may_convert, read_number
 from .persons import compare_parts
-from .spelling import acronym_of, common_aliases, compare_spelled, load_aliases, normalise, same_string
+from .spelling import (
+    acronym_of,
+    common_aliases,
+    compare_spelled,
+    load_aliases,
+    normalise,
+    same_string,
+    spelled,
+)
 from .values import counts, read_number_in, read_time_in
 from .vectors import cosine, load_vectors
 from .wordnet import HOW_TO_GET, find_wordnet, has_wordnet, same_in_wordnet, say_absent
@@ -162,6 +171,10 @@ class EntityMatcher:
         x, y = (read_number(m) if language.english else read_number_in(m, language) for m in (a, b))
         if x is not None and y is not None:
             return self._by_numbers(x, y)
+        if x is None and y is None and not language.english:
+            named = {re.sub(r"\d+", "#", " ".join(spelled(mention, language))) for mention in (a, b)}
+            if len(named) == 1:
+                return None  # "Apollo 11" and "Apollo 13", "Ve République" and "IVe République"
         if a.strip() != b.strip() and self._may_count(a, x) and self._may_count(b, y):
             return Match("undecided", "number", f"{a} / {b}: not read as numbers of {language.name}")
         return None

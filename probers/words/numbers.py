@@ -6,10 +6,13 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
-from .language import ENGLISH, either, numbers, pairs, table
-from .numerals import grammar, in_figures, unit_and_share, value_of
+import regex
+
+from .language import ENGLISH, Language, either, numbers, pairs, table
+from .numerals import grammar, in_figures, value_of
 
 #: Results of a comparison by value; the matcher's option ``partial`` decides about "partial".
 Relation = Literal["equivalent", "different", "partial"]
@@ -89,6 +92,22 @@ def read_unit(written: str, money: str) -> str:
     unit = written.lower().replace("µ", "μ").replace("-", " ").strip(" ,.").removeprefix("of ").strip()
     unit = _CURRENCIES.get(unit) or _CURRENCIES.get(singular(unit)) or unit
     return money or _DIMENSION.sub("", unit)
+
+
+@cache
+def _ending_share(language: Language) -> regex.Pattern[str]:
+    shares, links, articles = map(either, (language.fractions, language.links, language.articles))
+    if not language.spaced:
+        return regex.compile(rf"(?P<unit>.+)(?P<share>{shares})")
+    return regex.compile(
+        rf"(?P<unit>.*\S)\s(?:{links})\s(?:(?:{articles})\s)?(?P<share>{shares})", regex.IGNORECASE
+    )
+
+
+def unit_and_share(unit: str, language: Language) -> tuple[str, float]:
+    """Split "year and a half", "hora y media", "年半" into the unit and the share of one more."""
+    match = _ending_share(language).fullmatch(unit.strip())
+    return (match["unit"], 1 / language.fractions[match["share"].lower()]) if match else (unit, 0.0)
 
 
 def singular(unit: str) -> str:
@@ -192,6 +211,7 @@ def _compare_ends(a: Number, b: Number, scales: tuple[Scale, Scale], tolerance: 
     return "partial" if inside or (low < most and least < high) else "different"
 
 
+@lru_cache(maxsize=8192)
 def read_number(mention: str) -> Number | None:
     """Read the number at the start of a mention and its unit, or None."""
     if len(mention) > LONGEST_VALUE:

@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import regex
@@ -95,7 +96,10 @@ class Grammar:
         sign = r"[.,]" if language.decimal == "," else r"\."
         ratio = r"(?:(?P<mixed>\d{1,3})\s)?(?P<top>\d{1,3})\s?[/⁄]\s?(?P<bottom>\d{1,3})(?!\s?[/⁄\d])"
         whole = rf"(?P<whole>\d{{1,3}}(?:[{thousands}]\d{{3}})+(?!\d)|\d+)?(?P<part>(?<=\d){sign}\d+)?"
-        power = r"(?:(?<=\d)\s?[×x·*]\s?10\^?(?P<power>-?\d{1,2})|(?<=\d)e\+?(?P<e>-?\d{1,2}))?"
+        power = (
+            r"(?:\^(?P<raised>-?\d{1,2})|(?<=\d)\s?[×x·*]\s?10\^?(?P<power>-?\d{1,2})"
+            r"|(?<=\d)e\+?(?P<e>-?\d{1,2}))?"
+        )
         figures = rf"(?=[\d¼-¾⅐-⅞]){whole}{power}(?:\s?(?P<vulgar>[¼-¾⅐-⅞]))?(?<=[\d¼-¾⅐-⅞])(?![.,]?\d)"
         token = f"{ratio}|{figures}|(?P<word>{either(self._words)})"
         rough, edge = either(language.unread), r"(?<!\w)" if language.spaced else ""
@@ -146,6 +150,7 @@ class Grammar:
             return int(groups["mixed"] or 0) + int(groups["top"]) / bottom if bottom else math.nan
         value = digits(groups["whole"] or "0", groups["part"] or "", self.language)
         value += unicodedata.numeric(groups["vulgar"]) if groups["vulgar"] else 0.0
+        value = value ** int(groups["raised"]) if groups["raised"] and 1 < value < 1e3 else value
         return value * 10.0 ** int(groups["power"] or groups["e"] or 0)
 
     def _ends(self, text: str, end: int) -> bool:
@@ -158,17 +163,15 @@ class Grammar:
         last = tokens[-1]
         if not (last.kind == "d" or self._ends(text, last.end)):
             return None
-        first, second = tokens[0], tokens[1] if len(tokens) > 1 else last
-        led = (
-            first.word in self.language.articles and second.kind == "n" and second.word in self.language.vague
-        )
-        result = self._evaluate(self._with_shares(text, tokens[led:]))  # "a couple", "une vingtaine"
-        if result is None or math.isinf(result[0]):
+        first, second = tokens[0], tokens[min(1, len(tokens) - 1)]
+        rough = second.kind == "n" and second.word in self.language.vague  # "a couple", "une vingtaine"
+        counted = tokens[1:] if rough and first.word in self.language.articles else tokens
+        result = self._evaluate(self._with_shares(text, counted))
+        if result is None or not math.isfinite(result[0]):
             return None
         value, ordinal = result
-        only = tokens[0]
-        single = len(tokens) == 1 and only.kind != "d"
-        lone = single and (only.kind == "s" or value in (0, 1) or only.word in self.language.lone)
+        single = len(tokens) == 1 and first.kind != "d"
+        lone = single and (first.kind == "s" or value in (0, 1) or first.word in self.language.lone)
         scales = [token.value for token in tokens[1:] if token.kind == "s"]
         return Numeral(
             value, last.end, ordinal, math.prod(scales) if len(scales) == len(tokens) - 1 else 1.0,
@@ -178,19 +181,12 @@ class Grammar:
 
     def _with_shares(self, text: str, tokens: list[_Token]) -> list[_Token]:
         """Mark ordinals that name shares: "one third", "two thirds", "a third of"; not "twenty-third"."""
-        marked = list(tokens)
-        for i, token in enumerate(tokens[1:], 1):
-            top, plural = (
-                tokens[i - 1],
-                bool(self.language.plural) and token.word.endswith(self.language.plural),
-            )
-            if (
-                token.kind != "o"
-                or token.value <= 2
-                or top.kind not in "nd"
-                or not 0 < top.value <= _MOST_SHARES
-            ):
+        marked, ending = list(tokens), self.language.plural
+        for i, (top, token) in enumerate(pairwise(tokens), 1):
+            counted = top.kind in ("n", "d") and 0 < top.value <= _MOST_SHARES
+            if not counted or token.kind != "o" or token.value <= 2:
                 continue
+            plural = bool(ending) and token.word.endswith(ending)
             free = top.word not in self.language.articles or not _WORD_AHEAD.match(text, token.end)
             free = free or (i + 1 < len(tokens) and tokens[i + 1].kind == "of")
             if plural or (top.value == 1 and free):
@@ -222,9 +218,8 @@ class Grammar:
         # "half [of] [a] million": a million, or the unit that follows
         while after and (after[0].kind == "of" or after[0].word in self.language.articles):
             after = after[1:]
-        if any(token.kind != "s" for token in after) or (
-            after and any(token.kind == "s" for token in before)
-        ):
+        scaled = after and any(token.kind == "s" for token in before)
+        if scaled or any(token.kind != "s" for token in after):
             return None
         return value * math.prod(token.value for token in after), False
 
@@ -389,22 +384,6 @@ def in_figures(text: str, language: Language) -> str:
         written += between + figures + (language.ordinal_sign if numeral.ordinal else "")
         behind = numeral.end
     return written + text[behind:]
-
-
-@cache
-def _ending_share(language: Language) -> regex.Pattern[str]:
-    shares, links, articles = map(either, (language.fractions, language.links, language.articles))
-    if not language.spaced:
-        return regex.compile(rf"(?P<unit>.+)(?P<share>{shares})")
-    return regex.compile(
-        rf"(?P<unit>.*\S)\s(?:{links})\s(?:(?:{articles})\s)?(?P<share>{shares})", regex.IGNORECASE
-    )
-
-
-def unit_and_share(unit: str, language: Language) -> tuple[str, float]:
-    """Split "year and a half", "hora y media", "年半" into the unit and the share of one more."""
-    match = _ending_share(language).fullmatch(unit.strip())
-    return (match["unit"], 1 / language.fractions[match["share"].lower()]) if match else (unit, 0.0)
 
 
 def value_of(text: str, language: Language) -> float | None:

@@ -13,8 +13,8 @@ import regex
 
 from .dates import Time
 from .language import Language, either, table, words
-from .numbers import LONGEST_VALUE, Number, in_plain_signs, read_unit, sign_and_money
-from .numerals import digits, grammar, in_figures, roman_value, unit_and_share, value_of
+from .numbers import LONGEST_VALUE, Number, in_plain_signs, read_unit, sign_and_money, unit_and_share
+from .numerals import digits, grammar, in_figures, roman_value, value_of
 
 #: Equivalent forms, character by character.
 _NARROW = str.maketrans(
@@ -23,6 +23,8 @@ _NARROW = str.maketrans(
 _HAN = "〇零○一二三四五六七八九十百千万萬億亿兆两兩"
 #: German prepositions that contain an article.
 _CONTRACTED = words("zum zur im am vom")
+#: Characters of numbers that alone begin names too.
+_NAMING = "一二三四五六七八九十百千万萬"
 #: Most words of a counted noun.
 _MOST_UNIT_WORDS = 4
 #: A number of at most two digits.
@@ -97,6 +99,11 @@ def _date_patterns(language: Language) -> list[regex.Pattern[str]]:
 def _moment(
     groups: Mapping[str, str | None], language: Language
 ) -> tuple[str, tuple[int | None, ...]] | None:
+    figures = ("y", "m", "d", "y2", "m2", "d2", "century", "of", "decade", "count")
+    written = [groups.get(name) for name in figures]
+    if any(math.isnan(_han(each, language)) for each in written if each and each != "元"):
+        return None  # 二三月
+
     def number(name: str) -> int | None:
         written = groups.get(name)
         return None if not written else 1 if written == "元" else int(_han(written, language))
@@ -239,6 +246,7 @@ def _in_han(text: str, language: Language) -> Iterator[Value]:
         yield Value(match.start(), match.end(), value, "" if unit == "番目" else meant, ordinal)
 
 
+@lru_cache(maxsize=8192)
 def read_time_in(mention: str, language: Language) -> Time | None:
     """Read the time that a whole mention names, in figures or in words, or None."""
     if len(mention) > LONGEST_VALUE:
@@ -279,6 +287,7 @@ def _further(language: Language) -> regex.Pattern[str]:
     return regex.compile(rf"\s?(?:[-–—~～〜]|(?:{either(language.ranges)}){end})\s?", regex.IGNORECASE)
 
 
+@lru_cache(maxsize=8192)
 def read_number_in(mention: str, language: Language) -> Number | None:
     """Read the number of a whole mention, with bound, range and unit; None also where it has two readings."""
     if len(mention) > LONGEST_VALUE:
@@ -341,6 +350,9 @@ def _number_and_unit(text: str, money: str, language: Language) -> Number | None
         return None
     if not rest.strip() and numeral.lone and not numeral.written:
         return None
+    named = not language.spaced and text[:1] in _NAMING and numeral.end == 1 and not (known or share)
+    if named and rest:
+        return None  # 二战, 三国
     article = numeral.lone and text.split()[0].lower() in language.articles
     if article and not known:
         return None  # "eine Brücke"
