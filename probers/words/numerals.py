@@ -206,6 +206,8 @@ class Grammar:
         value = top / share.value
         if top > _MOST_SHARES:
             return None
+        if len(before) == 1 and before[0].word in self.language.articles and top > 1 and before[0].end != start:
+            before = []  # "eine dreiviertel Stunde"
         if before:
             linked = before[-1].kind == "+"
             whole = self._plain(before[:-1] if linked else before)
@@ -282,7 +284,7 @@ class Grammar:
     ) -> list[tuple[float, float]] | None:
         """Multiply the parts that are smaller than a scale, or add or multiply a scale after a larger one."""
         value = token.value
-        if value < 1e3 and value not in (10, 100):  # a dozen of anything
+        if value < 1e3 and value not in (10, 100) and (parts or token.word in self.language.bare):
             return [(sum(part for part, _ in parts) * value if parts else value, value)]
         least = next((i for i, (part, _) in enumerate(parts) if part < value), len(parts))
         larger, product = parts[:least], sum(part for part, _ in parts[least:]) * value
