@@ -206,7 +206,8 @@ class Grammar:
         value = top / share.value
         if top > _MOST_SHARES:
             return None
-        if len(before) == 1 and before[0].word in self.language.articles and top > 1 and before[0].end != start:
+        articled = len(before) == 1 and before[0].word in self.language.articles and before[0].end != start
+        if articled and top > 1:
             before = []  # "eine dreiviertel Stunde"
         if before:
             linked = before[-1].kind == "+"
