@@ -1,5 +1,6 @@
 """Pairs of mentions: what is equal, what differs, and what only may be the same."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,38 @@ def test_hard_pairs_are_judged_rightly_or_left_undecided(code):
             undecided |= {pair} if verdicts != {truth} else set()
             total += 1
     assert total >= 100 and len(undecided) <= total / 25
+
+
+@pytest.mark.parametrize("code", HARD)
+def test_any_words_of_numbers_can_be_compared_in_either_order(code):
+    """Numbers put together at random, also wrongly, are judged alike both ways and equal to themselves."""
+    language, rng = LANGUAGES[code], random.Random(code)
+    matcher = MATCHER if language.english else MATCHER.in_language(language)
+    words = [*language.numerals, *language.scales, *language.ordinals, *language.fractions, *language.links]
+    words += [*language.points, *language.of, *language.unread, *language.minus, *list(language.units)[:9]]
+    words += [
+        "1",
+        "2,5",
+        "1.000",
+        "3/4",
+        "0/0",
+        "½",
+        "10^99",
+        "1e99",
+        "-",
+        "$",
+        "%",
+        "第",
+        "IV",
+        "(",
+        "٣",
+        "①",
+    ]
+    gaps = [" " if language.spaced else "", "", "-"]
+    for _ in range(80):
+        a, b = (rng.choice(gaps).join(rng.choices(words, k=rng.randint(1, 6))) for _ in range(2))
+        assert matcher.match(a, b).verdict == matcher.match(b, a).verdict, (a, b)
+        assert matcher.match(a, a).verdict == "equivalent", a
 
 
 @pytest.mark.parametrize(
