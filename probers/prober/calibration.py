@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from ..evaluation.baselines import logistic_regression
+from ..evaluation.baselines import logistic_regression, weighted_sums
 from ..options import check_record, shown
 from ..signals import SIGNALS
 from ..types import RunError, UserError
@@ -248,7 +248,7 @@ class EntropyModel:
             if columns[-1].shape != columns[0].shape or not np.isfinite(columns[-1]).all():
                 raise RunError(f"the signal {name} has a wrong length or a value that is not a number")
         z = (np.stack(columns, axis=1) - self.mean) / self.scale
-        return z @ np.asarray(self.weights) + self.intercept
+        return weighted_sums(z, self.weights) + self.intercept
 
 
 def fit_entropy_model(
