@@ -11,7 +11,7 @@ from refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
-from probers.evaluation.baselines import Strata, pooled_auroc
+from probers.evaluation.baselines import Strata, pooled_auroc, weighted_sums
 from probers.types import RunError
 
 
@@ -313,3 +313,12 @@ def test_strata_are_named_and_crossed():
     assert ranges.names == ("10-19", "20-29", "30-39", "40-49", "50-59")
     assert ranges.counts(np.zeros(50))[0].tolist() == [10] * 5
     assert Strata.by_length(np.full(9, 48), short=False).names == ("48",)
+
+
+def test_equal_rows_get_equal_scores_wherever_they_stand():
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(40, 576)), rng.normal(size=576)
+    places = rng.integers(40, size=1003)
+    sums = weighted_sums(values[places], weights)
+    np.testing.assert_allclose(sums, values[places] @ weights, atol=1e-10)
+    assert len(set(sums.tolist())) == len(set(places.tolist()))
