@@ -73,7 +73,9 @@ class Detectors:
         return {
             "self_consistency": self_consistency(one.answer, samples.answers, self.same),
             "semantic_entropy": semantic_entropy(groups.of),
-            "semantic_entropy_weighted": semantic_entropy(groups.of, samples.logprobs, variant="weighted"),
+            "semantic_entropy_weighted": semantic_entropy(
+                groups.of, samples.logprobs, samples.lengths, variant="weighted"
+            ),
             "lexical_similarity": lexical_similarity(samples.texts),
             "eigenscore": None if samples.states is None else eigenscore(samples.states),
             "p_true": true, "verbalised": stated,
