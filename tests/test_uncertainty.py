@@ -23,7 +23,7 @@ from probers.signals.agreement import (
     semantic_entropy,
 )
 from probers.signals.samples import Prompt, states_at_end
-from probers.signals.self_evaluation import P_TRUE_FORM, p_true, question_of, stated
+from probers.signals.self_evaluation import P_TRUE_FORM, p_true, question_of, spellings, stated
 from probers.types import Needs, RunError
 from probers.words import EntityMatcher
 
@@ -315,15 +315,46 @@ def test_p_true_is_the_first_tokens_probability(lm):
         question_of(P_TRUE_FORM, "Who?", "", ["Ada", "Ada", "Bo"]),
     ]
     assert "Possible answers: Ada; Bo\n" in prompts[1] and "Possible" not in prompts[0]
-    found, read = p_true(lm, prompts)
-    for prompt, probability in zip(prompts, found, strict=True):
-        ids = [lm.tokenizer(prompt + word, return_tensors="pt")["input_ids"] for word in (" True", " False")]
-        start = lm.tokenizer(prompt, return_tensors="pt")["input_ids"].shape[1]
+    true, false = spellings(lm.tokenizer)
+    for prompt, judged in zip(prompts, p_true(lm, prompts), strict=True):
         with torch.inference_mode():
-            logits = [lm.model(one).logits[0, start - 1].log_softmax(-1) for one in ids]
-        true, false = (float(row[one[0, start]].exp()) for row, one in zip(logits, ids, strict=True))
-        assert probability == pytest.approx(true / (true + false), abs=1e-5)
-    assert len(read) == 2
+            ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
+            chances = lm.model(ids).logits[0, -1].float().softmax(-1)
+        both = [float(chances[[token for (token,) in each]].sum()) for each in (true, false)]
+        assert judged.chance == pytest.approx(both[0] / sum(both), abs=1e-5)
+        assert judged.mass == pytest.approx(sum(both), rel=1e-3)
+
+
+class Words:
+    """A tokenizer of whole words and single letters, as far as replies are looked for in it."""
+
+    def __init__(self, *words):
+        self.words = [*words, *" TrueFals"]
+
+    def get_vocab(self):
+        return {word.replace(" ", "\u0120"): i for i, word in enumerate(self.words)}
+
+    def decode(self, ids):
+        return "".join(self.words[i] for i in ids)
+
+    def __call__(self, text, **how):
+        return {"input_ids": [self.words.index(letter) for letter in text]}
+
+
+def test_replies_are_all_spellings_with_a_token_of_their_own():
+    words = ["True", " True", "true", " TRUE", "truely", "untrue", " False", "false", " falsehood"]
+    found = spellings(Words(*words))
+    assert [[words[i] for (i,) in each] for each in found] == [
+        ["True", " True", "true", " TRUE"], [" False", "false"],
+    ]  # fmt: skip
+    # A vocabulary that has one of them only: the first tokens of both.
+    lacking = Words("True", " True")
+    assert found != spellings(lacking) and all(lacking.words[each[0][0]] == " " for each in spellings(lacking))
+
+
+def test_replies_without_probability_are_told(lm, caplog):
+    p_true(lm, [question_of(P_TRUE_FORM, "Who?", "Ada")])
+    assert "P(True)" in caplog.text
 
 
 @pytest.fixture(scope="module")

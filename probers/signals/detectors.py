@@ -62,7 +62,7 @@ class Detectors:
             [bare.question(question_of(form, one.question, one.answer)) for one in asked]
             for form in (P_TRUE, VERBALISED)
         )
-        trues, _ = p_true(lm, truth, names=names)
+        trues = [judged.chance for judged in p_true(lm, truth, names=names)]
         stated, replies = verbalised(lm.generate, confidence, names=names)
         return [self._row(*each) for each in zip(asked, drawn, trues, stated, replies, strict=True)]
 

@@ -270,11 +270,12 @@ class PTrue(_Sampled):
         drawn = self.drawn(generations, states) if self.samples else []
         shown = [samples.answers for samples in drawn] or [()] * len(states)
         prompts = _asked(self.form, states, shown)
-        chances, calls = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
-        for state, call in zip(states, calls, strict=True):
-            state.spend(call)
+        judged = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
+        for state, each in zip(states, judged, strict=True):
+            state.spend(each.call)
         evidence = [{"samples": list(samples.texts)} for samples in drawn] or [{}] * len(states)
-        return [(1.0 - chance, shown) for chance, shown in zip(chances, evidence, strict=True)]
+        pairs = zip(judged, evidence, strict=True)
+        return [(1.0 - each.chance, {"mass": each.mass} | more) for each, more in pairs]
 
 
 @dataclass(frozen=True)
