@@ -14,6 +14,7 @@ import numpy as np
 
 from probers.checksums import sealed_lines
 from probers.evaluation.answers import MATCH
+from probers.evaluation.bootstrap import few_groups
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
 from probers.types import Passage, Round, count
@@ -207,7 +208,10 @@ def _page(
         "n": results["n"],
         "threshold_rule": f"{rule} on questions of another split" if findings.tuned else "as configured",
         "flags": _flags(runs),
-        "notes": [*_notes(terms, findings, wrong), *unlike_random(results)],
+        "notes": [
+            *(f"{few}." for few in [few_groups(evaluation.unit["units"], evaluation.unit["unit"])] if few),
+            *_notes(terms, findings, wrong), *unlike_random(results),
+        ],
         "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
         "replay": replays(findings.recorded),
         "reruns": findings.reruns,

@@ -20,7 +20,7 @@ from probers.evaluation.answers import (
     same_meaning,
 )
 from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, holm, mean
-from probers.evaluation.metrics import Ranking, auroc, ece, ranking
+from probers.evaluation.metrics import Ranking, auroc, ece_interval, ranking
 from probers.types import Decision, Question
 from probers.words import EntityMatcher
 
@@ -169,7 +169,7 @@ class Evaluation:
                 intervals |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
                 if run.calibration is not None:
                     chances = run.calibration(run.scores)[run.scored]
-                    intervals["trigger.ece"] = self._scored.interval(chances, partial(ece, self.wrong))
+                    intervals["trigger.ece"] = ece_interval(self._scored, self.wrong, chances)
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         entry: dict[str, Any] = {name: _value(intervals.get(name)) for name in named}
