@@ -160,7 +160,7 @@ def tokens_of(lm, texts):
 
 
 def test_what_is_known_before_texts_after_one_prompt_part_is_the_same_number_in_all():
-    """In bfloat16 padding and neighbours move it by more than rounding, and longer texts are wrong more often."""
+    """In bfloat16 padding and neighbours move it, and a long text is wrong more often than a short one."""
     lm = tiny_lm("llama", dtype="bfloat16", batch_size=4)
     texts = tokens_of(lm, [head(ONE, 20), head(ONE, 90), head(OTHER, 30), head(ONE, 40)])
     prompts, answers = zip(*[(prompt, text) for prompt in (ONE, OTHER[:21]) for text in texts], strict=True)
@@ -183,7 +183,9 @@ def test_texts_that_begin_alike_are_read_as_each_alone_and_again_after_a_kill():
     lm = tiny_lm("llama", batch_size=3)
     answers = tokens_of(lm, [head(ONE, 20), head(ONE, 40), head(ONE, 90), head(ONE, 20)]) * 2
     prompts = [ONE] * 4 + [OTHER] * 4
-    needs = Needs((Feature((0, 3), pool="positions"), Feature((1,), pool="predicting")), attention=True, top=True)
+    needs = Needs(
+        (Feature((0, 3), pool="positions"), Feature((1,), pool="predicting")), attention=True, top=True
+    )
     together = lm.score(prompts, answers, needs=needs)
     singly = [lm.score([p], [a], needs=needs)[0] for p, a in zip(prompts, answers, strict=True)]
     assert_all_same(together, singly)

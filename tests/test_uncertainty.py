@@ -63,7 +63,9 @@ def test_weighted_entropy_is_that_of_the_code_of_farquhar_et_al():
         of = rng.integers(3, size=6).tolist()
         mean = [float(each.mean()) for each in tokens]
         normal = [value - math.log(math.fsum(map(math.exp, mean))) for value in mean]
-        clustered = {c: math.log(math.fsum(math.exp(v) for v, m in zip(normal, of, strict=True) if m == c)) for c in of}
+        clustered = {
+            c: math.log(math.fsum(math.exp(v) for v, m in zip(normal, of, strict=True) if m == c)) for c in of
+        }
         expected = -math.fsum(math.exp(value) * value for value in clustered.values())
         found = semantic_entropy(of, [t.sum() for t in tokens], [len(t) for t in tokens], variant="weighted")
         assert found == pytest.approx(expected, abs=1e-9)
@@ -172,7 +174,9 @@ def test_seakrs_score_is_of_the_mlps_output_at_the_end_mark(lm):
     for one in samples.calls:
         ids = [*one.prompt_ids, *(one.token_ids[:-1] if one.stop == "length" else one.token_ids)]
         outputs = []
-        handle = block.mlp.register_forward_hook(lambda module, args, output, keep=outputs: keep.append(output))
+        handle = block.mlp.register_forward_hook(
+            lambda module, args, output, keep=outputs: keep.append(output)
+        )
         with torch.inference_mode():
             lm.model(torch.tensor([[*ids, lm.tokenizer.eos_token_id]]))
         handle.remove()
@@ -182,7 +186,9 @@ def test_seakrs_score_is_of_the_mlps_output_at_the_end_mark(lm):
     centring = torch.eye(d) - torch.ones(d, d) / d
     expected = torch.logdet((z @ centring @ z.T + 1e-3 * torch.eye(k)).double()) / k
     assert found == pytest.approx(float(expected), abs=1e-3)
-    assert found != pytest.approx(compared(lm, prompt, Draws(samples=4, temperature=3.0), "paper")[1], abs=0.1)
+    assert found != pytest.approx(
+        compared(lm, prompt, Draws(samples=4, temperature=3.0), "paper")[1], abs=0.1
+    )
 
 
 def test_insides_score_is_of_the_state_before_the_last_token(lm):
@@ -206,7 +212,9 @@ def test_blank_samples_are_left_out_and_one_state_has_a_score_in_seakrs_code(lm)
         lm, [replace(samples, calls=calls) for calls in ((blank, samples.calls[1]), (blank, blank))], 6
     )
     assert len(one) == 1 and none is None
-    assert eigenscore(one, variant="seakr") == pytest.approx(math.log(((one - one.mean()) ** 2).sum() + 1e-3), abs=1e-5)
+    assert eigenscore(one, variant="seakr") == pytest.approx(
+        math.log(((one - one.mean()) ** 2).sum() + 1e-3), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,7 +357,9 @@ def test_replies_are_all_spellings_with_a_token_of_their_own():
     ]  # fmt: skip
     # A vocabulary that has one of them only: the first tokens of both.
     lacking = Words("True", " True")
-    assert found != spellings(lacking) and all(lacking.words[each[0][0]] == " " for each in spellings(lacking))
+    assert found != spellings(lacking) and all(
+        lacking.words[each[0][0]] == " " for each in spellings(lacking)
+    )
 
 
 def test_replies_without_probability_are_told(lm, caplog):

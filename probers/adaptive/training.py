@@ -213,7 +213,7 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:
     """List figures that speak against the classifier, one sentence each."""
-    notes = list(filter(None, [few_groups(figures["splits"]["test"]["groups"], "test group")]))
+    notes = list(filter(None, [few_groups(figures["splits"].get("test", {}).get("groups", 0), "test group")]))
     if not figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0] > 0:
         notes.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
     if silent := [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]:

@@ -17,7 +17,8 @@ from .bootstrap import Bootstrap, Interval, holm, mean
 
 __all__ = [
     "Bootstrap", "Interval", "Ranking", "accuracy", "auprc", "auroc", "balanced_accuracy", "brier", "ece",
-    "ece_by_chance", "ece_interval", "f1_detection", "holm", "mean", "prr", "ranking", "recall_at_fpr", "risk_coverage",
+    "ece_by_chance", "ece_interval", "f1_detection", "holm", "mean", "prr", "ranking", "recall_at_fpr",
+    "risk_coverage",
 ]  # fmt: skip
 
 
@@ -113,16 +114,18 @@ def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | Non
 def ece_interval(bootstrap: Bootstrap, labels: np.ndarray, probabilities: np.ndarray) -> Interval:
     """Compute :func:`ece` with 95% limits of the error that endless texts would show.
 
-    Percentiles of resamples miss it: noise in a bin is counted as an error, and that of a resample twice. With
-    d the signed errors of the bins, whose absolute values add up to the ECE, and e the noise in them, the
-    error is at least ECE - sum |e| (triangle inequality), and at most ECE - sum s e for the signs s of the
-    true errors. The limits take the 97.5% quantiles of both, e being a resample's d less that of the texts (the
-    basic bootstrap, Davison and Hinkley 1997, section 5.2), and s the signs of d. In simulated worlds they
-    cover in 97% of cases, in 92% or more for 40 texts and an error of 0; below 30 groups in somewhat fewer.
+    Percentiles of resamples miss it: noise in a bin counts as an error, and twice in a resample. Let d be the
+    signed errors of the bins, whose absolute values add up to the ECE, e their noise, and s the signs of the
+    true errors. The true sum is at least ECE - sum |e| (triangle inequality) and at most ECE - sum s e. The
+    limits take the 97.5% quantile of either, with a resample's d less that of the texts as e (the basic
+    bootstrap, Davison and Hinkley 1997, section 5.2) and the signs of d as s. In simulated worlds they cover
+    in 92% or more for exact probabilities, in 89% with 20 groups, and in more where there is an error.
     """
     labels, probabilities = _checked(labels, probabilities)
     errors = _bins(probabilities) * (probabilities - labels)
-    samples = bootstrap.samples(probabilities, lambda _, weights: list(errors @ weights / weights.sum(axis=0)))
+    samples = bootstrap.samples(
+        probabilities, lambda _, weights: list(errors @ weights / weights.sum(axis=0))
+    )
     here = np.array([sample.value for sample in samples])
     noise = np.array([sample.drawn for sample in samples]) - here[:, None]
     value, upper = np.abs(here).sum(), 1 - (1 - 0.95) / 2

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from os.path import commonprefix
+from itertools import takewhile
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -261,8 +261,9 @@ class CausalLM(LanguageModel):
         for i in prefixes:
             alike.setdefault(prompts[i].ids, []).append(i)
         several = {members[0]: members for members in alike.values() if len(members) > 1}
-        common = {i: commonprefix([tuple(texts[m]) for m in members]) for i, members in several.items()}
-        begins = {i: texts[i][: len(common[i]) + 1] for i in several}
+        columns = {i: zip(*(texts[m] for m in members), strict=False) for i, members in several.items()}
+        common = {i: takewhile(lambda tokens: len(set(tokens)) == 1, each) for i, each in columns.items()}
+        begins = {i: texts[i][: len(list(each)) + 1] for i, each in common.items()}
         features = tuple(f for f in tapped(needs) if f.pool == "prompt" or f.pool in PER_TOKEN)
 
         def work(places: list[int]) -> list[Generation]:

@@ -279,7 +279,9 @@ def _begin(
     known before two texts after one prompt part is thus the same number in both.
     """
     read = len(beginning.token_ids)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(beginning.token_ids, ids, strict=False)))
+    same = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(beginning.token_ids, ids, strict=False))
+    )
     scores[0, :same] = beginning.logprobs[:same]
     scores[1:, :read] = [beginning.entropies, *([] if beginning.top is None else beginning.top)]
     for feature, values in states.items():

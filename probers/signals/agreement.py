@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -85,16 +85,21 @@ def semantic_entropy(
         raise UserError(f"variant={variant} is unknown: choose {' or '.join(get_args(Variant))}")
     weights = np.ones(len(of))
     if variant != "discrete":
-        needed = {"log-probability": logprobs} | ({"length": lengths} if variant == "weighted" else {})
-        for what, values in needed.items():
-            if values is None or len(values) != len(of):
-                problem = f"variant={variant} of semantic entropy needs the {what} of each sample"
-                raise UserError(problem, "missing-value")
-        logs = np.asarray(logprobs, dtype=np.float64)
-        weights = _weights(logs / np.maximum(1, lengths) if variant == "weighted" else logs)
+        logs = _each(logprobs, len(of), "log-probability", variant)
+        if variant == "weighted":
+            logs = logs / np.maximum(1, _each(lengths, len(of), "length", variant))
+        weights = _weights(logs)
     shares = np.bincount(of, weights=weights) / weights.sum()
     shares = shares[shares > 0]
     return float(-(shares * np.log(shares)).sum()) + 0.0
+
+
+def _each(values: Any, n: int, what: str, variant: Variant) -> np.ndarray:
+    """Return ``values`` of n samples; UserError where there are none, or others than n."""
+    if values is None or len(values) != n:
+        problem = f"variant={variant} of semantic entropy needs the {what} of each sample"
+        raise UserError(problem, "missing-value")
+    return np.asarray(values, dtype=np.float64)
 
 
 def _weights(logprobs: np.ndarray) -> np.ndarray:

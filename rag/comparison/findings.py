@@ -14,7 +14,6 @@ import numpy as np
 
 from probers.checksums import sealed_lines
 from probers.evaluation.answers import MATCH
-from probers.evaluation.bootstrap import few_groups
 from probers.evaluation.metrics import auroc
 from probers.files import canonical_json, write_text
 from probers.types import Passage, Round, count
@@ -209,8 +208,9 @@ def _page(
         "threshold_rule": f"{rule} on questions of another split" if findings.tuned else "as configured",
         "flags": _flags(runs),
         "notes": [
-            *(f"{few}." for few in [few_groups(evaluation.unit["units"], evaluation.unit["unit"])] if few),
-            *_notes(terms, findings, wrong), *unlike_random(results),
+            *([f"{evaluation.few}."] if evaluation.few else []),
+            *_notes(terms, findings, wrong),
+            *unlike_random(results),
         ],
         "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
         "replay": replays(findings.recorded),

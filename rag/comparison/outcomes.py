@@ -19,7 +19,7 @@ from probers.evaluation.answers import (
     right_by,
     same_meaning,
 )
-from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, holm, mean
+from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, few_groups, holm, mean
 from probers.evaluation.metrics import Ranking, auroc, ece_interval, ranking
 from probers.types import Decision, Question
 from probers.words import EntityMatcher
@@ -146,6 +146,7 @@ class Evaluation:
         units = len(set(groups))
         unit = "question" if units == len(groups) else "group"
         self.unit = {"unit": unit, "units": units, "resamples": resamples}
+        self.few = few_groups(units, unit)
         self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
         self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
         #: 1 for each scored question whose closed-book answer is wrong, else 0.
