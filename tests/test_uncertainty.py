@@ -14,7 +14,7 @@ from probers import CausalLM
 from probers.model.language_model import Sampling
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Eigenscore
-from probers.signals import Draws, Entailment, by_matcher, clusters, draw
+from probers.signals import Draws, Entailment, by_matcher, clusters, draw, self_evaluation
 from probers.signals.agreement import (
     best_cut,
     eigenscore,
@@ -362,9 +362,11 @@ def test_replies_are_all_spellings_with_a_token_of_their_own():
     )
 
 
-def test_replies_without_probability_are_told(lm, caplog):
-    p_true(lm, [question_of(P_TRUE_FORM, "Who?", "Ada")])
-    assert "P(True)" in caplog.text
+def test_replies_without_probability_are_told_once(lm, caplog):
+    self_evaluation._warned.clear()
+    for _ in range(2):
+        p_true(lm, [question_of(P_TRUE_FORM, "Who?", "Ada")])
+    assert len(caplog.records) == 1 and "P(True)" in caplog.text
 
 
 @pytest.fixture(scope="module")

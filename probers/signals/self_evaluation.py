@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..model.language_model import LanguageModel
+from ..store.spec import ModelSpec
 from ..types import Generation
 from .samples import Generate
 
@@ -34,6 +35,7 @@ SAMPLES_FORM = "Possible answers: {samples}\n"
 _REPLIES = ("true", "false")
 #: Least mean probability of all spellings of both replies; below it the model replies something else.
 LEAST_MASS = 0.05
+_warned: set[ModelSpec] = set()
 #: Prompt with the question and its answer.
 CONFIDENCE_FORM = (
     "Question: {question}\nAnswer: {answer}\n"
@@ -64,7 +66,7 @@ class PTrue(NamedTuple):
 def p_true(lm: LanguageModel, prompts: Sequence[str], *, names: Sequence[str] | None = None) -> list[PTrue]:
     """Compute P(True) after each prompt, summed over the spellings of :func:`spellings`.
 
-    A warning tells where the two replies have hardly any probability.
+    A warning, once for a model, tells where the two replies have hardly any probability.
     """
     tokens = spellings(lm.tokenizer)
     several = [token for each in tokens for token in each]
@@ -78,7 +80,9 @@ def p_true(lm: LanguageModel, prompts: Sequence[str], *, names: Sequence[str] | 
         true, false = np.logaddexp.reduce(logs[: len(tokens[0])]), np.logaddexp.reduce(logs[len(tokens[0]) :])
         mass = np.logaddexp(true, false)
         judged.append(PTrue(float(np.exp(true - mass)), float(np.exp(mass)), some[0]))
-    if judged and (mean := float(np.mean([each.mass for each in judged]))) < LEAST_MASS:
+    mean = float(np.mean([each.mass for each in judged])) if judged else 1.0
+    if mean < LEAST_MASS and lm.spec not in _warned:
+        _warned.add(lm.spec)
         log.warning(
             f"P(True) compares replies of {mean:.2g} of the probability: "
             "the model replies something else than True or False; change the form, or leave P(True) out"
