@@ -1,7 +1,8 @@
 """Self-evaluation: what a model says of its own answer.
 
 - P(True): P(True) / (P(True) + P(False)) of the first token after a prompt with question and proposed answer,
-  with or without earlier drawn answers ("brainstormed"; Kadavath et al. 2022).
+  with or without earlier drawn answers ("brainstormed"; Kadavath et al. 2022). Each is the sum over all
+  spellings: a chat begins with "True" or "true", a line that goes on with " True".
 - Verbalised confidence: the number that it states when asked how sure it is (Tian et al. 2023).
 
 The wordings are ours; options replace them.
@@ -9,16 +10,23 @@ The wordings are ours; options replace them.
 
 from __future__ import annotations
 
-import math
+import logging
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..model.language_model import LanguageModel
+from ..store.spec import ModelSpec
 from ..types import Generation
 from ..words.language import ENGLISH, LANGUAGES, either
 from ..words.numerals import in_figures
 from .samples import Generate
+
+log = logging.getLogger(__name__)
 
 #: Prompt with the question, the proposed answer, and other possible answers if there are any.
 P_TRUE_FORM = (
@@ -27,7 +35,10 @@ P_TRUE_FORM = (
 )
 #: Line before the proposed answer, with drawn answers.
 SAMPLES_FORM = "Possible answers: {samples}\n"
-_REPLIES = (" True", " False")
+_REPLIES = ("true", "false")
+#: Least mean probability of all spellings of both replies; below it the model replies something else.
+LEAST_MASS = 0.05
+_warned: set[ModelSpec] = set()
 #: Prompt with the question and its answer.
 CONFIDENCE_FORM = (
     "Question: {question}\nAnswer: {answer}\n"
@@ -63,19 +74,57 @@ def question_of(form: str, question: str, answer: str, samples: Sequence[str] = 
     return filled.replace("{question}", question).replace("{answer}", answer or "none")
 
 
-def p_true(
-    lm: LanguageModel, prompts: Sequence[str], *, names: Sequence[str] | None = None
-) -> tuple[list[float], list[Generation]]:
-    """Compute P(True) in [0, 1] after each prompt, and the passes that read "True", one for each prompt.
+class PTrue(NamedTuple):
+    """P(True) in [0, 1], the probability ``mass`` of both replies together, and the pass that read one."""
 
-    Only the first token of each word is compared.
+    chance: float
+    mass: float
+    call: Generation
+
+
+def p_true(lm: LanguageModel, prompts: Sequence[str], *, names: Sequence[str] | None = None) -> list[PTrue]:
+    """Compute P(True) after each prompt, summed over the spellings of :func:`spellings`.
+
+    A warning, once for a model, tells where the two replies have hardly any probability.
     """
-    twice = [prompt for prompt in prompts for _ in _REPLIES]
-    named = None if names is None else [name for name in names for _ in _REPLIES]
-    read = lm.score(twice, [*_REPLIES] * len(prompts), names=named)
-    pairs = zip(read[::2], read[1::2], strict=True)
-    differences = (float(false.logprobs[0]) - float(true.logprobs[0]) for true, false in pairs)
-    return [1.0 / (1.0 + math.exp(min(difference, 700.0))) for difference in differences], read[::2]
+    tokens = spellings(lm.tokenizer)
+    several = [token for each in tokens for token in each]
+    asked = [prompt for prompt in prompts for _ in several]
+    named = None if names is None else [name for name in names for _ in several]
+    read = lm.score(asked, [token for _ in prompts for token in several], names=named)
+    judged = []
+    for start in range(0, len(read), len(several)):
+        some = read[start : start + len(several)]
+        logs = np.array([each.logprobs[0] for each in some], dtype=np.float64)
+        true, false = np.logaddexp.reduce(logs[: len(tokens[0])]), np.logaddexp.reduce(logs[len(tokens[0]) :])
+        mass = np.logaddexp(true, false)
+        judged.append(PTrue(float(np.exp(true - mass)), float(np.exp(mass)), some[0]))
+    mean = float(np.mean([each.mass for each in judged])) if judged else 1.0
+    if mean < LEAST_MASS and lm.spec not in _warned:
+        _warned.add(lm.spec)
+        log.warning(
+            f"P(True) compares replies of {mean:.2g} of the probability: "
+            "the model replies something else than True or False; change the form, or leave P(True) out"
+        )
+    return judged
+
+
+@cache
+def spellings(tokenizer: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Find the tokens that are "true" and those that are "false", in any case, with or without a space.
+
+    In a vocabulary that lacks either as a whole token they are the first tokens of " True" and " False".
+    """
+    found: list[list[int]] = [[], []]
+    for token, number in tokenizer.get_vocab().items():
+        for reply, numbers in zip(_REPLIES, found, strict=True):
+            if reply in token.lower() and tokenizer.decode([number]).strip().lower() == reply:
+                numbers.append(number)
+    if not all(found):
+        first = (tokenizer(f" {r.title()}", add_special_tokens=False)["input_ids"][0] for r in _REPLIES)
+        found = [[number] for number in first]
+    true, false = (tuple((number,) for number in sorted(numbers)) for numbers in found)
+    return true, false
 
 
 def verbalised(
