@@ -69,20 +69,33 @@ def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None
 def _shards(
     store: FeatureStore, source: Source, quotas: Quotas, part: Partition | None
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Yield each missing shard's units, after the number of items read before it."""
+    """Yield each missing shard's units, after the number of items read before it.
+
+    A shard grows beyond its size, up to twofold, until a unit of another group comes: texts after one prompt
+    are read together, so that what is known before them is the same number in all.
+    """
     done = store.units
     units = takewhile(lambda _: not all(map(quotas.full, SPLITS)), _counted(source))
     missing = (unit for unit in units if unit.id not in done and (part is None or part.owns(unit.group)))
     waiting = (unit for unit in missing if not quotas.full(unit.split))
-    counted = 0
+    counted, size = 0, source.options.shard_size
+    ahead: list[Any] = []
     while True:
         # Count only the shards before the next one: what is made again then ends as at first.
         while quotas and counted < store.next_shard:
             quotas.count(store.shard_rows(counted))
             counted += 1
-        if not (first := list(islice(waiting, 1))):
+        shard = [unit for unit in ahead if not quotas.full(unit.split)] or list(islice(waiting, 1))
+        if not shard:
             return
-        yield max(0, source.items - 1), [*first, *islice(waiting, source.options.shard_size - 1)]
+        before, ahead = max(0, source.items - 1), []
+        shard += islice(waiting, size - 1)
+        for unit in islice(waiting, size):
+            if unit.group != shard[-1].group:
+                ahead = [unit]
+                break
+            shard.append(unit)
+        yield before, shard
 
 
 def _counted(source: Source) -> Iterator[Any]:

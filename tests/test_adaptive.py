@@ -21,6 +21,7 @@ from probers.cli import main as cli
 from probers.cli.inputs import newest_classifier
 from probers.cli.runs import RunFolder
 from probers.data.splits import Seen
+from probers.evaluation.bootstrap import few_groups
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Adaptive, State
 from probers.store.spec import FeatureSpec
@@ -218,7 +219,10 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
     assert figures["confusion"] == np.diag([test.strategies.count(s) for s in STRATEGIES]).tolist()
     assert majority["accuracy"] == pytest.approx(1 / 3, abs=0.1) and shuffled["accuracy"] < 0.8
     assert figures["pairs"]["classifier vs majority"]["accuracy"]["ci95"][0] > 0
-    assert "wrote a classifier of questions" in shown and "majority" in shown and "note:" not in shown
+    assert "wrote a classifier of questions" in shown and "majority" in shown
+    assert [line for line in shown.splitlines() if line.startswith("note:")] == [
+        f"note: {few_groups(15, 'test group')}"
+    ]
     assert "trigger=adaptive" in (out / "README.md").read_text()
     assert fired(Adaptive(str(out))) == [False, True, True]
     assert cli.run("train", ["head=adaptive", "resamples=200"]) == out

@@ -306,3 +306,14 @@ def test_the_entropy_model_beats_its_parts_and_ignores_noise() -> None:
     combined = roc_auc_score(wrong, model(score, signals))
     assert combined > max(roc_auc_score(wrong, score), roc_auc_score(wrong, signals["mean_entropy"])) + 0.03
     assert min(model.weights[:2]) > 0.5 and np.abs(model.weights[2:]).max() < 0.15
+
+
+@pytest.mark.parametrize("kind", CALIBRATIONS)
+@pytest.mark.parametrize("n", [4, 40, 400])
+def test_texts_that_scores_separate_get_no_certain_probability(kind, n):
+    wrong = np.arange(n) % 2.0
+    scores = (2 * wrong - 1) * np.linspace(1, 3, n)
+    p = fit_calibration(kind, wrong, scores)(scores)
+    assert 0 < p.min() < 0.5 < p.max() < 1
+    # As sure as so many texts without an exception allow, and no more.
+    assert 1 - p.max() > 0.01 / n and (p[wrong == 1].mean() > 0.6)

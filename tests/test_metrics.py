@@ -11,7 +11,8 @@ from refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
-from probers.evaluation.baselines import Strata, pooled_auroc
+from probers.evaluation.baselines import Strata, pooled_auroc, weighted_sums
+from probers.evaluation.bootstrap import few_groups
 from probers.types import RunError
 
 
@@ -313,3 +314,58 @@ def test_strata_are_named_and_crossed():
     assert ranges.names == ("10-19", "20-29", "30-39", "40-49", "50-59")
     assert ranges.counts(np.zeros(50))[0].tolist() == [10] * 5
     assert Strata.by_length(np.full(9, 48), short=False).names == ("48",)
+
+
+def test_equal_rows_get_equal_scores_wherever_they_stand():
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(40, 576)), rng.normal(size=576)
+    places = rng.integers(40, size=1003)
+    sums = weighted_sums(values[places], weights)
+    np.testing.assert_allclose(sums, values[places] @ weights, atol=1e-10)
+    assert len(set(sums.tolist())) == len(set(places.tolist()))
+
+
+def covered(odds, n, per_group, worlds=40):
+    """Share of worlds whose limits hold the true ECE, by ours and by percentiles of resamples.
+
+    P(wrong) is even over (0, 1), and the true probability has its log-odds shifted by ``odds``.
+    """
+
+    def true(p):
+        return 1 / (1 + (1 - p) / p * np.exp(-odds))
+
+    grid = (np.arange(10_000) + 0.5) / 10_000
+    error = np.abs((true(grid) - grid).reshape(10, -1).sum(axis=1)).sum() / len(grid)
+    rng, hits = np.random.default_rng(0), []
+    for world in range(worlds):
+        # Texts of a group are wrong together.
+        p, luck = rng.random(n), np.repeat(rng.random(n // per_group), per_group)
+        p = np.repeat(p[::per_group], per_group)
+        wrong = (luck < true(p)).astype(float)
+        bootstrap = m.Bootstrap(np.arange(n) // per_group, resamples=150, seed=world)
+        limits = m.ece_interval(bootstrap, wrong, p), bootstrap.interval(p, partial(m.ece, wrong))
+        hits.append([each.low <= error + 1e-9 <= each.high + 1e-9 for each in limits])
+    return np.mean(hits, axis=0)
+
+
+@pytest.mark.parametrize("n, per_group", [(40, 1), (200, 1), (200, 2)])
+def test_the_interval_of_the_ece_covers_where_percentiles_never_do(n, per_group):
+    ours, percentiles = covered(0.0, n, per_group)
+    assert ours >= 0.85 and percentiles == 0  # of exact probabilities
+    assert covered(1.0, n, per_group)[0] >= 0.85
+
+
+def test_the_interval_of_the_ece_holds_the_figure_and_can_exclude_zero():
+    rng = np.random.default_rng(1)
+    p = rng.random(600)
+    wrong = (rng.random(600) < 0.9).astype(float)
+    bootstrap = m.Bootstrap(np.arange(600), resamples=200)
+    value, low, high = m.ece_interval(bootstrap, wrong, p)
+    assert value == pytest.approx(float(m.ece(wrong, p))) and 0 < low < value < high < 1
+    assert m.ece_interval(bootstrap, (rng.random(600) < p).astype(float), p).low == 0
+
+
+@pytest.mark.parametrize("n, told", [(0, False), (1, True), (29, True), (30, False)])
+def test_few_groups_are_told(n, told):
+    assert bool(few_groups(n, "test group")) == told
+    assert not told or few_groups(n).startswith(f"{n} group")

@@ -12,8 +12,9 @@ from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.model import batch_size as nesting
 from probers.model.batch_size import longest
-from probers.model.language_model import Decoding, GenerationRequest
-from probers.types import Needs
+from probers.model.language_model import Decoding, GenerationRequest, ScoreRequest, Scoring
+from probers.signals import signals_before
+from probers.types import Feature, Needs
 
 ONE = "She was born in 1931 in Jomholm, where her father had a mill, and moved when she was ten to the coast."
 OTHER = (
@@ -31,6 +32,8 @@ PROMPTS = [
     OTHER[:21],
 ]  # fmt: skip
 NEEDS = Needs.of((0, 1, 2, 3), attention=True)
+#: Signals of the distribution before a token, whatever the token is.
+KNOWN = ("entropy_before", "max_prob_before", "margin_before")
 
 
 @pytest.fixture
@@ -150,3 +153,46 @@ def test_order_does_not_matter():
     shuffled = longest([ids[i] for i in prompts])
     for place, i in enumerate(prompts):
         assert ids[prompts[shuffled[place]]] == ids[straight[i]]
+
+
+def tokens_of(lm, texts):
+    return [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+def test_what_is_known_before_texts_after_one_prompt_part_is_the_same_number_in_all():
+    """In bfloat16 padding and neighbours move it, and a long text is wrong more often than a short one."""
+    lm = tiny_lm("llama", dtype="bfloat16", batch_size=4)
+    texts = tokens_of(lm, [head(ONE, 20), head(ONE, 90), head(OTHER, 30), head(ONE, 40)])
+    prompts, answers = zip(*[(prompt, text) for prompt in (ONE, OTHER[:21]) for text in texts], strict=True)
+    pools = ("positions", "prompt", "mean")
+    needs = Needs(tuple(Feature((0, 2, 3), pool=pool) for pool in pools), attention=True, top=True)
+    read = lm.score(prompts, answers, needs=needs)
+    for first in (0, len(texts)):
+        some = read[first : first + len(texts)]
+        assert len({tuple(signals_before(one)[name] for name in KNOWN) for one in some}) == 1
+        for pool in pools[:2]:
+            states = [one.states[Feature((0, 2, 3), pool=pool)].reshape(-1, 3, 32)[0] for one in some]
+            assert all(np.array_equal(states[0], other) for other in states)
+        assert len({one.attention.rows[0, : len(one.prompt_ids)].tobytes() for one in some}) == 1
+        # A signal of the token itself is another in a text that begins otherwise.
+        assert some[0].logprobs[0] == some[1].logprobs[0] != some[2].logprobs[0]
+    assert read[0].entropies[0] != read[len(texts)].entropies[0]  # another prompt
+
+
+def test_texts_that_begin_alike_are_read_as_each_alone_and_again_after_a_kill():
+    lm = tiny_lm("llama", batch_size=3)
+    answers = tokens_of(lm, [head(ONE, 20), head(ONE, 40), head(ONE, 90), head(ONE, 20)]) * 2
+    prompts = [ONE] * 4 + [OTHER] * 4
+    needs = Needs(
+        (Feature((0, 3), pool="positions"), Feature((1,), pool="predicting")), attention=True, top=True
+    )
+    together = lm.score(prompts, answers, needs=needs)
+    singly = [lm.score([p], [a], needs=needs)[0] for p, a in zip(prompts, answers, strict=True)]
+    assert_all_same(together, singly)
+    requests = [ScoreRequest(p, a) for p, a in zip(prompts, answers, strict=True)]
+    resumed = {}
+    for batch in lm.score_each(requests, Scoring(needs), known={0, 1, 4, 5, 6, 7}):
+        resumed |= batch
+    assert sorted(resumed) == [2, 3]
+    for place, again in resumed.items():
+        assert again.entropies.tobytes() == together[place].entropies.tobytes()

@@ -111,10 +111,10 @@ def test_answers_from_the_same_passages_share_their_prompt_and_equal_those_read_
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(lm.model, "forward", counted)
-    requests = [ScoreRequest(PROMPTS[0], text, passages=shown(PROMPTS[0])) for text in (TEXT, " It ends.")]
+    long = PROMPTS[0] * 12
+    requests = [ScoreRequest(long, text, passages=shown(long)) for text in (TEXT, " It ends.")]
     together = read(lm, requests)
-    prompt, tokens = len(together[0].prompt_ids), [len(one.token_ids) for one in together]
-    assert calls["tokens"] == prompt - 1 + 2 * (1 + max(tokens))  # the prompt's last position once for each
+    assert calls["tokens"] < 2 * len(together[0].prompt_ids)
     calls.clear()
     for request, one in zip(requests, together, strict=True):
         (alone,) = read(lm, [request])

@@ -167,7 +167,8 @@ def test_thresholds_are_chosen_on_validation_like_those_of_others():
 @pytest.mark.parametrize("make", [
     lambda: SemanticEntropy(samples=1), lambda: LexicalSimilarity(samples=1),
     lambda: Eigenscore(samples=1), lambda: SelfConsistency(samples=0),
-    lambda: SemanticEntropy(variant="other"), lambda: SemanticEntropy(temperature=0),
+    lambda: SemanticEntropy(variant="other"), lambda: Eigenscore(variant="other"),
+    lambda: SemanticEntropy(temperature=0),
     lambda: rules.PTrue(form="Is it true?"), lambda: Verbalised(form="{question}"),
 ])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(make):

@@ -1,6 +1,7 @@
 """Training on every token of labelled texts: weights, the highest token of a span, figures by level."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +23,7 @@ from probers.train.data import Dataset
 from probers.train.evaluate import level_figures
 from probers.train.heads import Task
 from probers.train.heads import train_heads as fit
-from probers.train.module import head_losses, highest
+from probers.train.module import ProberModule, head_losses, highest
 from probers.train.settings import Fitting
 
 SIZE = 6
@@ -86,7 +87,7 @@ def span_auroc(data, **how):
 
 def test_span_max_finds_a_span_by_its_one_token_and_cross_entropy_does_not(tmp_path):
     data = Dataset.load([planted(tmp_path / "s", "one")])
-    assert span_auroc(data, loss="span_max") > 0.95
+    assert span_auroc(data, loss="span_max") > 0.95 and span_auroc(data, loss="span_max_all") > 0.95
     assert span_auroc(data, loss="ce") < 0.75
 
 
@@ -105,6 +106,50 @@ def test_tokens_are_weighted_as_scikit_learn_does(tmp_path):
     ours = score_everything(fitted.head, fitted.tasks, data, "max").values[:, 0]
     order = np.concatenate(examples.members)
     assert np.corrcoef(ours, plain.decision_function(x)[order])[0, 1] > 0.98
+
+
+def released_loss(logits, targets, weights, own, marked, omega):
+    """The loss of one head written anew from the code of hallucination_probes, token by token."""
+    token, span = [], []
+    for i in range(len(logits)):
+        margins = [float(a - b) for (a, b), there in zip(logits[i], own[i], strict=True) if there]
+        wrong = float(targets[i] == 0)
+
+        def bce(z, wrong=wrong):
+            return max(z, 0) - z * wrong + math.log1p(math.exp(-abs(z)))
+
+        token += [float(weights[i]) * bce(z) for z in margins]
+        span += [bce(max(margins))] if marked[i] else []
+    return (1 - omega) * sum(token) / len(token) + omega * (sum(span) / len(span) if span else 0.0)
+
+
+@pytest.mark.parametrize("marked", [[1, 0, 1, 0, 1], [0] * 5])
+@pytest.mark.parametrize("taken", [0, 3, 9])
+def test_span_max_is_the_released_loss_and_its_variant_counts_all_stretches(marked, taken):
+    """Unmarked stretches have a token loss of weight 1 and no span; the mean is over tokens, not weights."""
+    torch.manual_seed(0)
+    logits, targets = torch.randn(5, 4, 1, 2), torch.randint(0, 2, (5, 1))
+    own = torch.rand(5, 4) > 0.3
+    own[:, 0] = True
+    weights = torch.where(torch.tensor(marked) > 0, 10.0, 1.0)
+    found = {}
+    for loss, spans in (("span_max", torch.tensor(marked).float()), ("span_max_all", weights)):
+        module = ProberModule(LinearHead(["a"], 4), torch.tensor([0]), [0], replace(HOW, loss=loss), steps=10)
+        module.steps_before = taken
+        shares = torch.stack([weights, spans], dim=1)[:, None]
+        losses = partial(head_losses, loss="ce")
+        found[loss] = float(module._span_losses(logits, targets, shares, own, losses))
+    wanted = released_loss(logits[:, :, 0], targets[:, 0], weights, own, marked, taken / 10)
+    assert found["span_max"] == pytest.approx(wanted, rel=1e-5)
+    assert found["span_max_all"] != pytest.approx(wanted, rel=1e-2) or not any(marked)
+
+
+def test_marked_spans_of_one_kind_are_told(tmp_path):
+    data = Dataset.load([planted(tmp_path / "s", "one")])
+    assert data.examples.lacking_spans == ""
+    wrong = data.examples.table["correct"].to_numpy() == 0
+    rows = {split: rows[wrong[rows]] for split, rows in data.examples.rows.items()}
+    assert "right" in replace(data.examples, rows=rows).lacking_spans
 
 
 def test_the_losses_are_those_of_plain_formulas():

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from refusals import fails
 from probers import CausalLM
 from probers.model.language_model import Sampling
 from probers.prompts import TESTBED_PROMPT
-from probers.signals import Draws, Entailment, by_matcher, clusters, draw
+from probers.rag.triggers import Eigenscore
+from probers.signals import Draws, Entailment, by_matcher, clusters, draw, self_evaluation
 from probers.signals.agreement import (
     best_cut,
     eigenscore,
@@ -20,8 +22,8 @@ from probers.signals.agreement import (
     self_consistency,
     semantic_entropy,
 )
-from probers.signals.samples import Prompt
-from probers.signals.self_evaluation import P_TRUE_FORM, p_true, question_of, stated
+from probers.signals.samples import Prompt, states_at_end
+from probers.signals.self_evaluation import P_TRUE_FORM, p_true, question_of, spellings, stated
 from probers.types import Needs, RunError
 from probers.words import EntityMatcher
 
@@ -36,24 +38,48 @@ def test_entropy_of_meanings_in_closed_form():
     assert semantic_entropy([0, 0, 0, 1]) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
 
 
-def test_weighted_entropy_is_of_the_sequences_probabilities():
+def test_weighted_entropies_are_of_the_sequences_probabilities_and_of_their_tokens():
     p = np.array([0.5, 0.25, 0.125])
     share = np.array([0.625, 0.25]) / 0.875
-    found = semantic_entropy([0, 1, 0], np.log(p), variant="weighted")
+    found = semantic_entropy([0, 1, 0], np.log(p), variant="sequence")
     assert found == pytest.approx(-(share * np.log(share)).sum())
+    # Divided by lengths 1, 2 and 3 the last two have .5 per token like the first.
+    found = semantic_entropy([0, 1, 0], np.log(p), [1, 2, 3], variant="weighted")
+    assert found == pytest.approx(semantic_entropy([0, 1, 0]))
     # Equal probabilities are the discrete form; very low ones do not underflow.
-    found = semantic_entropy([0, 1, 1], [-2000.0] * 3, variant="weighted")
-    assert found == pytest.approx(semantic_entropy([0, 1, 1]))
-    # A sample without a token has the mean weight of the others.
-    assert semantic_entropy([0, 1], [np.nan, -3.0], variant="weighted") == pytest.approx(math.log(2))
+    for variant in ("weighted", "sequence"):
+        found = semantic_entropy([0, 1, 1], [-2000.0] * 3, [3] * 3, variant=variant)
+        assert found == pytest.approx(semantic_entropy([0, 1, 1]))
+        # A sample without a token has the mean weight of the others.
+        found = semantic_entropy([0, 1], [np.nan, -3.0], [0, 2], variant=variant)
+        assert found == pytest.approx(math.log(2))
+
+
+def test_weighted_entropy_is_that_of_the_code_of_farquhar_et_al():
+    """Mean log-likelihoods of tokens, normalised over samples, summed by meaning; H = -sum p log p."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        tokens = [np.log(rng.uniform(0.05, 1, size=rng.integers(1, 12))) for _ in range(6)]
+        of = rng.integers(3, size=6).tolist()
+        mean = [float(each.mean()) for each in tokens]
+        normal = [value - math.log(math.fsum(map(math.exp, mean))) for value in mean]
+        clustered = {
+            c: math.log(math.fsum(math.exp(v) for v, m in zip(normal, of, strict=True) if m == c)) for c in of
+        }
+        expected = -math.fsum(math.exp(value) * value for value in clustered.values())
+        found = semantic_entropy(of, [t.sum() for t in tokens], [len(t) for t in tokens], variant="weighted")
+        assert found == pytest.approx(expected, abs=1e-9)
 
 
 def test_what_cannot_be_computed_is_refused():
     for make in (
         lambda: semantic_entropy([]),
         lambda: semantic_entropy([0, 1], variant="weighted"),
+        lambda: semantic_entropy([0, 1], [-1.0, -2.0], variant="weighted"),
+        lambda: semantic_entropy([0, 1], [-1.0], variant="sequence"),
         lambda: lexical_similarity(["one"]),
         lambda: eigenscore(np.ones((1, 4))),
+        lambda: eigenscore(np.ones((0, 4)), variant="seakr"),
         lambda: self_consistency("a", [], SAME),
     ):
         with fails("missing-value"):
@@ -118,6 +144,21 @@ def test_lexical_similarity_is_the_mean_rouge_of_all_pairs():
     assert lexical_similarity(["one", "two"]) == 0
 
 
+@pytest.mark.parametrize(
+    "a, b, expected",
+    [
+        ("Müller", "Möller", 0), ("MÜLLER", "mu\u0308ller", 1), ("Достоевский", "Толстой", 0),
+        ("Москва", "МОСКВА", 1), ("北京", "东京", 1 / 2), ("東京", "東京都", 4 / 5), ("トヨタ", "ホンダ", 0),
+        ("中", "日", 0), ("中国。", "中国", 1), ("서울 시", "부산 시", 1 / 2), ("Αθήνα", "Σπάρτα", 0),
+        ("القاهرة", "بغداد", 0), ("café 2", "cafe 2", 1 / 2), ("!?", "", 1),
+        ("don't go_on", "don t go on", 1),
+    ],
+)  # fmt: skip
+def test_lexical_similarity_reads_every_script(a, b, expected):
+    """Words with their accents; characters where no spaces are written (LCSTS)."""
+    assert lexical_similarity([a, b]) == lexical_similarity([b, a]) == pytest.approx(expected)
+
+
 def test_eigenscore_is_the_formula_written_out():
     z = np.random.default_rng(0).normal(size=(16, 5))  # d x K
     d = len(z)
@@ -128,12 +169,85 @@ def test_eigenscore_is_the_formula_written_out():
     assert eigenscore(np.repeat(z.T[:1], 5, axis=0)) < eigenscore(z.T)
 
 
+def compared(lm, prompt, how, variant):
+    """Samples of a prompt, and the score of their states as the trigger computes it."""
+    trigger = Eigenscore(variant=variant, **vars(how))
+    layer = trigger.layer_of(lm.spec)
+    drawn = draw(lm.generate, [Prompt(prompt, "", 8)], how, TESTBED_PROMPT, layer=layer, pool=trigger.pool)
+    if variant == "seakr":
+        drawn = [replace(drawn[0], states=states_at_end(lm, drawn, layer)[0])]
+    return drawn[0], trigger.score(drawn[0], "")[0]
+
+
+def test_seakrs_score_is_of_the_mlps_output_at_the_end_mark(lm):
+    """Independent: a plain pass of transformers over prompt, sample and mark; the covariance written out."""
+    (prompt,) = questions("Lena Zaser")
+    samples, found = compared(lm, prompt, Draws(samples=4, temperature=3.0), "seakr")
+    assert {g.stop for g in samples.calls} == {"stop", "length"} or len(set(samples.texts)) > 1
+    block = lm.model.model.layers[lm.num_layers // 2 - 1]
+    rows = []
+    for one in samples.calls:
+        ids = [*one.prompt_ids, *(one.token_ids[:-1] if one.stop == "length" else one.token_ids)]
+        outputs = []
+        handle = block.mlp.register_forward_hook(
+            lambda module, args, output, keep=outputs: keep.append(output)
+        )
+        with torch.inference_mode():
+            lm.model(torch.tensor([[*ids, lm.tokenizer.eos_token_id]]))
+        handle.remove()
+        rows.append(outputs[0][0, -1].float())
+    z = torch.stack(rows)
+    k, d = z.shape
+    centring = torch.eye(d) - torch.ones(d, d) / d
+    expected = torch.logdet((z @ centring @ z.T + 1e-3 * torch.eye(k)).double()) / k
+    assert found == pytest.approx(float(expected), abs=1e-3)
+    assert found != pytest.approx(
+        compared(lm, prompt, Draws(samples=4, temperature=3.0), "paper")[1], abs=0.1
+    )
+
+
+def test_insides_score_is_of_the_state_before_the_last_token(lm):
+    (prompt,) = questions("Lena Zaser")
+    samples, found = compared(lm, prompt, Draws(samples=3, temperature=3.0), "inside")
+    rows = []
+    for one in samples.calls:
+        with torch.inference_mode():
+            ids = torch.tensor([[*one.prompt_ids, *one.token_ids]])
+            states = lm.model(ids, output_hidden_states=True).hidden_states
+        rows.append(states[len(states) // 2][0, -2].float())
+    values = np.linalg.svd(torch.cov(torch.stack(rows)).numpy() + 1e-3 * np.eye(3))[1]
+    assert found == pytest.approx(np.mean(np.log10(values)), abs=1e-3)
+
+
+def test_blank_samples_are_left_out_and_one_state_has_a_score_in_seakrs_code(lm):
+    (prompt,) = questions("Lena Zaser")
+    (samples,) = draw(lm.generate, [Prompt(prompt, "", 8)], Draws(samples=2), TESTBED_PROMPT)
+    blank = replace(samples.calls[0], text=" ")
+    one, none = states_at_end(
+        lm, [replace(samples, calls=calls) for calls in ((blank, samples.calls[1]), (blank, blank))], 6
+    )
+    assert len(one) == 1 and none is None
+    assert eigenscore(one, variant="seakr") == pytest.approx(
+        math.log(((one - one.mean()) ** 2).sum() + 1e-3), abs=1e-5
+    )
+
+
 @pytest.mark.parametrize(
     "reply, expected",
     [
         (" 85", 0.85), (" 85%", 0.85), ("100", 1.0), ("0", 0.0), ("0.85", 0.85), ("1.0", 1.0), (".7", 0.7),
         ("about 60 percent, I think 90", 0.6), ("8.5/10", 0.85), ("85 / 100", 0.85), ("0.5%", 0.005),
         ("1", 0.01), ("very sure", None), ("", None), ("250", None), ("-5", None), ("in 1994", None),
+        ("9 out of 10", 0.9), ("9/10", 0.9), ("4/5", 0.8), ("3 in 4", 0.75), ("12/10", None), ("10/10", 1.0),
+        ("0/10", 0.0), ("9 out of", None), ("9 /", None), ("4/5/2024", None), ("60/40", 0.6), ("50-50", 0.5),
+        ("0,9", 0.9), ("99,9%", 0.999), ("1,000", None), ("0.95/1", 0.95), ("1e-1", 0.1),
+        ("90-95%", 0.925), ("between 90 and 95 percent", 0.9), ("90 to 95", 0.925), ("0-10%", 0.05),
+        ("0.9-0.95", 0.925), ("0.9 (90%)", 0.9), ("80 percent (8/10)", 0.8), ("~80 %", 0.8), ("８０％", 0.8),
+        ("Confidence: 7 on a scale of 1 to 10", 0.7), ("7 on a scale of 1 to", None), ("8 (1-10)", 0.8),
+        ("on a scale of 0 to 100, I say 85", 0.85), ("Confidence (0-100): 85", 0.85), ("0-100", None),
+        ("ninety percent", 0.9), ("nine out of ten", 0.9), ("Ninety-five percent.", 0.95), ("eighty", 0.8),
+        ("one of the best", None), ("95 Prozent", 0.95), ("9 sur 10", 0.9), ("90パーセント", 0.9),
+        ("101%", None), ("85.", 0.85), ("4 out of 5 stars", 0.8), ("a 7 out of 10", 0.7),
     ],
 )  # fmt: skip
 def test_a_stated_confidence_is_read_or_missing(reply, expected):
@@ -234,15 +348,50 @@ def test_p_true_is_the_first_tokens_probability(lm):
         question_of(P_TRUE_FORM, "Who?", "", ["Ada", "Ada", "Bo"]),
     ]
     assert "Possible answers: Ada; Bo\n" in prompts[1] and "Possible" not in prompts[0]
-    found, read = p_true(lm, prompts)
-    for prompt, probability in zip(prompts, found, strict=True):
-        ids = [lm.tokenizer(prompt + word, return_tensors="pt")["input_ids"] for word in (" True", " False")]
-        start = lm.tokenizer(prompt, return_tensors="pt")["input_ids"].shape[1]
+    true, false = spellings(lm.tokenizer)
+    for prompt, judged in zip(prompts, p_true(lm, prompts), strict=True):
         with torch.inference_mode():
-            logits = [lm.model(one).logits[0, start - 1].log_softmax(-1) for one in ids]
-        true, false = (float(row[one[0, start]].exp()) for row, one in zip(logits, ids, strict=True))
-        assert probability == pytest.approx(true / (true + false), abs=1e-5)
-    assert len(read) == 2
+            ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
+            chances = lm.model(ids).logits[0, -1].float().softmax(-1)
+        both = [float(chances[[token for (token,) in each]].sum()) for each in (true, false)]
+        assert judged.chance == pytest.approx(both[0] / sum(both), abs=1e-5)
+        assert judged.mass == pytest.approx(sum(both), rel=1e-3)
+
+
+class Words:
+    """A tokenizer of whole words and single letters, as far as replies are looked for in it."""
+
+    def __init__(self, *words):
+        self.words = [*words, *" TrueFals"]
+
+    def get_vocab(self):
+        return {word.replace(" ", "\u0120"): i for i, word in enumerate(self.words)}
+
+    def decode(self, ids):
+        return "".join(self.words[i] for i in ids)
+
+    def __call__(self, text, **how):
+        return {"input_ids": [self.words.index(letter) for letter in text]}
+
+
+def test_replies_are_all_spellings_with_a_token_of_their_own():
+    words = ["True", " True", "true", " TRUE", "truely", "untrue", " False", "false", " falsehood"]
+    found = spellings(Words(*words))
+    assert [[words[i] for (i,) in each] for each in found] == [
+        ["True", " True", "true", " TRUE"], [" False", "false"],
+    ]  # fmt: skip
+    # A vocabulary that has one of them only: the first tokens of both.
+    lacking = Words("True", " True")
+    assert found != spellings(lacking) and all(
+        lacking.words[each[0][0]] == " " for each in spellings(lacking)
+    )
+
+
+def test_replies_without_probability_are_told_once(lm, caplog):
+    self_evaluation._warned.clear()
+    for _ in range(2):
+        p_true(lm, [question_of(P_TRUE_FORM, "Who?", "Ada")])
+    assert len(caplog.records) == 1 and "P(True)" in caplog.text
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from probers.evaluation import metrics
-from probers.evaluation.baselines import Strata, numbers, pooled_auroc
+from probers.evaluation.baselines import Strata, numbers, pooled_auroc, weighted_sums
 from probers.evaluation.bootstrap import Bootstrap, Sample
 from probers.prober import figures as schema
 from probers.prober.calibration import fit_logistic
@@ -91,7 +91,7 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
         inputs = np.hstack([heads[0].scores[:, None], inputs])
         rows = examples.rows["validation"]
         weights, mean, scale, intercept = fit_logistic(inputs[rows], examples.wrong[rows])
-        scores = (inputs - mean) / scale @ weights + intercept
+        scores = weighted_sums((inputs - mean) / scale, weights) + intercept
         detectors["joined"] = [Detector(WITH_SIGNALS, scores, about)]
     return detectors
 

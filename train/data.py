@@ -21,6 +21,7 @@ from probers.store.spec import BesideSpec, FeatureSpec, parse_layers, places_for
 from probers.types import Beside, Site, UserError
 
 from .examples import Examples, SplitRequest, load_examples
+from .settings import SPAN_LOSSES
 
 #: Rows read at once where their number does not matter to the result.
 CHUNK = 1024
@@ -203,7 +204,7 @@ class Dataset:
             kinds = shown([spec.kind for spec in self.beside])
             message = f"beside={kinds} is read by heads that join layers, as concat and sequence"
             raise UserError(f"{message}: head={head_name(head)} cannot", "unsupported")
-        if not (head.tokens or head.causal) and loss != "span_max":
+        if not (head.tokens or head.causal) and loss not in SPAN_LOSSES:
             return Inputs(self.states, self.examples.text_of)
         members = self.examples.members
         if members is None:

@@ -13,7 +13,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval
+from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval, few_groups
 from probers.heads.stacked import StackedHead
 from probers.prober import figures as schema
 from probers.prober.calibration import fit_platt, sigmoid
@@ -98,7 +98,7 @@ class Evaluator:
 
     def probabilities(self, probability: np.ndarray) -> schema.Quality:
         """Compute ECE and Brier score of P(wrong) (n,) of the test examples, with intervals."""
-        return schema.Quality(**_measured(self.bootstrap, self.wrong, probability, _QUALITY))
+        return schema.Quality(**_quality(self.bootstrap, self.wrong, probability))
 
     def promise(self, trained: Trained) -> schema.Promised | None:
         """Count what passes on the test texts, beside what is promised; None without a promise."""
@@ -124,7 +124,7 @@ class Evaluator:
             ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
         return Detection(
             **_named(_RANKING, ranked), **_measured(bootstrap, wrong, fired, _DECISIONS),
-            **_measured(bootstrap, wrong, detector.probability(scores), _QUALITY),
+            **_quality(bootstrap, wrong, detector.probability(scores)),
             base_rate=float(wrong.mean()), fired=float(fired.mean()), threshold=float(detector.threshold),
             about=detector.about,
         )  # fmt: skip
@@ -139,8 +139,7 @@ class Evaluator:
         return Bootstrap(self._groups(rows), resamples=self._resamples, seed=self._seed)
 
 
-#: Figures by name: of probabilities, of decisions, and of the order of scores.
-_QUALITY: dict[str, Callable[..., Any]] = {"brier": metrics.brier, "ece": metrics.ece}
+#: Figures by name: of decisions, and of the order of scores.
 _DECISIONS: dict[str, Callable[..., Any]] = {
     "accuracy": metrics.accuracy, "balanced_accuracy": metrics.balanced_accuracy, "f1": metrics.f1_detection,
 }  # fmt: skip
@@ -148,6 +147,12 @@ _RANKED: dict[str, Callable[..., Any]] = {
     "auroc": metrics.auroc, "auprc": metrics.auprc,
     "recall_at_fpr1": partial(metrics.recall_at_fpr, most=0.01), "recall_at_fpr10": metrics.recall_at_fpr,
 }  # fmt: skip
+
+
+def _quality(bootstrap: Bootstrap, wrong: np.ndarray, probabilities: np.ndarray) -> Named:
+    """Compute Brier score and ECE of probabilities (n,) with their intervals, by name."""
+    brier = bootstrap.interval(probabilities, partial(metrics.brier, wrong)).figures("brier")
+    return brier | metrics.ece_interval(bootstrap, wrong, probabilities).figures("ece")
 
 
 def _measured(
@@ -229,7 +234,10 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
         pairs=evaluator.pairs(ours[:1], [*trained.members, *true])
         | evaluator.pairs(ours[1:], [ours[0], *true]),
         training=dict(training),
-        notes=[*trained.notes, *([f"{_ALWAYS_FIRE}: {'; '.join(unable)}"] if unable else [])],
+        notes=[
+            *trained.notes, *([f"{_ALWAYS_FIRE}: {'; '.join(unable)}"] if unable else []),
+            *filter(None, [few_groups(evaluator.bootstrap.size, "test group")]),
+        ],
         **({} if trained.adapter is None else {"adapter": dict(trained.adapter)}),
         **more,
     )  # fmt: skip

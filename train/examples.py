@@ -41,9 +41,26 @@ class Examples:
         """(N,) true for marked spans, false for what lies outside of them; None for other stores."""
         return self.table["inside"].to_numpy() == 1 if "inside" in self.table else None
 
-    def span_weights(self, weight: float) -> np.ndarray | None:
-        """Weigh marked spans in the loss by ``weight``, all else by 1 (N,); None for other stores."""
-        return None if self.inside is None else np.where(self.inside, weight, 1.0)
+    def span_weights(self, weight: float, *, marked: bool = False) -> np.ndarray | None:
+        """Weigh each text in the loss (N, 2): the loss of its tokens, and that of its highest token.
+
+        Both weigh ``weight`` in marked spans and 1 elsewhere; with ``marked`` the latter is 1 in marked spans
+        and 0 elsewhere. None for stores without marks.
+        """
+        if self.inside is None:
+            return None
+        tokens = np.where(self.inside, weight, 1.0)
+        return np.stack([tokens, self.inside.astype(float) if marked else tokens], axis=1)
+
+    @property
+    def lacking_spans(self) -> str:
+        """Say which class no marked span of the training split has; "" where both occur."""
+        if self.inside is None:
+            return ""
+        rows = self.rows["train"]
+        wrong = self.wrong[rows][self.inside[rows]]
+        kinds = [kind for kind, there in (("right", (wrong == 0).any()), ("wrong", wrong.any())) if not there]
+        return f"no marked span of the training texts is {' or '.join(kinds)}" if kinds else ""
 
     @property
     def wrong(self) -> np.ndarray:

@@ -19,7 +19,7 @@ from probers.evaluation.metrics import auroc
 from probers.heads import CORRECT, WRONG, ProbeHead
 
 from .data import Padded, States, TokenStates
-from .settings import Balance, Fitting, Loss
+from .settings import SPAN_LOSSES, Balance, Fitting, Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Batches(Sampler[Tensor]):
         return self._rows[chosen]
 
 
-#: States of S * b rows as stored, targets (S, b, heads), and weights (S, b) in the loss or None.
+#: States of S * b rows as stored, targets (S, b, heads), and weights (S, b, 2) in the loss or None.
 Batch: TypeAlias = tuple[Any, Tensor, Tensor | None]
 
 
@@ -110,23 +110,24 @@ _FIGURES = ("accuracy", "loss_value", "auroc", "waited")
 
 def head_losses(
     logits: Tensor, targets: Tensor, loss: Loss = "ce", *, weights: Tensor | None = None,
-    shares: Tensor | None = None, smoothing: float = 0.0,
+    shares: Tensor | None = None, smoothing: float = 0.0, total: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Mean cross-entropy (heads,) of logits (n, heads, 2) against classes (n, heads).
 
     "double_softmax" applies a softmax before the cross-entropy's own, as the released Probing-RAG code does,
     which bounds the loss between 0.31 and 1.31. ``weights`` (heads, 2) are of the classes, ``shares``
     (n, heads or 1) of the rows; ``smoothing`` is the share of every target that is spread over both classes.
+    The mean is by weights, or over ``total`` (heads,) rows, whatever they weigh.
     """
     if loss == "double_softmax":
         logits = logits.softmax(dim=-1)
     rows = (logits.flatten(0, 1), targets.flatten())
     losses = F.cross_entropy(*rows, reduction="none", label_smoothing=smoothing).view(targets.shape)
-    if weights is None and shares is None:
+    if weights is None and shares is None and total is None:
         return losses.mean(dim=0)
     factors = torch.ones_like(losses) if weights is None else weights.gather(1, targets.T).T
     factors = factors if shares is None else factors * shares
-    return (losses * factors).sum(dim=0) / factors.sum(dim=0)
+    return (losses * factors).sum(dim=0) / (factors.sum(dim=0) if total is None else total)
 
 
 def highest(logits: Tensor, mask: Tensor) -> Tensor:
@@ -176,7 +177,7 @@ class ProberModule(LightningModule):
         orders: (H,) which of a batch's S row sets each head learns from.
         class_weights: (H, 2) of wrong and correct in the loss.
         warmup: steps during which validations keep nothing.
-        steps: those of the whole training, over which loss=span_max goes from tokens to spans.
+        steps: those of the whole training, over which span losses go from tokens to spans.
 
     Attributes:
         accuracy, loss_value, auroc: (H,) of the kept states on validation.
@@ -270,16 +271,16 @@ class ProberModule(LightningModule):
         logits = self(states, sets=sets)
         targets = targets[self._orders, :, self._heads].T if sets > 1 else targets[0]
         if shares is not None:
-            shares = shares[self._orders if sets > 1 else [0]].T
+            shares = shares[self._orders if sets > 1 else [0]].transpose(0, 1)  # (b, heads or 1, 2)
         losses = partial(
-            head_losses, loss="ce" if self.how.loss == "span_max" else self.how.loss,
+            head_losses, loss="ce" if self.how.loss in SPAN_LOSSES else self.how.loss,
             weights=None if self._weights is None else self._weights.to(logits),
             smoothing=self.how.label_smoothing,
         )  # fmt: skip
         if logits.ndim == 4:
             of_heads = self._span_losses(logits, targets, shares, states.own, losses)
         else:
-            of_heads = losses(logits, targets, shares=shares)
+            of_heads = losses(logits, targets, shares=None if shares is None else shares[..., 0])
         self.recent = of_heads.detach()
         return of_heads.sum()
 
@@ -289,24 +290,35 @@ class ProberModule(LightningModule):
     ) -> Tensor:  # fmt: skip
         """Weigh token loss 1 - w, span loss w, from 0 to 1 over the training (Obeso et al. 2025, eq. 3 to 5).
 
-        The span loss is that of each span's highest token. With loss=ce there is the token loss alone.
+        The span loss is that of each span's highest token. With loss=ce there is the token loss alone. As in
+        the released code, span_max averages the weighted losses over the number of tokens, and those of the
+        marked spans over the number of these; a batch without any has the span loss 0.
         """
         orders = self._orders if len(judged) > len(logits) else torch.zeros_like(self._orders)
         own = judged.unflatten(0, (-1, len(logits)))[orders].movedim(0, 2)  # (n, T, H)
-        shares = torch.ones_like(targets, dtype=logits.dtype) if shares is None else shares.expand_as(targets)
+        if shares is None:
+            shares = torch.ones(*targets.shape, 2, dtype=logits.dtype, device=logits.device)
+        of_tokens, of_spans = shares.expand(*targets.shape, 2).unbind(-1)
+        released = self.how.loss == "span_max"
         tokens = losses(
             logits.flatten(0, 1), targets[:, None].expand(own.shape).flatten(0, 1),
-            shares=(shares[:, None] * own).flatten(0, 1),
+            shares=(of_tokens[:, None] * own).flatten(0, 1),
+            total=own.sum(dim=(0, 1)) if released else None,
         )  # fmt: skip
-        share = min(1.0, self.steps_taken / max(1, self._steps - 1)) if self.how.loss == "span_max" else 0.0
-        return (1 - share) * tokens + share * losses(highest(logits, own), targets, shares=shares)
+        if self.how.loss not in SPAN_LOSSES:
+            return tokens
+        last = self._steps if released else max(1, self._steps - 1)
+        share = min(1.0, self.steps_taken / last)
+        number = of_spans.sum(dim=0).clamp_min(1) if released else None
+        spans = losses(highest(logits, own), targets, shares=of_spans, total=number)
+        return (1 - share) * tokens + share * spans
 
     def validation_step(self, batch: Batch, index: int) -> None:
         states, targets, shares = batch
         logits = self(states)
         if logits.ndim == 4:
             logits = highest(logits, states.own[..., None])
-        weights = torch.ones(len(targets[0])) if shares is None else shares[0]
+        weights = torch.ones(len(targets[0])) if shares is None else shares[0, :, 0]
         self._seen.append((logits, targets[0], weights))
 
     def on_validation_epoch_end(self) -> None:

@@ -90,6 +90,9 @@ class Plan:
         dataset = method.prepare(dataset, sources.stores)
         rule.check_number(len(dataset.examples.groups("validation")))
         tasks, notes = method.plan(dataset)
+        if settings.loss == "span_max" and (lacking := dataset.examples.lacking_spans):
+            notes = [*notes, f"loss=span_max: {lacking}, so that in the end every token is pushed one way"]
+            log.warning(f"{notes[-1]}: loss=span_max_all counts unmarked stretches as right spans")
         if joins_layers(method.make) and settings.layer_sets:
             why = "this head reads all layers at once: give layer=[..] and run once for each set"
             raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")

@@ -13,7 +13,9 @@ from probers.types import Beside, Site, UserError
 if TYPE_CHECKING:
     from probers.prober.decision import ThresholdRule
 
-Loss = Literal["ce", "double_softmax", "span_max"]
+Loss = Literal["ce", "double_softmax", "span_max", "span_max_all"]
+#: Losses that go over from single tokens to the highest token of each span.
+SPAN_LOSSES: tuple[Loss, ...] = ("span_max", "span_max_all")
 Balance = Literal["none", "weights", "sampling"]
 #: Layers of a prober: all or a range, one, or a list.
 Layers = (
@@ -45,7 +47,8 @@ class Fitting:
     """AdamW's weight decay"""
     loss: Loss = "ce"
     """ce is cross-entropy; double_softmax puts a softmax before it (Probing-RAG's code). For stores of
-    tokens, span_max goes over from ce to that of the highest token of each span (Obeso et al. 2025)"""
+    tokens, span_max goes over from ce to that of the highest token of each marked span, as the code of Obeso
+    et al. (2025); span_max_all counts each unmarked stretch as a right span as well, and weighs spans too"""
     span_weight: Positive = 10.0
     """weight in the loss of a token within a marked span; one outside has 1 (stores of labelled tokens)"""
     label_smoothing: Annotated[float, Limits(ge=0, lt=1)] = 0.0

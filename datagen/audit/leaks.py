@@ -13,7 +13,7 @@ import pandas as pd
 
 from probers.evaluation import metrics
 from probers.evaluation.baselines import RANGES, bag_of_words, categories, logistic_regression, numbers
-from probers.evaluation.bootstrap import Bootstrap, Interval
+from probers.evaluation.bootstrap import Bootstrap, Interval, few_groups
 from probers.store.store import FeatureStore
 from probers.types import SPLITS
 
@@ -153,7 +153,7 @@ def measure_leaks(store: FeatureStore, rows: np.ndarray, table: pd.DataFrame, *,
         ranking = bootstrap.interval(scores, auroc) if np.ptp(scores) else None
         return Measured(bootstrap.interval((scores > 0).astype(float), accuracy), ranking)
 
-    notes: list[str] = []
+    notes = list(filter(None, [few_groups(bootstrap.size, "test group")]))
     blind = {name: scores[test] for name, scores in _scores(table, wrong, train, notes).items()}
     usual = np.full(len(test), 1.0 if wrong[train].mean() > 0.5 else -1.0)
     probe = linear_probe(store, rows, wrong, places)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from probers.data.texts import TextSource
-from probers.evaluation.bootstrap import Bootstrap, Interval, bounds, number
+from probers.evaluation.bootstrap import Bootstrap, Interval, bounds, few_groups, number
 from probers.files import canonical_json, digest, read_json, write_text
 from probers.options import shown
 from probers.types import UserError, count
@@ -236,6 +236,8 @@ def lines(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {label:34}{number(figure['value']):6}{bounds(figure['ci95']) or '-':14}{figure['n']:8,}"
     if figures["groups"] == 1:
         yield "note: no intervals, since all pairs are of one group"
+    elif few := few_groups(figures["groups"]):
+        yield f"note: {few}"
     if any(figures["a"]["alone"][kind] for kind in KINDS):
         yield (
             "note: A has verdicts without a pair. Where pairs were drawn by A's verdict, as on a page to "

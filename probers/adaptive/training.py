@@ -14,7 +14,7 @@ import numpy as np
 
 from ..cli.inputs import newest_store
 from ..cli.runs import RunFolder
-from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, number
+from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, few_groups, number
 from ..evaluation.metrics import auroc
 from ..files import canonical_json, write_text
 from ..options import Count, Positive
@@ -213,7 +213,7 @@ def write_card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], 
 
 def _notes(figures: Mapping[str, Any]) -> list[str]:
     """List figures that speak against the classifier, one sentence each."""
-    notes: list[str] = []
+    notes = list(filter(None, [few_groups(figures["splits"].get("test", {}).get("groups", 0), "test group")]))
     if not figures["pairs"][f"{CLASSIFIER} vs {MAJORITY}"]["accuracy"]["ci95"][0] > 0:
         notes.append(f"it is not shown to be better than saying {figures['majority']!r} of every question")
     if silent := [n for n, e in figures["by_strategy"].items() if e["n"] and not e["predicted_share"]]:

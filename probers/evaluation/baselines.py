@@ -57,7 +57,18 @@ def numbers(values: np.ndarray, events: np.ndarray, train: np.ndarray, *, bins: 
 
 
 def _log_odds(inputs: Any, events: np.ndarray, train: np.ndarray) -> np.ndarray:
-    return logistic_regression(inputs[train], events[train]).decision_function(inputs)
+    model = logistic_regression(inputs[train], events[train])
+    if not isinstance(inputs, np.ndarray):  # sparse
+        return model.decision_function(inputs)
+    return weighted_sums(inputs, model.coef_[0]) + model.intercept_[0]
+
+
+def weighted_sums(values: np.ndarray, weights: Any) -> np.ndarray:
+    """Compute ``values @ weights`` (n,) of values (n, k), with the same digits for equal rows.
+
+    A matrix product treats the last rows of a block otherwise than the others, so that ties would break.
+    """
+    return (values * np.asarray(weights)).sum(axis=1)
 
 
 def logistic_regression(inputs: Any, labels: np.ndarray, *, c: float = 1.0, steps: int = 1000) -> Any:

@@ -17,7 +17,8 @@ from .bootstrap import Bootstrap, Interval, holm, mean
 
 __all__ = [
     "Bootstrap", "Interval", "Ranking", "accuracy", "auprc", "auroc", "balanced_accuracy", "brier", "ece",
-    "ece_by_chance", "f1_detection", "holm", "mean", "prr", "ranking", "recall_at_fpr", "risk_coverage",
+    "ece_by_chance", "ece_interval", "f1_detection", "holm", "mean", "prr", "ranking", "recall_at_fpr",
+    "risk_coverage",
 ]  # fmt: skip
 
 
@@ -108,6 +109,29 @@ def ece(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | Non
     labels, probabilities = _checked(labels, probabilities)
     w = np.ones(len(labels)) if weights is None else weights
     return np.abs(_bins(probabilities) * (probabilities - labels) @ w).sum(axis=0) / w.sum(axis=0)
+
+
+def ece_interval(bootstrap: Bootstrap, labels: np.ndarray, probabilities: np.ndarray) -> Interval:
+    """Compute :func:`ece` with 95% limits of the error that endless texts would show.
+
+    Percentiles of resamples miss it: noise in a bin counts as an error, and twice in a resample. Let d be the
+    signed errors of the bins, whose absolute values add up to the ECE, e their noise, and s the signs of the
+    true errors. The true sum is at least ECE - sum |e| (triangle inequality) and at most ECE - sum s e. The
+    limits take the 97.5% quantile of either, with a resample's d less that of the texts as e (the basic
+    bootstrap, Davison and Hinkley 1997, section 5.2) and the signs of d as s. In simulated worlds of 40 to
+    1,000 texts they cover in 92 to 100%, and in 89% for exact probabilities of texts in 20 groups.
+    """
+    labels, probabilities = _checked(labels, probabilities)
+    errors = _bins(probabilities) * (probabilities - labels)
+    samples = bootstrap.samples(
+        probabilities, lambda _, weights: list(errors @ weights / weights.sum(axis=0))
+    )
+    here = np.array([sample.value for sample in samples])
+    noise = np.array([sample.drawn for sample in samples]) - here[:, None]
+    value, upper = np.abs(here).sum(), 1 - (1 - 0.95) / 2
+    below = np.quantile(np.abs(noise).sum(axis=0), upper)
+    above = np.quantile(-(np.sign(here) @ noise), upper)
+    return Interval(float(value), max(0.0, float(value - below)), min(1.0, float(value + above)))
 
 
 def _bins(probabilities: np.ndarray) -> np.ndarray:

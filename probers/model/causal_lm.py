@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import takewhile
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -23,6 +24,8 @@ from .kv_cache import CachedPrefix, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
 from .passages import compared, read_once, refuse_written
+from .pooling import PER_TOKEN
+from .recorder import tapped
 from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
 
 if TYPE_CHECKING:
@@ -244,28 +247,59 @@ class CausalLM(LanguageModel):
         if skipped:
             yield skipped
 
-        def work(places: list[int], prefix: CachedPrefix | None = shared) -> list[Generation]:
-            batch = [(fitting[i], texts[i], requests[i].passages) for i in places]
-            return score_batch(self.decoder, self.tokenizer, batch, how.needs, prefix)
+        ids = [prompt.ids for prompt in fitting]
+        shares = self.decoder.use_cache and len(ids) > 1
+        whole = nested(ids, self.model.config) if shares else None
+        groups: Iterable[dict[int, Any]]
+        if whole is None:
+            groups = [dict.fromkeys(range(len(ids)), shared)]
+        else:
+            groups = read_nested(self.decoder, self._batches, ids, whole, known, shared)
+        for group in groups:
+            prefixes = {i: prefix for i, prefix in group.items() if ids[i]}
+            group.clear()  # frees the keys and values computed for it
+            beginnings = self._beginnings(fitting, texts, prefixes, how.needs, known)
 
-        lengths = {i: len(p.ids) + len(texts[i]) for i, p in enumerate(fitting) if p.ids}
-        for group in self._same_passages(requests, fitting):
-            if new := {i: len(texts[i]) for i in group if i not in known}:
-                (prefix,) = read_prefixes(self.decoder, [fitting[group[0]].ids[:-1]], shared)
-                yield from self._batches.each(new, partial(work, prefix=prefix))
-            for i in group:
-                del lengths[i]
-        yield from self._batches.each(lengths, work, known=known)
+            def work(places: list[int], read: Any = (prefixes, beginnings)) -> list[Generation]:
+                batch = [(fitting[i], texts[i], requests[i].passages) for i in places]
+                already = [[each.get(i) for i in places] for each in read]
+                return score_batch(self.decoder, self.tokenizer, batch, how.needs, *already)
 
-    def _same_passages(self, requests: Sequence[ScoreRequest], prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Group the places of several answers from the same passages, whose prompt is read only once."""
-        if not self.decoder.use_cache or not can_share(self.model.config):
-            return []
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for place, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
-            if request.passages is not None and len(prompt.ids) > 1:
-                groups.setdefault(prompt.ids, []).append(place)
-        return [places for places in groups.values() if len(places) > 1]
+            lengths = {i: len(ids[i]) + len(texts[i]) for i in prefixes}
+            yield from self._batches.each(lengths, work, known=known)
+
+    def _beginnings(
+        self, prompts: Sequence[Prompt], texts: Sequence[Sequence[int]],
+        prefixes: Mapping[int, CachedPrefix | None], needs: Needs, known: Container[int],
+    ) -> dict[int, Generation]:  # fmt: skip
+        """Read once what several texts after one prompt begin with, up to where they part, by their places.
+
+        Also read is the distribution that they part from. Only features of pools with single tokens are
+        recorded. Places with ``prefixes`` are looked at.
+        """
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for i in prefixes:
+            alike.setdefault(prompts[i].ids, []).append(i)
+        several = {members[0]: members for members in alike.values() if len(members) > 1}
+        columns = {i: zip(*(texts[m] for m in members), strict=False) for i, members in several.items()}
+        common = {i: takewhile(lambda tokens: len(set(tokens)) == 1, each) for i, each in columns.items()}
+        begins = {i: texts[i][: len(list(each)) + 1] for i, each in common.items()}
+        features = tuple(
+            f for f in tapped(needs)
+            if f.site != "passages" and (f.pool == "prompt" or f.pool in PER_TOKEN)
+        )  # fmt: skip
+
+        def work(places: list[int]) -> list[Generation]:
+            batch = [(prompts[i], begins[i], None) for i in places]
+            read = replace(needs, features=features, top=needs.highest)
+            return score_batch(self.decoder, self.tokenizer, batch, read, [prefixes[i] for i in places])
+
+        finished = {i for i, members in several.items() if all(member in known for member in members)}
+        lengths = {i: len(prompts[i].ids) + len(begins[i]) for i in several}
+        read: dict[int, Generation] = {}
+        for batch in self._batches.each(lengths, work, known=finished):
+            read |= batch
+        return {member: read[i] for i, members in several.items() if i in read for member in members}
 
     def attention_alone(
         self, generations: Sequence[Generation], *, progress: str | None = None

@@ -7,10 +7,11 @@ decoding, so that records of decoding can be repeated, or checked, from the toke
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ..types import (
     AttentionRows,
+    Feature,
     Generation,
     Needs,
     PassageReading,
@@ -32,7 +34,7 @@ from .blocks import decoder_of
 from .hidden_states import StateTap, broken_state, tap_of
 from .kv_cache import Cache, CachedPrefix, fill, new_cache
 from .passages import PassagesTap, shown
-from .pooling import WholePool
+from .pooling import BEFORE, PER_TOKEN, WholePool
 from .recorder import joined, tapped
 from .tokens import Prompt
 
@@ -213,12 +215,15 @@ def read_prefixes(
 @torch.inference_mode()
 def score_batch(
     decoder: Decoder, tokenizer: Any, texts: Sequence[tuple[Prompt, Sequence[int], Passages | None]],
-    needs: Needs, prefix: CachedPrefix | None = None,
+    needs: Needs,
+    prefixes: Sequence[CachedPrefix | None] = (), beginnings: Sequence[Generation | None] = (),
 ) -> list[Generation]:  # fmt: skip
     """Record given continuations, each at least one token, as generation would have recorded them.
 
-    ``texts`` are prompts, token ids after them, and the passages that the prompts show. ``prefix`` has keys
-    and values of the common beginning of all prompts.
+    ``texts`` are prompts, token ids after them, and the passages that the prompts show.
+    ``prefixes`` have keys and values of the prompts' beginnings, used where every text has some.
+    ``beginnings`` are records of the first tokens of each text, up to where it leaves other texts after the
+    same prompt: they take the place of what this pass reads there.
 
     Raises:
         RunError: a logit or a recorded state is NaN or infinite.
@@ -228,10 +233,11 @@ def score_batch(
     longest = max(lengths)
     ids, mask, positions = decoder.pad([(*prompt.ids, *ids) for prompt, ids, _ in texts])
     columns, start, cache = ids, 0, None
-    if prefix is not None:
+    cached = [prefix for prefix in prefixes if prefix is not None]
+    if len(cached) == len(texts):
         pads = [ids.shape[1] - len(p.ids) - n for p, n in zip(prompts, lengths, strict=True)]
         cache = new_cache(decoder.model.config, ids.shape[1])
-        start = fill(cache, [prefix] * len(prompts), [p.ids for p in prompts], pads)
+        start = fill(cache, cached, [p.ids for p in prompts], pads)
         columns, positions = ids[:, start:], positions[:, start:]
     count = torch.tensor(lengths, device=decoder.device)
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
@@ -275,6 +281,8 @@ def score_batch(
         read = zip(read_from, features, layers, strict=True)
         states = {feature: pool.value(values, row) for feature, (_, pool), values in read}
         recorded = scores[row].cpu().numpy()
+        if beginnings and (beginning := beginnings[row]) is not None:
+            _begin(beginning, continuations[row], recorded, states, rows)
         generations.append(prompt.continued(
             tokenizer, continuations[row], recorded, stop="length", needs=needs,
             states=joined(needs, states, recorded), attention=rows,
@@ -287,6 +295,36 @@ def _use(tap: PassagesTap | None, passages: Passages | None, row: int, length: i
     if tap is None or passages is None:
         return None
     return PassageReading(tap.weights[row, -length:, :, : len(passages.at)].numpy().copy())
+
+
+def _begin(
+    beginning: Generation, ids: Sequence[int], scores: np.ndarray, states: Mapping[Feature, np.ndarray],
+    rows: AttentionRows | None,
+) -> None:  # fmt: skip
+    """Overwrite a text's records of its first tokens with those of ``beginning``.
+
+    A text's numbers depend in the last digits on the texts beside it in a batch, and on its padding. What is
+    known before two texts after one prompt part is thus the same number in both.
+    """
+    read = len(beginning.token_ids)
+    same = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(beginning.token_ids, ids, strict=False))
+    )
+    scores[0, :same] = beginning.logprobs[:same]
+    scores[1:, :read] = [beginning.entropies, *([] if beginning.top is None else beginning.top)]
+    for feature, values in states.items():
+        if feature not in beginning.states:
+            continue
+        if feature.pool == "prompt":
+            values[...] = beginning.states[feature]
+        elif feature.pool in PER_TOKEN:
+            # The states of equal tokens, and those that predict them and the token after them.
+            count = min(read, same + (feature.pool in BEFORE))
+            values[:count] = beginning.states[feature][:count]
+    if rows is not None and beginning.attention is not None:
+        count = min(read, same + 1)
+        known = beginning.attention.rows[:count]
+        rows.rows[:count, : known.shape[1]] = known
 
 
 @torch.inference_mode()

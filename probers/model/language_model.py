@@ -139,9 +139,13 @@ class Decoding(Scoring):
 
 
 class LanguageModel(ABC):
-    """A model that writes and reads texts and records its internals; ``attends`` if it has attention."""
+    """A model that writes and reads texts and records its internals; ``attends`` if it has attention.
+
+    ``tokenizer`` is None where it is out of reach.
+    """
 
     attends = True
+    tokenizer: Any
 
     @property
     @abstractmethod

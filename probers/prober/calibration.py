@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from ..evaluation.baselines import logistic_regression
+from ..evaluation.baselines import logistic_regression, weighted_sums
 from ..options import check_record, shown
 from ..signals import SIGNALS
 from ..types import RunError, UserError
@@ -166,15 +166,19 @@ def fit_platt(wrong: np.ndarray, scores: np.ndarray) -> Platt:
 def fit_temperature(wrong: np.ndarray, scores: np.ndarray) -> Temperature:
     """Find the T > 0 for which sigmoid(scores / T) has the highest likelihood.
 
-    A score with the wrong order gets a very large T, which expresses no knowledge.
+    The labels are Platt's (1999): (n + 1) / (n + 2) for n wrong texts in place of 1, and 1 / (n + 2) for n
+    right ones in place of 0. Where scores separate the texts, 1 and 0 would make T vanish, and every
+    probability 0 or 1. A score with the wrong order gets a very large T, which expresses no knowledge.
     """
     from scipy.optimize import minimize_scalar
 
     unit = float(np.sqrt(np.mean(scores**2))) or 1.0
-    sign = 1 - 2 * wrong
+    count = wrong.sum()
+    targets = np.where(wrong > 0, (count + 1) / (count + 2), 1 / (len(wrong) - count + 2))
 
     def negative_log_likelihood(log_t: float) -> float:
-        return float(np.logaddexp(0, sign * scores / (unit * np.exp(log_t))).mean())
+        z = scores / (unit * np.exp(log_t))
+        return float((targets * np.logaddexp(0, -z) + (1 - targets) * np.logaddexp(0, z)).mean())
 
     optimum = minimize_scalar(negative_log_likelihood, bounds=(-7.0, 7.0), method="bounded")
     return Temperature(unit * float(np.exp(optimum.x)))
@@ -248,7 +252,7 @@ class EntropyModel:
             if columns[-1].shape != columns[0].shape or not np.isfinite(columns[-1]).all():
                 raise RunError(f"the signal {name} has a wrong length or a value that is not a number")
         z = (np.stack(columns, axis=1) - self.mean) / self.scale
-        return z @ np.asarray(self.weights) + self.intercept
+        return weighted_sums(z, self.weights) + self.intercept
 
 
 def fit_entropy_model(

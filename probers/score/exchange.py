@@ -21,8 +21,8 @@ from ..cli.runs import RunFolder
 from ..cli.settings import plain
 from ..data.splits import Seen
 from ..data.texts import Text, TextSource, token_labels
-from ..evaluation.bootstrap import Bootstrap, bounded
-from ..evaluation.metrics import auprc, auroc, ece, recall_at_fpr
+from ..evaluation.bootstrap import Bootstrap, bounded, few_groups
+from ..evaluation.metrics import auprc, auroc, ece_interval, recall_at_fpr
 from ..files import write_bytes
 from ..prober.calibration import fit_calibration
 from ..prober.decision import ThresholdRule
@@ -171,10 +171,9 @@ def measured(bank: Prober, spans: Sequence[Span], resamples: int, seed: int) -> 
     p_wrong = bank.probability(scores)
     for name, values, metric in (
         ("auroc", scores, auroc), ("auprc", scores, auprc), ("recall_at_fpr10", scores, recall_at_fpr),
-        ("ece", p_wrong, ece),
     ):  # fmt: skip
         figures |= bootstrap.interval(values, partial(metric, wrong)).figures(name)
-    return figures
+    return figures | ece_interval(bootstrap, wrong, p_wrong).figures("ece")
 
 
 def _columns(spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray]:
@@ -202,6 +201,8 @@ def _findings(bank: Prober, probe: ValueHead, figures: Mapping[str, Any]) -> Ite
         yield f"no AUROC: the {count(span['n'], 'test span')} are not of both kinds"
     else:
         yield f"AUROC of {count(span['n'], 'test span')} by their highest token: {bounded(span, 'auroc')}"
+        if few := few_groups(figures["splits"]["test"]["groups"], "test group"):
+            yield few
 
 
 def _card(bank: Prober, name: str, lines: Sequence[str]) -> str:

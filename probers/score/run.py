@@ -21,7 +21,8 @@ from ..cli.inputs import find_prober, load_model
 from ..cli.runs import RunFolder
 from ..cli.settings import plain
 from ..data.texts import Text, TextSource
-from ..evaluation.metrics import Bootstrap, auroc, ece
+from ..evaluation.bootstrap import few_groups
+from ..evaluation.metrics import Bootstrap, auroc, ece_interval
 from ..files import canonical_json, write_text
 from ..pages import num, render
 from ..prober.assessment import Assessor
@@ -170,9 +171,9 @@ def _quality(
         return figures | {name: {"value": None, "ci95": None} for name in ("auroc", "ece")}
     groups, wrong, scores, p_wrong = (np.array(column) for column in zip(*known, strict=True))
     bootstrap = Bootstrap(groups, seed=seed)
-    figures["wrong"] = float(wrong.mean())
-    for name, values, metric in (("auroc", scores, auroc), ("ece", p_wrong, ece)):
-        measured = bootstrap.interval(values, partial(metric, wrong))
+    figures |= {"wrong": float(wrong.mean()), "groups": bootstrap.size}
+    ranked = bootstrap.interval(scores, partial(auroc, wrong))
+    for name, measured in (("auroc", ranked), ("ece", ece_interval(bootstrap, wrong, p_wrong))):
         value = None if np.isnan(measured.value) else measured.value
         figures[name] = {"value": value, "ci95": measured.limits}
     return figures
@@ -227,6 +228,8 @@ def _summary(
             around = f" ({ci95[0]:.2f} to {ci95[1]:.2f})" if ci95 else ""
             message = "–: needs right and wrong texts" if value is None else f"{value:.2f}{around}"
             lines.append(f"{title} over {count(labelled['n'], f'labelled {what}')}: {message}")
+        if few := few_groups(labelled.get("groups", 0)):
+            lines.append(f"note: labelled {what}s of {few}")
     return lines
 
 
@@ -251,8 +254,8 @@ def scores_html(
         "probers.score/scores.html.j2",
         shown=[(one, response, list(parts(one.answer, response, limit))) for one, response in highest[:most]],
         rest=max(0, len(scored) - most), about=about, results=results, limit=limit, unlike=unlike,
-        levels=LEVELS, above=ABOVE, grounds=grounds,
-        tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
+        few=few_groups(results.get("labelled", {}).get("groups", 0)), grounds=grounds,
+        levels=LEVELS, above=ABOVE, tail=lambda text: text if len(text) <= _PROMPT else f"…{text[-_PROMPT:]}",
     )  # fmt: skip
 
 

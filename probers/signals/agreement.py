@@ -1,29 +1,32 @@
 """Agreement of drawn answers: their words, their meanings and their states.
 
 - Self-consistency: share of samples that agree with the greedy one (Wang et al. 2022; SelfCheckGPT).
-- Lexical similarity: likeness of texts word by word (Fomicheva et al. 2020), by ROUGE-L.
+- Lexical similarity: likeness of texts word by word (Fomicheva et al. 2020), by ROUGE-L (Lin 2004); of
+  scripts without spaces character by character, as Hu et al. (2015, LCSTS) compute ROUGE for Chinese.
 - Semantic entropy: entropy of their meanings (Kuhn et al. 2023; Farquhar et al. 2024),
   H = -sum_c p(c) log p(c) over clusters c of answers with one meaning. p(c) is the share of samples in c
-  ("discrete"), or the share of c in the sum of the samples' sequence probabilities ("weighted").
+  ("discrete"), or the share of c in the sum of the samples' weights: the geometric mean of a sample's token
+  probabilities ("weighted", as in the code of Farquhar et al.), or their product ("sequence").
 - EigenScore: spread of their states (INSIDE, Chen et al. 2024; SeaKR, Yao et al. 2024),
-  (1/K) log det(Z^T J Z + alpha I). The columns of Z (d x K) are the states of the last tokens of K samples in
-  a middle layer, and J = I - 11^T / d subtracts from each state the mean of its d numbers.
+  (1/K) log det(Z^T J Z + alpha I). The columns of Z (d x K) are states of K samples in a middle layer, and
+  J = I - 11^T / d subtracts from each state the mean of its d numbers.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..types import RunError, UserError
+from ..words.text import tokenize
 from .meaning import Same
 
-_WORD = re.compile(r"[a-z0-9]+")
-Variant = Literal["discrete", "weighted"]
+Variant = Literal["discrete", "weighted", "sequence"]
+#: Formula and states of EigenScore: the papers', or those of the code of INSIDE or SeaKR.
+EigenVariant = Literal["paper", "inside", "seakr"]
 ALPHA = 0.001
 
 
@@ -38,11 +41,16 @@ def self_consistency(greedy: str, answers: Sequence[str], same: Same) -> float:
 
 
 def lexical_similarity(texts: Sequence[str]) -> float:
-    """Compute the mean ROUGE-L of all pairs of ``texts``, in [0, 1]; UserError for fewer than two."""
+    """Compute the mean ROUGE-L of all pairs of ``texts``, in [0, 1]; UserError for fewer than two.
+
+    Words are without case, with their accents and in any script (:func:`probers.words.text.tokenize`), but an
+    underscore divides them, as in Google's ``rouge_score``; Chinese, Japanese, Thai and the like are compared
+    by characters.
+    """
     if len(texts) < 2:
         problem = f"samples={len(texts)} gives no pair of texts to compare"
         raise UserError(f"{problem}: draw two or more", "missing-value")
-    pairs = list(combinations([_WORD.findall(text.lower()) for text in texts], 2))
+    pairs = list(combinations([tokenize(text.replace("_", " "), characters=True) for text in texts], 2))
     return sum(rouge_l(a, b) for a, b in pairs) / len(pairs)
 
 
@@ -61,32 +69,42 @@ def rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def semantic_entropy(
-    of: Sequence[int], logprobs: Sequence[float] | np.ndarray | None = None, *, variant: Variant = "discrete"
-) -> float:
+    of: Sequence[int], logprobs: Sequence[float] | np.ndarray | None = None,
+    lengths: Sequence[int] | np.ndarray | None = None, *, variant: Variant = "discrete",
+) -> float:  # fmt: skip
     """Compute the entropy in nats of n samples' clusters; 0 if all mean the same.
 
     Args:
         of: number of each sample's cluster, from 0 (:func:`.meaning.clusters`).
-        logprobs: (n,) log-probability of each sample's sequence in nats, for ``weighted``; NaN, for a sample
-            without a token, counts with the mean weight of the others.
-        variant: "discrete" or "weighted".
+        logprobs: (n,) log-probability of each sample's sequence in nats, for "weighted" and "sequence"; NaN,
+            for a sample without a token, counts with the mean weight of the others.
+        lengths: (n,) number of tokens of each sample, by which "weighted" divides its log-probability.
+        variant: "discrete", "weighted" or "sequence".
 
     Raises:
-        UserError: no samples, an unknown variant, or no log-probabilities for "weighted".
+        UserError: no samples, an unknown variant, or no log-probabilities or lengths for one that needs them.
     """
     if not len(of):
         raise UserError("semantic entropy needs samples: draw two or more", "missing-value")
-    weights = np.ones(len(of))
-    if variant == "weighted":
-        if logprobs is None or len(logprobs) != len(of):
-            problem = "variant=weighted of semantic entropy needs the log-probability of each sample"
-            raise UserError(problem, "missing-value")
-        weights = _weights(np.asarray(logprobs, dtype=np.float64))
-    elif variant != "discrete":
+    if variant not in get_args(Variant):
         raise UserError(f"variant={variant} is unknown: choose {' or '.join(get_args(Variant))}")
+    weights = np.ones(len(of))
+    if variant != "discrete":
+        logs = _each(logprobs, len(of), "log-probability", variant)
+        if variant == "weighted":
+            logs = logs / np.maximum(1, _each(lengths, len(of), "length", variant))
+        weights = _weights(logs)
     shares = np.bincount(of, weights=weights) / weights.sum()
     shares = shares[shares > 0]
     return float(-(shares * np.log(shares)).sum()) + 0.0
+
+
+def _each(values: Any, n: int, what: str, variant: Variant) -> np.ndarray:
+    """Return ``values`` of n samples; UserError where there are none, or others than n."""
+    if values is None or len(values) != n:
+        problem = f"variant={variant} of semantic entropy needs the {what} of each sample"
+        raise UserError(problem, "missing-value")
+    return np.asarray(values, dtype=np.float64)
 
 
 def _weights(logprobs: np.ndarray) -> np.ndarray:
@@ -119,14 +137,17 @@ def best_cut(entropies: np.ndarray) -> float:
     return float((values[best - 1] + values[best]) / 2)
 
 
-def eigenscore(states: np.ndarray, alpha: float = ALPHA) -> float:
+def eigenscore(states: np.ndarray, alpha: float = ALPHA, *, variant: EigenVariant = "paper") -> float:
     """Compute the score of ``states`` (K, d), which is higher if the samples disagree.
+
+    "inside" is INSIDE's code: Z^T J Z is divided by d - 1, which makes it a covariance, and the logarithm is
+    the decimal one. "seakr" is the formula, also of a single state, which has a score in SeaKR's code.
 
     Raises:
         UserError: fewer than two states, or ``alpha`` is not above 0.
         RunError: a state is not finite.
     """
-    if len(states) < 2:
+    if len(states) < (1 if variant == "seakr" else 2):
         problem = f"eigenscore compares the states of samples, and there are {len(states)}"
         raise UserError(f"{problem}: draw two or more", "missing-value")
     if not alpha > 0:
@@ -135,5 +156,8 @@ def eigenscore(states: np.ndarray, alpha: float = ALPHA) -> float:
     if not np.isfinite(z).all():
         raise RunError("eigenscore: a sample's state is not finite", "model")
     centred = z - z.mean(axis=1, keepdims=True)  # J is a projection: (JZ)^T JZ = Z^T J Z
-    _, logarithm = np.linalg.slogdet(centred @ centred.T + alpha * np.eye(len(z)))
-    return float(logarithm / len(z))
+    gram, unit = centred @ centred.T, 1.0
+    if variant == "inside":
+        gram, unit = gram / (z.shape[1] - 1), np.log(10)
+    _, logarithm = np.linalg.slogdet(gram + alpha * np.eye(len(z)))
+    return float(logarithm / len(z) / unit)

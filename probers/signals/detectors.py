@@ -62,7 +62,7 @@ class Detectors:
             [bare.question(question_of(form, one.question, one.answer)) for one in asked]
             for form in (P_TRUE, VERBALISED)
         )
-        trues, _ = p_true(lm, truth, names=names)
+        trues = [judged.chance for judged in p_true(lm, truth, names=names)]
         stated, replies = verbalised(lm.generate, confidence, names=names)
         return [self._row(*each) for each in zip(asked, drawn, trues, stated, replies, strict=True)]
 
@@ -73,7 +73,9 @@ class Detectors:
         return {
             "self_consistency": self_consistency(one.answer, samples.answers, self.same),
             "semantic_entropy": semantic_entropy(groups.of),
-            "semantic_entropy_weighted": semantic_entropy(groups.of, samples.logprobs, variant="weighted"),
+            "semantic_entropy_weighted": semantic_entropy(
+                groups.of, samples.logprobs, samples.lengths, variant="weighted"
+            ),
             "lexical_similarity": lexical_similarity(samples.texts),
             "eigenscore": None if samples.states is None else eigenscore(samples.states),
             "p_true": true, "verbalised": stated,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .language import ENGLISH, pairs, table
 from .numbers import LONGEST_VALUE, Relation
-from .numerals import CARDINALS, DECADES, ORDINALS, read_cardinal, roman
+from .numerals import DECADES, in_figures, roman
 
 _MONTH = {name.lower(): index for index, name in enumerate(ENGLISH.months, 1)}
 _SHORT = {name[:3]: index for name, index in _MONTH.items()} | {"sept": 9}
@@ -18,7 +19,7 @@ _WEEKDAY = re.compile(
 _UNSAID = re.compile(r"(?<=\d)[t ]00:00(?::00)?z?$|(?:(?<=\s)'|(?<=[a-z]-))\d\d$")
 _ERA = re.compile(r"\b(?:(b\.?\s?c\.?(?:\s?e\b\.?)?)|(a\.?\s?d\b\.?|c\.?\s?e\b\.?))(?!\w)")
 _LEAD = re.compile(
-    r"(?:(?:the|in|on|from|from the|of)\s+)*"
+    r"(?:(?:the|in|on|from|from the|of|the year|year)\s+)*"
     r"(?:(early|mid|late|circa|around|about|before|after|c\.|ca\.?|~|spring|summer|autumn|fall|winter|"
     r"(?:beginning|start|middle|end) of)(?:[\s-]+|(?<=~)))?"
     r"(?:(?:of|the|in)\s+)*"
@@ -110,6 +111,7 @@ def _agree(a: tuple[int | None, ...], b: tuple[int | None, ...]) -> bool:
     return bool(shared) and all(x == y for x, y in shared)
 
 
+@lru_cache(maxsize=8192)
 def read_time(mention: str) -> Time | None:
     """Read the time a mention names, or None when it names none."""
     if len(mention) > LONGEST_VALUE:
@@ -120,6 +122,7 @@ def read_time(mention: str) -> Time | None:
     text = " ".join(mention.lower().replace("’", "'").replace("‘", "'").split()).strip(' ,.;:-–—"“”()')
     if text in _NAMED_DAYS:
         return Time("day", (None, *_NAMED_DAYS[text]))
+    text = in_figures(text, ENGLISH)
     text = _WEEKDAY.sub("", text, count=1) if re.search(r"\d", text) else text
     lead = _LEAD.match(text)
     assert lead is not None  # each of its parts may be missing
@@ -153,8 +156,8 @@ def _decade(text: str) -> tuple[int] | None:
         century = match.group(1)
         return (int(("19" if century in (None, "'") else century) + match.group(2)),)
     *before, last = re.split(r"[\s-]+", text)
-    if last in DECADES and before in ([], ["nineteen"], ["eighteen"]):
-        return ((1800 if before == ["eighteen"] else 1900) + DECADES[last],)
+    if last in DECADES and (not before or re.fullmatch(r"1\d|20", " ".join(before))):
+        return (int(before[0] if before else 19) * 100 + DECADES[last],)
     return None
 
 
@@ -165,12 +168,11 @@ def _century(text: str) -> tuple[int] | None:
     words = match.group(1).replace("-", " ").split()
     if len(words) == 1 and (numeral := roman(words[0].removesuffix("th"))):
         words = [f"{numeral}th"]
-    digits = re.fullmatch(r"(\d+)(?:st|nd|rd|th)", words[0])
-    number = (float(digits.group(1)), True, 1) if digits else read_cardinal(words)
+    number = re.fullmatch(r"(\d+)(?:st|nd|rd|th)", " ".join(words))
     era = _ERA.fullmatch(match.group(2).strip())
-    if number is None or not number[1] or number[2] != len(words) or (match.group(2).strip() and not era):
+    if number is None or (match.group(2).strip() and not era):
         return None
-    return (-int(number[0]) if era and era.group(1) else int(number[0]),)
+    return (-int(number[1]) if era and era.group(1) else int(number[1]),)
 
 
 def _centuries(text: str) -> Time | None:
@@ -200,12 +202,8 @@ def _day(text: str) -> Day | None:
     text = _ERA.sub(" ", text)
     words = re.findall(r"[^\W\d_]+|\d+", re.sub(r"(\d)(?:st|nd|rd|th)\b", r"\1", text))
     month = day = year = None
-    if re.search(r"\d", text) is None and len(words) in (2, 3):  # "nineteen eighty-four"
-        head, tail = CARDINALS.get(words[0], 0), read_cardinal(words[1:])
-        if 10 <= head <= 20 and tail and 10 <= tail[0] < 100 and tail[2] == len(words) - 1 and not tail[1]:
-            return 100 * head + int(tail[0]), None, None
     dated = any(w in _MONTH or w in _SHORT for w in words)  # a small number is a day only beside a month
-    short = any(w.isdigit() or w in ORDINALS for w in words)
+    short = any(map(str.isdigit, words))
     for word in words:
         if month is None and (word in _MONTH or (short and word in _SHORT)):
             month = _MONTH.get(word) or _SHORT[word]
@@ -215,8 +213,6 @@ def _day(text: str) -> Day | None:
             day = int(word)
         elif word.isdigit() and era and year is None and int(word) > 0 and len(word) <= 4:
             year = int(word)
-        elif word in ORDINALS and day is None and 1 <= ORDINALS[word] <= 31:
-            day = ORDINALS[word]
         elif word not in _LITTLE:
             return None
     if month is None and (year is None or day is not None):

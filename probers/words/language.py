@@ -49,8 +49,9 @@ def english(name: str) -> frozenset[str]:
 
 
 def either(listed: Iterable[str]) -> str:
-    """Build a regular expression for any of some words, longer ones first."""
-    return "|".join(regex.escape(word) for word in sorted(listed, key=lambda word: (-len(word), word)))
+    """Build a regular expression for any of some words, longer ones first; without any it never matches."""
+    longest = sorted(listed, key=lambda word: (-len(word), word))
+    return "|".join(map(regex.escape, longest)) or "(?!)"
 
 
 def _pattern(written: str) -> re.Pattern[str] | None:
@@ -60,14 +61,19 @@ def _pattern(written: str) -> re.Pattern[str] | None:
 #: Readers of the fields of a language's table, with the text read where one is missing.
 _FIELDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     **dict.fromkeys(("function_words", "titles", "abbreviations", "starters", "lone"), (words, "")),
-    **dict.fromkeys(("plain", "places", "articles", "endings"), (words, "")),
-    **dict.fromkeys(("numerals", "scales", "ordinals"), (numbers, "")),
-    "units": (pairs, ""), "reigns": (lambda listed: {k: int(v) for k, v in pairs(listed).items()}, ""),
+    **dict.fromkeys(("plain", "places", "articles", "endings", "honorifics"), (words, "")),
+    **dict.fromkeys(("numerals", "scales", "ordinals", "fractions", "rooms"), (numbers, "")),
+    **dict.fromkeys(("links", "points", "of", "bare", "adds", "vague", "unread"), (words, "")),
+    **dict.fromkeys(("ordinal_endings", "ranges", "before_times", "minus"), (words, "")),
+    **dict.fromkeys(("bounds", "bounds_behind"), (pairs, "")),
+    "units": (lambda listed: {name: unit.replace("_", " ") for name, unit in pairs(listed).items()}, ""),
+    "reigns": (lambda listed: {name: int(year) for name, year in pairs(listed).items()}, ""),
     **dict.fromkeys(("closing", "opening", "sure", "announced"), (str, "")),
-    **dict.fromkeys(("numbered", "goes_on"), (_pattern, "")),
-    **dict.fromkeys(("works", "months", "dates"), (tuple, ())), "joins": (tuple, ("", "")),
-    "spaced": (bool, True), "capitals": (float, 0.0), "ordinal": (str, "(?!)"),
-    "thousands": (str, ".\u00a0\u202f '’"),
+    **dict.fromkeys(("numbered", "goes_on", "tails"), (_pattern, "")),
+    **dict.fromkeys(("works", "months", "dates"), (tuple, ())),
+    "spaced": (bool, True), "elides": (bool, False), "capitals": (float, 0.0), "ordinal": (str, "(?!)"),
+    **dict.fromkeys(("plural", "ordinal_sign", "before_christ", "after_christ"), (str, "")),
+    "decimal": (str, ","), "thousands": (str, ".\u00a0\u202f '’"),
 }  # fmt: skip
 
 
@@ -75,7 +81,8 @@ class Language:
     """One language, whose table is read when it is first needed; missing fields are not recognised in it.
 
     The rules of ``dates`` have the groups d, m, month, y, d2, m2, month2, y2, bc, century, decade and reign,
-    "{month}" for any month, "{n}" for a number of at most two digits, and "{reign}" for any of ``reigns``.
+    "{month}" for any month, "{n}" for a number of at most two digits, "{bc}" and "{ad}" for the eras, and
+    "{reign}" for any of ``reigns``.
     """
 
     code: str  # such as "de"
@@ -95,17 +102,39 @@ class Language:
     capitals: float  # share of the content words of a title that begin with a capital
     months: tuple[str, ...]  # regular expressions of the twelve months
     dates: tuple[str, ...]  # regular expressions of times
+    before_christ: str  # regular expression of the era before Christ
+    after_christ: str  # regular expression of the era after Christ
     reigns: Mapping[str, int]  # names of eras with the year before their first
     thousands: str  # characters within numerals
+    decimal: str  # sign before decimals
     numerals: Mapping[str, float]  # number words below 1,000
-    scales: Mapping[str, float]  # number words that multiply the number before them
-    joins: tuple[str, str]  # words allowed between two number words, and before a scale
-    lone: frozenset[str]  # number words that alone may mean something else
+    scales: Mapping[str, float]  # number words that multiply the numbers before them
+    bare: frozenset[str]  # scales that begin a number, as in "mille", "hundred people"
+    adds: frozenset[str]  # scales that are added to a larger one, as in "mille cent"
+    rooms: Mapping[str, float]  # numbers with more room than their zeros say: "soixante-dix" (by value)
+    elides: bool  # a last digit counts the next smaller power: 一万五 is 15,000
     ordinals: Mapping[str, float]  # words of ordinal numbers
-    ordinal: str  # endings of ordinal numbers in digits
+    ordinal_endings: frozenset[str]  # endings that make an ordinal of a number in words
+    ordinal: str  # regular expression of the endings of ordinal numbers in digits
+    ordinal_sign: str  # one of them
+    fractions: Mapping[str, float]  # words of shares, with how many make a whole
+    plural: str  # ending of several shares ("two thirds")
+    links: frozenset[str]  # words between two parts of a number
+    points: frozenset[str]  # words before decimals
+    of: frozenset[str]  # words between a number and its scale, or a share and its whole
+    tails: re.Pattern[str] | None  # endings of number words that are not read: "neunziger"
+    vague: frozenset[str]  # number words that mean about as many
+    unread: frozenset[str]  # words of no certain number
+    lone: frozenset[str]  # number words that alone may mean something else
+    bounds: Mapping[str, str]  # words before a number, with "about", "over" or "under"
+    bounds_behind: Mapping[str, str]  # such words behind it
+    minus: frozenset[str]  # words before a negative number
+    ranges: frozenset[str]  # words between the ends of a range
+    before_times: frozenset[str]  # days of the week and small words before a time
     units: Mapping[str, str]  # words of units, with the English unit that each means
     plain: frozenset[str]  # capitalised or quoted words that are no names
     places: frozenset[str]  # words that certainly mean a place
+    honorifics: frozenset[str]  # lower-case titles before a full name, which do not change it
     articles: frozenset[str]  # lower-case words that may stand before a name
     endings: frozenset[str]  # inflectional endings of the words of a name
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from ..types import UserError
-from .dates import compare_times, read_time
+from .dates import Time, compare_times, read_time
 from .language import ENGLISH, Language
-from .numbers import Number, Relation, compare_numbers, read_number
+from .numbers import Number, Relation, compare_numbers, may_convert, read_number
 from .persons import compare_parts
-from .spelling import acronym_of, common_aliases, compare_spelled, load_aliases, normalise, same_string
+from .spelling import (
+    acronym_of,
+    common_aliases,
+    compare_spelled,
+    load_aliases,
+    normalise,
+    same_string,
+    spelled,
+)
 from .values import counts, read_number_in, read_time_in
 from .vectors import cosine, load_vectors
 from .wordnet import HOW_TO_GET, find_wordnet, has_wordnet, same_in_wordnet, say_absent
@@ -151,31 +160,37 @@ class EntityMatcher:
         return self.partial if relation == "partial" else relation
 
     def _by_date(self, a: str, b: str) -> Match | None:
-        x, y = (read_time(m) if self._language.english else read_time_in(m, self._language) for m in (a, b))
+        x, y = map(self._time, (a, b))
         if x is None or y is None:
             return None
         return Match(self._verdict(compare_times(x, y)), "date", f"{x} / {y}")
 
     def _by_number(self, a: str, b: str) -> Match | None:
-        if not self._language.english:
-            return self._by_value(a, b)
-        x, y = read_number(a), read_number(b)
-        if x is None or y is None:
-            return None
-        return self._by_numbers(x, y)
-
-    def _by_value(self, a: str, b: str) -> Match | None:
-        """Compare as numbers of the language; a mention with an unreadable one stays undecided."""
+        """Compare as numbers of the language; beside a number, one that is not read stays undecided."""
         language = self._language
-        x, y = read_number_in(a, language), read_number_in(b, language)
+        x, y = (read_number(m) if language.english else read_number_in(m, language) for m in (a, b))
         if x is not None and y is not None:
             return self._by_numbers(x, y)
-        if a.strip() != b.strip() and counts(a, language) and counts(b, language):
+        if x is None and y is None and not language.english:
+            named = {re.sub(r"\d+", "#", " ".join(spelled(mention, language))) for mention in (a, b)}
+            if len(named) == 1:
+                return None  # "Apollo 11" and "Apollo 13", "Ve République" and "IVe République"
+        if a.strip() != b.strip() and self._may_count(a, x) and self._may_count(b, y):
             return Match("undecided", "number", f"{a} / {b}: not read as numbers of {language.name}")
         return None
 
+    def _may_count(self, mention: str, number: Number | None) -> bool:
+        """Tell whether a mention is a number or time, or may be one that is not read."""
+        return number is not None or counts(mention, self._language) or self._time(mention) is not None
+
+    def _time(self, mention: str) -> Time | None:
+        english = self._language.english
+        return read_time(mention) if english else read_time_in(mention, self._language)
+
     def _by_numbers(self, x: Number, y: Number) -> Match:
         relation = compare_numbers(x, y, tolerance=self.unit_tolerance)
+        if relation == "different" and not self._language.english and may_convert(x, y):
+            return Match("undecided", "number", f"{x} / {y}: nouns that may mean one thing")
         return Match(self._verdict(relation), "number", f"{x} / {y}")
 
     def _by_string(self, a: str, b: str) -> Match | None:

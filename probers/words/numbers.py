@@ -6,14 +6,19 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
-from .language import numbers, pairs, table
-from .numerals import CARDINALS, SCALES, read_cardinal
+import regex
+
+from .language import ENGLISH, Language, either, numbers, pairs, table
+from .numerals import grammar, in_figures, value_of
 
 #: Results of a comparison by value; the matcher's option ``partial`` decides about "partial".
 Relation = Literal["equivalent", "different", "partial"]
 
+#: Relative difference of numbers that may be the same where one is "about" so many.
+_ABOUT = 0.2
 #: Longer mentions (characters) are not read as dates or numbers.
 LONGEST_VALUE = 100
 
@@ -32,13 +37,13 @@ _NUMERAL = re.compile(
 )
 _POWER = re.compile(r"(?:\s?[×x]\s?10\^?|e\+?)(-?\d{1,2})(?![\d.])", re.IGNORECASE)
 _RAISED = re.compile(r"(?<=\d)[⁰¹²³⁴-⁹⁻]+")
-_LONG_SCALE = re.compile(r"[\s-]*(hundred|thousand|million|billion|trillion|lakh|crore|dozen)s?\b")
+_LONG_SCALE = re.compile(rf"[\s-]*({either(ENGLISH.scales)})s?\b")
 _SHORT_SCALE = re.compile(r"\s?(k|m|mn|mln|b|bn|tn)\b", re.IGNORECASE)
 _SHORT_SCALES = numbers(_TABLE["short_scales"])
 _UP_TO = re.compile(r"\s?(?:-|–|—|\bto\b|\band\b)\s?(?=[-\d.$£€¥])")
 _UNIT_UP_TO = re.compile(rf"\s?(%|°\s?[CF]?|[^\W\d_]+){_UP_TO.pattern}")
 _BETWEEN = re.compile(r"(?:between|from)\s(?=\D{0,3}\d.*(?:\band\b|\bto\b|[-–—]))", re.IGNORECASE)
-_N_IN_M = re.compile(r"(\w+) (?:in|out of) (?:every )?(?!in\b)(\w+)")
+_N_IN_M = re.compile(r"(.+?) (?:in|out of) (?:every )?(?!in\b)(.+)")
 _PARTS = re.compile(r"(\d+(?:\.\d+)?)\s?([^\W\d_]+\b|['’′\"″])?,?\s?(?:and\s)?")
 _FOOT_SIGNS = dict.fromkeys("'’′", "ft") | dict.fromkeys('"″', "in")
 _CLOCK = re.compile(r"(\d{1,2})(?:[:.]([0-5]\d))?(?::([0-5]\d))?\s?(?:([ap])\.?\s?m\.?|o['’]clock)")
@@ -87,6 +92,22 @@ def read_unit(written: str, money: str) -> str:
     unit = written.lower().replace("µ", "μ").replace("-", " ").strip(" ,.").removeprefix("of ").strip()
     unit = _CURRENCIES.get(unit) or _CURRENCIES.get(singular(unit)) or unit
     return money or _DIMENSION.sub("", unit)
+
+
+@cache
+def _ending_share(language: Language) -> regex.Pattern[str]:
+    shares, links, articles = map(either, (language.fractions, language.links, language.articles))
+    if not language.spaced:
+        return regex.compile(rf"(?P<unit>.+)(?P<share>{shares})")
+    return regex.compile(
+        rf"(?P<unit>.*\S)\s(?:{links})\s(?:(?:{articles})\s)?(?P<share>{shares})", regex.IGNORECASE
+    )
+
+
+def unit_and_share(unit: str, language: Language) -> tuple[str, float]:
+    """Split "year and a half", "hora y media", "年半" into the unit and the share of one more."""
+    match = _ending_share(language).fullmatch(unit.strip())
+    return (match["unit"], 1 / language.fractions[match["share"].lower()]) if match else (unit, 0.0)
 
 
 def singular(unit: str) -> str:
@@ -147,13 +168,22 @@ def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relatio
         return "partial" if a.unit != b.unit and (a.value - b.value) % 720 == 0 else "different"
     relations = {_compare_ends(a, b, scales, tolerance) for scales in _conversions(a.unit, b.unit)}
     if "equivalent" not in relations:
-        return "partial" if "partial" in relations else "different"
+        near = "about" in (a.bound, b.bound) and relations and math.isclose(a.value, b.value, rel_tol=_ABOUT)
+        return "partial" if near or "partial" in relations else "different"
     if a.ordinal != b.ordinal or a.bound != b.bound:
         return "partial"
     if a.unit != b.unit and {a.unit, b.unit} <= _DOLLARS:
         return "partial"
     bare = bool(a.unit) != bool(b.unit) and not (meanings(a.unit) or meanings(b.unit))
     return "partial" if bare else "equivalent"  # "first" / "first battle" is a part, "580" / "580 km" is not
+
+
+def may_convert(a: Number, b: Number) -> bool:
+    """Tell whether two units may agree though no table says so: inflected nouns, or an unknown unit."""
+    if not (a.unit and b.unit) or a.ordinal or b.ordinal or same_unit(a.unit, b.unit):
+        return False
+    unknown = [not meanings(unit) for unit in (a.unit, b.unit)]
+    return any(unknown) and (a.ends() == b.ends() or not all(unknown))
 
 
 def _conversions(a: str, b: str) -> list[tuple[Scale, Scale]]:
@@ -181,18 +211,24 @@ def _compare_ends(a: Number, b: Number, scales: tuple[Scale, Scale], tolerance: 
     return "partial" if inside or (low < most and least < high) else "different"
 
 
+@lru_cache(maxsize=8192)
 def read_number(mention: str) -> Number | None:
     """Read the number at the start of a mention and its unit, or None."""
     if len(mention) > LONGEST_VALUE:
         return None
-    text = _RAISED.sub(r"^\g<0>", mention)
-    text = " ".join(text.translate(_SIGNS).split()).strip(' ,;:"“”()')
+    text = in_plain_signs(mention).strip(' ,;:"“”()')
     text = re.sub(r"^the ", "", text, flags=re.IGNORECASE)
     bound = _BOUND.match(text.lower())
     text = text[bound.end() :] if bound else text
     kind = _BOUNDS[bound.group().strip()] if bound else ""
     lower = text.lower()
-    number = _clock(lower) or _compound(lower) or _share(lower) or _in_digits(text) or _in_words(lower)
+    number = (
+        _clock(lower)
+        or _compound(in_figures(lower, ENGLISH))
+        or _share(lower)
+        or _in_digits(text)
+        or _in_words(lower)
+    )
     return number and replace(number, bound=kind or number.bound)
 
 
@@ -243,13 +279,13 @@ def _share(text: str) -> Number | None:
     """Read "one in five" and "9 out of 10"."""
     if (match := _N_IN_M.fullmatch(text)) is None:
         return None
-    some, whole = (float(CARDINALS.get(n, n if n.isdigit() else 0)) for n in match.groups())
+    some, whole = (value_of(written, ENGLISH) or 0.0 for written in match.groups())
     return Number(some / whole) if 0 < some < whole else None
 
 
 def _in_digits(text: str) -> Number | None:
     text = _BETWEEN.sub("", text)
-    sign, money, text = _sign_and_money(text)
+    sign, money, text = sign_and_money(text)
     first = _numeral(text)
     if first is None:
         return None
@@ -262,7 +298,7 @@ def _in_digits(text: str) -> Number | None:
     join = _UP_TO.match(rest) or _UNIT_UP_TO.match(rest)
     before = join[1] if join and join.re is _UNIT_UP_TO else ""
     if join:
-        sign_of_end, money_of_end, tail = _sign_and_money(rest[join.end() :])
+        sign_of_end, money_of_end, tail = sign_and_money(rest[join.end() :])
         second = _numeral(tail)
         if second is not None:
             end, rest, scaled_end = _scaled(second[0], second[1], money or money_of_end)
@@ -272,12 +308,17 @@ def _in_digits(text: str) -> Number | None:
     unit = read_unit(rest, money)
     if before and end is not None and singular(read_unit(before, money)) != singular(unit):
         return None  # "5 minutes to 2 hours"
-    if rest[:1].isalpha() and not meanings(unit):
-        return None  # "3D", "20S"
+    if unit[:1].isdigit() or (rest[:1].isalpha() and not meanings(unit)):
+        return None  # "2 million 300 thousand", "3D", "20S"
     return Number(sign * value, unit, bound=bound, end=None if end is None else sign_of_end * end)
 
 
-def _sign_and_money(text: str) -> tuple[int, str, str]:
+def in_plain_signs(text: str) -> str:
+    """Write other signs for minus, raised digits and runs of spaces in one form."""
+    return " ".join(_RAISED.sub(r"^\g<0>", text).translate(_SIGNS).split())
+
+
+def sign_and_money(text: str) -> tuple[int, str, str]:
     """Read sign and currency before a numeral, in either order, and return the rest."""
     sign, money = 1, ""
     for _ in range(3):
@@ -314,8 +355,9 @@ def _scaled(value: float, rest: str, money: str) -> tuple[float, str, float]:
     """Multiply a value by the scale written after it; return also the rest and the scale."""
     long, short = _LONG_SCALE.match(rest.lower()), _SHORT_SCALE.match(rest)
     if long:
-        scale = {"hundred": 100.0, "dozen": 12.0, **SCALES}[long[1]]
-        return value * scale, rest[long.end() :], scale
+        scale = ENGLISH.scales[long[1]]
+        value, rest, further = _scaled(value * scale, rest[long.end() :], money)
+        return value, rest, scale * further
     if short:
         after = rest[short.end() :].strip(" -").lower()
         counted = {scale.quantity for scale in meanings(after)} & {"people", *_MONEY}
@@ -333,12 +375,14 @@ def _scaled(value: float, rest: str, money: str) -> tuple[float, str, float]:
 
 
 def _in_words(text: str) -> Number | None:
-    sign, money, text = _sign_and_money(text)
-    spelled = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text).split()
-    if spelled[:2] == ["one", "half"]:
-        spelled = spelled[1:]
-    cardinal = read_cardinal(spelled)
-    if cardinal is None:
-        return None
-    value, ordinal, used = cardinal
-    return Number(sign * value, read_unit(" ".join(spelled[used:]), money), ordinal)
+    sign, money, text = sign_and_money(text)
+    numeral = grammar(ENGLISH).read(text)
+    if numeral is None:
+        unit, share = unit_and_share(text, ENGLISH)  # "year and a half"
+        return Number(sign * (1 + share), read_unit(unit, money)) if share and meanings(unit) else None
+    unit, share = unit_and_share(text[numeral.end :], ENGLISH)
+    unit, bare = read_unit(unit, money), numeral.lone and text.split()[0] in ENGLISH.articles
+    glued = not numeral.written and text[numeral.end : numeral.end + 1].isalpha()
+    if not meanings(unit) and (glued or bare or grammar(ENGLISH).uncertain(text[numeral.end :])):
+        return None  # "3D", "a thing", "five or six", "half past three"
+    return Number(sign * (numeral.value + share), unit, numeral.ordinal, "about" if numeral.about else "")

@@ -170,7 +170,8 @@ def _full(x: tuple[str, ...], y: tuple[str, ...]) -> PartRelation | None:
     if not same_given(x[0], y[0]):
         short, long = sorted((x, y), key=len)
         return None if long[-len(short) :] == short else "different"  # "British Royal Family"
-    middle_x, middle_y = x[1:-1], y[1:-1]
+    family = len(_family(x)) if _family(x) == _family(y) else 1
+    middle_x, middle_y = x[1:-family], y[1:-family]
     if middle_x and middle_y:
         agree = len(middle_x) == len(middle_y) and all(map(same_given, middle_x, middle_y))
         return "equivalent" if agree else "different"

@@ -8,14 +8,14 @@ import unicodedata
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from functools import cache, lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from ..files import check_file
 from ..types import UserError
 from .language import Language, english, pairs, table
 from .numbers import Relation
-from .numerals import CARDINALS, ORDINALS, roman
+from .numerals import CARDINALS, ORDINALS, in_figures, roman
 
 #: Common given names: a name that begins with one is a person's, and it has no plural.
 GIVEN = english("given")
@@ -243,6 +243,8 @@ def load_aliases(path: str) -> AliasTable:
     return AliasTable(groups)
 
 
+#: "Ve République", "I República"; not an initial.
+_ROMAN_NUMBER = re.compile(r"(?<![\w.])([IVX]+)(?:(?<=[IVX]{2})\.|er|ère|re|ème|e)?(?![\w.'’-])")
 #: Names at least this similar may be two spellings of one.
 _ALIKE = 0.8
 #: Two ways of writing the same sound in katakana: ヴァ and バ, a long vowel at the end.
@@ -260,6 +262,7 @@ def _simple() -> dict[int, str]:
     return str.maketrans(dict(zip(characters[::2], characters[1::2], strict=True)))
 
 
+@lru_cache(maxsize=8192)
 def spelled(mention: str, language: Language) -> tuple[str, ...]:
     """Spell the words of a name in one way: without case, accents, punctuation and a leading article."""
     text = unicodedata.normalize("NFKC", mention)
@@ -269,11 +272,20 @@ def spelled(mention: str, language: Language) -> tuple[str, ...]:
         text = _LONG.sub("", text).translate(_simple())
     if language.code == "de":
         text = re.sub("[äöüÄÖÜ]", lambda m: {"ä": "ae", "ö": "oe", "ü": "ue"}[m[0].lower()], text)
-    words = normalise(text.replace("’", "'").replace("'", " ")).split()
+    text = _ROMAN_NUMBER.sub(lambda match: str(roman(match[1].lower()) or match[0]), text)
+    figures = re.sub(rf"(?<=\d){re.escape(language.ordinal_sign)}(?!\w)", "", in_figures(text, language))
+    words = normalise(figures.replace("’", "'").replace("'", " ")).split()
     while len(words) > 1 and words[0] in language.articles:
         words = words[1:]
-    numbered = (str(roman(word) or word) if place else word for place, word in enumerate(words))
-    return tuple(numbered)
+    while len(words) > 2 and words[0] in language.honorifics:
+        words = words[1:]
+    numbered = [str(roman(word) or word) if place else word for place, word in enumerate(words)]
+    # "Karl der Fünfte"
+    return tuple(
+        word
+        for word, after in pairwise([*numbered, ""])
+        if not (after.isdigit() and word in language.articles)
+    )
 
 
 def compare_spelled(a: str, b: str, language: Language) -> tuple[Relation | None, str]:
@@ -329,10 +341,11 @@ def _is_latin(mention: str) -> bool | None:
 
 def _one_place(a: str, b: str) -> bool:
     """Tell whether two names differ in one character of several, possibly two forms of one."""
-    return len(a) == len(b) > 2 and sum(p != q for p, q in zip(a, b, strict=True)) == 1
+    unlike = [(p, q) for p, q in zip(a, b, strict=False) if p != q]
+    return len(a) == len(b) > 2 and len(unlike) == 1 and not "".join(unlike[0]).isdigit()
 
 
 def _may_shorten(short: str, words: tuple[str, ...]) -> bool:
     """Tell whether capitals alone may abbreviate a name of several words ("USA", "Vereinigte Staaten")."""
-    letters = short.replace(".", "")
+    letters = re.sub(r"\.\s?", "", short)
     return letters.isalpha() and letters.isupper() and 2 <= len(letters) <= 6 and len(words) > 1

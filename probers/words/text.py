@@ -104,10 +104,11 @@ _UNSPACED = regex.compile(r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{K
 _MAY_BE_UNSPACED = re.compile("[\u0e00-\u1fff\u2e80-\U0010ffff]")
 
 
-def tokenize(text: str) -> list[str]:
+def tokenize(text: str, *, characters: bool = False) -> list[str]:
     """Split into words without case and form (NFKC): runs of letters, digits, marks and underscores.
 
-    A run of a script without spaces gives its pairs of characters. No stemming, no stop list.
+    A run of a script without spaces gives its pairs of characters, or its ``characters``. No stemming, no
+    stop list.
     """
     if text.isascii():
         return _TOKEN.findall(text.lower())
@@ -119,7 +120,7 @@ def tokenize(text: str) -> list[str]:
     for word in words:
         for place, run in enumerate(_UNSPACED.split(word)):
             if place % 2 and len(run) > 1:
-                tokens += map("".join, pairwise(run))
+                tokens += run if characters else map("".join, pairwise(run))
             elif run:
                 tokens.append(run)
     return tokens

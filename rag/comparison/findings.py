@@ -207,7 +207,11 @@ def _page(
         "n": results["n"],
         "threshold_rule": f"{rule} on questions of another split" if findings.tuned else "as configured",
         "flags": _flags(runs),
-        "notes": [*_notes(terms, findings, wrong), *unlike_random(results)],
+        "notes": [
+            *([f"{evaluation.few}."] if evaluation.few else []),
+            *_notes(terms, findings, wrong),
+            *unlike_random(results),
+        ],
         "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
         "replay": replays(findings.recorded),
         "reruns": findings.reruns,

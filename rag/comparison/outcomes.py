@@ -19,8 +19,8 @@ from probers.evaluation.answers import (
     right_by,
     same_meaning,
 )
-from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, holm, mean
-from probers.evaluation.metrics import Ranking, auroc, ece, ranking
+from probers.evaluation.bootstrap import Bootstrap, Interval, Sample, few_groups, holm, mean
+from probers.evaluation.metrics import Ranking, auroc, ece_interval, ranking
 from probers.types import Decision, Question
 from probers.words import EntityMatcher
 
@@ -146,6 +146,7 @@ class Evaluation:
         units = len(set(groups))
         unit = "question" if units == len(groups) else "group"
         self.unit = {"unit": unit, "units": units, "resamples": resamples}
+        self.few = few_groups(units, unit)
         self._all = Bootstrap(np.array(groups), resamples=resamples, seed=seed)
         self._scored = Bootstrap(np.array(answered), resamples=resamples, seed=seed) if answered else None
         #: 1 for each scored question whose closed-book answer is wrong, else 0.
@@ -169,7 +170,7 @@ class Evaluation:
                 intervals |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
                 if run.calibration is not None:
                     chances = run.calibration(run.scores)[run.scored]
-                    intervals["trigger.ece"] = self._scored.interval(chances, partial(ece, self.wrong))
+                    intervals["trigger.ece"] = ece_interval(self._scored, self.wrong, chances)
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         entry: dict[str, Any] = {name: _value(intervals.get(name)) for name in named}

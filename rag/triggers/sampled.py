@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Literal, get_args
 
 from probers.prompts import PromptTemplate
 from probers.signals.agreement import (
     ALPHA,
+    EigenVariant,
     Variant,
     eigenscore,
     lexical_similarity,
@@ -22,7 +23,7 @@ from probers.signals.agreement import (
     semantic_entropy,
 )
 from probers.signals.meaning import Clusters, Entailment, Same, by_matcher, clusters
-from probers.signals.samples import Draws, Prompt, Samples, draw, middle_layer
+from probers.signals.samples import Draws, Prompt, Samples, draw, middle_layer, states_at_end
 from probers.signals.self_evaluation import CONFIDENCE_FORM as VERBALISED
 from probers.signals.self_evaluation import P_TRUE_FORM as P_TRUE
 from probers.signals.self_evaluation import p_true, question_of, verbalised
@@ -60,6 +61,7 @@ class _Sampled(Draws, _OfAnswers):
     """Base of triggers that compare drawn answers."""
 
     least = 2  # samples that it compares
+    pool: ClassVar[Literal["last", "predicting"]] = "last"  # recorded state of a sample
 
     @property
     def draws(self) -> bool:
@@ -83,7 +85,10 @@ class _Sampled(Draws, _OfAnswers):
             Prompt(generation.prompt, state.question.dataset, state.budget, state.question.id)
             for generation, state in zip(generations, states, strict=True)
         ]
-        drawn = draw(one.generate, prompts, self, one.prompt, layer=layer, answer_tokens=one.answer_tokens)
+        drawn = draw(
+            one.generate, prompts, self, one.prompt, layer=layer, pool=self.pool,
+            answer_tokens=one.answer_tokens,
+        )  # fmt: skip
         for samples, state in zip(drawn, states, strict=True):
             samples.spend(state.spend)
         return drawn
@@ -147,8 +152,9 @@ class SemanticEntropy(_ByMeaning):
 
     Attributes:
         threshold: fires above it, nats; probers-compare chooses it on validation questions.
-        variant: a meaning's probability is its share of the samples ("discrete") or of the sum of their
-            sequence probabilities ("weighted").
+        variant: a meaning's probability is its share of the samples ("discrete"), of the sum of their
+            probabilities per token, as in the code of Farquhar et al. ("weighted"), or of the sum of their
+            sequence probabilities ("sequence").
     """
 
     threshold: float = 0.5
@@ -156,11 +162,12 @@ class SemanticEntropy(_ByMeaning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("trigger.variant", self.variant, "discrete", "weighted")
+        one_of("trigger.variant", self.variant, *get_args(Variant))
 
     def score(self, samples: Samples, answer: str) -> Scored:
         meanings, evidence = self.grouped(samples)
-        return semantic_entropy(meanings.of, samples.logprobs, variant=self.variant), evidence
+        value = semantic_entropy(meanings.of, samples.logprobs, samples.lengths, variant=self.variant)
+        return value, evidence
 
 
 @dataclass(frozen=True)
@@ -188,27 +195,48 @@ class Eigenscore(_Sampled):
 
     Attributes:
         threshold: fires above it; probers-compare chooses it on validation questions.
-        layer: layer whose states of the samples' last tokens are compared; null is the middle one.
+        layer: layer whose states are compared; null is the middle one.
         alpha: added to the diagonal of the samples' Gram matrix.
+        variant: "paper" compares the residual stream at the samples' last tokens, "seakr" what SeaKR's code
+            does, the MLP's output at the end mark, for which its threshold of -6 is, and "inside" what
+            INSIDE's code does, the residual stream before the last token, with the covariance and the decimal
+            logarithm.
     """
 
     threshold: float = -6.0
     layer: int | None = None
     alpha: float = ALPHA
+    variant: EigenVariant = "paper"
 
     reads_states = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("trigger.variant", self.variant, *get_args(EigenVariant))
+
+    @property
+    def pool(self) -> Literal["last", "predicting"]:  # type: ignore[override]
+        return "predicting" if self.variant == "inside" else "last"
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         if self.layer is not None and not 0 < self.layer <= model.layers:
             raise UserError(f"trigger.layer={self.layer} is not one of 1 to {model.layers}", "layers")
 
     def layer_of(self, spec: ModelSpec) -> int:
-        return middle_layer(spec.layers) if self.layer is None else self.layer
+        return middle_layer(spec.layers, self.variant) if self.layer is None else self.layer
+
+    def drawn(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Samples]:
+        drawn = super().drawn(generations, states)
+        if self.variant != "seakr" or not drawn:
+            return drawn
+        lm = states[0].lm
+        read = states_at_end(lm, drawn, self.layer_of(lm.spec))
+        return [replace(samples, states=each) for samples, each in zip(drawn, read, strict=True)]
 
     def score(self, samples: Samples, answer: str) -> Scored:
         if samples.states is None:
             return UNANSWERED, {}
-        return eigenscore(samples.states, self.alpha), {}
+        return eigenscore(samples.states, self.alpha, variant=self.variant), {}
 
 
 @dataclass(frozen=True)
@@ -242,11 +270,12 @@ class PTrue(_Sampled):
         drawn = self.drawn(generations, states) if self.samples else []
         shown = [samples.answers for samples in drawn] or [()] * len(states)
         prompts = _asked(self.form, states, shown)
-        chances, calls = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
-        for state, call in zip(states, calls, strict=True):
-            state.spend(call)
+        judged = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
+        for state, each in zip(states, judged, strict=True):
+            state.spend(each.call)
         evidence = [{"samples": list(samples.texts)} for samples in drawn] or [{}] * len(states)
-        return [(1.0 - chance, shown) for chance, shown in zip(chances, evidence, strict=True)]
+        pairs = zip(judged, evidence, strict=True)
+        return [(1.0 - each.chance, {"mass": each.mass} | more) for each, more in pairs]
 
 
 @dataclass(frozen=True)

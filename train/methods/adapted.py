@@ -26,7 +26,7 @@ from probers.types import UserError
 
 from ..data import Padded
 from ..module import NotFiniteError, ProberModule, Validated, below
-from ..settings import Fitting
+from ..settings import SPAN_LOSSES, Fitting
 
 #: Kernels of attention in training: not cuDNN's, whose gradients of masked texts are NaN where their length
 #: leaves 64 when it is divided by 128 (pytorch/pytorch#196678, torch 2.11 on an H200).
@@ -45,7 +45,8 @@ class Lora:
         alpha: scale of the adapters, divided by the rank.
         dropout: share of an adapter's inputs that is dropped in training.
         lr: initial learning rate of the adapters; lr is the head's.
-        lambda_kl: weight of the divergence from the model without adapters, in the loss.
+        lambda_kl: weight in the loss of the divergence from the model without adapters; the head's own loss
+            weighs 1 - lambda_kl.
         kl_limit: most divergence, in nats a token of validation answers, of adapters that are kept; null is
             no limit.
         tokens: most tokens of one forward pass; a step of more is read in several.
@@ -57,7 +58,7 @@ class Lora:
     alpha: Count = 16
     dropout: Annotated[float, Limits(ge=0, lt=1)] = 0.05
     lr: Positive = 2e-4
-    lambda_kl: NotNegative = 0.5
+    lambda_kl: Annotated[float, Limits(ge=0, lt=1)] = 0.5
     kl_limit: NotNegative | None = 0.05
     tokens: Count = 1024
     start_epochs: Count = 20
@@ -207,7 +208,7 @@ def _devices(lm: CausalLM) -> list[torch.device]:
 class Texts:
     """Texts with the spans of each split, in batches of their numbers.
 
-    ``targets`` (spans,) are the classes of spans, ``shares`` their weights in the loss; ``split_of`` (spans,)
+    ``targets`` (spans,) are the classes of spans, ``shares`` (spans, 2) their weights; ``split_of`` (spans,)
     names the split of each.
     """
 
@@ -252,7 +253,8 @@ class Numbers(Dataset[Tensor]):
 class LoraModule(ProberModule):
     """Trainer of one head and the adapters below it.
 
-    The loss is that of a head on tokens plus ``lambda_kl`` times the mean divergence over answers' tokens.
+    The loss is ``1 - lambda_kl`` times that of a head on tokens, plus ``lambda_kl`` times the mean divergence
+    over answers' tokens (the code of Obeso et al. 2025).
     Validations measure the AUROC of spans by their highest token, and keep the best state within ``kl_limit``
     that is better than ``start``, the head without adapters.
 
@@ -312,7 +314,8 @@ class LoraModule(ProberModule):
                 read = self._adapted.read(texts, divergence=self._options.lambda_kl > 0)
                 loss = super().training_step(self._spans(texts, read, "train"), index)
                 if read.divergence is not None:
-                    loss = loss + self._options.lambda_kl * read.divergence[read.mask].mean()
+                    weight = self._options.lambda_kl
+                    loss = (1 - weight) * loss + weight * read.divergence[read.mask].mean()
                 if not bool(torch.isfinite(loss)):
                     raise NotFiniteError("the loss is not finite")
                 self.manual_backward(share * loss)
@@ -320,9 +323,9 @@ class LoraModule(ProberModule):
         schedule.step()
 
     def _spans(self, texts: Sequence[StoredText], read: Pass, split: str) -> Any:
-        """Turn a pass into a batch of :class:`ProberModule`: spans, or without loss=span_max their tokens."""
+        """Turn a pass into a batch of :class:`ProberModule`: spans, or without SPAN_LOSSES their tokens."""
         padded, targets, shares = self._texts.batch(texts, read, split)
-        if self.how.loss == "span_max" or split != "train":
+        if self.how.loss in SPAN_LOSSES or split != "train":
             return padded, targets, shares
         span_of = padded.mask.nonzero()[:, 0]
         return padded.states[padded.mask], targets[:, span_of], None if shares is None else shares[:, span_of]

@@ -72,7 +72,7 @@ class Adapting(Method):
         self._options: Lora = settings.head.make()
         self._notes: list[str] = []
         if settings.loss == "double_softmax" or settings.balance != "none":
-            message = "head=lora has loss=ce and loss=span_max, without balance: leave"
+            message = "head=lora has loss=ce, span_max and span_max_all, without balance: leave"
             raise UserError(f"{message} loss={settings.loss} balance={settings.balance} out", "unsupported")
         return replace(settings, head=Component.of("head", "linear"), learning_curve=False)
 
@@ -125,7 +125,7 @@ class Adapting(Method):
         alone = fitted.select([i for i, task in enumerate(fitted.tasks) if task.is_probe])
         (task,) = alone.tasks
         adapted = AdaptedModel(lm, task.layer, options, settings.seed)
-        weights = examples.span_weights(settings.span_weight)
+        weights = examples.span_weights(settings.span_weight, marked=settings.loss == "span_max")
         shares = None if weights is None else torch.from_numpy(weights).float()
         targets, split_of = targets_of([task], examples)[:, 0], examples.table["split"].tolist()
         texts = Texts(self._texts, targets, shares, split_of)
