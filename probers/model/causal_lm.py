@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -22,7 +22,17 @@ from .hidden_states import check_needs
 from .kv_cache import CachedPrefix, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
-from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
+from .tokens import (
+    Prompt,
+    Stop,
+    Stops,
+    TooLong,
+    appended,
+    encode_continuation,
+    encode_prompts,
+    fit_context,
+    vocabulary,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,6 +73,8 @@ class CausalLM(LanguageModel):
         self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
         self.decoder = Decoder(model, use_cache=use_cache)
         self.decoder.check()
+        rows = range(model.get_input_embeddings().num_embeddings)
+        self.decoder.tokens = frozenset(t for t in vocabulary(tokenizer) | self._eos if t in rows)
         self.num_layers = len(decoder_layers(model))
         self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
@@ -255,7 +267,7 @@ class CausalLM(LanguageModel):
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
         return Stops.of(self._eos, stop)
 
-    @cached_property
+    @property
     def _eos(self) -> frozenset[int]:
         declared = getattr(self.model.generation_config, "eos_token_id", None)
         listed = declared if isinstance(declared, list) else [declared]
@@ -279,19 +291,34 @@ class CausalLM(LanguageModel):
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         if self.context is None or not prompts:
             return [True] * len(prompts)
-        ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
-        return [len(tokens) + n <= self.context for tokens, n in zip(ids, more, strict=True)]
+        ids, marker = self.tokenizer(list(prompts), verbose=False)["input_ids"], len(appended(self.tokenizer))
+        return [len(tokens) - marker + n <= self.context for tokens, n in zip(ids, more, strict=True)]
 
     def _encode(
         self, requests: Sequence[GenerationRequest | ScoreRequest], *, start: bool = False
     ) -> list[Prompt]:
         names = [request.name or str(place) for place, request in enumerate(requests)]
-        return encode_prompts(self.tokenizer, [request.prompt for request in requests], names, start=start)
+        prompts = [request.prompt for request in requests]
+        encoded = encode_prompts(self.tokenizer, prompts, names, start=start)
+        for prompt in encoded:
+            self.check_tokens(prompt.ids, prompt.name)
+        return encoded
+
+    def check_tokens(self, ids: Sequence[int], what: str) -> None:
+        """Refuse tokens that model and tokenizer do not both have (UserError); ``what`` holds them."""
+        assert self.decoder.tokens is not None
+        if not self.decoder.tokens.issuperset(ids):
+            odd = next(token for token in ids if token not in self.decoder.tokens)
+            raise UserError(f"{what} holds the token {odd}, which its model or its tokenizer lacks", "model")
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
-        encoded = self._encode(requests, start=True)
-        texts = zip(encoded, (request.continuation for request in requests), strict=True)
-        return encoded, [encode_continuation(self.tokenizer, *pair) for pair in texts]
+        prompts, texts = list[Prompt](), list[tuple[int, ...]]()
+        for prompt, request in zip(self._encode(requests, start=True), requests, strict=True):
+            given = request.continuation
+            texts.append(encode_continuation(self.tokenizer, prompt, given))
+            self.check_tokens(texts[-1], f"the continuation of {prompt.name}")
+            prompts.append(replace(prompt, source=given if isinstance(given, str) else request.source))
+        return prompts, texts
 
     def _fit(
         self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]

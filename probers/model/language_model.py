@@ -96,11 +96,15 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A text to read after a prompt; token ids are taken unchanged."""
+    """A text to read after a prompt; token ids are taken unchanged.
+
+    ``source`` is the text that these were made of, where it is known; offsets are then characters of it.
+    """
 
     prompt: str
     continuation: str | Sequence[int]
     name: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,10 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
 
+from probers.model.tokens import appended, encode_prompts, marker_of
 from probers.model.vllm import KEY
 from probers.prober.prober import Prober
+from probers.types import UserError
 
 from ..answers import as_events, usage
 from ..on_high import FINISH, OnHigh, headers
@@ -83,6 +85,25 @@ class _Assessing:
         path = adapter_of(self._bank)
         self.feed.adapter = next((each for each in adapters if each.lora_path == path), None)
 
+    def unmarked(self, request: _Asked) -> None:
+        """Take what the tokenizer puts after a text off the prompts (ApiError: they are no Unicode).
+
+        vLLM would let the model continue after it. Prompts become tokens.
+        """
+        if not request.add_special_tokens or not appended(self.tokenizer):
+            return
+        if isinstance(request, ChatCompletionRequest):
+            why = f"would put {marker_of(self.tokenizer)} after the chat: leave it out"
+            raise ApiError(400, f"add_special_tokens {why}", "add_special_tokens")
+        given: Any = request.prompt
+        texts = [given] if isinstance(given, str) else given
+        if texts and all(isinstance(text, str) for text in texts):
+            try:
+                ids = [list(each.ids) for each in encode_prompts(self.tokenizer, texts, start=True)]
+            except UserError as error:
+                raise ApiError(400, str(error), "prompt") from None
+            request.prompt = ids[0] if isinstance(given, str) else ids
+
     def acting(self, request: _Asked) -> OnHigh:
         """Read the action that the request wants on its scores (ApiError: it cannot be done)."""
         extra = request.model_extra or {}
@@ -112,6 +133,7 @@ async def chat_completions(request: ChatCompletionRequest, raw_request: Request)
 async def _answered(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]]) -> Any:
     try:
         acting = raw.app.state.probers.acting(request)
+        await asyncio.to_thread(raw.app.state.probers.unmarked, request)
         raw.app.state.probers.use(raw.app.state.openai_serving_models.lora_requests.values())
     except ApiError as error:
         return JSONResponse(error.body(), error.status)
