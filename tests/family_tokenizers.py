@@ -1,7 +1,7 @@
 """Tiny tokenizers made like those of the most downloaded decoder families, trained on a few lines.
 
-Each has its family's normaliser, pre-tokenizer, decoder and post-processor, which decide about spaces, letters
-and the special tokens around a text.
+Each has its family's normaliser, pre-tokenizer, decoder and post-processor, which decide about spaces,
+letters and the special tokens around a text.
 """
 
 import json
@@ -102,8 +102,8 @@ def _end_of_word() -> Tokenizer:
 
 
 def _collapsing(*first: Any) -> Any:
-    """Unigram families' normaliser: compatible forms, and no space twice."""
-    return normalizers.Sequence([*first, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    """Unigram families' normaliser: compatible forms, and no space twice (like nmt_nfkc of SentencePiece)."""
+    return normalizers.Sequence([*first, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
 
 
 _LLAMA = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -111,7 +111,7 @@ _FIRST = pre_tokenizers.Metaspace(prepend_scheme="first")
 
 #: Of each family: tokenizer, special tokens before and after a text.
 _MADE: dict[str, tuple[Callable[[], Tokenizer], list[str], list[str]]] = {
-    "llama": (lambda: _byte_fallback(_LLAMA, None), ["<s>"], []),
+    "llama, internlm": (lambda: _byte_fallback(_LLAMA, None), ["<s>"], []),
     "llama add_eos": (lambda: _byte_fallback(_LLAMA, None), ["<s>"], ["</s>"]),
     "llama3": (lambda: _byte_level(split=_SPLIT), ["<|begin_of_text|>"], []),
     "llama3 base add_eos": (lambda: _byte_level(split=_SPLIT), ["<|begin_of_text|>"], ["<|end_of_text|>"]),
@@ -119,17 +119,11 @@ _MADE: dict[str, tuple[Callable[[], Tokenizer], list[str], list[str]]] = {
     "mistral add_eos": (lambda: _byte_fallback(None, _FIRST), ["<s>"], ["</s>"]),
     "gemma": (lambda: _byte_fallback(normalizers.Replace(" ", "▁"), None), ["<bos>"], []),
     "yi": (lambda: _byte_fallback(normalizers.Replace(" ", "▁"), None), [], []),
-    "internlm": (lambda: _byte_fallback(_LLAMA, None), ["<s>"], []),
     "baichuan add_eos": (lambda: _byte_fallback(None, _FIRST), [], ["</s>"]),
     "qwen": (lambda: _byte_level(normalizers.NFC(), _SPLIT), [], []),
     "qwen embedding": (lambda: _byte_level(normalizers.NFC(), _SPLIT), [], ["<|endoftext|>"]),
-    "gpt2": (_byte_level, [], []),
-    "gpt-neox": (lambda: _byte_level(normalizers.NFC()), [], []),
-    "olmo": (lambda: _byte_level(normalizers.NFC()), [], []),
-    "stablelm": (lambda: _byte_level(normalizers.NFC()), [], []),
-    "mpt": (lambda: _byte_level(normalizers.NFC()), [], []),
-    "phi": (_byte_level, [], []),
-    "codegen": (_byte_level, [], []),
+    "gpt2, phi, codegen": (_byte_level, [], []),
+    "gpt-neox, olmo, stablelm, mpt": (lambda: _byte_level(normalizers.NFC()), [], []),
     "falcon": (lambda: _byte_level(digits=True), [], []),
     "bloom": (lambda: _byte_level(split=r" ?[^(\s|[.,!?…。，、।۔،])]+"), [], []),
     "deepseek": (lambda: _byte_level(split=_SPLIT, digits=True), ["<｜begin▁of▁sentence｜>"], []),
@@ -156,10 +150,9 @@ def family_tokenizer(family: str) -> PreTrainedTokenizerFast:
     make, before, after = _MADE[family]
     made = make()
     _around(made, before, after)
-    end = next(
-        (name for name in [*after, "<|endoftext|>", "</s>"] if made.token_to_id(name) is not None), None
-    )
-    unknown = next((name for name in ("<unk>", "[UNK]") if made.token_to_id(name) is not None), None)
+    known = made.get_vocab()
+    end = next((name for name in [*after, "<|endoftext|>", "</s>"] if name in known), None)
+    unknown = next((name for name in ("<unk>", "[UNK]") if name in known), None)
     return PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token=next(iter(before), None), eos_token=end, unk_token=unknown,
         clean_up_tokenization_spaces=False,

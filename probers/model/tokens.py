@@ -187,11 +187,12 @@ def read_offsets(
     of ``source``, up to the last token. "" as source is any text.
     """
     text, offsets = token_offsets(tokenizer, ids, context)
-    complete = text.rstrip(_BROKEN)
-    if not source or source.startswith(complete):
+    if source in ("", text):
         return text, offsets
+    complete = text.rstrip(_BROKEN)
     letters, written = _letters(tokenizer, source), letters_of(complete)
-    if [sign for sign, _ in letters[: len(written)]] != [sign for sign, _ in written]:
+    differs = [sign for sign, _ in letters[: len(written)]] != [sign for sign, _ in written]
+    if differs or (source.startswith(complete) and len(written) < len(letters)):
         return text, offsets
     return original_spans(source, letters, text, offsets)
 

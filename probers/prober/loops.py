@@ -282,10 +282,9 @@ class GenerationWatcher(ExitStack):
         marker = torch.tensor(self._marker, device=prompt.device)
         ends = prompt[:, prompt.shape[1] - len(marker) :]
         if len(marker) and ends.shape[1] == len(marker) and bool((ends == marker).all(dim=1).any()):
-            remedy = f"generate from the ids without the last {len(marker)}, or the model begins another text"
-            tell_once(
-                self.tokenizer, f"the tokenizer puts {marker_of(self.tokenizer)} after a prompt: {remedy}"
-            )
+            what = f"the tokenizer puts {marker_of(self.tokenizer)} after a prompt"
+            remedy = f"generate from its ids without the last {len(marker)}, or the model begins another text"
+            tell_once(self.tokenizer, f"{what}: {remedy}")
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         batch, given = self.batch, dict(zip(self._names, args, strict=False)) | kwargs

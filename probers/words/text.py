@@ -360,18 +360,18 @@ def original_spans(
 
     ``letters`` are the characters that the original is normalised to, with their places in it. The text has
     these characters, or the first of them, with spaces of its own. A part has all of an original character
-    that it shares; spaces and dropped characters before a word go with it, as its tokens have them.
+    that it shares, with its accents; spaces and other dropped characters go with the next one.
 
     Returns:
         The original up to the last part, and the parts in it.
     """
     starts = [*(place for _, place in letters), len(original)]
+    clusters = [match.end() for match in regex.finditer(r"\X", original) for _ in match[0]]
     ends, following = [0] * len(letters), len(original)
     for i in reversed(range(len(letters))):
         following = starts[i + 1] if starts[i + 1] > starts[i] else following
-        spaces = (k for k in range(starts[i] + 1, following) if original[k].isspace())
         last = following == len(original) and letters_of(text[-1:])  # then the spaces after it were dropped
-        ends[i] = following if last else next(spaces, following)
+        ends[i] = following if last else min(following, clusters[starts[i]])
     seen = [0]  # letters in each beginning of the text
     for sign in text:
         seen.append(min(len(letters), seen[-1] + bool(letters_of(sign))))
@@ -382,8 +382,10 @@ def original_spans(
         if after > first:
             begun, over = min(place, starts[first]), ends[after - 1]
         if spaces_after := end - next((k for k in range(end, start, -1) if seen[k - 1] < after), start):
-            before_letter = end == len(text) or seen[end + 1] > after
-            over = starts[after] if before_letter else min(over + spaces_after, starts[after])
+            before_letter, upto = end == len(text) or seen[end + 1] > after, starts[after]
+            if after < len(letters):  # a character that was dropped before a letter goes with it
+                upto = next((k for k in range(upto, over, -1) if original[k - 1].isspace()), over)
+            over = upto if before_letter else min(over + spaces_after, upto)
         mapped.append((begun, max(begun, over)))
         place = max(place, over)
     return original[:place], tuple(mapped)
