@@ -255,7 +255,7 @@ class Generation:
 
     Attributes:
         offsets: [start, end) of each token in ``text``, characters.
-        logprobs: (n,) float32, nats, from raw logits.
+        logprobs: (n,) float32, nats, from raw logits of the tokenizer's tokens.
         entropies: (n,) float32, nats, of the distribution that produced each token.
         states: for each feature of ``needs`` (layers, d) when it is pooled, (n, layers, d) for pools "tokens"
             and "predicting", (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for
