@@ -15,10 +15,11 @@ import re
 from argparse import Namespace
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.datastructures import State
@@ -30,6 +31,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
 
+from probers.data.records import half_in
 from probers.model.tokens import appended, encode_prompts, marker_of
 from probers.model.vllm import KEY
 from probers.prober.prober import Prober
@@ -51,6 +53,15 @@ def _event(chunk: dict[str, Any]) -> str:
     return f"{_DATA}{json.dumps(chunk, ensure_ascii=False)}\n\n"
 
 
+async def _check_unicode(raw: Request) -> None:
+    """Refuse strings that are no Unicode (HTTPException): vLLM fails at them."""
+    if b"\\u" in await raw.body():
+        with suppress(ValueError, RecursionError):  # vLLM tells what is no JSON
+            if (place := half_in(await raw.json())) is not None:
+                problem = f"{place or 'a field'} holds half of a pair of surrogates: send valid Unicode"
+                raise HTTPException(400, problem)
+
+
 class Scores:
     """Plug-in with the scores; ``VLLM_PLUGINS`` must name it."""
 
@@ -59,7 +70,7 @@ class Scores:
 
     def attach_router(self, app: FastAPI) -> None:
         """Replace vLLM's two routes."""
-        checked = [Depends(validate_json_request)]
+        checked = [Depends(validate_json_request), Depends(_check_unicode)]
         app.post("/v1/completions", dependencies=checked)(completions)
         app.post("/v1/chat/completions", dependencies=checked)(chat_completions)
 
