@@ -12,6 +12,7 @@ from family_tokenizers import APPENDED, FAMILIES, family_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
+from serving import running
 from tiny import byte_level, save_tiny, tiny_lm
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
@@ -241,3 +242,19 @@ def test_a_tokenizer_that_the_model_is_too_small_for_is_told(tmp_path):
     lm.tokenizer.add_tokens(["[A]", *(f"[{i}]" for i in range(300))])
     with fails("model", "prompt 0"):
         lm.generate(["x[299]"], max_new_tokens=1)
+
+
+def test_a_server_lists_no_padded_row_and_counts_no_marker(tmp_path):
+    tokenizer = deepcopy(byte_level())
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
+    lm = model_of(tokenizer, tmp_path, rows=24)
+    with running(lm, None) as server:
+        body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 6, "logprobs": 20, "temperature": 1.5}
+        made = server.client.completions.create(**body, seed=1)
+        ids = tokenizer(PROMPT)["input_ids"]
+        same = server.client.completions.create(**{**body, "prompt": ids[:-1]}, seed=1)
+    choice = made.choices[0]
+    assert made.usage.prompt_tokens == len(ids) - 1 and choice.text == same.choices[0].text != ""
+    names = {name for top in choice.logprobs.top_logprobs for name in top}
+    assert "None" not in names and "" not in names and len(choice.logprobs.top_logprobs[0]) == 20
