@@ -235,13 +235,14 @@ def test_holes_in_the_vocabulary_are_no_tokens_and_a_whole_one_is_left_alone(tmp
     assert torch.isfinite(lm.decoder(ids, None, positions)).all()
 
 
-def test_a_tokenizer_that_the_model_is_too_small_for_is_told(tmp_path):
-    lm = model_of(byte_level(), tmp_path)
-    lm.tokenizer = byte_level(size=500)
-    lm.tokenizer = type(lm.tokenizer)(tokenizer_object=lm.tokenizer.backend_tokenizer)
-    lm.tokenizer.add_tokens(["[A]", *(f"[{i}]" for i in range(300))])
-    with fails("model", "prompt 0"):
-        lm.generate(["x[299]"], max_new_tokens=1)
+def test_a_token_beyond_the_models_rows_is_told(tmp_path):
+    tokenizer = deepcopy(byte_level())
+    model = model_of(tokenizer, tmp_path).model
+    tokenizer.add_tokens(["[extra]"])
+    lm = CausalLM(model, tokenizer)
+    assert lm.generate(["x"], max_new_tokens=1)[0].token_ids
+    with fails("model", "prompt 0", str(len(tokenizer) - 1)):
+        lm.generate(["x[extra]"], max_new_tokens=1)
 
 
 def test_a_server_lists_no_padded_row_and_counts_no_marker(tmp_path):

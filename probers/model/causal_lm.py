@@ -32,7 +32,7 @@ from .tokens import (
     encode_prompts,
     fit_context,
     vocabulary,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -309,7 +309,8 @@ class CausalLM(LanguageModel):
         assert self.decoder.tokens is not None
         if not self.decoder.tokens.issuperset(ids):
             odd = next(token for token in ids if token not in self.decoder.tokens)
-            raise UserError(f"{what} holds the token {odd}, which its model or its tokenizer lacks", "model")
+            problem = f"{what} holds the token {odd}, which the model or its tokenizer lacks"
+            raise UserError(f"{problem}: give a model with its own tokenizer", "model")
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
         prompts, texts = list[Prompt](), list[tuple[int, ...]]()

@@ -2,7 +2,8 @@
 
 Offsets come from decoding, never from a tokenizer's space marker, so that they hold for byte-level BPE (a
 character's bytes may be spread over several tokens), SentencePiece (the first token's space is dropped
-without context) and WordPiece (the decoder puts spaces in).
+without context) and WordPiece (the decoder puts spaces in). Of a text whose letters or spaces the tokenizer's
+normaliser changes, they are those of the original.
 
 A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. The tokens
 wholly before it are kept. Callables see the text after each token, and that token is kept.
@@ -212,7 +213,7 @@ def _letters(tokenizer: Any, text: str) -> list[Letter]:
     return [(sign, start) for piece, (start, _), _ in pieces for sign, _ in letters_of(piece)]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def tell_once(tokenizer: Any, message: str) -> None:
     """Log a message about a tokenizer the first time."""
     log.warning("note: %s", message)
@@ -278,26 +279,27 @@ def encode_prompts(
     for name, text in zip(called, prompts, strict=True):
         if not text and not (start and first is not None):
             raise UserError(f"{name} is empty; there is nothing to continue")
+        _check_unicode(name, text)
     if not prompts:
         return []
     fast = bool(getattr(tokenizer, "is_fast", False))
-    for name, text in zip(called, prompts, strict=True):
-        if HALVES.search(text):
-            raise UserError(f"{name} holds half of a pair of surrogates: give valid Unicode", "bad-value")
     tokens = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
     encoded, marker = [], appended(tokenizer)
     if marker:
         tell_once(tokenizer, f"the tokenizer puts {marker_of(tokenizer)} after a text: prompts leave it out")
     for index, (name, text) in enumerate(zip(called, prompts, strict=True)):
-        ids = without_marker(tokens["input_ids"][index], marker) or (
-            () if text or first is None else (first,)
-        )
-        if not ids:
+        ids = without_marker(tokens["input_ids"][index], marker)
+        if not (ids := ids if text or ids or first is None else (first,)):
             raise UserError(f"{name} has no tokens: {text!r}")
         spans = tokens["offset_mapping"][index][: len(ids)] if fast else token_offsets(tokenizer, ids)[1]
         spans = spans if text else [(0, 0)] * len(ids)
         encoded.append(Prompt(name, text, ids, tuple((int(a), int(b)) for a, b in spans)))
     return encoded
+
+
+def _check_unicode(name: str, text: str) -> None:
+    if HALVES.search(text):
+        raise UserError(f"{name} holds half of a pair of surrogates: give valid Unicode")
 
 
 def without_marker(ids: Sequence[int], marker: Sequence[int]) -> tuple[int, ...]:
@@ -343,9 +345,7 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
         raise UserError(f"the continuation of {prompt.name} is empty; there is nothing to score")
     if not isinstance(continuation, str):
         return tuple(int(i) for i in continuation)
-    if HALVES.search(continuation):
-        problem = f"the continuation of {prompt.name} holds half of a pair of surrogates"
-        raise UserError(f"{problem}: give valid Unicode", "bad-value")
+    _check_unicode(f"the continuation of {prompt.name}", continuation)
     before, normalised = decode(tokenizer, prompt.ids), list[tuple[tuple[int, ...], str]]()
     for ids in filter(None, _continuations(tokenizer, prompt, continuation)):
         if (read := decode(tokenizer, [*prompt.ids, *ids])) == before + continuation:
