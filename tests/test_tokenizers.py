@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from refusals import fails
 from serving import running
 from tiny import byte_level, save_tiny, tiny_lm
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from probers import CausalLM
 from probers.data.texts.base import read_text, token_labels
@@ -151,6 +153,13 @@ def test_labels_of_decomposed_letters_stand_at_their_tokens():
     assert DECOMPOSED.startswith(text) and cut == offsets[: len(cut)]
 
 
+def test_a_marker_is_found_whatever_letters_the_vocabulary_has():
+    cyrillic = Tokenizer(BPE({"м": 0, "и": 1, "р": 2, "[E]": 3}, []))
+    cyrillic.post_processor = TemplateProcessing("$A [E]", special_tokens=[("[E]", 3)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=cyrillic, eos_token="[E]")
+    assert appended(tokenizer) == (3,) and encode_prompts(tokenizer, ["мир"])[0].ids == (0, 1, 2)
+
+
 def model_of(tokenizer: Any, folder: Any, *, rows: int = 0) -> CausalLM:
     """A tiny Llama with its tokenizer; with ``rows``, further ones that it likes above all tokens."""
     save_tiny("llama", folder, tokenizer=tokenizer)
@@ -240,9 +249,9 @@ def test_a_token_beyond_the_models_rows_is_told(tmp_path):
     model = model_of(tokenizer, tmp_path).model
     tokenizer.add_tokens(["[extra]"])
     lm = CausalLM(model, tokenizer)
-    assert lm.generate(["x"], max_new_tokens=1)[0].token_ids
+    assert lm.generate(["mill"], max_new_tokens=1)[0].token_ids
     with fails("model", "prompt 0", str(len(tokenizer) - 1)):
-        lm.generate(["x[extra]"], max_new_tokens=1)
+        lm.generate(["mill[extra]"], max_new_tokens=1)
 
 
 def test_a_server_lists_no_padded_row_and_counts_no_marker(tmp_path):

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -226,7 +227,7 @@ def vocabulary(tokenizer: Any) -> frozenset[int]:
 
 def appended(tokenizer: Any) -> tuple[int, ...]:
     """Find the special tokens that a tokenizer puts after every text, such as an end marker or [SEP]."""
-    for probe in ("x", "1", "."):
+    for probe in chain("x1.", (decode(tokenizer, [token]) for token in range(len(tokenizer)))):
         kinds = {"verbose": False}, {"verbose": False, "add_special_tokens": False}
         whole, bare = (tuple(tokenizer(probe, **how)["input_ids"]) for how in kinds)
         places = [i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare]
