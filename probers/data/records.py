@@ -232,19 +232,20 @@ def parse_json(text: str) -> Any:
 
 def half_in(value: Any) -> str | None:
     """Find a string with half of a pair of surrogates in JSON values, and return its place: "a[0].b"."""
-    waiting = [("", value)]
+    waiting = [("", value)] if isinstance(value, (str, Mapping, list, tuple)) else []
     while waiting:
         place, each = waiting.pop()
-        if isinstance(each, str) and HALVES.search(each):
-            return place
-        pairs: Iterable[tuple[Any, Any]] = ()
-        if isinstance(each, Mapping):
-            if any(isinstance(key, str) and HALVES.search(key) for key in each):
+        if isinstance(each, str):
+            if HALVES.search(each):
                 return place
-            pairs = ((f"{place}.{key}".removeprefix("."), part) for key, part in each.items())
-        elif isinstance(each, (list, tuple)):
-            pairs = ((f"{place}[{number}]", part) for number, part in enumerate(each))
-        waiting += reversed([*pairs])
+            continue
+        named = isinstance(each, Mapping)
+        if named and any(isinstance(key, str) and HALVES.search(key) for key in each):
+            return place
+        pairs: Iterable[tuple[Any, Any]] = each.items() if isinstance(each, Mapping) else enumerate(each)
+        for key, part in pairs:
+            if isinstance(part, (str, Mapping, list, tuple)):  # not the tokens of a long prompt
+                waiting.append((f"{place}.{key}".removeprefix(".") if named else f"{place}[{key}]", part))
     return None
 
 
