@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import secrets
 import time
 from collections import deque
@@ -279,16 +278,12 @@ class Endpoint:
             texts: list[str | list[int]] = [chat_text(tokenizer, turns, "this is a chat", **more)]
         else:
             texts = request.prompts
-        size, prompts = self._lm.model.get_input_embeddings().num_embeddings, list[Prompt]()
+        prompts = list[Prompt]()
         for number, text in enumerate(texts):
             if isinstance(text, str):
-                if re.search("[\ud800-\udfff]", text):
-                    problem = "the prompt holds half a pair of surrogates: send valid Unicode"
-                    raise ApiError(400, problem, "prompt")
                 prompts += encode_prompts(tokenizer, [text], [str(number)])
-            elif max(text) >= size:
-                raise ApiError(400, f"the token {max(text)} is not one of the model's {size}", "prompt")
             else:
+                self._lm.check_tokens(text, f"prompt {number}")
                 written, offsets = token_offsets(tokenizer, text)
                 prompts.append(Prompt(f"prompt {number}", written, tuple(text), offsets))
         return prompts

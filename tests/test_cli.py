@@ -80,6 +80,12 @@ def test_exit_codes(monkeypatch, capsys, error, code):
     assert len(lines) == 1 and lines[0].startswith("probers-datagen: ")
 
 
+@pytest.mark.parametrize("odd", ["question=\ud83d", "out=caf\udce9"])
+def test_arguments_are_unicode(capsys, odd):
+    assert exits("datagen", [odd]) == 2
+    assert "[argument]" in capsys.readouterr().err
+
+
 def test_a_run_folder_is_claimed_once(tmp_path):
     first = RunFolder(tmp_path / "a", "datagen", {"seed": 0, "out": "a", "batch_size": 4})
     assert first.claim() is False and not first.complete

@@ -20,7 +20,7 @@ from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError
 
 #: Texts that break a store or a reader which takes lines for more than they are.
-HARD = ["a\tb", 'say "x"', "one\ntwo", "\u2028 \x85 \x0b", "\ud800 lone", "\\n", "日本語", '"', "x\ry"]
+HARD = ["a\tb", "\U0001f642 lone", 'say "x"', "one\ntwo", "\u2028 \x85 \x0b", "\\n", "日本語", '"', "x\ry"]
 
 
 def jsonl(path, records):
@@ -64,7 +64,7 @@ def test_jsonl_comes_back_as_it_was(load, tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
 def test_dprs_tsv_with_quotes_tabs_and_line_breaks(load, tmp_path, suffix):
-    rows = [(str(i), f"{text} end", f'T "{i}"') for i, text in enumerate(HARD) if "\ud800" not in text]
+    rows = [(str(i), f"{text} end", f'T "{i}"') for i, text in enumerate(HARD)]
     found = load(tsv(tmp_path / f"psgs_w100.{suffix}", rows))
     assert list(found) == [Passage(name, title, text) for name, text, title in rows]
 
@@ -170,6 +170,8 @@ def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, re
         ('["x"]', "expected a JSON object"),
         ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
         ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
+        (r'{"id": 1, "text": "half \ud83d"}', "text holds half of a pair of surrogates"),
+        (r'{"id": 1, "text": "x", "title": "\udc00"}', "title holds half of a pair of surrogates"),
     ],
 )
 def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line, reason):
@@ -180,6 +182,14 @@ def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line,
     assert "line 3" in caplog.text
     with fails("bad-line", "c.jsonl line 3: ", reason):  # also after a run that skipped it
         load(path)
+
+
+def test_a_pair_of_surrogates_is_a_character_and_half_of_one_is_none(load, tmp_path):
+    (whole,) = load(jsonl(tmp_path / "c.jsonl", [r'{"id": 1, "text": "\ud83d\ude42"}']))
+    assert whole.text == "🙂"
+    for odd in ("\ud83d", {"text": "x", "title": "\ud83d"}, Passage("\ud83d", "t", "x")):
+        with fails("bad-value", "passage 2"):
+            corpus.as_passages(["good", odd])
 
 
 def test_of_repeated_ids_the_first_stays_wherever_the_others_are(load, tmp_path):

@@ -115,6 +115,7 @@ def test_a_column_of_labels_that_is_not_read_is_named():
         ([3], "bad-value"),
         ([{**row, "wrong": True} for row in sums()], "labels"),
         ("nowhere.jsonl", "no-file"),
+        ([*sums(), {"answer": "\ud83d", "wrong": True}], "bad-line"),
         (io.StringIO("a"), "bad-value"),
     ],
 )

@@ -79,7 +79,8 @@ class Texts(OfTexts, Source):
             return survey.units
         assert self.lm is not None
         first = [one.answer for one in islice(self.source.all(), _MEASURED)]
-        tokens = sum(map(len, self.lm.tokenizer(first, verbose=False)["input_ids"]))
+        read = self.lm.tokenizer(first, add_special_tokens=False, verbose=False)
+        tokens = sum(map(len, read["input_ids"]))
         return round(survey.characters * tokens / sum(map(len, first)))
 
     def units(self) -> Iterator[Text]:
@@ -116,7 +117,7 @@ class Texts(OfTexts, Source):
         name = f"of {self.source.file} {one.where}"
         prompt = one.prompt_for(lm.tokenizer, self.source.file, self.prompt)
         tokens = encode_answer(lm.tokenizer, prompt, one.answer, name)
-        return ScoreRequest(prompt, tokens[: self.max_tokens], name)
+        return ScoreRequest(prompt, tokens[: self.max_tokens], name, one.answer)
 
     def _leave_out(self, one: Text, why: str, examples: Examples) -> None:
         for name, _ in self.marked.marks(one, one.id):

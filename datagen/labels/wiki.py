@@ -299,13 +299,13 @@ class Articles(ReadsArticles, OfWiki, Source):
             prompt = self._prompt(cut)
             try:
                 (encoded,) = encode_prompts(lm.tokenizer, [prompt], [cut.id])
-                tokens = encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
+                encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
             except UserError as error:
                 examples.leave_out(cut.id + _UNTOUCHED, f"unreadable: {error}", gold=cut.entity.text)
                 continue
             readable.append(cut)
             prompts.append(prompt)
-            texts.append(tokens)
+            texts.append(cut.between + cut.entity.text)
         read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in readable]) if readable else []
         for cut, generation in zip(readable, read, strict=True):
             if generation.stop == "skipped":  # the entity exceeds the tokens asked for

@@ -18,7 +18,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..files import digest
-from ..types import STEERING, ProbersError, UserError
+from ..types import HALVES, STEERING, ProbersError, UserError
 from .compose import (
     COMMANDS,
     check_world,
@@ -104,6 +104,9 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if odd := [each for each in arguments if HALVES.search(each)]:
+            message = f"{odd[0]!r} holds bytes that are not UTF-8, or half of a pair of surrogates"
+            raise UserError(f"{message}: give valid Unicode", "argument")
         with console():
             code = _main(command, arguments)
     except KeyboardInterrupt:

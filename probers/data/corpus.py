@@ -13,7 +13,7 @@ import json
 import os
 from array import array
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,7 +25,7 @@ from ..files import cache_folder, digest, given_file
 from ..types import Passage, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
-from .records import BadLine, as_rows, bad_line, check_bad_line
+from .records import BadLine, as_rows, bad_line, check_bad_line, half_in
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
@@ -97,9 +97,7 @@ def as_passages(rows: Rows) -> Sequence[Passage]:
 
 
 def _passage(row: Any, number: int) -> Passage:
-    if isinstance(row, Passage):
-        return row
-    fields = {"text": row} if isinstance(row, str) else row
+    fields = asdict(row) if isinstance(row, Passage) else {"text": row} if isinstance(row, str) else row
     if not isinstance(fields, Mapping):
         message = f"passage {number} is {row!r:.80}"
         raise UserError(f"{message}: give a text, or a dictionary with text", "bad-value")
@@ -107,6 +105,11 @@ def _passage(row: Any, number: int) -> Passage:
         near = difflib.get_close_matches("text", [str(name) for name in fields], n=1, cutoff=0.5)
         hint = f": rename {near[0]!r}" if near else f", only {', '.join(map(repr, fields)) or 'nothing'}"
         raise UserError(f"passage {number} has no 'text'{hint}", "missing-value")
+    if (place := half_in(fields)) is not None:
+        message = f"passage {number}: {place or 'a name'} holds half of a pair of surrogates"
+        raise UserError(f"{message}: give valid Unicode", "bad-value")
+    if isinstance(row, Passage):
+        return row
     for name in ("text", "title"):
         if not isinstance(value := fields.get(name, ""), str):
             raise UserError(f"passage {number}: {name}={value!r:.80} must be a string", "bad-value")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,16 @@ from typing import Any
 from ..checksums import draw_key
 from ..types import Passage, UserError, count
 from ..words.text import detokenise_sentences
-from .records import BadLine, bad_line, check_object, check_strings, open_text, table_rows, what_is_wrong
+from .records import (
+    BadLine,
+    bad_line,
+    check_object,
+    check_strings,
+    open_text,
+    parse_json,
+    table_rows,
+    what_is_wrong,
+)
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +119,7 @@ def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                record = json.loads(line.lstrip("\ufeff"))  # a mark before each of several joined files
+                record = parse_json(line.lstrip("\ufeff"))  # a mark before each of several joined files
             except (ValueError, RecursionError) as error:
                 bad.add(number, what_is_wrong(error))
             else:

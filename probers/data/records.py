@@ -10,7 +10,7 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 
 from ..files import DEEP
 from ..options import shown
-from ..types import RunError, UserError, first_line
+from ..types import HALVES, RunError, UserError, first_line
 
 #: Policy for a malformed line: stop at it, or leave it out and count it.
 BadLine = Literal["error", "skip"]
@@ -178,7 +178,7 @@ _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 #: Columns of MS MARCO's files that are read; any column may come first.
 _COLUMNS = ("query_id", "query", "answers", "passages")
 _OTHERS = ("query_type", "wellFormedAnswers")
-_HALF = "malformed JSON (a string that is not UTF-8 text, such as half of a pair of surrogates)"
+_HALF = "half of a pair of surrogates, which is no Unicode"
 #: Place of the records in a file that is an object of columns, each an object of cells by row.
 _BY_COLUMN = "*"
 
@@ -202,7 +202,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     if item is None:
         for number, line in read_lines(path):
             try:
-                yield Row(f"line {number}", _read_json(line))
+                yield Row(f"line {number}", parse_json(line))
             except (ValueError, RecursionError) as error:
                 hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
                 yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
@@ -213,7 +213,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             for number, record in enumerate(_parsed(files, path, item, by_id), 1):
                 yield Row(f"record {number}", {"id": record[0], **record[1]} if by_id else record)
         except UnicodeDecodeError:
-            yield Row(f"record {number + 1}", None, _HALF, True)
+            yield Row(f"record {number + 1}", None, f"malformed JSON (a string holds {_HALF})", True)
         except ijson.JSONError as error:
             cause = error.args[0]  # bytes, if the C library raised it
             text = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(error)
@@ -222,15 +222,37 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             yield Row(f"record {number + 1}", None, problem, True)
 
 
-def _read_json(line: str) -> Any:
-    """Parse a line of JSON (ValueError: malformed, or with what neither a file nor tokens can hold)."""
-    record = json.loads(line)
-    if "\\u" in line:
-        try:
-            json.dumps(record, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(_HALF) from error
+def parse_json(text: str) -> Any:
+    """Parse JSON (ValueError: malformed, or with what neither a file nor tokens can hold)."""
+    record = json.loads(text)
+    if "\\u" in text:
+        check_unicode(record)
     return record
+
+
+def half_in(value: Any) -> str | None:
+    """Find a string with half of a pair of surrogates in JSON values, and return its place: "a[0].b"."""
+    waiting = [("", value)] if isinstance(value, (str, Mapping, list, tuple)) else []
+    while waiting:
+        place, each = waiting.pop()
+        if isinstance(each, str):
+            if HALVES.search(each):
+                return place
+            continue
+        named = isinstance(each, Mapping)
+        if named and any(isinstance(key, str) and HALVES.search(key) for key in each):
+            return place
+        pairs: Iterable[tuple[Any, Any]] = each.items() if isinstance(each, Mapping) else enumerate(each)
+        for key, part in pairs:
+            if isinstance(part, (str, Mapping, list, tuple)):  # not the tokens of a long prompt
+                waiting.append((f"{place}.{key}".removeprefix(".") if named else f"{place}[{key}]", part))
+    return None
+
+
+def check_unicode(value: Any) -> None:
+    """Refuse strings in JSON values that neither a file nor tokens can hold (ValueError)."""
+    if (place := half_in(value)) is not None:
+        raise ValueError(f"{place or 'a string'} holds {_HALF}")
 
 
 def _parsed(files: ExitStack, path: Path, item: str, by_id: bool) -> Iterator[Any]:

@@ -25,7 +25,17 @@ from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreReq
 from .loading import Loading, context_length, fingerprint, load, model_source
 from .pooling import PER_TOKEN
 from .recorder import tapped
-from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
+from .tokens import (
+    Prompt,
+    Stop,
+    Stops,
+    TooLong,
+    appended,
+    encode_continuation,
+    encode_prompts,
+    fit_context,
+    vocabulary,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,6 +76,8 @@ class CausalLM(LanguageModel):
         self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
         self.decoder = Decoder(model, use_cache=use_cache)
         self.decoder.check()
+        rows = range(model.get_input_embeddings().num_embeddings)
+        self.decoder.tokens = frozenset(t for t in vocabulary(tokenizer) | self._eos if t in rows)
         self.num_layers = len(decoder_layers(model))
         self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
@@ -302,7 +314,7 @@ class CausalLM(LanguageModel):
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
         return Stops.of(self._eos, stop)
 
-    @cached_property
+    @property
     def _eos(self) -> frozenset[int]:
         declared = getattr(self.model.generation_config, "eos_token_id", None)
         listed = declared if isinstance(declared, list) else [declared]
@@ -326,19 +338,35 @@ class CausalLM(LanguageModel):
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         if self.context is None or not prompts:
             return [True] * len(prompts)
-        ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
-        return [len(tokens) + n <= self.context for tokens, n in zip(ids, more, strict=True)]
+        ids, marker = self.tokenizer(list(prompts), verbose=False)["input_ids"], len(appended(self.tokenizer))
+        return [len(tokens) - marker + n <= self.context for tokens, n in zip(ids, more, strict=True)]
 
     def _encode(
         self, requests: Sequence[GenerationRequest | ScoreRequest], *, start: bool = False
     ) -> list[Prompt]:
         names = [request.name or str(place) for place, request in enumerate(requests)]
-        return encode_prompts(self.tokenizer, [request.prompt for request in requests], names, start=start)
+        prompts = [request.prompt for request in requests]
+        encoded = encode_prompts(self.tokenizer, prompts, names, start=start)
+        for prompt in encoded:
+            self.check_tokens(prompt.ids, prompt.name)
+        return encoded
+
+    def check_tokens(self, ids: Sequence[int], what: str) -> None:
+        """Refuse tokens that model and tokenizer do not both have (UserError); ``what`` holds them."""
+        assert self.decoder.tokens is not None
+        if not self.decoder.tokens.issuperset(ids):
+            odd = next(token for token in ids if token not in self.decoder.tokens)
+            problem = f"{what} holds the token {odd}, which the model or its tokenizer lacks"
+            raise UserError(f"{problem}: give a model with its own tokenizer", "model")
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
-        encoded = self._encode(requests, start=True)
-        texts = zip(encoded, (request.continuation for request in requests), strict=True)
-        return encoded, [encode_continuation(self.tokenizer, *pair) for pair in texts]
+        prompts, texts = list[Prompt](), list[tuple[int, ...]]()
+        for prompt, request in zip(self._encode(requests, start=True), requests, strict=True):
+            given = request.continuation
+            texts.append(encode_continuation(self.tokenizer, prompt, given))
+            self.check_tokens(texts[-1], f"the continuation of {prompt.name}")
+            prompts.append(replace(prompt, source=given if isinstance(given, str) else request.source))
+        return prompts, texts
 
     def _fit(
         self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]

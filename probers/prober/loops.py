@@ -33,6 +33,7 @@ from ..model.forward import Decoder
 from ..model.hidden_states import broken_state, check_needs, tap_of
 from ..model.loading import check_capped, fingerprint
 from ..model.pooling import all_finite, token_vectors
+from ..model.tokens import appended, marker_of, tell_once
 from ..store.spec import ModelSpec
 from ..types import RunError, UserError
 from .token_scores import GrowingHeads, GrowingVectors, Scorer, check_growing, extend
@@ -238,6 +239,7 @@ class GenerationWatcher(ExitStack):
         self.cache: Any = None
         self._per, self._keep_cache = per, keep_cache
         self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
+        self._marker = () if tokenizer is None else appended(tokenizer)
         self._names = list(inspect.signature(model.forward).parameters)
         self._tap = tap_of(model, bank.spec.feature)
 
@@ -262,6 +264,7 @@ class GenerationWatcher(ExitStack):
         if past == 0 or self.batch is None:
             prompt = inputs.new_zeros((rows, 0), dtype=torch.long) if ids is None else ids.detach()
             self.batch = WatchedBatch(self.bank, self._per, self._special, rows, length, prompt)
+            self._note_marker(prompt)
             if past:
                 self.batch.refuse(_UNREADABLE)
             elif getattr(cache, "layers", None) and getattr(cache, "is_compileable", False):
@@ -273,6 +276,15 @@ class GenerationWatcher(ExitStack):
                 self._tap.read_last(1)
             else:
                 self.batch.refuse(_UNREADABLE)
+
+    def _note_marker(self, prompt: Tensor) -> None:
+        """Say that prompts (rows, columns) end with what their tokenizer puts after a text."""
+        marker = torch.tensor(self._marker, device=prompt.device)
+        ends = prompt[:, prompt.shape[1] - len(marker) :]
+        if len(marker) and ends.shape[1] == len(marker) and bool((ends == marker).all(dim=1).any()):
+            what = f"the tokenizer puts {marker_of(self.tokenizer)} after a prompt"
+            remedy = f"generate from its ids without the last {len(marker)}, or the model begins another text"
+            tell_once(self.tokenizer, f"{what}: {remedy}")
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         batch, given = self.batch, dict(zip(self._names, args, strict=False)) | kwargs

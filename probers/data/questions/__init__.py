@@ -10,7 +10,7 @@ import difflib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from ..records import (
     as_rows,
     check_bad_line,
     check_object,
+    check_unicode,
     what_is_wrong,
 )
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
@@ -236,6 +237,7 @@ class _Reading:
             else:
                 question, layout_name = self.source.read(record)
             check_names(question)
+            check_unicode(asdict(question))
             if question.id in self._seen:
                 reason = f"the id {question.id!r} is already on {self._seen[question.id]}"
                 raise ValueError(reason) if self.source.whole else UnusableError(f"repeated id: {reason}")

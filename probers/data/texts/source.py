@@ -15,7 +15,7 @@ from ...checksums import draw_key
 from ...checksums import inputs as content_of
 from ...files import digest, given_file
 from ...types import SPLITS, Outside, Unit, UserError, count
-from ..records import BadLine, LeftOut, Row, hub_splits, what_is_wrong
+from ..records import BadLine, LeftOut, Row, check_unicode, hub_splits, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits
 from .base import SPLIT_NAMES, Text, read_text
@@ -115,6 +115,8 @@ class TextSource:
             try:
                 if row.problem:
                     raise ValueError(row.problem)
+                if self._records is not None:  # files are checked by their readers
+                    check_unicode(row.record)
                 if format_ is None:
                     format_ = format_of(row.record, self._spec)
                 if format_ == "ragtruth" and not place.sources:
