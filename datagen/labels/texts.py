@@ -127,4 +127,4 @@ class Texts(OfTexts, Source):
         survey = self.source.survey(self.example_unit)
         figures, line = self.marked.summarise(store, survey.texts)
         figures["lines_left_out"] = dict(self.source.left_out.counts)
-        return figures, [line, *survey.notes, *self.source.left_out.lines()]
+        return figures, [line, *survey.notes, *self.source.lines()]
