@@ -25,7 +25,7 @@ from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
 from probers.options import check_options
-from probers.prompts import AUTO, PromptTemplate, form_with
+from probers.prompts import AUTO, PromptTemplate, form_name
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
@@ -150,12 +150,13 @@ def make(
     specs = [
         FeatureSpec(
             lm.spec, feature.layers, vector_width(feature, lm.model), site=feature.site, pool=feature.pool,
-            position=source.position, dtype=options.dtype, prompt=source.prompt.fingerprint,
+            position=source.position, dtype=options.dtype, prompt=source.rendered,
         )
         for feature in features
     ]  # fmt: skip
     store = FeatureStore.create(folder, specs, config=config)
-    log.info("%s -> %s (model=%s, prompt=%s)", source.name, folder, lm.spec.id, source.prompt.name)
+    form = source.prompt.name if source.rendered == source.prompt.fingerprint else form_name(source.rendered)
+    log.info("%s -> %s (model=%s, prompt=%s)", source.name, folder, lm.spec.id, form)
     if (rows := source.rows()) is not None:
         size = rows * sum(len(spec.layers) * spec.vector_bytes for spec in specs)
         unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
@@ -253,7 +254,9 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     store.finish(figures | {"audit": audited.figures})
     page = folder.path / "sample.html"
     about = {"Model": str(store.spec.model), "Source": settings.source}
-    prompt = settings.prompt.name if settings.prompt.name != AUTO else form_with(store.spec.prompt).name
+    prompt = form_name(store.spec.prompt).removeprefix("prompt=")
+    if source.rendered == source.prompt.fingerprint and settings.prompt.name != AUTO:
+        prompt = settings.prompt.name
     about |= {"Prompt": prompt, "Labels": lines[0]}
     write_text(page, source.page(store, about, settings.seed))
     folder.finish({"model": settings.model.name, "source": settings.source, **figures})

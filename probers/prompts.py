@@ -285,6 +285,18 @@ def form_with(fingerprint: str | None) -> PromptTemplate:
     return next((form for form in forms if form.fingerprint == fingerprint), AUTO_PROMPT)
 
 
+#: In place of a fingerprint: prompts as they stand in texts, and messages in texts, by the chat template.
+AS_GIVEN, MESSAGES = "", "messages"
+
+
+def form_name(fingerprint: str) -> str:
+    """Describe the form of prompts that features were made with, for messages."""
+    given = {AS_GIVEN: "prompts as they stand in the texts", MESSAGES: "messages of chats in the texts"}
+    known = form_with(fingerprint)
+    other = f"another form of prompts ({fingerprint})"
+    return given.get(fingerprint) or (f"prompt={known.name}" if known is not AUTO_PROMPT else other)
+
+
 def _form_for(tokenizer: Any) -> PromptTemplate:
     if of_testbed(tokenizer):
         return TESTBED_PROMPT

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers.data.corpus import search
 from probers.evaluation.answers import final_answer
 from probers.model.kv_cache import PrefixCache
 from probers.model.tokens import SentenceEnd, Stop
@@ -196,7 +197,7 @@ class _Rounds:
         if not searches:
             return
         rag, cue = self._rag, self._rag.prompt.answer_cue
-        results = rag.retriever.search([query for _, query in searches], rag.k)
+        results = search(rag.retriever, [query for _, query in searches], rag.k)
         shown = passages_that_fit(
             rag.lm.fits, rag.prompt,
             [

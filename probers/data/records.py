@@ -10,14 +10,14 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
 
-from ..files import DEEP
+from ..files import DEEP, given_file
 from ..options import shown
 from ..types import RunError, UserError, first_line
 
@@ -186,13 +186,21 @@ _BY_COLUMN = "*"
 def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     """Yield the records of a file (``.gz`` too); memory does not grow with their number.
 
-    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`). A file that begins with ``[`` is one array,
+    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`), ``.parquet`` and folders of ``save_to_disk`` are
+    read by their libraries. A file that begins with ``[`` is one array,
     TriviaQA's and SQuAD's are an object around one, MS MARCO's is an object of columns, and any other holds
     JSON lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError if it
     is not UTF-8 text, or damaged while compressed.
     """
     import ijson
 
+    if is_saved(path):
+        for _, rows in saved_splits(path):
+            yield from rows
+        return
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
     if (ending := Path(path.name.removesuffix(".gz")).suffix) in (".tsv", ".csv"):
         with open_text(path, "") as (lines, _):
             for first, record, problem in table_rows(lines, "\t" if ending == ".tsv" else ","):
@@ -220,6 +228,59 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             reason = text.strip().splitlines()[0]
             problem = "the file is truncated" if "premature EOF" in reason else f"malformed JSON ({reason})"
             yield Row(f"record {number + 1}", None, problem, True)
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH):
+                for number, record in enumerate(batch.to_pylist(), number + 1):  # noqa: B020 (counts on)
+                    yield Row(f"row {number}", _as_json(record))
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as Parquet: {first_line(error)}", "damaged") from error
+
+
+#: Rows of a Parquet file in memory at a time.
+_BATCH = 1000
+#: Files that tell a folder of ``save_to_disk``: of a dataset, and of one with splits.
+_SAVED = ("state.json", "dataset_dict.json")
+
+
+def is_saved(path: Path) -> bool:
+    """Tell whether a path is a folder that ``save_to_disk`` of datasets wrote."""
+    return any((path / name).is_file() for name in _SAVED)
+
+
+def saved_splits(path: Path) -> Iterator[tuple[str, Iterator[Row]]]:
+    """Open the rows of each split of a folder of ``save_to_disk``; the name of a lone one is ""."""
+    import datasets
+
+    try:
+        data: Any = datasets.load_from_disk(str(path))
+    except Exception as error:  # the library raises many kinds of errors for a damaged folder
+        message = f"{path} cannot be read as a folder of save_to_disk: {first_line(error)[:300]}"
+        raise UserError(message, "damaged") from error
+    for name, split in data.items() if isinstance(data, Mapping) else [("", data)]:
+        at = f"{name} row" if name else "row"
+        yield name, (Row(f"{at} {number}", _as_json(record)) for number, record in enumerate(split, 1))
+
+
+def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Write dates of a row as text, as JSON has them."""
+    return {name: v.isoformat() if hasattr(v, "isoformat") else v for name, v in record.items()}
+
+
+def given_records(option: str, path: str | Path, give: str) -> Path:
+    """Return the path of a file with records, or of a folder of ``save_to_disk`` (UserError: neither)."""
+    if is_saved(Path(path)):
+        return Path(path)
+    if Path(path).is_dir():
+        give = f"{give}, one of the folder's files, or a folder that save_to_disk wrote"
+    return given_file(option, path, give)
 
 
 def _read_json(line: str) -> Any:
@@ -279,6 +340,15 @@ def _place(path: Path) -> str | None:
         except (ijson.JSONError, UnicodeDecodeError, StopIteration):
             pass  # the reader proper reports what is wrong, and where
     return None
+
+
+def is_lines(path: Path) -> bool:
+    """Tell whether a file of passages holds JSON lines, and is neither a table, Parquet nor an array."""
+    table = path.name.removesuffix(".gz").endswith((".tsv", ".csv", ".parquet"))
+    if table or is_saved(path):
+        return False
+    with open_text(path) as (lines, _):
+        return not lines.read(1000).lstrip("\ufeff \r\n\t").startswith("[")
 
 
 @contextmanager

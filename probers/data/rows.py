@@ -39,12 +39,16 @@ FIELDS: dict[str, tuple[str, ...]] = {
 _OPPOSITE = ("correct", "is_correct", "right", "truthful", "factual", "supported", "faithful")
 
 
-def records_of(rows: Any) -> list[dict[str, Any]]:
+def records_of(
+    rows: Any, field: str | None = "answer", needs: Sequence[str] = ("prompt", "answer", "wrong")
+) -> list[dict[str, Any]]:
     """Turn rows into plain records, in their order; cells without a value are None.
 
     Args:
         rows: a DataFrame of pandas, a ``datasets.Dataset``, a mapping of columns of equal length or of one
-            row, or an iterable of mappings or of answers, which is read once.
+            row, or an iterable of mappings or of texts, which is read once.
+        field: what a text alone is; None if it makes no row.
+        needs: fields of a row, for messages.
 
     Raises:
         UserError: no rows, or something else.
@@ -60,15 +64,17 @@ def records_of(rows: Any) -> list[dict[str, Any]]:
         raise UserError(f"rows must be a table or a list of dictionaries, found {type(rows).__name__}")
     records = []
     for number, row in enumerate(rows, 1):
-        row = {"answer": row} if isinstance(row, str) else row
+        row = {field: row} if isinstance(row, str) and field else row
         if not isinstance(row, Mapping):
-            message = f"row {number} must be a dictionary with answer and wrong, found {shown(row)}"
-            raise UserError(f"{message}: give [{{'prompt': .., 'answer': .., 'wrong': ..}}, ..]")
+            message = (
+                f"row {number} must be a dictionary with {needs[-2]} and {needs[-1]}, found {shown(row)}"
+            )
+            layout = ", ".join(f"{name!r}: .." for name in needs)
+            raise UserError(f"{message}: give [{{{layout}}}, ..]")
         records.append({str(name): _plain(value) for name, value in row.items()})
     if not records:
-        raise UserError(
-            "there are no rows: give texts with answer and wrong (a generator is read once)", "empty"
-        )
+        fields = f"{needs[-2]} and {needs[-1]}"
+        raise UserError(f"there are no rows: give some with {fields} (a generator is read once)", "empty")
     return records
 
 

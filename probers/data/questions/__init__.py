@@ -24,7 +24,6 @@ from ..records import (
     LeftOut,
     Row,
     UnusableError,
-    as_rows,
     check_bad_line,
     check_object,
     what_is_wrong,
@@ -277,7 +276,7 @@ def make_source(source: Any, **options: Any) -> QuestionSource:
     if isinstance(source, Path):
         source, options = "file", {**options, "path": str(source)}
     elif not isinstance(source, (str, QuestionSource)):
-        source = Given(given=tuple(as_rows(source)))
+        source = Given.of(source)
     if isinstance(source, str) and source not in PARTS["questions"]:
         if options.get("path") is not None or not (Path(source).suffix or Path(source).exists()):
             near = difflib.get_close_matches(source, PARTS["questions"], n=1)

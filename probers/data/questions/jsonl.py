@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from ...files import given_file
 from ...types import Passage, Question, UserError
-from ..records import Row
+from ..records import Row, given_records
+from ..rows import records_of
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .values import Record, accepted, flag, identifier, optional, records, strings, text
 
@@ -65,7 +65,7 @@ class JSONL(QuestionSource):
             message = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
             raise UserError(message, "missing-value")
         if self.path is not None:
-            given_file("questions", self.path, "a JSONL file or a dataset's name")
+            given_records("questions", self.path, "a JSONL file or a dataset's name")
         yield from self._checked(super().rows())
 
     def _checked(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -120,6 +120,13 @@ class Given(JSONL):
 
     name: ClassVar[str] = "given"
 
+    @classmethod
+    def of(cls, rows: Any) -> Given:
+        """Take rows of :func:`probers.data.rows.records_of`, or ``Question`` objects (UserError: neither)."""
+        if isinstance(rows, (list, tuple)) and any(isinstance(row, Question) for row in rows):
+            return cls(given=tuple(rows))
+        return cls(given=tuple(records_of(rows, "question", ("id", "question", "answers"))))
+
     @property
     def spec(self) -> str:
         return "questions=[..]"
@@ -145,6 +152,7 @@ class Given(JSONL):
         if not isinstance(record, Mapping):
             remedy = "give a text, a dictionary with question and answers, or a Question"
             raise UserError(f"{where} is {given!r:.80}: {remedy}", "bad-value")
+        record = {name: value for name, value in record.items() if value is not None}
         record = {"id": str(number), **record}
         return Row(where, record, self.mismatch(record) or "")
 

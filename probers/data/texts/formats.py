@@ -38,7 +38,7 @@ _UNVERIFIED: dict[str, bool | None] = {"insufficient information": True, "none":
 
 @dataclass(frozen=True)
 class Place:
-    """Context of a record: its file, the sources beside RAGTruth's responses, and counts of dropped labels."""
+    """Context of a record: its file, sources beside RAGTruth's responses, and counts of dropped labels."""
 
     path: Path
     sources: Mapping[str, Record] = field(default_factory=dict)
@@ -334,7 +334,7 @@ def lines_of(format_: str, record: Any, place: Place) -> Iterable[Line]:
 def rows_of(path: Path) -> Iterator[Row]:
     """Records of a file: a table by its name, one JSON object by id (HELM), an array, or JSON lines."""
     if not path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
-        yield from file_rows(path, by_id=_is_object(path))
+        yield from file_rows(path, by_id=path.suffix != ".parquet" and _is_object(path))
         return
     for row in file_rows(path):  # an empty cell is null
         yield row._replace(record=row.record and {name: cell or None for name, cell in row.record.items()})

@@ -13,9 +13,20 @@ from typing import Any, Literal
 
 from ...checksums import draw_key
 from ...checksums import inputs as content_of
-from ...files import digest, given_file
+from ...files import digest
+from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
-from ..records import BadLine, LeftOut, Row, UnusableError, hub_splits, what_is_wrong
+from ..records import (
+    BadLine,
+    LeftOut,
+    Row,
+    UnusableError,
+    given_records,
+    hub_splits,
+    is_saved,
+    saved_splits,
+    what_is_wrong,
+)
 from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits
 from .base import SPLIT_NAMES, Text, read_text
@@ -67,7 +78,7 @@ class TextSource:
             told = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
             raise UserError(told, "missing-value")
         if not self._spec.startswith("hf:"):
-            given_file("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
+            given_records("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
 
     @property
     def _spec(self) -> str:
@@ -100,14 +111,19 @@ class TextSource:
         if self._records is not None:
             yield from (Row(f"row {number}", record) for number, record in enumerate(self._records, 1))
             return
-        if not self._spec.startswith("hf:"):
+        if self._spec.startswith("hf:"):
+            splits = hub_splits(self._spec, "texts")
+        elif is_saved(Path(self._spec)):
+            splits = saved_splits(Path(self._spec))
+        else:
             yield from rows_of(Path(self._spec))
             return
-        for split, rows in hub_splits(self._spec, "texts"):
+        for split, rows in splits:
             side = {"split": split} if split in SPLIT_NAMES else {}
             for row in rows:
                 own = row.record if row.problem else side | row.record
-                yield row._replace(where=f"{split} {row.where}", record=own)
+                where = row.where if row.where.startswith(split) else f"{split} {row.where}"
+                yield row._replace(where=where, record=own)
 
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Read every text with its place, or the reason why a line holds none."""
@@ -205,6 +221,7 @@ class TextSource:
         return self._surveys[unit]
 
     def _read_through(self, unit: Unit) -> Survey:
+        forms = Counter[str]()
         found, texts = _Found(), dict[int, tuple[int, int, str]]()
         labels: Counter[bool] = Counter()
         unread: dict[str, None] = {}
@@ -226,6 +243,7 @@ class TextSource:
             if where == one.where:
                 labels.update(judged)
                 found.glued += glued(one)
+                forms["passages" if one.passages else MESSAGES if one.messages else AS_GIVEN] += 1
                 found.add(key, side, len(judged), len(one.answer))
             else:
                 found.add(key, _REPEATED, 0, 0)
@@ -254,7 +272,8 @@ class TextSource:
         ignored = [
             f"column {name} is not read: name the column of labels by wrong={name!r}" for name in unread
         ]
-        return replace(survey, notes=(*survey.notes, *ignored))
+        form = "passages" if forms["passages"] else AS_GIVEN if forms[AS_GIVEN] else MESSAGES
+        return replace(survey, form=form, notes=(*survey.notes, *ignored))
 
     def _drawn(self, found: _Found) -> Survey:
         """Draw whole groups and deal them to splits."""
@@ -344,7 +363,7 @@ _ENDS, _SPACELESS = ".,:;?!)]", "\u2e80"
 #: What a reading mended or noticed: a noun that is counted, and what happened to it.
 _MOVED = (
     "label",
-    "moved to the only place of its text, since start and end contradict it (do they count bytes, or UTF-16?)",
+    "moved to the only place of its text, as start and end contradict it (do they count bytes or UTF-16?)",
 )
 _REPEATED_ID = ("id", "given twice in the file: the line was added to it")
 #: In place of the split of a text that stands in the file before.
@@ -374,7 +393,7 @@ class Survey:
     """Result of the first reading: the split of each usable text, -1 for one that is not drawn.
 
     ``texts``, ``units`` with a label and ``characters`` count what is drawn; ``notes`` say how splits were
-    made.
+    made. ``form`` is "passages" if the prompt template shows some, else the form in which prompts stand.
     """
 
     sides: array[int]
@@ -382,6 +401,7 @@ class Survey:
     units: int
     characters: int
     notes: tuple[str, ...]
+    form: str = AS_GIVEN
 
     def split_of(self, place: int) -> str | None:
         """Look up the split of the ``place``-th usable text; None if it was not drawn."""
