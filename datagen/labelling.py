@@ -20,6 +20,7 @@ from probers.cli.merge import PartRuns
 from probers.cli.runs import RunFolder, identity, taking_back
 from probers.cli.settings import plain
 from probers.data.articles.base import Wikipedia
+from probers.data.rows import nearest
 from probers.data.splits import Partition
 from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
@@ -33,7 +34,7 @@ from probers.types import BESIDE, Feature, Needs, RunError, UserError
 
 from .audit import audit
 from .labels.base import JOURNAL, VECTORS, Source
-from .settings import Datagen, Options, source_class
+from .settings import SOURCES, Datagen, Options, source_class
 from .writer import LabelledParts, balance, fill, quotas_of
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ def label(
     given: dict[str, Any] = {"layers": layers, "site": site, "pool": pool, **options}
     known = [f.name for f in fields(Options) if f.name not in ("_record", "engine")]
     if unknown := sorted(given.keys() - set(known)):
-        message = f"label has no option {unknown[0]!r}: its options are {', '.join(known)}"
+        message = f"label has no option {unknown[0]!r}{nearest(unknown[0], known)}"
+        message = f"{message}: its options are {', '.join(known)}"
         raise UserError(f"{message}; those of a source are given to the source", "unknown-key")
     components: dict[str, Any] = {n: _component(n, given[n]) for n in ("prompt", "matcher") if n in given}
     check_options(Options, {name: value for name, value in given.items() if name not in components})
@@ -79,6 +81,11 @@ def label(
     if not isinstance(source, Source):
         message = f"label takes a source, found {type(source).__name__}"
         raise UserError(f"{message}: Texts(rows), Questions(..), Articles(..) or Prompts(..)")
+    kind = SOURCES.get(source.name)
+    foreign = [name for name in ("matcher", "max_new_tokens") if name in options]
+    if foreign and kind is not None and foreign[0] not in kind.common:
+        message = f"{foreign[0]} does nothing with {type(source).__name__}, whose texts exist already"
+        raise UserError(f"{message}: leave it out", "conflict")
     read = source.plan(chosen)
     quotas_of(source)
     record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}
@@ -119,7 +126,7 @@ def _record(lm: CausalLM, source: Source, options: Options) -> dict[str, Any]:
         names = [f.name for f in fields(part) if f.init and not f.name.startswith("_")]  # type: ignore[arg-type]
         record |= {name: _plain(getattr(part, name)) for name in names}
     if "texts" in record:  # as the command records them
-        rest = {name: record.pop(name) for name in ("format", "outside") if name in record}
+        rest = {name: record.pop(name) for name in ("format", "columns", "outside") if name in record}
         record["texts"] = {"path": record["texts"], **rest}
     return record
 

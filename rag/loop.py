@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.data.corpus import search
+from probers.data.rows import check_keywords
 from probers.evaluation.answers import final_answer
 from probers.model.kv_cache import PrefixCache
 from probers.model.tokens import SentenceEnd, Stop
@@ -262,6 +263,11 @@ class RAG:
     max_retrievals: int = 3
     answer_tokens: int = 16
     draft: int = 8
+
+    def __new__(cls, *given: Any, **options: Any) -> RAG:
+        """Refuse an unknown option by name (UserError)."""
+        check_keywords(cls, options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refusals import fails
 from tiny import byte_level, sentence_piece, word_piece
 
-from probers.data.records import Row
+from probers.data.tables import Row
 from probers.data.texts import TextSource, token_labels
 from probers.data.texts.base import read_text, truth
 from probers.model.tokens import token_offsets

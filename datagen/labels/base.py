@@ -14,7 +14,7 @@ from probers.cli.components import Component
 from probers.cli.settings import TextFile, plain
 from probers.data import load_corpus
 from probers.data.articles import ArticleSource, Rules, open_articles
-from probers.data.rows import records_of
+from probers.data.rows import FIELDS, check_keywords, records_of
 from probers.data.topics import Topic
 from probers.files import digest
 from probers.model.causal_lm import CausalLM
@@ -91,6 +91,15 @@ class Source(ABC):
     folder: Path
     prompt: PromptTemplate
     items: int
+
+    def __new__(cls, *given: Any, **options: Any) -> Source:
+        """Refuse an unknown option by name, a column with the way to give it (UserError)."""
+        for name in options.keys() & FIELDS.keys():
+            if "columns" in cls.__dataclass_fields__ and name not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+                message = f"{cls.__name__} has no option {name!r}: name the column of a field by"
+                raise UserError(f"{message} columns={{{name!r}: {options[name]!r}}}", "unknown-key")
+        check_keywords(cls, options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, hint in field_types(type(self)).items():

@@ -210,7 +210,8 @@ class Articles(ReadsArticles, OfWiki, Source):
     @property
     def _tries_vectors(self) -> bool:
         """Tell whether word vectors are trained if there are enough articles."""
-        return self.options.matcher.options["vectors"] == _AUTO and self.articles != "testbed"
+        testbed = isinstance(self.articles, str) and self.articles == "testbed"
+        return self.options.matcher.options["vectors"] == _AUTO and not testbed
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         """Train word vectors on the articles, unless those of an earlier run are in the folder."""

@@ -160,7 +160,10 @@ def load_corpus(
         from ..testbed import assets
 
         return assets.load_corpus()
-    path = given_records("corpus", source, "'testbed' or the path of a JSONL, TSV, CSV or Parquet file")
+    give = "'testbed' or the path of a JSONL, TSV, CSV or Parquet file"
+    if len(str(source).split()) > 1:
+        give = f"{give}; passages themselves are given as a list, [text, ..]"
+    path = given_records("corpus", source, give)
     cache = Path(cache or cache_folder("corpus"))
     check_bad_line(on_bad_line)
     request = _Request(path, on_bad_line, passage_words)

@@ -22,9 +22,9 @@ from .records import (
     file_rows,
     is_lines,
     open_text,
-    table_rows,
     what_is_wrong,
 )
+from .tables import table_rows
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +88,10 @@ def read_passages(
     quoted like in Python's csv module, so that a field may hold line breaks; or MS MARCO's collection,
     lines of ``pid`` and passage without header and quotes. CSV, Parquet, JSON arrays and folders of
     ``save_to_disk`` are read like JSONL, which is everything else, with ``id`` (BEIR: ``_id``), ``text`` and
-    optionally ``title``. FlashRAG's and Pyserini's ``contents`` can replace ``text``: the first of several lines
-    is the title, quoted or not. Articles have ``sentences`` in place of ``text``, and their title replaces a
-    missing id; they are put into natural text and, without ``words``, cut between sentences into passages of
-    :data:`WORDS` words at most. If articles without ids share a title, the first is taken, as in
+    optionally ``title``. FlashRAG's and Pyserini's ``contents`` can replace ``text``: the first line of
+    several is the title, quoted or not. Articles have ``sentences`` in place of ``text``, and their title
+    replaces a missing id; they are put into natural text and, without ``words``, cut between sentences into
+    passages of :data:`WORDS` words at most. If articles without ids share a title, the first is taken, as in
     :mod:`.articles`. ``.gz`` is unpacked.
 
     With ``words`` every text is cut into pieces of that many words (the last may be shorter), called

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
@@ -10,7 +9,7 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -20,6 +19,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 from ..files import DEEP, given_file
 from ..options import shown
 from ..types import RunError, UserError, first_line
+from .tables import Row, is_saved, parquet_rows, saved_splits, table_rows
 
 #: Policy for a malformed line: stop at it, or leave it out and count it.
 BadLine = Literal["error", "skip"]
@@ -125,54 +125,6 @@ def as_rows(rows: Any) -> Any:
     return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
 
 
-class Row(NamedTuple):
-    """One record with its place ("line 3"), or its ``problem``; ``last`` if nothing after it can be read."""
-
-    where: str
-    record: Any
-    problem: str = ""
-    last: bool = False
-
-
-#: Characters of one field of a table; more means a quote that is never closed.
-_FIELD = 1 << 26
-
-
-def table_rows(
-    lines: Iterable[str], delimiter: str, check: Callable[[list[str]], None] = lambda names: None
-) -> Iterator[tuple[int, dict[str, str] | None, str]]:
-    """Yield for each record of a table its first line, the record, and its problem.
-
-    The first line names the fields, which are quoted as Python's csv module writes them, so that one may hold
-    line breaks; columns without a name are left out. ``check`` refuses the names.
-    """
-    limit = csv.field_size_limit(_FIELD)  # the module's limit for all readers: restored below
-    try:
-        rows = csv.reader(lines, delimiter=delimiter, strict=True)
-        names: list[str] | None = None
-        while True:
-            first = rows.line_num + 1
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                end = f", read to line {rows.line_num}" if rows.line_num > first else ""
-                fix = "put a field with a quote in quotes, and write the quote twice"
-                yield first, None, f"{error}{end} ({fix})"
-                continue
-            if names is None:
-                names = [name.strip("\ufeff ") for name in row]
-                check(names)
-            elif len(row) == len(names):
-                yield first, {name: cell for name, cell in zip(names, row, strict=True) if name}, ""
-            elif row:
-                kind = "tab" if delimiter == "\t" else "comma"
-                yield first, None, f"{len(row)} {kind}-separated fields instead of {len(names)}"
-    finally:
-        csv.field_size_limit(limit)
-
-
 #: Keys of the object in TriviaQA's files; its records are under the first.
 _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 #: Columns of MS MARCO's files that are read; any column may come first.
@@ -199,7 +151,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             yield from rows
         return
     if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        yield from parquet_rows(path)
         return
     if (ending := Path(path.name.removesuffix(".gz")).suffix) in (".tsv", ".csv"):
         with open_text(path, "") as (lines, _):
@@ -228,50 +180,6 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             reason = text.strip().splitlines()[0]
             problem = "the file is truncated" if "premature EOF" in reason else f"malformed JSON ({reason})"
             yield Row(f"record {number + 1}", None, problem, True)
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_BATCH):
-                for number, record in enumerate(batch.to_pylist(), number + 1):  # noqa: B020 (counts on)
-                    yield Row(f"row {number}", _as_json(record))
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as Parquet: {first_line(error)}", "damaged") from error
-
-
-#: Rows of a Parquet file in memory at a time.
-_BATCH = 1000
-#: Files that tell a folder of ``save_to_disk``: of a dataset, and of one with splits.
-_SAVED = ("state.json", "dataset_dict.json")
-
-
-def is_saved(path: Path) -> bool:
-    """Tell whether a path is a folder that ``save_to_disk`` of datasets wrote."""
-    return any((path / name).is_file() for name in _SAVED)
-
-
-def saved_splits(path: Path) -> Iterator[tuple[str, Iterator[Row]]]:
-    """Open the rows of each split of a folder of ``save_to_disk``; the name of a lone one is ""."""
-    import datasets
-
-    try:
-        data: Any = datasets.load_from_disk(str(path))
-    except Exception as error:  # the library raises many kinds of errors for a damaged folder
-        message = f"{path} cannot be read as a folder of save_to_disk: {first_line(error)[:300]}"
-        raise UserError(message, "damaged") from error
-    for name, split in data.items() if isinstance(data, Mapping) else [("", data)]:
-        at = f"{name} row" if name else "row"
-        yield name, (Row(f"{at} {number}", _as_json(record)) for number, record in enumerate(split, 1))
-
-
-def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Write dates of a row as text, as JSON has them."""
-    return {name: v.isoformat() if hasattr(v, "isoformat") else v for name, v in record.items()}
 
 
 def given_records(option: str, path: str | Path, give: str) -> Path:

@@ -14,9 +14,10 @@ from ..types import Article, UserError
 from .articles import ArticleSource
 from .articles.cuts import natural
 from .questions.values import hashed, identifier, optional, text
-from .records import BadLine, LeftOut, Row, check_object, file_rows, given_records, what_is_wrong
+from .records import BadLine, LeftOut, check_object, file_rows, given_records, what_is_wrong
 from .rows import records_of
 from .splits import Splits, limited
+from .tables import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,10 @@ log = logging.getLogger(__name__)
 def run(settings: Score) -> Path:
     """Score the texts of a file; return the folder written. UserErrors come before anything is scored."""
     source = TextSource(**plain(settings.texts), on_bad_line=settings.on_bad_line)
-    given, path = list(source.all()), str(settings.texts.path)
     name = find_prober(settings, asks="probers-score")
     bank = Prober.from_pretrained(name, allow_other=settings.allow_other)
+    source.usual = bank.columns
+    given, path = list(source.all()), str(settings.texts.path)
     check_growing(bank, whole=True)
     out = Path(settings.out or f"runs/score/{source.file.partition('.')[0]}")
     folder = RunFolder(out, "score", settings.record | {"inputs": inputs(path, name)})

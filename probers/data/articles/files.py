@@ -19,7 +19,6 @@ from ...options import shown
 from ...types import Article, UserError, first_line
 from ..records import (
     BadLine,
-    Row,
     UnusableError,
     bad_line,
     check_object,
@@ -34,6 +33,7 @@ from ..records import (
 )
 from ..rows import records_of
 from ..splits import Splits
+from ..tables import Row
 from .base import ArticleSource, Problems, Progress, Rules, clean, prose
 
 #: With a limit, articles of the Hub are drawn from a window of this many rows that moves over the stream.

@@ -19,16 +19,9 @@ from tqdm import tqdm
 from ...files import digest
 from ...parts import PARTS, load_part
 from ...types import SPLITS, Question, UserError, count
-from ..records import (
-    BadLine,
-    LeftOut,
-    Row,
-    UnusableError,
-    check_bad_line,
-    check_object,
-    what_is_wrong,
-)
+from ..records import BadLine, LeftOut, UnusableError, check_bad_line, check_object, what_is_wrong
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
+from ..tables import Row
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .jsonl import Given
 from .values import Record, check_names

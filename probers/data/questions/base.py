@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from ...options import Name, field_types
 from ...types import Question, UserError
-from ..records import Row, file_rows, given_records, hub_rows
+from ..records import file_rows, given_records, hub_rows
+from ..tables import Row
 from .values import Record, accepted, hashed, identifier, optional, strings, text
 
 

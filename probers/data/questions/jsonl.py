@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from ...types import Passage, Question, UserError
-from ..records import Row, given_records
+from ..records import given_records
 from ..rows import records_of
+from ..tables import Row
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .values import Record, accepted, flag, identifier, optional, records, strings, text
 
@@ -130,6 +131,14 @@ class Given(JSONL):
     @property
     def spec(self) -> str:
         return "questions=[..]"
+
+    @property
+    def answered(self) -> bool:
+        """True if every question has answers."""
+        rows = (row.record for row in map(self._row, range(len(self.given)), self.given))
+        return all(
+            bool(r.answers) if isinstance(r, Question) else any(r.get(key) for key in _ANSWERS) for r in rows
+        )
 
     def all_asked(self) -> Given:
         """Make every question one to ask, a test question, unless some name a split."""

@@ -21,8 +21,9 @@ from ...prompts import turns_of
 from ...types import UserError
 from ...words import Recogniser
 from ..questions.values import Record, optional, records, strings, text
-from ..records import Row, UnusableError, check_object, file_rows, open_text
+from ..records import UnusableError, check_object, file_rows, open_text
 from ..rows import lacking
+from ..tables import Row
 from .base import find_text, truth
 
 Line = dict[str, Any]

@@ -16,19 +16,10 @@ from ...checksums import inputs as content_of
 from ...files import digest
 from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
-from ..records import (
-    BadLine,
-    LeftOut,
-    Row,
-    UnusableError,
-    given_records,
-    hub_splits,
-    is_saved,
-    saved_splits,
-    what_is_wrong,
-)
+from ..records import BadLine, LeftOut, UnusableError, given_records, hub_splits, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits
+from ..tables import Row, is_saved, saved_splits
 from .base import SPLIT_NAMES, Text, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
@@ -45,6 +36,7 @@ class TextSource:
         columns: name of the column of each field that has another, as ``{"answer": "output"}``.
         format: layout; auto tells it by the fields.
         outside: what text outside of the spans is; auto is what the format or line says.
+        usual: the same of columns that a line may have, for fields that it lacks.
         limit: most texts, whole groups drawn by ``seed``; None takes all.
         seed: also deals groups to splits where the file has none.
         left_out: lines and texts that could not be used, after the first iteration.
@@ -61,6 +53,7 @@ class TextSource:
     on_bad_line: BadLine = "error"
     limit: int | None = None
     seed: int = 0
+    usual: Mapping[str, str] | None = None
     left_out: LeftOut = field(default_factory=partial(LeftOut, "text"), init=False)
     mended: Counter[tuple[str, str]] = field(default_factory=Counter, init=False)
     _no_prompts: bool = field(default=False, init=False)
@@ -103,8 +96,12 @@ class TextSource:
 
     def _rows(self) -> Iterator[Row]:
         for row in self._read_rows():
-            if self.columns and isinstance(row.record, Mapping):
-                row = row._replace(record=renamed(row.record, self.columns))
+            if isinstance(row.record, Mapping) and (self.columns or self.usual):
+                usual = {
+                    field: column for field, column in (self.usual or {}).items()
+                    if field not in row.record and column in row.record
+                }  # fmt: skip
+                row = row._replace(record=renamed(row.record, {**usual, **(self.columns or {})}))
             yield row
 
     def _read_rows(self) -> Iterator[Row]:
