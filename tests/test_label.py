@@ -154,7 +154,9 @@ ROWS = {
 @pytest.mark.parametrize("kind", ROWS)
 def test_sources_take_the_same_rows_as_files(kind, files, tmp_path):
     """Questions, articles and prompts; a file is a table too. What is read is part of a run's identity."""
-    questions, _, articles, _ = ([json.loads(line) for line in Path(path).open()] for path in files.values())
+    questions, _, articles, _ = (
+        list(map(json.loads, Path(path).read_text().splitlines())) for path in files.values()
+    )
     options = Options()
     given, file = Questions(ROWS[kind](questions)), Questions(str(files["questions"]))
     given.plan(options), file.plan(options)

@@ -5,9 +5,10 @@ import gzip
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from artefacts import write_lines
+from artefacts import in_layout, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
@@ -17,6 +18,7 @@ from probers.data.tables import Row
 from probers.data.texts import TextSource, token_labels
 from probers.data.texts.base import read_text, truth
 from probers.model.tokens import token_offsets
+from probers.prompts import chat_text
 
 ADA = {
     "id": "7",
@@ -380,6 +382,57 @@ def test_splits_of_the_hub_are_kept_where_their_names_are_known(name, kept, tmp_
     rows = iter([Row("row 1", {"statement": "Lodz is in Peru.", "label": 0})])
     monkeypatch.setattr("probers.data.texts.source.hub_splits", lambda spec, key: [(name, rows)])
     assert [text.split for text in source("hf:a/b").all()] == [kept]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet", "saved", "splits"])
+def test_texts_of_every_layout_are_read_alike(kind, tmp_path):
+    """Lists and structures too, where the layout has them; splits of a saved dataset are kept."""
+    rows = [line | {"day": "2026-01-01"} for line in of_groups(4)]
+    if kind != "csv":
+        rows = [
+            row | {"spans": [{"text": "text", "start": 0, "end": 4, "wrong": row["wrong"]}]} for row in rows
+        ]
+    read = source(in_layout(rows, tmp_path / "t", kind))
+    texts = list(read.all())
+    assert [(t.id, t.answer, t.wrong) for t in texts] == [
+        (r["id"], r["answer"], bool(r["wrong"])) for r in rows
+    ]
+    assert {t.split for t in texts} == {"train" if kind == "splits" else ""}
+    assert kind == "csv" or labels(texts[1], "span") == [("text", True)]
+    before = read.inputs
+    assert before == source(read.path).inputs
+    more = source(in_layout(rows[:-1], tmp_path / "u", kind)).inputs
+    assert [*before.values()] != [*more.values()]
+    json.dumps(texts[0].record)
+
+
+@pytest.mark.parametrize("damaged", ["parquet", "saved"])
+def test_damaged_tables_are_named(damaged, tmp_path):
+    path = in_layout(of_groups(4), tmp_path / "t", damaged)
+    (path if damaged == "parquet" else path / "state.json").write_bytes(b"PAR1")
+    with fails("damaged", path):
+        list(source(path).all())
+
+
+def test_conversations_have_text_parts_and_calls_of_tools(tmp_path):
+    """As in requests to the server; other parts and malformed messages are refused."""
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"who": "Ann"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Who"}, {"type": "text", "text": " is it?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Ann", "name": None},
+    ]  # fmt: skip
+    text = read_text({"messages": messages, "answer": "Ann.", "prompt": None}, "")
+    first, second, third = text.messages
+    assert first["content"] == "Who is it?" and text.asked == "Ann" and "name" not in third
+    assert second["tool_calls"][0]["function"]["arguments"] == {"who": "Ann"} and second["content"] == ""
+    image = {"type": "image_url", "image_url": {"url": "a"}}
+    broken = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}
+    for odd in ({"role": "user", "content": [image]}, {"role": "user"}, {"content": "a"}, "a", broken):
+        with pytest.raises(ValueError, match=r"messages\[0\]"):
+            read_text({"messages": [odd], "answer": "Ann."}, "")
+    with fails("model", "knows no tools"):
+        chat_text(SimpleNamespace(chat_template="{{ messages }}"), messages, "a")
 
 
 def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):

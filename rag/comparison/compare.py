@@ -186,6 +186,8 @@ def plan_of(
     check_one_model(banks | objects)
     read = list(dict.fromkeys([*banks, *selection.trained]))
     server = settings.engine if any(method.trigger.served for method in methods) else None
+    if prober is None and settings.prober is not None and settings.prober not in banks:
+        left_out = [*left_out, f"prober={settings.prober} is not used: no method reads it"]
     contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
     draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
     choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
