@@ -20,12 +20,11 @@ from probers.cli.merge import PartRuns
 from probers.cli.runs import RunFolder, identity, taking_back
 from probers.cli.settings import plain
 from probers.data.articles.base import Wikipedia
-from probers.data.rows import nearest
 from probers.data.splits import Partition
 from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
-from probers.options import check_options
+from probers.options import check_options, nearest
 from probers.prompts import AUTO, PromptTemplate, form_name
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers

@@ -259,7 +259,7 @@ class Datagen(OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
         name = str(compose("datagen", named)["source"]) if named else "cot"
         keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
         names = {key.removeprefix("source.").partition(".")[0] for key, _ in pairs}
-        if foreign := [key for key in _ONLY_WITH if key in names]:
+        if foreign := [key for key in _ONLY_WITH if key in names and (keys is None or key in keys)]:
             config = compose("datagen", [f"{key}={value}" for key, value in pairs if key in _CHOOSING])
             for key in foreign:
                 option, needed = _ONLY_WITH[key]

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.data.corpus import search
-from probers.data.rows import check_keywords
 from probers.evaluation.answers import final_answer
 from probers.model.kv_cache import PrefixCache
 from probers.model.tokens import SentenceEnd, Stop
+from probers.options import check_keywords
 from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.words.text import split_sentences

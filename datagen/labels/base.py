@@ -14,11 +14,11 @@ from probers.cli.components import Component
 from probers.cli.settings import TextFile, plain
 from probers.data import load_corpus
 from probers.data.articles import ArticleSource, Rules, open_articles
-from probers.data.rows import FIELDS, check_keywords, records_of
+from probers.data.rows import FIELDS, records_of
 from probers.data.topics import Topic
 from probers.files import digest
 from probers.model.causal_lm import CausalLM
-from probers.options import Count, Name, check_value, field_types, shown
+from probers.options import Count, Name, check_keywords, check_value, field_types, shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.types import Needs, Passage, Retriever, Unit, UserError
@@ -95,7 +95,8 @@ class Source(ABC):
     def __new__(cls, *given: Any, **options: Any) -> Source:
         """Refuse an unknown option by name, a column with the way to give it (UserError)."""
         for name in options.keys() & FIELDS.keys():
-            if "columns" in cls.__dataclass_fields__ and name not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+            known = getattr(cls, "__dataclass_fields__", {})
+            if "columns" in known and name not in known:
                 message = f"{cls.__name__} has no option {name!r}: name the column of a field by"
                 raise UserError(f"{message} columns={{{name!r}: {options[name]!r}}}", "unknown-key")
         check_keywords(cls, options)

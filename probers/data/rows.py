@@ -9,10 +9,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
-from ..options import shown
+from ..options import nearest, shown
 from ..types import UserError
 from .records import as_rows
 
@@ -121,21 +120,6 @@ def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
     taken = set(columns.values())
     rest = {name: value for name, value in record.items() if name not in taken and name not in columns}
     return rest | {field: record[column] for field, column in columns.items()}
-
-
-def nearest(name: str, known: Collection[str]) -> str:
-    """Name the nearest of the known names, as part of a sentence; "" if none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def check_keywords(kind: Any, given: Collection[str]) -> None:
-    """Refuse keywords that are no fields of a dataclass, naming the nearest (UserError)."""
-    known = [field.name for field in fields(kind) if field.init]
-    for name in given:
-        if name not in known:
-            message = f"{kind.__name__} has no option {name!r}{nearest(name, known)}"
-            raise UserError(f"{message}: its options are {', '.join(known)}", "unknown-key")
 
 
 def alias_of(field: str, names: Collection[str]) -> str | None:

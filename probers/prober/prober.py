@@ -260,6 +260,8 @@ class Prober(ModelHubMixin):
             raise UserError(f"{message}: CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)")
         source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line, usual=self.columns)
         texts = readable(source, list(source.all()), self, lm.tokenizer)
+        for line in source.lines():
+            log.warning(line)
         responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
         pairs = zip(texts, responses, strict=True)
         prompts = (prompt_of(self, one, lm.tokenizer) for one in texts)

@@ -21,7 +21,7 @@ from ..cli.inputs import find_prober, load_model
 from ..cli.runs import RunFolder
 from ..cli.settings import plain
 from ..data.texts import Text, TextSource
-from ..data.texts.source import glued, glued_lines
+from ..data.texts.base import glued, glued_lines
 from ..evaluation.metrics import Bootstrap, auroc, ece
 from ..files import canonical_json, write_text
 from ..pages import num, render

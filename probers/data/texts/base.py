@@ -11,7 +11,7 @@ import numpy as np
 
 from ...options import shown
 from ...prompts import AUTO_PROMPT, PromptTemplate, chat_text, turns_of
-from ...types import SPLITS, Outside, Unit
+from ...types import SPLITS, Outside, Unit, count
 from ...words.text import split_sentences
 from ..questions.values import Record, identifier, optional, records, strings
 from ..records import check_object
@@ -242,6 +242,25 @@ def _check_overlap(marks: Sequence[Mark], name: str) -> None:
         if (other := max((e for w, e in reach.items() if w is not wrong), default=0)) > start:
             raise ValueError(f"{name} of different label overlap at characters {start} to {min(end, other)}")
         reach[wrong] = max(end, reach.get(wrong, 0))
+
+
+def glued_lines(glued: int, texts: int) -> list[str]:
+    """Return a line about answers that are :func:`glued` to their prompts; none without any."""
+    if not glued:
+        return []
+    answers = f"{glued:,} of {count(texts, 'answer')}"
+    return [f"note: {answers} continue the prompt's last word: begin a new word with a space"]
+
+
+def glued(one: Text) -> bool:
+    """Tell whether a prompt and the first word of the answer run into each other, as in "output:The"."""
+    edge = (one.prompt or "")[-1:] + one.answer[:1]
+    ends = edge[:1].isalnum() or edge[:1] in _ENDS
+    return not one.passages and len(edge) == 2 and ends and edge[1].isalnum() and edge[1] < _SPACELESS
+
+
+#: Marks that a space or line break follows, and the first character of scripts without spaces.
+_ENDS, _SPACELESS = ".,:;?!)]", "\u2e80"
 
 
 def _joint(labels: Set[bool | None], *, right: bool) -> bool | None:

@@ -20,7 +20,7 @@ from ..records import BadLine, LeftOut, UnusableError, given_records, hub_splits
 from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits
 from ..tables import Row, is_saved, saved_splits
-from .base import SPLIT_NAMES, Text, read_text
+from .base import SPLIT_NAMES, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
@@ -340,23 +340,6 @@ def _mark(one: Text, unit: Unit) -> int:
     return draw_key("text", 0, "\n".join((*one.passages, before, one.answer, ranges)))
 
 
-def glued_lines(glued: int, texts: int) -> list[str]:
-    """Return a line about answers that are :func:`glued` to their prompts; none without any."""
-    if not glued:
-        return []
-    answers = f"{glued:,} of {count(texts, 'answer')}"
-    return [f"note: {answers} continue the prompt's last word: begin a new word with a space"]
-
-
-def glued(one: Text) -> bool:
-    """Tell whether a prompt and the first word of the answer run into each other, as in "output:The"."""
-    edge = (one.prompt or "")[-1:] + one.answer[:1]
-    ends = edge[:1].isalnum() or edge[:1] in _ENDS
-    return not one.passages and len(edge) == 2 and ends and edge[1].isalnum() and edge[1] < _SPACELESS
-
-
-#: Marks that a space or line break follows, and the first character of scripts without spaces.
-_ENDS, _SPACELESS = ".,:;?!)]", "\u2e80"
 #: What a reading mended or noticed: a noun that is counted, and what happened to it.
 _MOVED = (
     "label",
