@@ -66,8 +66,9 @@ def records_of(
     for number, row in enumerate(rows, 1):
         row = {field: row} if isinstance(row, str) and field else row
         if not isinstance(row, Mapping):
+            noun = "row" if field in (None, "answer") else field
             message = (
-                f"row {number} must be a dictionary with {needs[-2]} and {needs[-1]}, found {shown(row)}"
+                f"{noun} {number} must be a dictionary with {needs[-2]} and {needs[-1]}, found {shown(row)}"
             )
             layout = ", ".join(f"{name!r}: .." for name in needs)
             raise UserError(f"{message}: give [{{{layout}}}, ..]")
