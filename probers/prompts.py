@@ -15,6 +15,7 @@ from string import Formatter
 from typing import Any
 
 from .files import digest, given_file
+from .options import shown
 from .types import UserError, first_line
 
 #: Names that forms may have in braces.
@@ -184,15 +185,72 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     from jinja2 import TemplateError  # loads slowly
 
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **more
-        )
+        turns = _known_turns(messages, tokenizer.chat_template)
+    except ValueError as error:
+        raise UserError(f"{what}, and {error}", "model") from error
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **more)
     except (TemplateError, TypeError) as error:  # TypeError: values that the template cannot use
         raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}", "model") from error
     bos = tokenizer.bos_token
     if bos and tokenizer("x", verbose=False)["input_ids"][:1] == [tokenizer.bos_token_id]:
         return text.removeprefix(bos)
     return text
+
+
+def turns_of(messages: Any) -> list[dict[str, Any]]:
+    """Read the messages of a chat, in the forms of OpenAI's API; ValueError names a malformed one.
+
+    Content may be a list of text parts, and null beside calls of tools, whose arguments may be JSON in a
+    string. Fields that are null are left out.
+    """
+    turns = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f'{where} must be {{"role": .., "content": ..}}, found {shown(message)}')
+        content, calls = message.get("content"), message.get("tool_calls") or ()
+        if isinstance(content, (list, tuple)):
+            content = "".join(_part(part, where) for part in content)
+        if content is None and calls:
+            content = ""
+        if not isinstance(content, str):
+            raise ValueError(f"{where}.content must be text or text parts, found {shown(content)}")
+        rest = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
+        called = {"tool_calls": [_call(call, where) for call in calls]} if calls else {}
+        turns.append({**rest, "content": content, **called})
+    return turns
+
+
+def _part(part: Any, where: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: only parts of type text can be read, found {shown(part)}")
+    return text
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """Read a call of a tool; templates want its arguments as an object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"{where}: a call of a tool needs function.name, found {shown(call)}")
+    arguments = function.get("arguments") or {}
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"{where}: arguments of a call must be a JSON object, found {shown(function)}")
+    return {**call, "function": {**function, "arguments": dict(arguments)}}
+
+
+def _known_turns(messages: Sequence[Mapping[str, Any]], template: Any) -> list[dict[str, Any]]:
+    """Return messages in roles that a chat template knows (ValueError: malformed, or tools that it omits)."""
+    turns = turns_of(messages)
+    if "tool" not in str(template) and any(t["role"] == "tool" or "tool_calls" in t for t in turns):
+        raise ValueError("the model's chat template knows no tools: leave out the messages with their calls")
+    known = "developer" in str(template)
+    return [t | {"role": "system"} if t["role"] == "developer" and not known else t for t in turns]
 
 
 #: The call by which chat templates ask for the date (Llama 3.2, Granite).
@@ -225,6 +283,18 @@ def form_with(fingerprint: str | None) -> PromptTemplate:
     """Find the form of prompt=auto that has a fingerprint; prompt=auto itself if none has."""
     forms = (TESTBED_PROMPT, CHAT_PROMPT, PLAIN_PROMPT)
     return next((form for form in forms if form.fingerprint == fingerprint), AUTO_PROMPT)
+
+
+#: In place of a fingerprint: prompts as they stand in texts, and messages in texts, by the chat template.
+AS_GIVEN, MESSAGES = "", "messages"
+
+
+def form_name(fingerprint: str) -> str:
+    """Describe the form of prompts that features were made with, for messages."""
+    given = {AS_GIVEN: "prompts as they stand in the texts", MESSAGES: "messages of chats in the texts"}
+    known = form_with(fingerprint)
+    other = f"another form of prompts ({fingerprint})"
+    return given.get(fingerprint) or (f"prompt={known.name}" if known is not AUTO_PROMPT else other)
 
 
 def _form_for(tokenizer: Any) -> PromptTemplate:

@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers.data.corpus import search
 from probers.evaluation.answers import final_answer
 from probers.model.kv_cache import PrefixCache
 from probers.model.tokens import SentenceEnd, Stop
+from probers.options import check_keywords
 from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.words.text import split_sentences
@@ -196,7 +198,7 @@ class _Rounds:
         if not searches:
             return
         rag, cue = self._rag, self._rag.prompt.answer_cue
-        results = rag.retriever.search([query for _, query in searches], rag.k)
+        results = search(rag.retriever, [query for _, query in searches], rag.k)
         shown = passages_that_fit(
             rag.lm.fits, rag.prompt,
             [
@@ -261,6 +263,11 @@ class RAG:
     max_retrievals: int = 3
     answer_tokens: int = 16
     draft: int = 8
+
+    def __new__(cls, *given: Any, **options: Any) -> RAG:
+        """Refuse an unknown option by name (UserError)."""
+        check_keywords(cls, options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -10,6 +10,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from artefacts import in_layout
 from refusals import fails, interrupted
 
 from probers.data import cache as builds
@@ -108,6 +109,58 @@ def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(loa
     for wrong, named in (({"contents": 3}, "contents"), ({"contents": " "}, "contents"), ({}, "'text'")):
         with fails("bad-line", "line 1", named):
             load(jsonl(tmp_path / "bad.jsonl", [{"id": 4, **wrong}]))
+
+
+NEXT_DOOR = ["csv", "json", "json.gz", "parquet", "saved", "splits"]
+
+
+@pytest.mark.parametrize("kind", NEXT_DOOR)
+def test_layouts_next_door_are_read_like_json_lines(load, tmp_path, kind):
+    """Tables, arrays, Parquet and saved datasets; a row without an id is named by its place."""
+    rows = [{"id": str(i), "title": f"T, {i}", "text": f'Text "{i}",\nand on.'} for i in range(5)]
+    path = in_layout(rows, tmp_path / "c", kind)
+    assert list(load(path)) == [Passage(row["id"], row["title"], row["text"]) for row in rows]
+    with fails("bad-line", "id must be"):
+        load(
+            in_layout(
+                [row | {"id": ""} if i == 2 else row for i, row in enumerate(rows)], tmp_path / "d", kind
+            )
+        )
+
+
+def test_another_folder_is_no_corpus(load, tmp_path):
+    with fails("no-file", "save_to_disk"):
+        load(tmp_path)
+
+
+def test_passages_under_several_ids_are_told(load, tmp_path, caplog):
+    rows = [{"id": i, "title": "T", "text": f"Text {i % 3}."} for i in range(5)]
+    assert len(load(jsonl(tmp_path / "c.jsonl", rows))) == 5 and "2 passages with" in caplog.text
+    caplog.clear()
+    assert (
+        len(load(jsonl(tmp_path / "d.jsonl", [row | {"title": str(i)} for i, row in enumerate(rows)]))) == 5
+    )
+    assert "passages with" not in caplog.text
+
+
+def test_a_search_gives_a_passage_one_place_whatever_its_ids():
+    """Of a retriever that knows nothing of it: it is asked for more until the places are filled."""
+    passages = [
+        *(Passage(str(i), "T", "the same") for i in range(20)),
+        Passage("x", "T", "one"),
+        Passage("y", "", "two"),
+    ]
+    asked = []
+
+    class Retriever:
+        def search(self, queries, k):
+            asked.append(k)
+            return [[] if query == "none" else passages[:k] for query in queries]
+
+    found = corpus.search(Retriever(), ["a", "none"], 3)
+    assert [[passage.id for passage in hits] for hits in found] == [["0", "x", "y"], []]
+    assert asked == [3, 12, 48]
+    assert len(corpus.search(Retriever(), ["a"], 9)[0]) == 3
 
 
 def test_beirs_passages_have_another_name_for_the_id(load, tmp_path):

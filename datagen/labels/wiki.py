@@ -20,7 +20,6 @@ from probers.data.articles.cuts import Cut, CutPlan, natural, shortened
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Decoding, GenerationRequest
 from probers.model.tokens import encode_continuation, encode_prompts
-from probers.options import Name
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, UserError
 from probers.words import (
@@ -169,10 +168,11 @@ class Articles(ReadsArticles, OfWiki, Source):
     """Articles, cut right before an entity and continued by the model; the entity that it writes is labelled.
 
     Attributes:
-        articles: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split].
+        articles: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split], or rows
+            with title and text or sentences (:func:`probers.data.rows.records_of`).
     """
 
-    articles: Name = "testbed"
+    articles: Any = "testbed"
     _: KW_ONLY
     cuts: CutPlan = state()
     matcher: EntityMatcher = state()
@@ -203,13 +203,15 @@ class Articles(ReadsArticles, OfWiki, Source):
         cuts.peek()
         matcher = EntityMatcher(**{**matching, "vectors": vectors})
         self.keep(cuts=cuts, matcher=matcher, recognise=recognise, trains=trains, written=[])
-        files = (self.articles, matching["aliases"], matching["vectors"])
-        return Inputs([*filter(None, files)], wordnet_found(options) | {"language": language.code})
+        files = (*self.article_files, matching["aliases"], matching["vectors"])
+        record = wordnet_found(options) | {"language": language.code} | self.articles_read
+        return Inputs([*filter(None, files)], record)
 
     @property
     def _tries_vectors(self) -> bool:
         """Tell whether word vectors are trained if there are enough articles."""
-        return self.options.matcher.options["vectors"] == _AUTO and self.articles != "testbed"
+        testbed = isinstance(self.articles, str) and self.articles == "testbed"
+        return self.options.matcher.options["vectors"] == _AUTO and not testbed
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         """Train word vectors on the articles, unless those of an earlier run are in the folder."""

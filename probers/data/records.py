@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
@@ -17,9 +16,10 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
 
-from ..files import DEEP
+from ..files import DEEP, given_file
 from ..options import shown
 from ..types import HALVES, RunError, UserError, first_line
+from .tables import Row, is_saved, parquet_rows, saved_splits, table_rows
 
 #: Policy for a malformed line: stop at it, or leave it out and count it.
 BadLine = Literal["error", "skip"]
@@ -125,54 +125,6 @@ def as_rows(rows: Any) -> Any:
     return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
 
 
-class Row(NamedTuple):
-    """One record with its place ("line 3"), or its ``problem``; ``last`` if nothing after it can be read."""
-
-    where: str
-    record: Any
-    problem: str = ""
-    last: bool = False
-
-
-#: Characters of one field of a table; more means a quote that is never closed.
-_FIELD = 1 << 26
-
-
-def table_rows(
-    lines: Iterable[str], delimiter: str, check: Callable[[list[str]], None] = lambda names: None
-) -> Iterator[tuple[int, dict[str, str] | None, str]]:
-    """Yield for each record of a table its first line, the record, and its problem.
-
-    The first line names the fields, which are quoted as Python's csv module writes them, so that one may hold
-    line breaks; columns without a name are left out. ``check`` refuses the names.
-    """
-    limit = csv.field_size_limit(_FIELD)  # the module's limit for all readers: restored below
-    try:
-        rows = csv.reader(lines, delimiter=delimiter, strict=True)
-        names: list[str] | None = None
-        while True:
-            first = rows.line_num + 1
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                end = f", read to line {rows.line_num}" if rows.line_num > first else ""
-                fix = "put a field with a quote in quotes, and write the quote twice"
-                yield first, None, f"{error}{end} ({fix})"
-                continue
-            if names is None:
-                names = [name.strip("\ufeff ") for name in row]
-                check(names)
-            elif len(row) == len(names):
-                yield first, {name: cell for name, cell in zip(names, row, strict=True) if name}, ""
-            elif row:
-                kind = "tab" if delimiter == "\t" else "comma"
-                yield first, None, f"{len(row)} {kind}-separated fields instead of {len(names)}"
-    finally:
-        csv.field_size_limit(limit)
-
-
 #: Keys of the object in TriviaQA's files; its records are under the first.
 _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 #: Columns of MS MARCO's files that are read; any column may come first.
@@ -186,13 +138,21 @@ _BY_COLUMN = "*"
 def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     """Yield the records of a file (``.gz`` too); memory does not grow with their number.
 
-    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`). A file that begins with ``[`` is one array,
+    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`), ``.parquet`` and folders of ``save_to_disk`` are
+    read by their libraries. A file that begins with ``[`` is one array,
     TriviaQA's and SQuAD's are an object around one, MS MARCO's is an object of columns, and any other holds
     JSON lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError if it
     is not UTF-8 text, or damaged while compressed.
     """
     import ijson
 
+    if is_saved(path):
+        for _, rows in saved_splits(path):
+            yield from rows
+        return
+    if path.suffix == ".parquet":
+        yield from parquet_rows(path)
+        return
     if (ending := Path(path.name.removesuffix(".gz")).suffix) in (".tsv", ".csv"):
         with open_text(path, "") as (lines, _):
             for first, record, problem in table_rows(lines, "\t" if ending == ".tsv" else ","):
@@ -220,6 +180,15 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             reason = text.strip().splitlines()[0]
             problem = "the file is truncated" if "premature EOF" in reason else f"malformed JSON ({reason})"
             yield Row(f"record {number + 1}", None, problem, True)
+
+
+def given_records(option: str, path: str | Path, give: str) -> Path:
+    """Return the path of a file with records, or of a folder of ``save_to_disk`` (UserError: neither)."""
+    if is_saved(Path(path)):
+        return Path(path)
+    if Path(path).is_dir():
+        give = f"{give}, one of the folder's files, or a folder that save_to_disk wrote"
+    return given_file(option, path, give)
 
 
 def parse_json(text: str) -> Any:
@@ -301,6 +270,15 @@ def _place(path: Path) -> str | None:
         except (ijson.JSONError, UnicodeDecodeError, StopIteration):
             pass  # the reader proper reports what is wrong, and where
     return None
+
+
+def is_lines(path: Path) -> bool:
+    """Tell whether a file of passages holds JSON lines, and is neither a table, Parquet nor an array."""
+    table = path.name.removesuffix(".gz").endswith((".tsv", ".csv", ".parquet"))
+    if table or is_saved(path):
+        return False
+    with open_text(path) as (lines, _):
+        return not lines.read(1000).lstrip("\ufeff \r\n\t").startswith("[")
 
 
 @contextmanager

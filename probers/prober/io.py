@@ -98,6 +98,7 @@ class _Config:
     calibration: dict[str, Any]
     entropy_model: dict[str, Any] | None
     recogniser: Name | None
+    columns: Mapping[str, Name] | None
     domain: _Domain | None
     promise: Promise | None
     adapter: _Adapter | None
@@ -157,7 +158,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(message, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = dict.fromkeys(("domain", "promise", "adapter")) | about
+        about = dict.fromkeys(("domain", "promise", "adapter", "columns")) | about
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:
@@ -303,5 +304,5 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
         "ensemble": ensemble, "entropy_model": entropy_model,
         "domain": None if domain is None else Domain.read(folder, domain),
         "promise": None if promise is None else Promise(**promise),
-        **{key: config[key] for key in ("threshold", "aggregate", "recogniser")}, **papers,
+        **{key: config[key] for key in ("threshold", "aggregate", "recogniser", "columns")}, **papers,
     }  # fmt: skip

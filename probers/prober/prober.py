@@ -63,6 +63,8 @@ class Prober(ModelHubMixin):
         entropy_model: combines the heads' score with entropies; None when not fitted.
         recogniser: found the entities whose labels it learned, like ``recogniser`` of probers-datagen; None
             for other labels, or if unknown.
+        columns: names of the columns of its training texts that were not called like their fields, as
+            ``{"answer": "output"}``; :meth:`score` finds them again.
         domain, seen: states and questions of its training; None if unknown.
         metrics, card, pictures: ``metrics.json``, ``README.md``, and the card's PNG files by name.
         adapter: folder of the LoRA adapter that the model must run with (:mod:`probers.model.adapters`);
@@ -79,6 +81,7 @@ class Prober(ModelHubMixin):
     aggregate: Aggregate | None = None
     entropy_model: EntropyModel | None = None
     recogniser: str | None = None
+    columns: Mapping[str, str] | None = None
     domain: Domain | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     card: str = ""
@@ -246,7 +249,8 @@ class Prober(ModelHubMixin):
             threshold: score above which a text fires, in place of the prober's own.
             unit: parts that are judged by themselves (:func:`.assessment.units_of`).
             on_bad_line: "skip" leaves out rows that cannot be read.
-            columns: names of columns under other names than their fields, as ``answer="output"``.
+            columns: names of columns under other names than their fields, as ``answer="output"``; those that
+                the prober was trained with need not be given again.
 
         Raises:
             UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
@@ -254,8 +258,10 @@ class Prober(ModelHubMixin):
         if not hasattr(lm, "score_each"):
             message = f"score takes a model first, found {type(lm).__name__}"
             raise UserError(f"{message}: CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)")
-        source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line)
+        source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line, usual=self.columns)
         texts = readable(source, list(source.all()), self, lm.tokenizer)
+        for line in source.lines():
+            log.warning(line)
         responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
         pairs = zip(texts, responses, strict=True)
         prompts = (prompt_of(self, one, lm.tokenizer) for one in texts)
@@ -375,6 +381,8 @@ class Prober(ModelHubMixin):
             "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
             "recogniser": self.recogniser,
         }  # fmt: skip
+        if self.columns:
+            config["columns"] = dict(self.columns)
         if self.domain is not None:
             config["domain"] = self.domain.save(save_directory)
         if self.promise is not None:

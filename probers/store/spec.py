@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from ..options import Count, Limits, Line, Name, Natural, check_record
+from ..prompts import form_name
 from ..types import Beside, Feature, Needs, Pool, Site, UserError
 
 #: Prefix of an adapter's digest in the revision of a model that runs with it.
@@ -154,6 +155,8 @@ class FeatureSpec:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 message = f"{what} have {name}={mine!r}, {against} {name}={theirs!r}"
+                if name == "prompt":
+                    message = f"{what} were made with {form_name(mine)}, {against} with {form_name(theirs)}"
                 options = "source and unit" if name == "position" else name
                 raise UserError(f"{message}: make one of them again with the same {options}", "mismatch")
 
