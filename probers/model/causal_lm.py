@@ -103,7 +103,9 @@ class CausalLM(LanguageModel):
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
         """Return the folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
-        source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
+        source, revision = model_source(
+            name, revision, gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
+        )
         return source, load(source, revision, how)
 
     def forget(self) -> None:
