@@ -56,7 +56,7 @@ def problem_of(folder: Path, *, pickles: bool) -> str:
 
 def reason(error: Exception, source: str, revision: str | None, *, pickles: bool) -> str:
     """Say why transformers could not load a model from a folder or hub id, as the end of a sentence."""
-    from transformers.utils import find_adapter_config_file
+    from transformers.utils.peft_utils import find_adapter_config_file
 
     text, problem = str(error), first_line(error)
     if "trust_remote_code" in text:
@@ -103,8 +103,8 @@ def mismatch(
     problem = (
         f"{len(missing):,} of its {count(len(expected), 'weight')} are not in its files, the first {first}"
     )
-    there = sorted({f"{name.partition('.')[0]}." for name in extra or set(expected) - set(missing)})
-    names = f"the names there begin with {' and '.join(there[:3])}"
+    begin = sorted({n.partition(".")[0] + "." for n in extra or set(expected) - set(missing)})
+    names = f"the names there begin with {' and '.join(begin[:3])}"
     if not extra:
         return f"{problem}; {names}: restore the files, or correct {_CONFIG}"
     another = min(extra)
@@ -117,6 +117,8 @@ def mismatch(
 def _impostors(files: Collection[Path]) -> Iterator[str]:
     for file in files:
         problem = impostor(file)
+        if not problem and file.suffix == ".json" and not file.stat().st_size:
+            problem = "is empty: copy or download it again"
         if not problem and file.suffix == ".safetensors":
             problem = _cut(file)
         if problem:

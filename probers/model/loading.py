@@ -219,7 +219,7 @@ def whole(kind: Any, source: str | Path, what: str, **options: Any) -> Any:
         raise UserError(f"{what} lacks weights: {problem}", "model")
     if extra:
         log.warning(
-            "note: %s does not use %s, as %s", what, count(len(extra), "weight in its files"), min(extra)
+            "note: %s does not use %s of its files, as %s", what, count(len(extra), "weight"), min(extra)
         )
     return model
 

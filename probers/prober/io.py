@@ -210,7 +210,7 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
 def _check_itself(file: Path) -> None:
     """Refuse a pointer, or a page, in place of a prober's file (UserError)."""
     if file.is_file() and (problem := impostor(file)):
-        raise UserError(f"{file} {problem}", "bad-file")
+        raise UserError(f"{file} {problem}", "damaged")
 
 
 def shipped(model: str) -> str | None:
