@@ -102,6 +102,7 @@ class Loading:
         use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
         gguf: the GGUF file to take in a folder or hub repository.
         cache: the folder where weights of GGUF files are kept, de-quantised; None is the user's.
+        chat_template: name of the chat template to use, where the model has several.
         chat_date: day (YYYY-MM-DD) that a chat template says in place of today; None leaves it today.
         adapter: folder of a LoRA adapter in peft's format, which the model runs with.
     """
@@ -115,6 +116,7 @@ class Loading:
     use_safetensors: bool = True
     gguf: str | None = None
     cache: str | Path | None = None
+    chat_template: str | None = None
     chat_date: str | None = None
     adapter: str | Path | None = None
 
@@ -128,10 +130,20 @@ class Loading:
                 raise UserError(f"model.chat_date={self.chat_date} is no day: write YYYY-MM-DD") from error
 
     def tokenizer(self, source: str, **options: Any) -> Any:
-        """Load the tokenizer of a model; ``chat_date`` is the day that its template now says, or None."""
+        """Load the tokenizer of a model; ``chat_date`` is the day that its template now says, or None.
+
+        UserError for a chat template that it does not have.
+        """
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(source, **options)
+        if (name := self.chat_template) is not None:
+            given = loaded.chat_template or {}
+            templates = given if isinstance(given, Mapping) else {"default": given}
+            if name not in templates:
+                problem = f"model.chat_template={name} is none of the model's chat templates"
+                raise UserError(f"{problem}: {', '.join(sorted(templates)) or '(none)'}", "unknown-choice")
+            loaded.chat_template = templates[name]
         fixed = self.chat_date is not None and fix_date(loaded, date.fromisoformat(self.chat_date))
         loaded.chat_date = self.chat_date if fixed else None
         return loaded

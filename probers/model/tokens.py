@@ -323,7 +323,8 @@ class SentenceEnd:
         return spans[self.count - 1][1] if len(spans) > self.count else None
 
 
-Stop = str | SentenceEnd | StopCallable
+#: A number is that of a token.
+Stop = str | int | SentenceEnd | StopCallable
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,8 +344,12 @@ class Stops:
         for each in stop:
             if each == "":
                 raise UserError("a stop string is empty; leave it out or give its text")
-            if not isinstance(each, (str, SentenceEnd)) and not callable(each):
-                raise UserError(f"stop={each!r} is neither a text, a SentenceEnd nor a function of the text")
+            if not isinstance(each, (str, int, SentenceEnd)) and not callable(each):
+                problem = (
+                    f"stop={each!r} is neither a text, a token, a SentenceEnd nor a function of the text"
+                )
+                raise UserError(problem)
+        eos = eos.union(each for each in stop if isinstance(each, int))
         strings = tuple(each for each in stop if isinstance(each, str))
         sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
         return cls(eos, strings, sentences, tuple(filter(callable, stop)))

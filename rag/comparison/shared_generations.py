@@ -21,7 +21,7 @@ from ..traces import Answer, Listener
 _NOTHING = Needs()
 #: Everything that a text depends on: prompt, token limit, stops, and for a drawn text the settings and how
 #: many were drawn before it.
-Key = tuple[str, int, tuple[str | SentenceEnd, ...], Sampling | None, int]
+Key = tuple[str, int, tuple[str | int | SentenceEnd, ...], Sampling | None, int]
 Timed = tuple[Generation, float]
 
 
@@ -90,7 +90,7 @@ class SharedRAG(RAG):
 
         If one of the texts drawn for a prompt is missing, all of them are drawn again.
         """
-        ends = tuple(s for s in stop if isinstance(s, (str, SentenceEnd)))
+        ends = tuple(s for s in stop if not callable(s))
         if len(ends) < len(stop):
             return super().generate(
                 prompts, max_new_tokens=max_new_tokens, needs=needs, stop=stop, names=names,

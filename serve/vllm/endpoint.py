@@ -32,6 +32,7 @@ from vllm.lora.request import LoRARequest
 
 from probers.model.vllm import KEY
 from probers.prober.prober import Prober
+from probers.prompts import turn_ends
 
 from ..answers import as_events, usage
 from ..on_high import FINISH, OnHigh, headers
@@ -192,6 +193,13 @@ class _Response:
         if request.logprobs is None or request.logprobs is False:
             self._unasked.add("logprobs")
             request.logprobs = True if self._chat else 0
+        if self._chat and not request.ignore_eos:
+            for end in turn_ends(assessing.tokenizer):
+                if isinstance(end, int):
+                    request.stop_token_ids = [*(request.stop_token_ids or ()), end]
+                else:
+                    given = request.stop or []
+                    request.stop = [*([given] if isinstance(given, str) else given), end]
         request.return_token_ids = True
         request.vllm_xargs = {**(request.vllm_xargs or {}), KEY: self._scored.key}
 

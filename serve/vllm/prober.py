@@ -100,7 +100,7 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     from transformers import AutoConfig
 
     model = settings.model
-    for name in ("device_map", "quantization", "attn", "adapter"):
+    for name in ("device_map", "quantization", "attn", "chat_template", "adapter"):
         if getattr(model, name) is not None:
             raise UserError(f"model.{name} needs backend=transformers: leave it out", "unsupported")
     served = ServedProber(prober, settings.allow_other, abstention=settings.abstention)
