@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
@@ -266,7 +266,32 @@ def fix_date(tokenizer: Any, day: date) -> bool:
         return False
     dated = {k: _TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), v) for k, v in templates.items()}
     tokenizer.chat_template = dated if isinstance(given, Mapping) else dated["default"]
+    tokenizer.undated = tokenizer.chat_template, given
     return True
+
+
+#: Text whose tokens show normalisation, splitting and added tokens of a tokenizer.
+_SAMPLE = "The 12,345.6 über-quick\tfoxes' don't e\u0301 jump..\n\n  日本 Ça va? 😀 if x:\n    y += 1"
+
+
+def text_marks(tokenizer: Any, ends: Iterable[int]) -> dict[str, str]:
+    """Name what turns a chat into tokens and ends a text, as fields of a model's specification.
+
+    ``ends`` are the model's end tokens. The chat template counts as it is without today's date, the
+    tokenizer by the tokens of a sample and its special tokens, without one for padding.
+    """
+    dated, given = getattr(tokenizer, "undated", (None, None))
+    template = given if dated == tokenizer.chat_template else tokenizer.chat_template
+    added = tokenizer.added_tokens_decoder.items()
+    special = [i for i, token in added if token.special and "pad" not in str(token).lower()]
+    roles = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id
+    tokens = [tokenizer(_SAMPLE, verbose=False)["input_ids"], roles, sorted(special)]
+    return {
+        "template": digest(json.dumps(template, sort_keys=True), 12) if template else "none",
+        "ends": " ".join(ascii(str(tokenizer.convert_ids_to_tokens(i)))[1:-1] for i in sorted(ends))
+        or "none",
+        "tokens": digest(json.dumps(tokens), 12),
+    }
 
 
 #: Name of the prompt that takes the form of the model that it is bound to.

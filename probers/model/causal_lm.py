@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import torch
 
+from ..prompts import text_marks
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, Site, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
@@ -22,7 +23,7 @@ from .hidden_states import check_needs
 from .kv_cache import CachedPrefix, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
-from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
+from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, end_tokens, fit_context
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -125,7 +126,8 @@ class CausalLM(LanguageModel):
     @cached_property
     def spec(self) -> ModelSpec:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype)
+        marks = text_marks(self.tokenizer, self._eos)
+        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype, **marks)
 
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
@@ -259,9 +261,7 @@ class CausalLM(LanguageModel):
 
     @cached_property
     def _eos(self) -> frozenset[int]:
-        declared = getattr(self.model.generation_config, "eos_token_id", None)
-        listed = declared if isinstance(declared, list) else [declared]
-        return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
+        return end_tokens(self.model.generation_config, self.tokenizer)
 
     def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> CachedPrefix | None:
         """Return keys and values of ``prefix``, computed when it differs from the last one."""

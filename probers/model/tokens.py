@@ -296,6 +296,13 @@ def without_end(tokenizer: Any, text: str) -> str:
     return text
 
 
+def end_tokens(*owners: Any) -> frozenset[int]:
+    """Collect the end tokens that a model's generation config and its tokenizer declare."""
+    declared = [getattr(owner, "eos_token_id", None) for owner in owners]
+    lists = (each if isinstance(each, list) else [each] for each in declared)
+    return frozenset(i for each in lists for i in each if i is not None)
+
+
 StopCallable = Callable[[str], bool]
 
 _OPEN = re.compile(r"\s*\S*$")

