@@ -235,7 +235,8 @@ def turn_ends(tokenizer: Any) -> tuple[str | int, ...]:
     chat = [{"role": "user", "content": _PLACE}, {"role": "assistant", "content": _ANSWER}]
     # First behind the last answer: within a chat, a mark may be one that an answer holds too (gpt-oss).
     tail = _behind(tokenizer, chat) or _behind(tokenizer, [*chat, chat[0]])
-    marks = {str(token): i for i, token in tokenizer.added_tokens_decoder.items()}
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    marks = {str(token): i for i, token in added}
     if first := max((mark for mark in marks if tail.lstrip().startswith(mark)), key=len, default=""):
         return (marks[first],)
     text = tail[: min((tail.find(mark) for mark in marks if mark in tail), default=len(tail))].rstrip()
