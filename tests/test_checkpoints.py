@@ -17,6 +17,7 @@ from tiny import byte_level, save_tiny, tiny_path
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from probers.adaptive.classifiers import ModelClassifier
+from probers.checkpoints import reason
 from probers.model.causal_lm import CausalLM
 from probers.model.loading import whole
 from probers.prober.prober import Prober
@@ -170,6 +171,15 @@ def test_a_folder_that_is_no_whole_model_says_what_is_wrong_with_it(folder, dama
     damage(folder)
     with fails("model", f"model={folder}", *named):
         load(folder)
+
+
+def test_an_adapter_on_the_hub_is_named_once_transformers_finds_no_model(folder):
+    """What transformers says of a repository without config.json; the adapter is found in the same place."""
+    lora(folder)
+    error = OSError("owner/x does not appear to have a file named config.json")
+    assert f"model=owner/base model.adapter={folder}" in reason(error, str(folder), None, pickles=False)
+    (folder / "adapter_config.json").unlink()
+    assert reason(error, str(folder), None, pickles=False) == str(error)
 
 
 def test_a_whole_folder_of_several_files_is_loaded_and_what_is_not_read_may_be_anything(folder):

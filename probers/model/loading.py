@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from .. import checkpoints
 from ..checksums import file_digest, sampled, unsealed
 from ..data.cache import MANIFEST, Estimate, build_once
 from ..data.rows import nearest
 from ..files import cache_folder, digest, impostor
 from ..prompts import fix_date
 from ..types import UserError, count, first_line
-from . import checkpoints
 from .adapters import active_digest, attach, mark
 
 log = logging.getLogger(__name__)
@@ -218,16 +218,13 @@ def whole(kind: Any, source: str | Path, what: str, **options: Any) -> Any:
     transformers fills weights that are not there, or have another shape, with random numbers. That is a
     UserError here, which calls the model ``what``; weights that the model does not use are a note.
     """
-    reports = logging.getLogger("transformers.modeling_utils")
-    reports.addFilter(_is_no_report)  # a table of the same on the terminal
-    try:
+    with load_reports():
         model, result = kind.from_pretrained(
             source, **options, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    finally:
-        reports.removeFilter(_is_no_report)
     missing, extra, shapes = (result[f"{k}_keys"] for k in ("missing", "unexpected", "mismatched"))
-    if problem := checkpoints.mismatch(model.state_dict().keys(), missing, extra, shapes):
+    if missing or shapes:
+        problem = checkpoints.mismatch(model.state_dict().keys(), missing, extra, shapes)
         raise UserError(f"{what} lacks weights: {problem}", "model")
     if extra:
         log.warning(
@@ -236,8 +233,22 @@ def whole(kind: Any, source: str | Path, what: str, **options: Any) -> Any:
     return model
 
 
-def _is_no_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
+@contextmanager
+def load_reports() -> Iterator[list[str]]:
+    """Keep transformers' tables of missing weights off the terminal, and collect them."""
+    reports: list[str] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if is_report := "LOAD REPORT" in (text := record.getMessage()):
+            reports.append(text)
+        return not is_report
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(collect)
+    try:
+        yield reports
+    finally:
+        logger.removeFilter(collect)
 
 
 def check_capped(config: Any, attn: str | None) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from probers.files import read_json
 from probers.model import adapters
 from probers.model.hidden_states import StateTap
-from probers.model.loading import fingerprint, model_source
+from probers.model.loading import fingerprint, model_source, telling
 from probers.model.pooling import BEFORE
 from probers.model.tokens import end_tokens
 from probers.model.vllm import KEY
@@ -29,7 +29,7 @@ from probers.prober.prober import Prober
 from probers.prober.token_scores import check_growing
 from probers.prompts import text_marks
 from probers.store.spec import ModelSpec
-from probers.types import UserError, first_line
+from probers.types import UserError
 
 from ..settings import Serve
 
@@ -123,10 +123,8 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     if Path(source).expanduser().is_dir():
         source = str(Path(source).expanduser().absolute())
     options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    try:
+    with telling(source, model.revision, model.use_safetensors):
         config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
     check_model(bank, model.name, source, config, dtype, **options)
     program = ["vllm.entrypoints.cli.main", "serve"]
     with suppress(PackageNotFoundError):

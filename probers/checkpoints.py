@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..files import impostor
-from ..types import count, first_line
+from .files import impostor
+from .types import count, first_line
 
 #: Names of weights in the order in which transformers looks for them; the last two are pickles.
 _WEIGHTS = (
@@ -85,7 +85,7 @@ def mismatch(
     expected: Collection[str], missing: Collection[str], extra: Collection[str],
     shapes: Collection[tuple[str, Collection[int], Collection[int]]],
 ) -> str:  # fmt: skip
-    """Describe weights that a model needs and its files lack, as the end of a sentence; "" if there are none.
+    """Describe weights that a model needs and its files lack, or have otherwise, as the end of a sentence.
 
     Args:
         expected: names of the model's weights, in its order.
@@ -97,8 +97,6 @@ def mismatch(
         name, there, wanted = min(shapes)
         other = f"{count(len(shapes), 'weight')} of another shape than {_CONFIG} says, the first"
         return f"{other} {name} of {list(there)} in place of {list(wanted)}"
-    if not missing:
-        return ""
     first = next((name for name in expected if name in missing), min(missing))
     problem = (
         f"{len(missing):,} of its {count(len(expected), 'weight')} are not in its files, the first {first}"
