@@ -15,7 +15,7 @@ from string import Formatter
 from typing import Any
 
 from .files import digest, given_file
-from .types import UserError, first_line
+from .types import EndToken, UserError, first_line
 
 #: Names that forms may have in braces.
 _FORMS = {"passage": ("i", "text"), "question_form": ("question",), "article": ("title",)}
@@ -65,7 +65,7 @@ class PromptTemplate:
     chat: bool = False
     exemplars_file: InitVar[str | None] = None
     _around: tuple[str, str] | None = field(default=None, init=False, repr=False, compare=False)
-    turn_ends: tuple[str | int, ...] = field(default=(), init=False, repr=False, compare=False)
+    turn_ends: tuple[str | EndToken, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self, exemplars_file: str | None) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
@@ -121,7 +121,7 @@ class PromptTemplate:
         return form.bind(lm.tokenizer) if self.chat else form
 
     @property
-    def ends(self) -> tuple[str | int, ...]:
+    def ends(self) -> tuple[str | EndToken, ...]:
         """What ends an answer besides the model's end tokens: ``stop``, and the end of a turn of the chat."""
         return (*self.stop, *self.turn_ends)
 
@@ -224,7 +224,7 @@ def _unnamed(template: Any, more: Mapping[str, Any]) -> str:
     )
 
 
-def turn_ends(tokenizer: Any) -> tuple[str | int, ...]:
+def turn_ends(tokenizer: Any) -> tuple[str | EndToken, ...]:
     """Find what a chat template writes behind an answer: a token, or text, by which the answer has ended.
 
     It need not be among the model's end tokens: fine-tunes often keep those of their base. () without a
@@ -238,7 +238,7 @@ def turn_ends(tokenizer: Any) -> tuple[str | int, ...]:
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     marks = {str(token): i for i, token in added}
     if first := max((mark for mark in marks if tail.lstrip().startswith(mark)), key=len, default=""):
-        return (marks[first],)
+        return (EndToken(marks[first]),)
     text = tail[: min((tail.find(mark) for mark in marks if mark in tail), default=len(tail))].rstrip()
     return (text,) if len(text.strip()) >= _LEAST_END else ()
 

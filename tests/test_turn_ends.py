@@ -21,6 +21,7 @@ from probers.prober.calibration import Platt
 from probers.prober.prober import Prober
 from probers.prompts import CHAT_PROMPT, PLAIN_PROMPT, chat_text, turn_ends
 from probers.store.spec import FeatureSpec
+from probers.types import EndToken
 from probers.words.thinking import Thinking
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<|bot|>", "<|user|>", "<|return|>", "</s>"]
@@ -68,7 +69,9 @@ def in_loop(turn: str, after: str = "") -> str:
 )  # fmt: skip
 def test_the_end_of_a_turn_is_read_from_the_template(tokenizer, template, expected):
     tokenizer.chat_template = template
-    wanted = tokenizer.convert_tokens_to_ids(expected) if expected in (*MARKS, EOS) else expected
+    wanted = expected
+    if expected in (*MARKS, EOS):
+        wanted = EndToken(tokenizer.convert_tokens_to_ids(expected))
     assert turn_ends(tokenizer) == (() if expected is None else (wanted,))
 
 

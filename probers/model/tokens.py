@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..types import AttentionRows, Feature, Generation, Needs, StopReason, UserError
+from ..types import AttentionRows, EndToken, Feature, Generation, Needs, StopReason, UserError
 from ..words.text import split_sentences
 
 Span = tuple[int, int]
@@ -330,8 +330,7 @@ class SentenceEnd:
         return spans[self.count - 1][1] if len(spans) > self.count else None
 
 
-#: A number is that of a token.
-Stop = str | int | SentenceEnd | StopCallable
+Stop = str | EndToken | SentenceEnd | StopCallable
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,12 +350,12 @@ class Stops:
         for each in stop:
             if each == "":
                 raise UserError("a stop string is empty; leave it out or give its text")
-            if not isinstance(each, (str, int, SentenceEnd)) and not callable(each):
+            if not isinstance(each, (str, EndToken, SentenceEnd)) and not callable(each):
                 problem = (
-                    f"stop={each!r} is neither a text, a token, a SentenceEnd nor a function of the text"
+                    f"stop={each!r} is neither a text, an EndToken, a SentenceEnd nor a function of the text"
                 )
                 raise UserError(problem)
-        eos = eos.union(each for each in stop if isinstance(each, int))
+        eos = eos.union(each.id for each in stop if isinstance(each, EndToken))
         strings = tuple(each for each in stop if isinstance(each, str))
         sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
         return cls(eos, strings, sentences, tuple(filter(callable, stop)))

@@ -18,7 +18,7 @@ from ..model.language_model import Decoding, Sampling, ScoreRequest, Scoring
 from ..model.tokens import encode_answer, without_end
 from ..options import shown
 from ..prompts import chat_text, form_with, turn_ends
-from ..types import Generation, UserError, count
+from ..types import EndToken, Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
 from .response import Acted, Response, Scored, ScoredSpan
 from .token_scores import check_growing, text_needs, text_scores
@@ -162,7 +162,7 @@ class _Asked:
     """A prompt, and what ends an answer to it besides the model's end tokens and the user's stops."""
 
     text: str
-    ends: tuple[str | int, ...] = ()
+    ends: tuple[str | EndToken, ...] = ()
 
 
 class JudgedWriter:

@@ -33,6 +33,7 @@ from vllm.lora.request import LoRARequest
 from probers.model.vllm import KEY
 from probers.prober.prober import Prober
 from probers.prompts import turn_ends
+from probers.types import EndToken
 
 from ..answers import as_events, usage
 from ..on_high import FINISH, OnHigh, headers
@@ -195,8 +196,8 @@ class _Response:
             request.logprobs = True if self._chat else 0
         if self._chat and not request.ignore_eos:
             for end in turn_ends(assessing.tokenizer):
-                if isinstance(end, int):
-                    request.stop_token_ids = [*(request.stop_token_ids or ()), end]
+                if isinstance(end, EndToken):
+                    request.stop_token_ids = [*(request.stop_token_ids or ()), end.id]
                 else:
                     given = request.stop or []
                     request.stop = [*([given] if isinstance(given, str) else given), end]
