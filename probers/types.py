@@ -289,6 +289,13 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class EndToken:
+    """A token that ends a text, besides the model's own end tokens."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A trigger's verdict on one generation: it fires where ``score`` (likely wrong) exceeds ``threshold``.
 

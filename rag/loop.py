@@ -148,8 +148,8 @@ class _Rounds:
 
     def _write_together(self, group: Sequence[tuple[OpenQuestion, LookAhead]], reading: bool) -> None:
         rag = self._rag
-        stop: list[Stop] = list(rag.prompt.stop)
-        over = group[0][1].over(rag.prompt.stop)
+        stop: list[Stop] = list(rag.prompt.ends)
+        over = group[0][1].over(rag.prompt.ends)
         if over is not None:
             stop.append(over)
         if reading and rag.trigger.takes == "sentence":
@@ -158,7 +158,7 @@ class _Rounds:
             hear = partial(self._listener.text, group[0][0].question)
             stop.append(hear)  # type: ignore[arg-type]  # it returns None, which never ends a text
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
-        limits = [a.limit(budget, rag.prompt.stop) for (_, a), budget in zip(group, budgets, strict=True)]
+        limits = [a.limit(budget, rag.prompt.ends) for (_, a), budget in zip(group, budgets, strict=True)]
         open_, needs = [each for each, _ in group], _NOTHING if reading else rag.needs
         generations = self._generate(
             open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs
@@ -177,7 +177,7 @@ class _Rounds:
             return
         announcing = [("" if each.text[-1:].isspace() else " ") + cue for each in short]
         partials = [each.text + words for each, words in zip(short, announcing, strict=True)]
-        answers = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.stop)
+        answers = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.ends)
         for each, words, generation in zip(short, announcing, answers, strict=True):
             each.complete(words, generation)
 

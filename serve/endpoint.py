@@ -19,7 +19,7 @@ from fastapi.responses import Response, StreamingResponse
 from probers.model.decode import Request as Wanted
 from probers.model.language_model import Sampling
 from probers.model.tokens import Prompt, encode_prompts, token_offsets
-from probers.prompts import chat_text
+from probers.prompts import chat_text, turn_ends
 from probers.words.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
@@ -256,7 +256,8 @@ class Endpoint:
             message = f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer"
             raise ApiError(400, message, "n")
         streams = [None] * len(wanted) if sampling is None else sampling.streams([p.ids for p, _ in wanted])
-        stops = self._lm.stops(request.stops)
+        turn = turn_ends(self._lm.tokenizer) if isinstance(request, ChatRequest) else ()
+        stops = self._lm.stops([*request.stops, *turn])
         return [
             ScoredText(
                 Wanted(prompt, most, None, stream), self._lm.tokenizer, stops, sampling,

@@ -193,7 +193,7 @@ class Questions(Corpus, OfCot, Source):
         requests = [GenerationRequest(text, limit, id) for text, id in zip(prompts, ids, strict=True)]
         record = recorded_needs if self.reads == "both" else span_needs
         needs = record(self.needs, attention=lm.attends)
-        for batch in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.stop)):
+        for batch in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.ends)):
             examples = Examples()
             judged = self._judged(lm, units, names, batch)
             for index, generation in batch.items():

@@ -193,7 +193,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             prompts = ((self.bare.question(self._message(one.topic)), one.id) for one in answers)
             requests = [GenerationRequest(text, limit, id) for text, id in prompts]
             drawing = Sampling(self.temperature, seed=self.options.seed + number) if number else None
-            how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.stop, drawing)
+            how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.ends, drawing)
             for batch in lm.generate_each(requests, how):
                 examples, lines = self._judged({answers[place]: written for place, written in batch.items()})
                 journal.append(lines)

@@ -259,7 +259,7 @@ class Articles(ReadsArticles, OfWiki, Source):
         requests = [GenerationRequest(self._prompt(cut), limit, cut.id) for cut in units]
         stop = stop_rule(self.recognise, cheap=self.recognise.name == "rules")
         labels: dict[str, int] = {}
-        for batch in lm.generate_each(requests, Decoding(needs, stop=[stop])):
+        for batch in lm.generate_each(requests, Decoding(needs, stop=[*self.prompt.turn_ends, stop])):
             examples = Examples(tokens=sum(len(generation.token_ids) for generation in batch.values()))
             for place, generation in batch.items():
                 self._label(units[place], generation, examples)

@@ -57,12 +57,16 @@ def load_model(
         folder.choose(_DTYPE, lm.spec.dtype)
     if (day := getattr(lm.tokenizer, "chat_date", None)) is not None and _DATE not in folder.chosen:
         folder.choose(_DATE, day)
-    if folder.config.get("part") is not None:  # merging compares the weights at the start of the parts
-        now = str(lm.spec)
-        if (begun := folder.chosen.get("model", now)) != now:
-            problem = f"{folder.path} was begun with the model {begun}, not {now}"
-            raise UserError(f"{problem}: give model.revision, or overwrite=true", "mismatch")
-        folder.choose("model", now)
+    # A resumed run goes on with the same model, and merging compares those at the start of the parts.
+    spec = lm.spec
+    now = {"model": str(spec), "chat template": spec.template, "end tokens": spec.ends, "tokens": spec.tokens}
+    for what, value in now.items():
+        if (begun := folder.chosen.get(what, value)) != value:
+            problem = f"{folder.path} was begun with another {what}: {begun}, not {value}"
+            raise UserError(
+                f"{problem}: give that model (model.revision on the Hub), or overwrite=true", "mismatch"
+            )
+        folder.choose(what, value)
     return lm
 
 

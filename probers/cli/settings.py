@@ -160,6 +160,8 @@ class Model:
     """options of transformers, such as {quant_method: bitsandbytes, load_in_4bit: true}"""
     on_too_long: Literal["error", "skip", "truncate_left"] = "error"
     """treatment of a prompt longer than the context: stop, leave it out, or cut off its beginning"""
+    chat_template: Name | None = None
+    """name of the chat template, for a model that has several and none called default"""
     chat_date: Name | None = None
     """date (YYYY-MM-DD) in chat templates that give one; null is the date when the run began"""
     attn: Name | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import torch
 
+from ..prompts import text_marks
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, Site, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
@@ -33,6 +34,7 @@ from .tokens import (
     appended,
     encode_continuation,
     encode_prompts,
+    end_tokens,
     fit_context,
     vocabulary,
 )
@@ -118,7 +120,9 @@ class CausalLM(LanguageModel):
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
         """Return the folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
-        source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
+        source, revision = model_source(
+            name, revision, gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
+        )
         return source, load(source, revision, how)
 
     def forget(self) -> None:
@@ -138,7 +142,8 @@ class CausalLM(LanguageModel):
     @cached_property
     def spec(self) -> ModelSpec:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype)
+        marks = text_marks(self.tokenizer, self._eos)
+        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype, **marks)
 
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
@@ -316,9 +321,7 @@ class CausalLM(LanguageModel):
 
     @property
     def _eos(self) -> frozenset[int]:
-        declared = getattr(self.model.generation_config, "eos_token_id", None)
-        listed = declared if isinstance(declared, list) else [declared]
-        return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
+        return end_tokens(self.model.generation_config, self.tokenizer)
 
     def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> CachedPrefix | None:
         """Return keys and values of ``prefix``, computed when it differs from the last one."""

@@ -125,8 +125,9 @@ class Decoding(Scoring):
     """Settings for writing texts and recording them.
 
     Attributes:
-        stop: strings before which the text is cut, :class:`probers.model.tokens.SentenceEnd`, and
-            callables that are given the text after each token and end it by returning True.
+        stop: strings before which the text is cut, :class:`probers.types.EndToken`,
+            :class:`probers.model.tokens.SentenceEnd`, and callables that are given the text after each token
+            and end it by returning True.
         sampling: draw tokens instead of taking the likeliest.
         cache: results of earlier calls for prompts of these names, so that a prompt that
             extends one need not compute it again; this call's texts are added.

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..types import HALVES, AttentionRows, Feature, Generation, Needs, StopReason, UserError
+from ..types import HALVES, AttentionRows, EndToken, Feature, Generation, Needs, StopReason, UserError
 from ..words.text import Letter, Span, letters_of, original_spans, split_sentences
 
 log = logging.getLogger(__name__)
@@ -388,6 +388,13 @@ def without_end(tokenizer: Any, text: str) -> str:
     return text
 
 
+def end_tokens(*owners: Any) -> frozenset[int]:
+    """Collect the end tokens that a model's generation config and its tokenizer declare."""
+    declared = [getattr(owner, "eos_token_id", None) for owner in owners]
+    lists = (each if isinstance(each, list) else [each] for each in declared)
+    return frozenset(i for each in lists for i in each if i is not None)
+
+
 StopCallable = Callable[[str], bool]
 
 _OPEN = re.compile(r"\s*\S*$")
@@ -415,7 +422,7 @@ class SentenceEnd:
         return spans[self.count - 1][1] if len(spans) > self.count else None
 
 
-Stop = str | SentenceEnd | StopCallable
+Stop = str | EndToken | SentenceEnd | StopCallable
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,8 +442,12 @@ class Stops:
         for each in stop:
             if each == "":
                 raise UserError("a stop string is empty; leave it out or give its text")
-            if not isinstance(each, (str, SentenceEnd)) and not callable(each):
-                raise UserError(f"stop={each!r} is neither a text, a SentenceEnd nor a function of the text")
+            if not isinstance(each, (str, EndToken, SentenceEnd)) and not callable(each):
+                problem = (
+                    f"stop={each!r} is neither a text, an EndToken, a SentenceEnd nor a function of the text"
+                )
+                raise UserError(problem)
+        eos = eos.union(each.id for each in stop if isinstance(each, EndToken))
         strings = tuple(each for each in stop if isinstance(each, str))
         sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
         return cls(eos, strings, sentences, tuple(filter(callable, stop)))

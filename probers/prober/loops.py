@@ -33,7 +33,8 @@ from ..model.forward import Decoder
 from ..model.hidden_states import broken_state, check_needs, tap_of
 from ..model.loading import check_capped, fingerprint
 from ..model.pooling import all_finite, token_vectors
-from ..model.tokens import appended, marker_of, tell_once
+from ..model.tokens import appended, end_tokens, marker_of, tell_once
+from ..prompts import text_marks
 from ..store.spec import ModelSpec
 from ..types import RunError, UserError
 from .token_scores import GrowingHeads, GrowingVectors, Scorer, check_growing, extend
@@ -228,9 +229,11 @@ class GenerationWatcher(ExitStack):
         # Depth and width are always compared, the weights only if the model knows its origin.
         name = str(getattr(model, "name_or_path", "") or "")
         width, dtype = int(model.config.get_text_config().hidden_size), str(model.dtype)
+        ends = end_tokens(getattr(model, "generation_config", None), tokenizer)
+        marks = {} if tokenizer is None else text_marks(tokenizer, ends)
         bank.check_model(ModelSpec(
             name or bank.spec.model.id, fingerprint(name, model),
-            len(decoder_layers(model)), width, dtype.removeprefix("torch."),
+            len(decoder_layers(model)), width, dtype.removeprefix("torch."), **marks,
         ))  # fmt: skip
         check_needs(bank.spec.needs, model)
         check_capped(model.config, getattr(model.config, "_attn_implementation", None))

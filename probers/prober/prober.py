@@ -140,15 +140,18 @@ class Prober(ModelHubMixin):
         if trained.same_as(model) or other:
             self.spec.check_model(model, what="the prober")
         elif not self.allow_other:
+            remedy = "takes another quantization of the same model"
+            if trained.same_weights(model):
+                remedy = "takes it, though its scores and threshold may be off"
             raise UserError(
-                f"the prober came from the model {trained}, but the model now is {model}: use that model or "
-                "train a prober for this one; allow_other=true takes another quantization of the same model",
+                f"the prober {trained.against(model)}: use that model or train a prober for this one; "
+                f"allow_other=true {remedy}",
                 "mismatch",
             )
         else:
             _warn(
-                f"warning: the prober came from the model {trained}, but the model now is {model} "
-                "(allow_other=true): threshold and calibration are of the former"
+                f"warning: the prober {trained.against(model)} (allow_other=true): threshold and calibration "
+                "are of the former"
             )
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:

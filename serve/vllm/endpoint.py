@@ -35,7 +35,8 @@ from probers.data.records import half_in
 from probers.model.tokens import appended, encode_prompts, marker_of
 from probers.model.vllm import KEY
 from probers.prober.prober import Prober
-from probers.types import UserError
+from probers.prompts import turn_ends
+from probers.types import EndToken, UserError
 
 from ..answers import as_events, usage
 from ..on_high import FINISH, OnHigh, headers
@@ -225,6 +226,13 @@ class _Response:
         if request.logprobs is None or request.logprobs is False:
             self._unasked.add("logprobs")
             request.logprobs = True if self._chat else 0
+        if self._chat and not request.ignore_eos:
+            for end in turn_ends(assessing.tokenizer):
+                if isinstance(end, EndToken):
+                    request.stop_token_ids = [*(request.stop_token_ids or ()), end.id]
+                else:
+                    given = request.stop or []
+                    request.stop = [*([given] if isinstance(given, str) else given), end]
         request.return_token_ids = True
         request.vllm_xargs = {**(request.vllm_xargs or {}), KEY: self._scored.key}
 
