@@ -98,7 +98,7 @@ def ours(lm: CausalLM, source: TextSource, batch: int, folder: Path) -> np.ndarr
     texts.plan(Options(pool="tokens", limit=source.limit))
     texts.begin(lm, Needs.of(layers, pool="tokens"), folder)
     spec = FeatureSpec(
-        lm.spec, layers, lm.width, pool="tokens", position=texts.position, prompt=texts.prompt.fingerprint
+        lm.spec, layers, lm.width, pool="tokens", position=texts.position, prompt=texts.rendered
     )
     store = FeatureStore.create(folder, [spec], config={})
     fill(store, texts, partial(texts.examples, lm))

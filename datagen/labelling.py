@@ -24,8 +24,8 @@ from probers.data.splits import Partition
 from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
-from probers.options import check_options
-from probers.prompts import AUTO, PromptTemplate, form_with
+from probers.options import check_options, nearest
+from probers.prompts import AUTO, PromptTemplate, form_name
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
@@ -33,7 +33,7 @@ from probers.types import BESIDE, OF_PASSAGES, Feature, Needs, RunError, UserErr
 
 from .audit import audit
 from .labels.base import JOURNAL, VECTORS, Source
-from .settings import Datagen, Options, source_class
+from .settings import SOURCES, Datagen, Options, source_class
 from .writer import LabelledParts, balance, fill, quotas_of
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ def label(
     given: dict[str, Any] = {"layers": layers, "site": site, "pool": pool, **options}
     known = [f.name for f in fields(Options) if f.name not in ("_record", "engine")]
     if unknown := sorted(given.keys() - set(known)):
-        message = f"label has no option {unknown[0]!r}: its options are {', '.join(known)}"
+        message = f"label has no option {unknown[0]!r}{nearest(unknown[0], known)}"
+        message = f"{message}: its options are {', '.join(known)}"
         raise UserError(f"{message}; those of a source are given to the source", "unknown-key")
     components: dict[str, Any] = {n: _component(n, given[n]) for n in ("prompt", "matcher") if n in given}
     check_options(Options, {name: value for name, value in given.items() if name not in components})
@@ -79,6 +80,11 @@ def label(
     if not isinstance(source, Source):
         message = f"label takes a source, found {type(source).__name__}"
         raise UserError(f"{message}: Texts(rows), Questions(..), Articles(..) or Prompts(..)")
+    kind = SOURCES.get(source.name)
+    foreign = [name for name in ("matcher", "max_new_tokens") if name in options]
+    if foreign and kind is not None and foreign[0] not in kind.common:
+        message = f"{foreign[0]} does nothing with {type(source).__name__}, whose texts exist already"
+        raise UserError(f"{message}: leave it out", "conflict")
     read = source.plan(chosen)
     quotas_of(source)
     record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}
@@ -119,7 +125,7 @@ def _record(lm: CausalLM, source: Source, options: Options) -> dict[str, Any]:
         names = [f.name for f in fields(part) if f.init and not f.name.startswith("_")]  # type: ignore[arg-type]
         record |= {name: _plain(getattr(part, name)) for name in names}
     if "texts" in record:  # as the command records them
-        rest = {name: record.pop(name) for name in ("format", "outside") if name in record}
+        rest = {name: record.pop(name) for name in ("format", "columns", "outside") if name in record}
         record["texts"] = {"path": record["texts"], **rest}
     return record
 
@@ -150,12 +156,13 @@ def make(
     specs = [
         FeatureSpec(
             lm.spec, feature.layers, vector_width(feature, lm.model), site=feature.site, pool=feature.pool,
-            position=source.position, dtype=options.dtype, prompt=source.prompt.fingerprint,
+            position=source.position, dtype=options.dtype, prompt=source.rendered,
         )
         for feature in features
     ]  # fmt: skip
     store = FeatureStore.create(folder, specs, config=config)
-    log.info("%s -> %s (model=%s, prompt=%s)", source.name, folder, lm.spec.id, source.prompt.name)
+    form = source.prompt.name if source.rendered == source.prompt.fingerprint else form_name(source.rendered)
+    log.info("%s -> %s (model=%s, prompt=%s)", source.name, folder, lm.spec.id, form)
     if (rows := source.rows()) is not None:
         size = rows * sum(len(spec.layers) * spec.vector_bytes for spec in specs)
         unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
@@ -256,7 +263,9 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     store.finish(figures | {"audit": audited.figures})
     page = folder.path / "sample.html"
     about = {"Model": str(store.spec.model), "Source": settings.source}
-    prompt = settings.prompt.name if settings.prompt.name != AUTO else form_with(store.spec.prompt).name
+    prompt = form_name(store.spec.prompt).removeprefix("prompt=")
+    if source.rendered == source.prompt.fingerprint and settings.prompt.name != AUTO:
+        prompt = settings.prompt.name
     about |= {"Prompt": prompt, "Labels": lines[0]}
     write_text(page, source.page(store, about, settings.seed))
     folder.finish({"model": settings.model.name, "source": settings.source, **figures})

@@ -276,6 +276,14 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
         named = [f"{key}={value}" for key, value in pairs if key in ("experiment", "method", "source")]
         name = str(compose("datagen", named)["source"]) if named else "cot"
         keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
+        names = {key.removeprefix("source.").partition(".")[0] for key, _ in pairs}
+        if foreign := [key for key in _ONLY_WITH if key in names and (keys is None or key in keys)]:
+            config = compose("datagen", [f"{key}={value}" for key, value in pairs if key in _CHOOSING])
+            for key in foreign:
+                option, needed = _ONLY_WITH[key]
+                if config[option] != needed:
+                    message = f"{key} belongs to {option}={needed}, and {option} is {config[option]}"
+                    raise UserError(f"{message}: leave it out, or give {option}={needed}", "conflict")
         there, accepted = {f.name for f in fields(cls)}, []
         for (key, _), override in zip(pairs, typed, strict=True):
             plain = key.removeprefix("source.")
@@ -292,6 +300,11 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
                 plain = f"+own.{plain}"
             accepted.append(override if plain == key else f"{plain}={override.partition('=')[2]}")
         return accepted
+
+
+#: Options that only one value of another reads, and the options that decide about it.
+_ONLY_WITH = {"wikipedia": ("articles", "wikipedia"), "acc": ("label", "acc")}
+_CHOOSING = ("experiment", "method", "source", "articles", "label")
 
 
 def source_class(name: str) -> type[Any]:

@@ -60,13 +60,15 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 def inputs(*sources: str | Path) -> dict[str, str]:
     """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
 
-    A folder stands for the files directly in it, without hidden ones; missing files (such as "testbed")
+    A folder stands for the files directly in it, without hidden ones, and a dataset saved by splits for those
+    of all splits; missing files (such as "testbed")
     have "".
     """
     names = {}
     for source in map(str, sources):
         path = Path(source)
-        files = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
+        find = path.rglob if (path / "dataset_dict.json").is_file() else path.glob
+        files = sorted(find("[!.]*")) if path.is_dir() else [path]
         content = hashlib.sha256()
         for file in (f for f in files if f.is_file()):
             size = file.stat().st_size

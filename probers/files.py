@@ -95,6 +95,27 @@ def check_file(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "it is a folder, pipe or device, not a file", str(path))
 
 
+#: Beginnings of files that stand for others or were loaded in their place, with what they are.
+_IMPOSTORS = (
+    (b"version https://git-lfs", "is a Git LFS pointer to the file: run 'git lfs pull' where it was cloned"),
+    (b"/annex/objects/", "is a git-annex pointer to the file: run 'git annex get' where it was cloned"),
+    (b"<!doctype html", "is an HTML page, such as of a sign-in: download the file again"),
+    (b"<html", "is an HTML page, such as of a sign-in: download the file again"),
+    (b"<?xml", "is an XML page, such as of a refused download: download the file again"),
+)
+
+
+def impostor(path: Path) -> str:
+    """Say what stands in the place of a file's content, and what to do; "" if nothing is seen."""
+    if not path.exists():
+        return "is a link to a file that is not there" if path.is_symlink() else "is missing"
+    if not path.is_file():
+        return "is no file"
+    with path.open("rb") as file:
+        beginning = file.read(128).lstrip().lower()
+    return next((problem for start, problem in _IMPOSTORS if beginning.startswith(start)), "")
+
+
 def given_file(option: str, path: str | Path, give: str) -> Path:
     """Return the path that an option gives; UserError without a file there, which says what to ``give``."""
     if not Path(path).is_file():

@@ -9,12 +9,13 @@ fields or keyword-only parameters, described below the field or in the docstring
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -323,3 +324,19 @@ def field_types(target: Callable[..., Any]) -> dict[str, Any]:
 
 class _Unwritable:
     """Placeholder for a class that is imported for type checkers only."""
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Name the nearest of the known names, as part of a sentence; "" if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def check_keywords(kind: Any, given: Collection[str]) -> None:
+    """Refuse keywords that the constructor of a class does not take, naming the nearest (UserError)."""
+    parameters = inspect.signature(kind.__init__).parameters
+    known = [name for name in parameters if name != "self"]
+    for name in given:
+        if name not in known and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+            message = f"{kind.__name__} has no option {name!r}{nearest(name, known)}"
+            raise UserError(f"{message}: its options are {', '.join(known)}", "unknown-key")

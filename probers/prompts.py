@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
@@ -15,12 +15,18 @@ from string import Formatter
 from typing import Any
 
 from .files import digest, given_file
-from .types import UserError, first_line
+from .options import shown
+from .types import EndToken, UserError, first_line
 
 #: Names that forms may have in braces.
 _FORMS = {"passage": ("i", "text"), "question_form": ("question",), "article": ("title",)}
-#: Placeholder for a text while a chat template is put around it; no real text contains it.
-_PLACE = "\ue000"
+#: Placeholders for a text, and an answer to it, while a chat template is put around them; no real text
+#: contains them.
+_PLACE, _ANSWER = "\ue000", "\ue001"
+#: Fields of a template that come from the model to which it is bound.
+_BOUND = ("_around", "turn_ends")
+#: Shorter text behind every answer, as a full stop, may stand in an answer too.
+_LEAST_END = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ class PromptTemplate:
         chat: put it all through the chat template of the model's tokenizer: questions and instructions as the
             user's message, the text to continue as the beginning of its answer. The template must then be
             bound with :meth:`bind`.
+        turn_ends: token or text that ends an answer by the chat template to which this is bound.
     """
 
     name: str = "testbed"
@@ -59,6 +66,7 @@ class PromptTemplate:
     chat: bool = False
     exemplars_file: InitVar[str | None] = None
     _around: tuple[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+    turn_ends: tuple[str | EndToken, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self, exemplars_file: str | None) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
@@ -82,6 +90,7 @@ class PromptTemplate:
             return self
         bound = replace(self)
         object.__setattr__(bound, "_around", _chat_frame(tokenizer, self.name))
+        object.__setattr__(bound, "turn_ends", turn_ends(tokenizer))
         return bound
 
     def question(self, question: str, passages: Sequence[str] = (), *, partial: str = "") -> str:
@@ -113,6 +122,11 @@ class PromptTemplate:
         return form.bind(lm.tokenizer) if self.chat else form
 
     @property
+    def ends(self) -> tuple[str | EndToken, ...]:
+        """What ends an answer besides the model's end tokens: ``stop``, and the end of a turn of the chat."""
+        return (*self.stop, *self.turn_ends)
+
+    @property
     def prefix(self) -> str:
         """Common beginning of all question prompts."""
         return self._frame[0] + self.exemplars
@@ -120,7 +134,7 @@ class PromptTemplate:
     @property
     def fingerprint(self) -> str:
         """Hash of every field: two runs compare only if it is the same."""
-        return digest(repr(sorted(item for item in asdict(self).items() if item[0] != "_around")), 12)
+        return digest(repr(sorted(item for item in asdict(self).items() if item[0] not in _BOUND)), 12)
 
     @property
     def _frame(self) -> tuple[str, str]:
@@ -181,12 +195,16 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     if not getattr(tokenizer, "chat_template", None):
         choose = "choose a prompt without chat, or a model that was tuned for it"
         raise UserError(f"{what}, and the model's tokenizer has no chat template: {choose}", "model")
+    if problem := _unnamed(tokenizer.chat_template, more):
+        raise UserError(f"{what}, and {problem}", "model")
     from jinja2 import TemplateError  # loads slowly
 
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **more
-        )
+        turns = _known_turns(messages, tokenizer.chat_template)
+    except ValueError as error:
+        raise UserError(f"{what}, and {error}", "model") from error
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **more)
     except (TemplateError, TypeError) as error:  # TypeError: values that the template cannot use
         raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}", "model") from error
     bos = tokenizer.bos_token
@@ -195,17 +213,144 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     return text
 
 
+def turns_of(messages: Any) -> list[dict[str, Any]]:
+    """Read the messages of a chat, in the forms of OpenAI's API; ValueError names a malformed one.
+
+    Content may be a list of text parts, and null beside calls of tools, whose arguments may be JSON in a
+    string. Fields that are null are left out.
+    """
+    turns = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f'{where} must be {{"role": .., "content": ..}}, found {shown(message)}')
+        content, calls = message.get("content"), message.get("tool_calls") or ()
+        if isinstance(content, (list, tuple)):
+            content = "".join(_part(part, where) for part in content)
+        if content is None and calls:
+            content = ""
+        if not isinstance(content, str):
+            raise ValueError(f"{where}.content must be text or text parts, found {shown(content)}")
+        rest = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
+        called = {"tool_calls": [_call(call, where) for call in calls]} if calls else {}
+        turns.append({**rest, "content": content, **called})
+    return turns
+
+
+def _part(part: Any, where: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: only parts of type text can be read, found {shown(part)}")
+    return text
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """Read a call of a tool; templates want its arguments as an object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"{where}: a call of a tool needs function.name, found {shown(call)}")
+    arguments = function.get("arguments") or {}
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"{where}: arguments of a call must be a JSON object, found {shown(function)}")
+    return {**call, "function": {**function, "arguments": dict(arguments)}}
+
+
+def _known_turns(messages: Sequence[Mapping[str, Any]], template: Any) -> list[dict[str, Any]]:
+    """Return messages in roles that a chat template knows (ValueError: malformed, or tools that it omits)."""
+    turns = turns_of(messages)
+    if "tool" not in str(template) and any(t["role"] == "tool" or "tool_calls" in t for t in turns):
+        raise ValueError("the model's chat template knows no tools: leave out the messages with their calls")
+    known = "developer" in str(template)
+    return [t | {"role": "system"} if t["role"] == "developer" and not known else t for t in turns]
+
+
+def _unnamed(template: Any, more: Mapping[str, Any]) -> str:
+    """Say that it is open which of several chat templates is meant, as the end of a sentence; else ""."""
+    if (
+        not isinstance(template, Mapping)
+        or "default" in template
+        or (more.get("tools") and "tool_use" in template)
+    ):
+        return ""
+    names = ", ".join(sorted(template))
+    return (
+        f"the model has the chat templates {names}, none called default: choose one with model.chat_template"
+    )
+
+
+def turn_ends(tokenizer: Any) -> tuple[str | EndToken, ...]:
+    """Find what a chat template writes behind an answer: a token, or text, by which the answer has ended.
+
+    It need not be among the model's end tokens: fine-tunes often keep those of their base. () without a
+    template, or where nothing but space is behind an answer.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return ()
+    chat = [{"role": "user", "content": _PLACE}, {"role": "assistant", "content": _ANSWER}]
+    # First behind the last answer: within a chat, a mark may be one that an answer holds too (gpt-oss).
+    tail = _behind(tokenizer, chat) or _behind(tokenizer, [*chat, chat[0]])
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    marks = {str(token): i for i, token in added}
+    if first := max((mark for mark in marks if tail.lstrip().startswith(mark)), key=len, default=""):
+        return (EndToken(marks[first]),)
+    text = tail[: min((tail.find(mark) for mark in marks if mark in tail), default=len(tail))].rstrip()
+    return (text,) if len(text.strip()) >= _LEAST_END else ()
+
+
+def _behind(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+    """Return a chat template's text between an answer and the next message; "" if it is only space."""
+    from jinja2 import TemplateError
+
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except (TemplateError, TypeError, ValueError):  # it cannot be asked: no such roles, or several templates
+        return ""
+    tail = text.rpartition(_ANSWER)[2].partition(_PLACE)[0]
+    return tail if _ANSWER in text and tail.strip() else ""
+
+
 #: The call by which chat templates ask for the date (Llama 3.2, Granite).
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 
 def fix_date(tokenizer: Any, day: date) -> bool:
     """Fix the date that a tokenizer's chat template gives as today; tell whether it gives one."""
-    template = getattr(tokenizer, "chat_template", None)
-    if not isinstance(template, str) or not _TODAY.search(template):
+    given = getattr(tokenizer, "chat_template", None)
+    templates = given if isinstance(given, Mapping) else {"default": given or ""}
+    if not any(map(_TODAY.search, templates.values())):
         return False
-    tokenizer.chat_template = _TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+    dated = {k: _TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), v) for k, v in templates.items()}
+    tokenizer.chat_template = dated if isinstance(given, Mapping) else dated["default"]
+    tokenizer.undated = tokenizer.chat_template, given
     return True
+
+
+#: Text whose tokens show normalisation, splitting and added tokens of a tokenizer.
+_SAMPLE = "The 12,345.6 über-quick\tfoxes' don't e\u0301 jump..\n\n  日本 Ça va? 😀 if x:\n    y += 1"
+
+
+def text_marks(tokenizer: Any, ends: Iterable[int]) -> dict[str, str]:
+    """Name what turns a chat into tokens and ends a text, as fields of a model's specification.
+
+    ``ends`` are the model's end tokens. The chat template counts as it is without today's date, the
+    tokenizer by the tokens of a sample and its special tokens, without one for padding.
+    """
+    dated, given = getattr(tokenizer, "undated", (None, None))
+    template = given if dated == tokenizer.chat_template else tokenizer.chat_template
+    added = tokenizer.added_tokens_decoder.items()
+    special = [i for i, token in added if token.special and "pad" not in str(token).lower()]
+    roles = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id
+    tokens = [tokenizer(_SAMPLE, verbose=False)["input_ids"], roles, sorted(special)]
+    return {
+        "template": digest(json.dumps(template, sort_keys=True), 12) if template else "none",
+        "ends": " ".join(ascii(str(tokenizer.convert_ids_to_tokens(i)))[1:-1] for i in sorted(ends))
+        or "none",
+        "tokens": digest(json.dumps(tokens), 12),
+    }
 
 
 #: Name of the prompt that takes the form of the model that it is bound to.
@@ -225,6 +370,18 @@ def form_with(fingerprint: str | None) -> PromptTemplate:
     """Find the form of prompt=auto that has a fingerprint; prompt=auto itself if none has."""
     forms = (TESTBED_PROMPT, CHAT_PROMPT, PLAIN_PROMPT)
     return next((form for form in forms if form.fingerprint == fingerprint), AUTO_PROMPT)
+
+
+#: In place of a fingerprint: prompts as they stand in texts, and messages in texts, by the chat template.
+AS_GIVEN, MESSAGES = "", "messages"
+
+
+def form_name(fingerprint: str) -> str:
+    """Describe the form of prompts that features were made with, for messages."""
+    given = {AS_GIVEN: "prompts as they stand in the texts", MESSAGES: "messages of chats in the texts"}
+    known = form_with(fingerprint)
+    other = f"another form of prompts ({fingerprint})"
+    return given.get(fingerprint) or (f"prompt={known.name}" if known is not AUTO_PROMPT else other)
 
 
 def _form_for(tokenizer: Any) -> PromptTemplate:

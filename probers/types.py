@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -32,6 +33,9 @@ SPLITS = ("train", "validation", "test")
 #: What steers a terminal or begins a line, as a regular expression has it within brackets: control and
 #: direction characters, and the separators of lines and paragraphs.
 STEERING = "\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069"
+
+#: Halves of a pair of surrogates (UTF-16): characters that no file in UTF-8 and no token can hold.
+HALVES = re.compile("[\ud800-\udfff]")
 
 #: Stable names of what went wrong, for programs and tests; messages may be reworded at any time.
 Code = Literal[
@@ -290,7 +294,7 @@ class Generation:
 
     Attributes:
         offsets: [start, end) of each token in ``text``, characters.
-        logprobs: (n,) float32, nats, from raw logits.
+        logprobs: (n,) float32, nats, from raw logits of the tokenizer's tokens.
         entropies: (n,) float32, nats, of the distribution that produced each token.
         states: for each feature of ``needs`` (layers, d) when it is pooled, (n, layers, d) for pools "tokens"
             and "predicting", (n + 1, layers, d) for "positions", (1, 2 d) for "mind", (n, 1, 2 d) for
@@ -323,6 +327,13 @@ class Generation:
         if len(self.needs.features) > 1:
             raise ValueError("several features were recorded: read states[feature]")
         return next(iter(self.states.values()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class EndToken:
+    """A token that ends a text, besides the model's own end tokens."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def fit(
     shared = {name: labelling[name] for name in ("seed",) if name in labelling}
     states = None if out is None else f"{out}.states"
     store = label(data, source, layers=layers, out=states, **labelling)
-    for line in source.source.left_out.lines():
+    for line in source.source.lines():
         log.warning(line)
     return fit_stores(store, head=head, layers=layers, out=out, **shared, **options)
 

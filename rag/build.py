@@ -254,5 +254,6 @@ def check_one_model(banks: Mapping[str, Prober]) -> None:
     for path, model in models.items():
         first, other = next(iter(models.items()))
         if not model.same_as(other):
-            message = f"probers: {first} reads the model {other} and {path} reads {model}"
+            texts = other.same_weights(model) and f" with {other.other_texts(model)}"
+            message = f"probers: {first} reads the model {other} and {path} reads {model}{texts or ''}"
             raise UserError(f"{message}: a comparison has one model", "mismatch")

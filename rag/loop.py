@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probers.data.corpus import search
 from probers.evaluation.answers import final_answer
 from probers.model.kv_cache import PrefixCache
 from probers.model.tokens import SentenceEnd, Stop
+from probers.options import check_keywords
 from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.words.text import split_sentences
@@ -147,8 +149,8 @@ class _Rounds:
 
     def _write_together(self, group: Sequence[tuple[OpenQuestion, LookAhead]], reading: bool) -> None:
         rag = self._rag
-        stop: list[Stop] = list(rag.prompt.stop)
-        over = group[0][1].over(rag.prompt.stop)
+        stop: list[Stop] = list(rag.prompt.ends)
+        over = group[0][1].over(rag.prompt.ends)
         if over is not None:
             stop.append(over)
         if reading and rag.trigger.takes == "sentence":
@@ -157,7 +159,7 @@ class _Rounds:
             hear = partial(self._listener.text, group[0][0].question)
             stop.append(hear)  # type: ignore[arg-type]  # it returns None, which never ends a text
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
-        limits = [a.limit(budget, rag.prompt.stop) for (_, a), budget in zip(group, budgets, strict=True)]
+        limits = [a.limit(budget, rag.prompt.ends) for (_, a), budget in zip(group, budgets, strict=True)]
         open_, needs = [each for each, _ in group], _NOTHING if reading else rag.needs
         generations = self._generate(
             open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs
@@ -176,7 +178,7 @@ class _Rounds:
             return
         announcing = [("" if each.text[-1:].isspace() else " ") + cue for each in short]
         partials = [each.text + words for each, words in zip(short, announcing, strict=True)]
-        answers = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.stop)
+        answers = self._generate(short, partials, [rag.answer_tokens] * len(short), stop=rag.prompt.ends)
         for each, words, generation in zip(short, announcing, answers, strict=True):
             each.complete(words, generation)
 
@@ -198,7 +200,7 @@ class _Rounds:
             return
         rag, cue = self._rag, self._rag.prompt.answer_cue
         most = max(len(each.refused) for each, _ in searches)
-        found = rag.retriever.search([query for _, query in searches], rag.k + most)
+        found = search(rag.retriever, [query for _, query in searches], rag.k + most)
         results = [
             [passage for passage in passages if passage.id not in each.refused][: rag.k]
             for (each, _), passages in zip(searches, found, strict=True)
@@ -267,6 +269,11 @@ class RAG:
     max_retrievals: int = 3
     answer_tokens: int = 16
     draft: int = 8
+
+    def __new__(cls, *given: Any, **options: Any) -> RAG:
+        """Refuse an unknown option by name (UserError)."""
+        check_keywords(cls, options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -17,7 +17,17 @@ from probers.model.tokens import SentenceEnd
 from probers.prompts import PromptTemplate
 from probers.signals import Variant
 from probers.signals.rarity import Counts
-from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, RunError, UserError
+from probers.types import (
+    Decision,
+    EndToken,
+    Generation,
+    Needs,
+    Passage,
+    Question,
+    Retriever,
+    RunError,
+    UserError,
+)
 from probers.words.text import content_filter
 
 if TYPE_CHECKING:
@@ -93,7 +103,7 @@ class LookAhead:
     tokens: int | None = None
     sentences: int | None = None
 
-    def limit(self, budget: int, stop: Sequence[str]) -> int:
+    def limit(self, budget: int, stop: Sequence[str | EndToken]) -> int:
         """Return the largest number of tokens to write, at most ``budget``.
 
         One token beyond the look-ahead shows that the text goes on. The length of a stop string is added: a
@@ -101,7 +111,7 @@ class LookAhead:
         """
         return budget if self.tokens is None else min(budget, self.tokens + 1 + _reach(stop))
 
-    def over(self, stop: Sequence[str]) -> Callable[[str], bool] | None:
+    def over(self, stop: Sequence[str | EndToken]) -> Callable[[str], bool] | None:
         """Build a test of whether a growing text has more sentences than this; None without a limit."""
         if self.sentences is None:
             return None
@@ -109,9 +119,9 @@ class LookAhead:
         return lambda text: end.find(text[: max(0, len(text) - reach)]) is not None
 
 
-def _reach(stop: Sequence[str]) -> int:
+def _reach(stop: Sequence[str | EndToken]) -> int:
     """Count the characters at the end of a text that may yet prove to belong to a stop string."""
-    return max((len(each) for each in stop), default=1) - 1
+    return max((len(each) for each in stop if isinstance(each, str)), default=1) - 1
 
 
 class Trigger:

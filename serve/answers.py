@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from probers.model.tokens import Span, shown_bytes, token_bytes
+from probers.model.tokens import shown_bytes, token_bytes
 from probers.prober.assessment import WrittenText
 from probers.types import Needs, StopReason
+from probers.words.text import Span
 from probers.words.thinking import Thinking, tokens_in
 
 from .on_high import FINISH, Judgement, OnHigh

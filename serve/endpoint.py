@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import secrets
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from fastapi.responses import Response, StreamingResponse
 from probers.model.decode import Request as Wanted
 from probers.model.language_model import Sampling
 from probers.model.tokens import Prompt, encode_prompts, token_offsets
-from probers.prompts import chat_text
+from probers.prompts import chat_text, turn_ends
 from probers.words.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
@@ -257,7 +256,8 @@ class Endpoint:
             message = f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer"
             raise ApiError(400, message, "n")
         streams = [None] * len(wanted) if sampling is None else sampling.streams([p.ids for p, _ in wanted])
-        stops = self._lm.stops(request.stops)
+        turn = turn_ends(self._lm.tokenizer) if isinstance(request, ChatRequest) else ()
+        stops = self._lm.stops([*request.stops, *turn])
         return [
             ScoredText(
                 Wanted(prompt, most, None, stream), self._lm.tokenizer, stops, sampling,
@@ -279,16 +279,12 @@ class Endpoint:
             texts: list[str | list[int]] = [chat_text(tokenizer, turns, "this is a chat", **more)]
         else:
             texts = request.prompts
-        size, prompts = self._lm.model.get_input_embeddings().num_embeddings, list[Prompt]()
+        prompts = list[Prompt]()
         for number, text in enumerate(texts):
             if isinstance(text, str):
-                if re.search("[\ud800-\udfff]", text):
-                    problem = "the prompt holds half a pair of surrogates: send valid Unicode"
-                    raise ApiError(400, problem, "prompt")
                 prompts += encode_prompts(tokenizer, [text], [str(number)])
-            elif max(text) >= size:
-                raise ApiError(400, f"the token {max(text)} is not one of the model's {size}", "prompt")
             else:
+                self._lm.check_tokens(text, f"prompt {number}")
                 written, offsets = token_offsets(tokenizer, text)
                 prompts.append(Prompt(f"prompt {number}", written, tuple(text), offsets))
         return prompts

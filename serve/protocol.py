@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from probers.data.records import half_in
 from probers.types import ProbersError, UserError
 
 
@@ -260,9 +261,12 @@ class _Asking(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, values: Any) -> Any:
-        """Drop fields without effect; refuse unsupported fields by name."""
+        """Drop fields without effect; refuse unsupported fields by name, and strings that are no Unicode."""
         if not isinstance(values, Mapping):
             return values
+        if (place := half_in(values)) is not None:
+            problem = f"{place or 'a field'} holds half of a pair of surrogates: send valid Unicode"
+            raise ApiError(400, problem, place or None)
         stops = values.get("stop")
         if stops == "" or (isinstance(stops, list) and "" in stops):
             raise ApiError(400, "stop has an empty string, which would end every text: leave it out", "stop")

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from probers.cli.components import Component, choices
+from probers.model.tokens import encode_prompts
 from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.response import ScoredSpan
 from probers.prober.token_scores import text_needs, text_scores
@@ -194,7 +195,8 @@ class Answering:
         answer = self._rag(self._question, self)
         self._accept(answer.text)  # includes inserted words
         prompt = self._rag.prompt.question(answer.question, [p.text for p in self._passages])
-        prompt_tokens, written = len(self._lm.tokenizer(prompt)["input_ids"]), answer.counters.tokens
+        (encoded,) = encode_prompts(self._lm.tokenizer, [prompt])
+        prompt_tokens, written = len(encoded.ids), answer.counters.tokens
         self._tell({
             "type": "end", "finish": finish_reason(self._lm.stop),
             "hallucination": self._assessed(prompt, answer.text),

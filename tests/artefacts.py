@@ -6,11 +6,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from filelock import FileLock
 
@@ -80,3 +81,22 @@ def write_lines(file: Path, records: Iterable[Any]) -> str:
 def read_lines(file: Path | str) -> list[Any]:
     """The records of a file of JSON lines."""
     return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def in_layout(rows: Sequence[Mapping[str, Any]], path: Path, kind: str) -> Path:
+    """Write rows as a table, an array, Parquet, or as datasets saves them; return the file or folder."""
+    path = path if kind in ("saved", "splits") else path.with_name(f"{path.name}.{kind}")
+    if kind == "json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    elif kind == "json.gz":
+        path.write_bytes(gzip.compress(json.dumps(rows).encode()))
+    elif kind == "csv":
+        pd.DataFrame(rows).to_csv(path, index=False)
+    elif kind == "parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        import datasets
+
+        data = datasets.Dataset.from_list(list(rows))
+        (data if kind == "saved" else datasets.DatasetDict({"train": data})).save_to_disk(path)
+    return path

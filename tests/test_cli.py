@@ -1,5 +1,6 @@
 """Arguments in, one sentence and the right exit code out."""
 
+import io
 import json
 import logging
 import os
@@ -80,6 +81,12 @@ def test_exit_codes(monkeypatch, capsys, error, code):
     assert len(lines) == 1 and lines[0].startswith("probers-datagen: ")
 
 
+@pytest.mark.parametrize("odd", ["question=\ud83d", "out=caf\udce9"])
+def test_arguments_are_unicode(capsys, odd):
+    assert exits("datagen", [odd]) == 2
+    assert "[argument]" in capsys.readouterr().err
+
+
 def test_a_run_folder_is_claimed_once(tmp_path):
     first = RunFolder(tmp_path / "a", "datagen", {"seed": 0, "out": "a", "batch_size": 4})
     assert first.claim() is False and not first.complete
@@ -155,3 +162,17 @@ def test_control_characters_reach_neither_stream(capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert out == "a[2Jb]0;title\n"
     assert err == "a[2Jb]0;title\nprobers-demo: a[2Jb]0;title second line [conflict]\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_an_output_that_lacks_a_character_shows_its_code(encoding, monkeypatch):
+    """Notes, help and refusals alike; a character that it has is shown."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    assert exits("score", ["Dvořák 🎉.jsonl"]) == 2
+    with cli.console():
+        logging.getLogger("probers.test").info("Dvořák 中文")
+    shown = [stream.detach().getvalue().decode(encoding) for stream in (err, out)]
+    assert ("Dvořák" if encoding == "utf-8" else "Dvo\\u0159") in shown[0] and len(shown[1].splitlines()) == 1
+    assert ("á" in shown[1]) == (encoding != "ascii")

@@ -10,6 +10,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from artefacts import in_layout
 from refusals import fails, interrupted
 
 from probers.data import cache as builds
@@ -20,7 +21,7 @@ from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError
 
 #: Texts that break a store or a reader which takes lines for more than they are.
-HARD = ["a\tb", 'say "x"', "one\ntwo", "\u2028 \x85 \x0b", "\ud800 lone", "\\n", "日本語", '"', "x\ry"]
+HARD = ["a\tb", "\U0001f642 lone", 'say "x"', "one\ntwo", "\u2028 \x85 \x0b", "\\n", "日本語", '"', "x\ry"]
 
 
 def jsonl(path, records):
@@ -64,7 +65,7 @@ def test_jsonl_comes_back_as_it_was(load, tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
 def test_dprs_tsv_with_quotes_tabs_and_line_breaks(load, tmp_path, suffix):
-    rows = [(str(i), f"{text} end", f'T "{i}"') for i, text in enumerate(HARD) if "\ud800" not in text]
+    rows = [(str(i), f"{text} end", f'T "{i}"') for i, text in enumerate(HARD)]
     found = load(tsv(tmp_path / f"psgs_w100.{suffix}", rows))
     assert list(found) == [Passage(name, title, text) for name, text, title in rows]
 
@@ -108,6 +109,58 @@ def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(loa
     for wrong, named in (({"contents": 3}, "contents"), ({"contents": " "}, "contents"), ({}, "'text'")):
         with fails("bad-line", "line 1", named):
             load(jsonl(tmp_path / "bad.jsonl", [{"id": 4, **wrong}]))
+
+
+NEXT_DOOR = ["csv", "json", "json.gz", "parquet", "saved", "splits"]
+
+
+@pytest.mark.parametrize("kind", NEXT_DOOR)
+def test_layouts_next_door_are_read_like_json_lines(load, tmp_path, kind):
+    """Tables, arrays, Parquet and saved datasets; a row without an id is named by its place."""
+    rows = [{"id": str(i), "title": f"T, {i}", "text": f'Text "{i}",\nand on.'} for i in range(5)]
+    path = in_layout(rows, tmp_path / "c", kind)
+    assert list(load(path)) == [Passage(row["id"], row["title"], row["text"]) for row in rows]
+    with fails("bad-line", "id must be"):
+        load(
+            in_layout(
+                [row | {"id": ""} if i == 2 else row for i, row in enumerate(rows)], tmp_path / "d", kind
+            )
+        )
+
+
+def test_another_folder_is_no_corpus(load, tmp_path):
+    with fails("no-file", "save_to_disk"):
+        load(tmp_path)
+
+
+def test_passages_under_several_ids_are_told(load, tmp_path, caplog):
+    rows = [{"id": i, "title": "T", "text": f"Text {i % 3}."} for i in range(5)]
+    assert len(load(jsonl(tmp_path / "c.jsonl", rows))) == 5 and "2 passages with" in caplog.text
+    caplog.clear()
+    assert (
+        len(load(jsonl(tmp_path / "d.jsonl", [row | {"title": str(i)} for i, row in enumerate(rows)]))) == 5
+    )
+    assert "passages with" not in caplog.text
+
+
+def test_a_search_gives_a_passage_one_place_whatever_its_ids():
+    """Of a retriever that knows nothing of it: it is asked for more until the places are filled."""
+    passages = [
+        *(Passage(str(i), "T", "the same") for i in range(20)),
+        Passage("x", "T", "one"),
+        Passage("y", "", "two"),
+    ]
+    asked = []
+
+    class Retriever:
+        def search(self, queries, k):
+            asked.append(k)
+            return [[] if query == "none" else passages[:k] for query in queries]
+
+    found = corpus.search(Retriever(), ["a", "none"], 3)
+    assert [[passage.id for passage in hits] for hits in found] == [["0", "x", "y"], []]
+    assert asked == [3, 12, 48]
+    assert len(corpus.search(Retriever(), ["a"], 9)[0]) == 3
 
 
 def test_beirs_passages_have_another_name_for_the_id(load, tmp_path):
@@ -170,6 +223,8 @@ def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, re
         ('["x"]', "expected a JSON object"),
         ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
         ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
+        (r'{"id": 1, "text": "half \ud83d"}', "text holds half of a pair of surrogates"),
+        (r'{"id": 1, "text": "x", "title": "\udc00"}', "title holds half of a pair of surrogates"),
     ],
 )
 def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line, reason):
@@ -180,6 +235,14 @@ def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line,
     assert "line 3" in caplog.text
     with fails("bad-line", "c.jsonl line 3: ", reason):  # also after a run that skipped it
         load(path)
+
+
+def test_a_pair_of_surrogates_is_a_character_and_half_of_one_is_none(load, tmp_path):
+    (whole,) = load(jsonl(tmp_path / "c.jsonl", [r'{"id": 1, "text": "\ud83d\ude42"}']))
+    assert whole.text == "🙂"
+    for odd in ("\ud83d", {"text": "x", "title": "\ud83d"}, Passage("\ud83d", "t", "x")):
+        with fails("bad-value", "passage 2"):
+            corpus.as_passages(["good", odd])
 
 
 def test_of_repeated_ids_the_first_stays_wherever_the_others_are(load, tmp_path):

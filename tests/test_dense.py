@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import shutil
 from unittest.mock import Mock
 
 import numpy as np
@@ -91,6 +92,21 @@ def test_k_blank_queries_and_wrong_options(dense, tiny, tmp_path):
     ):  # fmt: skip
         with fails(None, named):
             dense(corpus(passages), **options)
+
+
+@pytest.mark.parametrize(("lost", "named"), [("encoder.layer.0.", "layer.0"), ("pooler.", None)])
+def test_an_encoder_without_some_of_its_weights_is_refused(tiny, dense, tmp_path, lost, named):
+    """Claim: what vectors are made of must be there; converse: BERT's pooler is not read."""
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny, tmp_path / "less")
+    weights = {k: v for k, v in load_file(folder / "model.safetensors").items() if lost not in k}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    if named is None:
+        assert dense(corpus(3), model=str(folder)).search([WORDS[0]], 1)
+    else:
+        with fails("model", f"retriever.model={folder}", named):
+            dense(corpus(3), model=str(folder))
 
 
 def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(dense, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -103,6 +104,7 @@ def damaged(files: Path, folder: Path, what: str) -> Path:
     blob = {
         "header": blob[:100], "names": blob[:3000], "weights": blob[: len(blob) // 2], "empty": b"",
         "text": b"hello there", "odd": blob.replace(b"llama", b"lloma"),
+        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00",
     }[what]  # fmt: skip
     file.write_bytes(blob)
     return file
@@ -111,13 +113,46 @@ def damaged(files: Path, folder: Path, what: str) -> Path:
 @pytest.mark.parametrize(
     ("what", "named"),
     [*((what, "damaged") for what in ("header", "names", "weights")), ("empty", "is no GGUF file"),
-     ("text", "is no GGUF file"), ("odd", "architecture lloma")],
+     ("text", "is no GGUF file"), ("pointer", "git lfs pull"), ("odd", "architecture lloma")],
 )  # fmt: skip
 def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, what, named):
     file = damaged(files, tmp_path, what)
     with fails("bad-file", f"model={file} ", named):
         load(file, tmp_path / "cache")
-    assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir() and p.name != "files"]
+    assert not folders(tmp_path / "cache")
+
+
+def folders(cache: Path) -> list[Path]:
+    """Models in a cache, whole or not."""
+    return [path for path in cache.iterdir() if path.is_dir() and path.name != "files"]
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00003.gguf", "model-00003-of-00003.gguf", "renamed.gguf"])
+def test_one_file_of_a_split_model_is_refused_and_never_kept(tmp_path, name):
+    save_gguf(tmp_path / "model.gguf", most=12)
+    shutil.copy(tmp_path / "model-00002-of-00003.gguf", tmp_path / "renamed.gguf")
+    for _ in range(2):
+        with fails("bad-file", f"{name} is one of 3 files", "--merge"):
+            load(tmp_path / name, tmp_path / "cache")
+    assert not folders(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("without", ["blk.1.", "ffn_up", "output_norm"])
+def test_a_file_without_some_weights_is_refused_and_never_kept(tmp_path, without):
+    save_gguf(tmp_path / "less.gguf", without=without)
+    with fails("model", "less.gguf", "of its 30 weights"):
+        load(tmp_path / "less.gguf", tmp_path / "cache")
+    assert not folders(tmp_path / "cache")
+
+
+def test_a_folder_that_an_earlier_version_kept_is_not_trusted(files, tmp_path, monkeypatch):
+    """Schema 1 kept what was made of one file of several."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(loading, "_SCHEMA", 1)
+    load(files / "full.gguf", cache)
+    monkeypatch.undo()
+    load(files / "full.gguf", cache)
+    assert len(folders(cache)) == 2
 
 
 def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkeypatch):

@@ -1,16 +1,21 @@
 """The verb `label`: each source's store equals the command's, is resumed in `out`, and goes without one."""
 
 import gc
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import datasets
 import numpy as np
+import pandas as pd
 import pytest
-from artefacts import write_lines
+from artefacts import in_layout, write_lines
 from refusals import fails, interrupted
 
-from probers import CausalLM, FeatureStore
+from probers import RAG, CausalLM, FeatureStore
 from probers.cli import main as cli
 from probers.datagen import Articles, Prompts, Questions, Texts, label
+from probers.datagen.settings import Options
 
 TOWNS = ["Hull", "e"] * 6
 PASSAGES = ["Hull is a town in Spain.", "The letter e is old."]
@@ -138,3 +143,59 @@ def test_options_that_there_are_not_are_refused_by_name(lm, files):
 def test_a_key_of_another_source_is_refused(typed, code, named, tmp_path):
     with fails(code, named):
         cli.run("datagen", [*typed, f"out={tmp_path / 'x'}"])
+
+
+ROWS = {
+    "list": list, "frame": pd.DataFrame, "dataset": datasets.Dataset.from_list, "generator": iter,
+    "columns": lambda rows: {name: [row[name] for row in rows] for name in rows[0]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_sources_take_the_same_rows_as_files(kind, files, tmp_path):
+    """Questions, articles and prompts; a file is a table too. What is read is part of a run's identity."""
+    questions, _, articles, _ = (
+        list(map(json.loads, Path(path).read_text().splitlines())) for path in files.values()
+    )
+    options = Options()
+    given, file = Questions(ROWS[kind](questions)), Questions(str(files["questions"]))
+    given.plan(options), file.plan(options)
+    assert [(q.id, q.answers, q.split) for q in given.chosen.questions] == [
+        (q.id, q.answers, q.split) for q in file.chosen.questions
+    ]
+    topics = [{"prompt": f"Tell of {row['title']}.", "title": row["title"]} for row in articles]
+    read = [
+        Prompts(ROWS[kind](topics), articles=ROWS[kind](articles)),
+        Prompts(str(in_layout(topics, tmp_path / "p", "csv")), articles=str(files["articles"])),
+        Prompts(str(in_layout(topics, tmp_path / "p", "parquet")),
+                articles=str(in_layout(articles, tmp_path / "a", "parquet"))),
+    ]  # fmt: skip
+    for source in read:
+        source.plan(options)
+    assert [source.topics for source in read[1:]] == [read[0].topics] * 2 and read[0].topics[0].reference
+    records = [Articles(ROWS[kind](rows)).plan(options).record for rows in (articles, articles[1:])]
+    assert records[0]["articles_read"] != records[1]["articles_read"]
+
+
+def test_texts_alone_are_rows_where_that_makes_sense(lm):
+    prompts = Prompts(["Who was it?", "What is it?"], judge="hand")
+    prompts.plan(Options())
+    assert [topic.prompt for topic in prompts.topics] == ["Who was it?", "What is it?"]
+    asked = Questions(["Who?"])
+    with fails("labels", "question 1"):
+        asked.plan(Options())
+    with fails("bad-value", "title"):
+        Articles(["It is old. It is big."]).plan(Options())
+
+
+@pytest.mark.parametrize(("make", "code", "named"), [
+    (lambda: Texts([], prompt="q"), "unknown-key", "columns={'prompt': 'q'}"),
+    (lambda: Texts([], colums={}), "unknown-key", "columns"),
+    (lambda: Questions([], quesions=1), "unknown-key", "questions"),
+    (lambda: label(None, Texts([]), max_new_token=1), "unknown-key", "max_new_tokens"),
+    (lambda: label(None, Texts([]), max_new_tokens=1), "conflict", "max_new_tokens"),
+    (lambda: RAG(None, [], "never", querry=1), "unknown-key", "query"),
+])  # fmt: skip
+def test_misspelt_and_foreign_options_are_refused_by_name(make, code, named):
+    with fails(code, named):
+        make()

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from probers import FeatureStore
 from probers.cli import main as cli
 from probers.data.texts import TextSource
+from probers.prompts import AS_GIVEN, MESSAGES
 from probers.testbed.assets import load_articles, model_path
 
 BATCH = ["batch_size=8", "shard_size=8", "layers=[6,12]"]
@@ -152,6 +153,29 @@ def test_spans_of_wiki_written_out_and_read_back_give_the_same_states(artefacts,
     place = {name: i for i, name in enumerate(rows["id"])}
     ours = np.stack([made.layer(12)[place[name]] for name in again.index[same]]).astype(float)
     np.testing.assert_allclose(read.layer(12)[np.flatnonzero(same)].astype(float), ours, rtol=0.05, atol=0.05)
+
+
+def test_the_store_names_the_form_of_prompts_that_was_rendered(tmp_path, caplog):
+    """Two requests with the same states have the same form. Converse: passages are shown by the template."""
+    given = [{"answer": f" Ann {i}.", "prompt": f"Who is {i}?", "wrong": i % 2} for i in range(12)]
+    shown = [line | {"passages": ["Ann is one."]} for line in given]
+    asked = [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}]
+    chats = [{"answer": f" Ann {i}.", "messages": asked, "wrong": i % 2} for i in range(12)]
+    specs = {}
+    for name, lines_ in (("given", given), ("shown", shown)):
+        file = write_lines(tmp_path / f"{name}.jsonl", lines_)
+        for prompt in ("auto", "mind", "dragin"):
+            store = store_of(file, tmp_path / f"{name}.{prompt}", f"prompt={prompt}", "layers=[6]")
+            specs[name, prompt] = store.spec.prompt, store.layer(6)[:].astype(float)
+        assert ("prompt=dragin is not used" in caplog.text) == (name == "given")
+        caplog.clear()
+    forms = {key: form for key, (form, _) in specs.items()}
+    assert {forms["given", prompt] for prompt in ("auto", "mind", "dragin")} == {AS_GIVEN}
+    np.testing.assert_array_equal(specs["given", "auto"][1], specs["given", "dragin"][1])
+    assert len({forms["shown", prompt] for prompt in ("auto", "mind", "dragin")}) == 3
+    assert np.abs(specs["shown", "auto"][1] - specs["shown", "dragin"][1]).max() > 0.1
+    assert TextSource(write_lines(tmp_path / "c.jsonl", chats)).survey("answer").form == MESSAGES
+    assert TextSource(write_lines(tmp_path / "d.jsonl", [*chats, *given])).survey("answer").form == AS_GIVEN
 
 
 class Everything(TextSource):

@@ -88,13 +88,20 @@ def test_rows_of_every_kind_make_the_same_prober(lm, prober, kind, tmp_path):
     np.testing.assert_allclose(again.p_wrong(lm, sums(4)), prober.p_wrong(lm, sums(4)), atol=1e-6)
 
 
-def test_columns_under_other_names_are_named(lm, prober):
+def test_columns_under_other_names_are_named_and_remembered(lm, prober, tmp_path):
     frame = pd.DataFrame(sums()).rename(
         columns={"prompt": "question", "answer": "output", "wrong": "is_wrong"}
     )
     names = {"prompt": "question", "answer": "output", "wrong": "is_wrong"}
     again = probers.fit(lm, frame, head="linear", layers=[4, 8], **names, **QUICK)
     np.testing.assert_allclose(again.p_wrong(lm, sums(4)), prober.p_wrong(lm, sums(4)), atol=1e-6)
+    assert again.columns == names and prober.columns is None
+    again.save_pretrained(tmp_path)
+    saved = probers.Prober.from_pretrained(tmp_path)
+    for rows in (frame[:4], frame[:4].drop(columns="is_wrong"), sums()[:4]):
+        np.testing.assert_allclose(saved.p_wrong(lm, rows), prober.p_wrong(lm, sums()[:4]), atol=1e-4)
+    own = frame[:4].rename(columns={"output": "text"})
+    np.testing.assert_allclose(saved.p_wrong(lm, own, answer="text"), saved.p_wrong(lm, frame[:4]))
     assert code_of(probers.fit, lm, frame) == "bad-file"
     assert code_of(probers.fit, lm, frame, answer="outputs") == "unknown-key"
     assert code_of(probers.fit, lm, frame.rename(columns={"output": "answer"})) == "bad-line"
@@ -115,6 +122,7 @@ def test_a_column_of_labels_that_is_not_read_is_named():
         ([3], "bad-value"),
         ([{**row, "wrong": True} for row in sums()], "labels"),
         ("nowhere.jsonl", "no-file"),
+        ([*sums(), {"answer": "\ud83d", "wrong": True}], "bad-line"),
         (io.StringIO("a"), "bad-value"),
     ],
 )
@@ -151,6 +159,7 @@ def test_misspelt_options_and_wrong_objects_are_refused_by_name(lm, prober):
     assert code_of(probers.label, lm, sums(2)) == "bad-value"
     assert code_of(prober.score, "testbed", sums(2)) == "bad-value"
     assert code_of(probers.RAG(lm, ["a b"], "never"), ["Who?", "Where?"]) == "bad-value"
+    assert code_of(probers.RAG, lm, "One passage alone.", "never") == "no-file"
     assert lm.states(["a b"], layers=4).shape == (1, 1, lm.width)
     assert len(prober.score(lm, sums(1)[0])) == 1
 

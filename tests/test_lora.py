@@ -13,6 +13,7 @@ import torch
 from artefacts import contents, harm, write_lines
 from planted import stop_training
 from refusals import fails
+from safetensors.torch import load_file, save_file
 from tiny import tiny_path
 from transformers import AutoModelForCausalLM
 
@@ -327,3 +328,26 @@ def test_passes_hold_every_text_once(store):
         cut = list(passes(texts, most))
         assert sorted(id(t) for batch in cut for t in batch) == sorted(map(id, texts))
         assert all(len(b) == 1 or max(t.length for t in b) * len(b) <= most for b in cut)
+
+
+@pytest.mark.parametrize(
+    ("layers", "named"), [((0, 1, 2, 3), "layers.3."), ((0, 1), "layers.2."), ((0, 1, 2), "")]
+)
+def test_an_adapter_is_put_in_whole_or_refused(tmp_path, layers, named):
+    """Claim: tensors without a place, or places without a tensor, are refused; converse: a whole set fits."""
+    lm = CausalLM.from_pretrained(str(tiny_path()), dtype="float32")
+    adapters.add(lm.model, r=2, lora_alpha=4, target_modules=["q_proj"])
+    adapters.save(lm.model, tmp_path, "tiny")
+    tensors = load_file(tmp_path / adapters.WEIGHTS)
+    part = ".0.self_attn."
+    first = {name: tensor for name, tensor in tensors.items() if part in name}
+    save_file(
+        {name.replace(part, f".{k}.self_attn."): t + 0.5 for k in layers for name, t in first.items()},
+        tmp_path / adapters.WEIGHTS,
+    )
+    if named:
+        with fails("mismatch", f"adapter={tmp_path}", "2 tensors", named):
+            CausalLM.from_pretrained(str(tiny_path()), dtype="float32", adapter=tmp_path)
+    else:
+        adapted = CausalLM.from_pretrained(str(tiny_path()), dtype="float32", adapter=tmp_path)
+        assert adapters.active_digest(adapted.model) == adapters.digest_of(tmp_path)

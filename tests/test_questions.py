@@ -411,7 +411,9 @@ def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
         ({"rationale": 3}, "rationale"), ({"id": None}, "id"), ({"id": {}}, "id"),
         ({"question": 7}, "question"), ({"question": ""}, "question"), ({"id": "a"}, "'a'"),
         ('{"id": 1, "question": "x"', ""), ('{"question": "x"}', "'id'"), ('{"id": 1}', "'question'"),
-        ('["x"]', ""),
+        ('["x"]', ""), (r'{"id": 1, "question": "\ud83d"}', "surrogates"),
+        ({"answers": r'["a\ud83d"]'}, "surrogates"),
+        ({"passages": [{"title": "T", "text": "\ud83d"}]}, "text"),
     ],
 )  # fmt: skip
 def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, caplog, change, named):

@@ -38,6 +38,7 @@ CASES: dict[str, dict[Code, list[str]]] = {
             "pool=mind layers=[3]", "source=wiki limit={train:5}", "language=de",
             f"{WIKIPEDIA} wikipedia.language=de language=fr", "source=wiki reads=thinking",
             "pool=[mean,prompt] reads=thinking", "launch=ray part=1/2", "launch=ray overwrite=true",
+            "source=wiki wikipedia.rate=1", "acc=substring",
         ],
         "layers": ["layers=[13]", "site=attn_out layers=[0,3]"],
         "missing-extra": ["source=wiki recogniser=spacy"],

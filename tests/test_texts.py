@@ -5,18 +5,20 @@ import gzip
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from artefacts import write_lines
+from artefacts import in_layout, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import fails
 from tiny import byte_level, sentence_piece, word_piece
 
-from probers.data.records import Row
+from probers.data.tables import Row
 from probers.data.texts import TextSource, token_labels
 from probers.data.texts.base import read_text, truth
 from probers.model.tokens import token_offsets
+from probers.prompts import chat_text
 
 ADA = {
     "id": "7",
@@ -88,6 +90,7 @@ BAD = {
     "before the start": {"spans": [{"text": ".", "index": -1, "wrong": True}]},
     "no label": {"spans": [{"start": 0, "end": 3}]},
     "both": {"prompt": "p", "messages": [{"role": "user", "content": "q"}]},
+    "ranges": {"spans": [{"ranges": 3, "wrong": True}]},
     "split": {"split": "holdout"}, "odd label": {"wrong": "perhaps"}, "no text": {"answer": "  "},
 }  # fmt: skip
 
@@ -100,6 +103,103 @@ def test_bad_lines_are_refused_by_file_and_line_or_left_out(name, tmp_path):
         list(source(file).all())
     skipping = source(file, on_bad_line="skip")
     assert len(list(skipping.all())) == 1 and len(skipping.left_out) == 1
+
+
+PARTY = "🎉🎉 Great news! The bridge opened in 1932, it says."
+
+
+@pytest.mark.parametrize(("answer", "start"), [
+    (PARTY, len(PARTY[:36].encode("utf-16-le")) // 2), (PARTY, len(PARTY[:36].encode())),
+    ("  The bridge\r\nopened in 1932.", 22), ("It opened in 1932.", 99), ("It opened in 1932.", -1),
+])  # fmt: skip
+@pytest.mark.parametrize("form", ["start", "ranges", "index"])
+def test_a_label_that_contradicts_its_text_is_moved_to_its_only_place(answer, start, form):
+    """Converse: one that agrees stays; with no place or several the line is refused."""
+    at = {"start": {"start": start, "end": start + 4}, "ranges": {"ranges": [[start, start + 4]]}}
+    part = {"text": "1932", "wrong": True, **at.get(form, {"index": start})}
+    text = read_text({"answer": answer, "spans": [part]}, "")
+    assert labels(text, "span") == [("1932", True)] and text.moved == 1
+    agreeing = {"text": "1932", "start": text.spans[0].start, "end": text.spans[0].end, "wrong": True}
+    assert read_text({"answer": answer, "spans": [agreeing]}, "").moved == 0
+    for odd in ("1933", "e"):
+        with pytest.raises(ValueError, match=r"spans\[0\]"):
+            read_text({"answer": answer, "spans": [part | {"text": odd}]}, "")
+
+
+def test_line_ends_within_a_label_and_reworded_claims_do_not_matter():
+    answer = "It opened\r\nin 1932. Then\r\nit closed."
+    spans = [{"start": 3, "end": 12, "text": "opened\nin", "wrong": True}]
+    claims = [{"start": 0, "end": 19, "text": "The bridge opened in 1932.", "wrong": False}]
+    text = read_text({"answer": answer, "spans": spans, "claims": claims}, "")
+    assert labels(text, "span") == [("opened\r\nin", True)] and text.claims[0].ranges == ((0, 19),)
+    assert text.moved == 1
+
+
+def test_labels_that_were_moved_are_counted(tmp_path):
+    line = {"answer": PARTY, "spans": [{"start": 38, "end": 42, "text": "1932", "wrong": True}]}
+    moved = source(write_lines(tmp_path / "a.jsonl", [line, {**line, "spans": []}]))
+    assert len(list(moved.all())) == 2 and ["1 label moved" in line for line in moved.lines()] == [True]
+
+
+def test_readers_keep_what_offsets_count_and_what_their_own_loaders_keep(tmp_path):
+    """RAGTruth: leading spaces stay, other qualities go. Prompt and answer do not run into each other."""
+    label = {"start": 23, "end": 27, "text": "1932", "label_type": "x"}
+    answer = "  The bridge opened in 1932 and was closed."
+    record = {"source_id": "7", "labels": [label], "response": answer, "quality": "good"}
+    other = record | {"response": "The", "labels": [], "quality": "truncated"}
+    rows = [record | {"id": 1}, other | {"id": 2}, other | {"id": 3, "quality": "good"}]
+    write_lines(tmp_path / "source_info.jsonl", [{"source_id": "7", "prompt": "Passage. output:"}])
+    read = source(write_lines(tmp_path / "response.jsonl", rows))
+    first, last = read.all()
+    assert (first.answer, labels(first, "span"), first.moved) == (answer, [("1932", True)], 0)
+    assert last.prompt == "Passage. output:\n" and read.left_out.summary() == "1 of quality truncated"
+
+
+def test_one_bad_annotation_does_not_cost_the_line(tmp_path):
+    """hallucination_probes: like its code, which drops the annotation."""
+    said = [
+        ("Ann", "Supported", 2), ("Eve", "Supported", 0), ("Bob", "Odd", 10), (None, "Supported", 0),
+        ("Ann saw", "Not Supported", 2), ("saw", "Insufficient Information", 7), ("Bob", None, 11),
+    ]  # fmt: skip
+    turns = (("user", "Who?"), ("assistant", "  Ann saw Bob."))
+    record = {
+        "conversation": [{"role": role, "content": content} for role, content in turns],
+        "annotations": [None, *({"span": s, "label": label, "index": i} for s, label, i in said)],
+    }  # fmt: skip
+    read = source(write_lines(tmp_path / "a.jsonl", [record]))
+    (text,) = read.all()
+    assert text.answer == "  Ann saw Bob."
+    assert labels(text, "span") == [("Ann", False), ("saw", True), ("Bob", None)]
+    assert sum(n for (noun, _), n in read.mended.items() if noun == "annotation") == 5
+
+
+def test_ids_of_published_files_are_told_apart(tmp_path):
+    """HaluEval's have an empty one, and one twice. In one's own file that is a mistake."""
+    record = {"user_query": "Q?", "chatgpt_response": "Yes.", "hallucination": "no"}
+    rows = [record | {"ID": id} for id in ("", "ID", "ID")]
+    texts = list(source(write_lines(tmp_path / "a.jsonl", rows)).all())
+    assert len({text.id for text in texts}) == 3 and texts[1].id == "ID"
+
+
+@pytest.mark.parametrize(("statement", "group"), [
+    ("The Spanish word 'con' means 'to speak'.", "the spanish word 'con'"),
+    ("Peru's capital isn't Lima's twin.", "peru"),
+])  # fmt: skip
+def test_words_in_quotes_are_what_a_statement_is_about(statement, group, tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", [{"statement": statement, "label": 0}])
+    assert [text.group for text in source(file).all()] == [group]
+
+
+def test_too_few_groups_are_made_by_another_rule_which_is_told(tmp_path):
+    """A prompt that all texts share. Converse: groups that the file names are kept."""
+    lines = [{"prompt": "True?\n", "answer": f"Fact {i}.", "wrong": i % 2} for i in range(20)]
+    alone = source(write_lines(tmp_path / "a.jsonl", lines))
+    assert {t.split for t in alone.labelled("answer")} == {"train", "validation", "test"}
+    assert "1 group" in alone.survey("answer").notes[0]
+    assert [t.group for t in alone.all()] == [t.group for t in alone.labelled("answer")]
+    named = write_lines(tmp_path / "b.jsonl", [line | {"group": "g"} for line in lines])
+    with fails("labels", "1 group"):
+        source(named).survey("answer")
 
 
 def test_overlaps_of_one_label_and_span_texts_by_index_are_fine():
@@ -236,7 +336,7 @@ def test_published_layouts_are_told_apart_and_read(name, tmp_path):
     assert [mark.wrong for text in texts for mark in text.units(unit)] == wrong
     assert [t.answer for t in source(file, format=name).all()] == [t.answer for t in texts]
     if name == "hallucination_probes":
-        assert [label for _, label in labels(texts[0], "span")] == [False, None, True]
+        assert [label for _, label in labels(texts[0], "span")] == [False, True, True]
     if name in ("halueval", "statements", "truthfulqa"):  # pairs of one group
         assert texts[0].group == texts[1].group != ""
     if name == "factscore":
@@ -248,7 +348,7 @@ def test_ragtruth_finds_its_prompts_beside(tmp_path):
     assert {text.prompt for text in source(file).all()} == {None}
     told = [{"source_id": "0", "task_type": "QA", "prompt": "Answer!"}, {"source_id": "1", "prompt": "Now!"}]
     write_lines(tmp_path / "source_info.jsonl", told)
-    assert [text.prompt for text in source(file).all()] == ["Answer!", "Answer!", "Now!", "Now!"]
+    assert [text.prompt for text in source(file).all()] == ["Answer!\n"] * 2 + ["Now!\n"] * 2
     write_lines(tmp_path / "source_info.jsonl", told[:1])
     with fails("bad-line", "line 3", "source_id 1"):
         list(source(file).all())
@@ -282,6 +382,57 @@ def test_splits_of_the_hub_are_kept_where_their_names_are_known(name, kept, tmp_
     rows = iter([Row("row 1", {"statement": "Lodz is in Peru.", "label": 0})])
     monkeypatch.setattr("probers.data.texts.source.hub_splits", lambda spec, key: [(name, rows)])
     assert [text.split for text in source("hf:a/b").all()] == [kept]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet", "saved", "splits"])
+def test_texts_of_every_layout_are_read_alike(kind, tmp_path):
+    """Lists and structures too, where the layout has them; splits of a saved dataset are kept."""
+    rows = [line | {"day": "2026-01-01"} for line in of_groups(4)]
+    if kind != "csv":
+        rows = [
+            row | {"spans": [{"text": "text", "start": 0, "end": 4, "wrong": row["wrong"]}]} for row in rows
+        ]
+    read = source(in_layout(rows, tmp_path / "t", kind))
+    texts = list(read.all())
+    assert [(t.id, t.answer, t.wrong) for t in texts] == [
+        (r["id"], r["answer"], bool(r["wrong"])) for r in rows
+    ]
+    assert {t.split for t in texts} == {"train" if kind == "splits" else ""}
+    assert kind == "csv" or labels(texts[1], "span") == [("text", True)]
+    before = read.inputs
+    assert before == source(read.path).inputs
+    more = source(in_layout(rows[:-1], tmp_path / "u", kind)).inputs
+    assert [*before.values()] != [*more.values()]
+    json.dumps(texts[0].record)
+
+
+@pytest.mark.parametrize("damaged", ["parquet", "saved"])
+def test_damaged_tables_are_named(damaged, tmp_path):
+    path = in_layout(of_groups(4), tmp_path / "t", damaged)
+    (path if damaged == "parquet" else path / "state.json").write_bytes(b"PAR1")
+    with fails("damaged", path):
+        list(source(path).all())
+
+
+def test_conversations_have_text_parts_and_calls_of_tools(tmp_path):
+    """As in requests to the server; other parts and malformed messages are refused."""
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"who": "Ann"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Who"}, {"type": "text", "text": " is it?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Ann", "name": None},
+    ]  # fmt: skip
+    text = read_text({"messages": messages, "answer": "Ann.", "prompt": None}, "")
+    first, second, third = text.messages
+    assert first["content"] == "Who is it?" and text.asked == "Ann" and "name" not in third
+    assert second["tool_calls"][0]["function"]["arguments"] == {"who": "Ann"} and second["content"] == ""
+    image = {"type": "image_url", "image_url": {"url": "a"}}
+    broken = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}
+    for odd in ({"role": "user", "content": [image]}, {"role": "user"}, {"content": "a"}, "a", broken):
+        with pytest.raises(ValueError, match=r"messages\[0\]"):
+            read_text({"messages": [odd], "answer": "Ann."}, "")
+    with fails("model", "knows no tools"):
+        chat_text(SimpleNamespace(chat_template="{{ messages }}"), messages, "a")
 
 
 def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):
@@ -344,3 +495,21 @@ def test_a_text_of_two_groups_is_read_once(tmp_path):
     assert again.survey("answer").texts == 40
     lines[-1]["passages"] = ["Shown before it."]  # with other passages it is another text
     assert source(write_lines(tmp_path / "b.jsonl", lines)).survey("answer").texts == 41
+
+
+@pytest.mark.parametrize("unit", ["answer", "span"])
+def test_of_one_text_the_first_label_counts_and_contradictions_are_told(unit, tmp_path):
+    """Converse: lines that mark other parts of a text are further texts."""
+    lines = [
+        {"group": f"g{i}", "answer": f"It is {i}.", "wrong": i % 2,
+         "spans": [{"text": str(i), "wrong": i % 2}]}
+        for i in range(20)
+    ]  # fmt: skip
+    again = lines[3] | {"wrong": 0, "spans": [{"text": "3", "wrong": 0}]}
+    read = source(write_lines(tmp_path / "a.jsonl", [*lines, lines[2], again]))
+    texts = list(read.labelled(unit))
+    assert [t.units(unit)[0].wrong for t in texts] == [bool(i % 2) for i in range(20)]
+    assert any("2 texts" in note and "1 of them" in note for note in read.survey(unit).notes)
+    other = lines[2] | {"spans": [{"text": "It", "wrong": 1}]}
+    kept = source(write_lines(tmp_path / "b.jsonl", [*lines, other])).survey(unit).texts
+    assert kept == (21 if unit == "span" else 20)

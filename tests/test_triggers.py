@@ -11,7 +11,7 @@ from refusals import fails
 
 from probers.prober.calibration import EntropyModel, Temperature
 from probers.prober.decision import Ensemble
-from probers.prompts import TESTBED_PROMPT
+from probers.prompts import AS_GIVEN, CHAT_PROMPT, MESSAGES, TESTBED_PROMPT
 from probers.rag.build import named_part
 from probers.rag.protocol import UNANSWERED, decide, name_of
 from probers.rag.triggers import (
@@ -71,6 +71,21 @@ def test_random_scores_agree_with_its_firing():
             decision = Random(0.4)(generation(" a"), asked)
             assert decision.fire == (decision.score > decision.threshold)
             assert not (decision.fire and retrievals)
+
+
+def test_another_form_of_prompts_is_refused_by_name_and_those_of_texts_are_told(caplog):
+    """Both forms and the remedy are named. A prober of texts with prompts of their own works in any loop."""
+    bank = linear_bank()
+    spec = replace(bank.spec, prompt=CHAT_PROMPT.fingerprint)
+    with fails("mismatch", "prompt=chat", "prompt=testbed"):
+        Probing(replace(bank, spec=spec)).check(SPEC, TESTBED_PROMPT)
+    Probing(replace(bank, spec=spec)).check(SPEC, CHAT_PROMPT)
+    with fails("mismatch", "none of the package's", "prompt=testbed"):
+        Probing(replace(bank, spec=replace(spec, prompt="0" * 12))).check(SPEC, TESTBED_PROMPT)
+    assert not caplog.messages
+    for form, words in ((AS_GIVEN, "as they stand"), (MESSAGES, "messages")):
+        Probing(replace(bank, spec=replace(spec, prompt=form))).check(SPEC, CHAT_PROMPT)
+        assert words in caplog.messages[-1] and "prompt=chat" in caplog.messages[-1]
 
 
 def test_entropy_by_hand():

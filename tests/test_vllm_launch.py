@@ -61,7 +61,8 @@ def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(lm, tmp_p
         ("tokens", "mlp_out", {}, "unsupported", "site=mlp_out"),
         ("prompt", "resid_post", {}, "unsupported", "trigger=probing_before"),
         ("tokens", "resid_post", {"attn": "eager"}, "unsupported", "model.attn"),
-        ("tokens", "resid_post", {"name": "no/folder/here"}, "model", "model=no/folder/here"),
+        ("tokens", "resid_post", {"chat_template": "rag"}, "unsupported", "model.chat_template"),
+        ("tokens", "resid_post", {"name": "no/folder/here"}, "no-file", "model=no/folder/here"),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_before_it_starts(lm, tmp_path, pool, site, model, code, named):

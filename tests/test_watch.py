@@ -14,6 +14,7 @@ import pytest
 import torch
 from refusals import fails
 from tiny import CACHE, FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
@@ -582,3 +583,16 @@ def test_the_example_runs(tmp_path: Path, capsys: Any, monkeypatch: pytest.Monke
     printed = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("P(wrong) 0.") for line in printed) == 4
     assert sum(line.startswith(("retrieve after: '", "answered: '")) for line in printed) == 4
+
+
+def test_a_prompt_that_ends_with_the_tokenizers_marker_is_noted_once(caplog):
+    loop = Loop()
+    loop.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        f"$A {loop.tokenizer.eos_token}",
+        special_tokens=[(loop.tokenizer.eos_token, loop.tokenizer.eos_token_id)],
+    )
+    ids = loop.tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
+    for given, notes in ((ids[:, :-1], 0), (ids, 1), (ids, 1)):
+        with loop.bank.stopping(loop.model, loop.tokenizer) as stop:
+            loop.model.generate(given, stopping_criteria=[stop], max_new_tokens=2)
+        assert sum("after a prompt" in message for message in caplog.messages) == notes

@@ -198,13 +198,16 @@ def forwarded(lm: CausalLM, monkeypatch: Any) -> list[tuple[int, int]]:
     return passes
 
 
-def save_gguf(file: Path, *, kind: str = "F32", seed: int = 0) -> None:
-    """The tiny Llama and its tokenizer as llama.cpp converts them; in ``kind`` what it divides."""
+def save_gguf(file: Path, *, kind: str = "F32", seed: int = 0, without: str = "-", most: int = 0) -> None:
+    """The tiny Llama and its tokenizer as llama.cpp converts them; in ``kind`` what it divides.
+
+    Tensors whose name holds ``without`` are left out; with ``most`` there is a new file after so many.
+    """
     import gguf
 
     lm = CausalLM.from_pretrained(str(tiny_path("llama", seed)), device="cpu", dtype="float32")
     config, weights = lm.model.config, lm.model.state_dict()
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, "llama", split_max_tensors=most)
     writer.add_name("tiny")
     for key, value in {
         "context_length": CONTEXT, "embedding_length": config.hidden_size,
@@ -233,7 +236,8 @@ def save_gguf(file: Path, *, kind: str = "F32", seed: int = 0) -> None:
         block = gguf.GGML_QUANT_SIZES[wanted][0]
         used = wanted if array.ndim == 2 and array.shape[1] % block == 0 else gguf.GGMLQuantizationType.F32
         stored = names.get_name(key, try_suffixes=(".weight",))
-        writer.add_tensor(stored, gguf.quantize(array, used), raw_dtype=used)
+        if without not in stored:
+            writer.add_tensor(stored, gguf.quantize(array, used), raw_dtype=used)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -237,7 +237,7 @@ def _measure(
     origin = Origin(plan.stores, str(config.get("source", "")), examples.read)
     bank = replace(
         trained.bank, metrics=figures.to_dict(), card=write_card(trained.bank, figures, origin, out),
-        seen=examples.seen(), recogniser=_recogniser(config),
+        seen=examples.seen(), recogniser=_recogniser(config), columns=_columns(config),
     )  # fmt: skip
     if out is not None:
         bank.save_pretrained(out)
@@ -256,6 +256,12 @@ def _matrix(plan: Plan, bank: Prober, out: Path) -> str:
     cells = sweeps.matrix(probers, plan.alone, split, settings.resamples)
     sweeps.write_matrix(cells, out)
     return sweeps.matrix_table(cells)
+
+
+def _columns(config: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Name the columns of the texts that were read, by the configuration of their store."""
+    texts = config.get("texts")
+    return (texts.get("columns") or None) if isinstance(texts, Mapping) else None
 
 
 def _recogniser(config: Mapping[str, Any]) -> str | None:

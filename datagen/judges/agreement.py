@@ -263,7 +263,7 @@ def run(settings: Judge) -> Path | None:
         _check_free(out, files)
     a, b = (read_judged(source) for source in sources)
     figures = agreement(a, b, names=(files[0], files[1]), resamples=settings.resamples, seed=settings.seed)
-    for line in [*chain.from_iterable(source.left_out.lines() for source in sources), *lines(figures)]:
+    for line in [*chain.from_iterable(source.lines() for source in sources), *lines(figures)]:
         log.info("%s", line)
     if out is not None:
         write_text(out / FILE, canonical_json(figures))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from probers.cli.components import Component
+from probers.data.corpus import search
 from probers.data.texts.base import Mark, Text
 from probers.data.texts.source import TextSource
 from probers.files import given_file
@@ -78,7 +79,7 @@ class Grounds:
 
     def passages(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find the ``k`` best passages of the corpus for each query; none if ``k`` is 0."""
-        return self._retriever.search(list(queries), k) if k else [[] for _ in queries]
+        return search(self._retriever, list(queries), k) if k else [[] for _ in queries]
 
 
 class Judge(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -13,9 +14,11 @@ from probers.cli.components import Component
 from probers.cli.settings import TextFile, plain
 from probers.data import load_corpus
 from probers.data.articles import ArticleSource, Rules, open_articles
+from probers.data.rows import FIELDS, records_of
 from probers.data.topics import Topic
+from probers.files import digest
 from probers.model.causal_lm import CausalLM
-from probers.options import Count, Name, check_value, field_types, shown
+from probers.options import Count, Name, check_keywords, check_value, field_types, shown
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.types import Needs, Passage, Retriever, Unit, UserError
@@ -89,6 +92,16 @@ class Source(ABC):
     prompt: PromptTemplate
     items: int
 
+    def __new__(cls, *given: Any, **options: Any) -> Source:
+        """Refuse an unknown option by name, a column with the way to give it (UserError)."""
+        for name in options.keys() & FIELDS.keys():
+            known = getattr(cls, "__dataclass_fields__", {})
+            if "columns" in known and name not in known:
+                message = f"{cls.__name__} has no option {name!r}: name the column of a field by"
+                raise UserError(f"{message} columns={{{name!r}: {options[name]!r}}}", "unknown-key")
+        check_keywords(cls, options)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, hint in field_types(type(self)).items():
             value = getattr(self, name)
@@ -120,6 +133,11 @@ class Source(ABC):
         """Take the model (None for a merge, which has the examples) for the work of a run in ``folder``."""
         bound = self.prompt if lm is None else self.prompt.bind(lm.tokenizer)
         self.keep(lm=lm, needs=needs, folder=folder, prompt=bound)
+
+    @property
+    def rendered(self) -> str:
+        """Fingerprint of the form of the prompts that the model reads, for the FeatureSpec."""
+        return self.prompt.fingerprint
 
     def keep(self, **state: Any) -> None:
         """Keep attributes of a run beside the options, which stay as they are."""
@@ -216,10 +234,25 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsArticles(OfArticles):
-    """Source that reads articles."""
+    """Source that reads articles, which may be rows (:func:`probers.data.rows.records_of`)."""
+
+    articles: Any = "testbed"
+
+    @property
+    def article_files(self) -> list[str]:
+        return [str(self.articles)] if isinstance(self.articles, (str, Path)) else []
+
+    @property
+    def articles_read(self) -> dict[str, str]:
+        """Digest of the articles if they are rows, for a run that resumes with the same ones only."""
+        if not isinstance(self.articles, list):
+            return {}
+        return {"articles_read": digest(json.dumps(self.articles, default=str))}
 
     def open(self, options: Options, limit: int | None) -> ArticleSource:
         """Open the articles anew."""
+        if not isinstance(self.articles, (str, Path, list)):  # a generator is read once
+            object.__setattr__(self, "articles", records_of(self.articles, None, ("title", "text")))
         return open_articles(
             self.articles, limit=limit, seed=options.seed, on_bad_line=options.on_bad_line,
             rules=Rules(self.min_sentences, self.max_chars), wikipedia=plain(self.wikipedia),

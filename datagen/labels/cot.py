@@ -18,8 +18,11 @@ import numpy as np
 from probers.checksums import draw_key
 from probers.cli.components import Component
 from probers.cli.inputs import load_matcher, question_source, wordnet_found
-from probers.data.questions import QuestionSet, open_questions
+from probers.data.corpus import search
+from probers.data.questions import QuestionSet, QuestionSource, make_source, open_questions
+from probers.data.questions.jsonl import Given
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
+from probers.files import digest
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Decoding, GenerationRequest
 from probers.options import Count
@@ -74,7 +77,8 @@ class Questions(Corpus, OfCot, Source):
     """Questions with at least one gold answer each, answered without and with ``k`` retrieved passages.
 
     Attributes:
-        questions: a file of questions, the name of a set, or a :class:`.QuestionSource`.
+        questions: a file of questions, the name of a set, a :class:`.QuestionSource`, or rows: texts,
+            ``Question`` objects, or what :func:`probers.data.rows.records_of` reads.
     """
 
     questions: Any = "testbed"
@@ -110,6 +114,8 @@ class Questions(Corpus, OfCot, Source):
         if isinstance(source, str):
             path = {} if source in PARTS["questions"] else {"path": source}
             source = Component.of("questions", "file" if path else source, **path)
+        elif not isinstance(source, (Component, QuestionSource)):
+            source = make_source(source)
         if isinstance(source, Component):
             source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
         limit, seed, on_bad_line = options.limit, options.seed, options.on_bad_line
@@ -127,7 +133,9 @@ class Questions(Corpus, OfCot, Source):
             all_gold=by_entropy and all(question.answers for question in chosen.questions),
         )  # fmt: skip
         named = (options.matcher.options["aliases"], options.matcher.options["vectors"])
-        record = wordnet_found(options) if matcher is not None else {}
+        record: dict[str, Any] = dict(wordnet_found(options)) if matcher is not None else {}
+        if isinstance(source, Given):
+            record["questions_read"] = digest(repr(source.given))
         return Inputs([*source.files, *self.corpus_files, *filter(None, named)], record)
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
@@ -174,7 +182,7 @@ class Questions(Corpus, OfCot, Source):
         texts = [q.question for q in units]
         if isinstance(self.retrieve, Counts):
             frequencies = lowest_frequencies(texts, self.retrieve, Recogniser("rules", quiet=True))
-        passages = [[p.text for p in hits] for hits in self.retrieve.search(texts, self.k)]
+        passages = [[p.text for p in hits] for hits in search(self.retrieve, texts, self.k)]
         parts = [(text, hits, "") for text, hits in zip(texts, passages, strict=True)]
         shown = passages_that_fit(lm.fits, self.prompt, parts, [limit] * len(units))
         prompts = [self.prompt.question(text) for text in texts]
@@ -185,7 +193,7 @@ class Questions(Corpus, OfCot, Source):
         requests = [GenerationRequest(text, limit, id) for text, id in zip(prompts, ids, strict=True)]
         record = recorded_needs if self.reads == "both" else span_needs
         needs = record(self.needs, attention=lm.attends)
-        for batch in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.stop)):
+        for batch in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.ends)):
             examples = Examples()
             judged = self._judged(lm, units, names, batch)
             for index, generation in batch.items():

@@ -26,7 +26,7 @@ from probers.data.texts import Mark, Text
 from probers.evaluation.answers import exact_match, final_answer, normalize_answer
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Decoding, GenerationRequest, Scoring
-from probers.model.reading import request
+from probers.model.passages import request
 from probers.options import Count
 from probers.parts import PARTS
 from probers.store.store import FeatureStore

@@ -21,10 +21,9 @@ from probers.cli.settings import plain
 from probers.data.texts import Mark, TextSource
 from probers.data.texts.base import read_text
 from probers.data.topics import PromptFile, Topic, topics_of, with_references
-from probers.files import write_text
+from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Decoding, GenerationRequest, Sampling
-from probers.options import Name
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Unit, UserError
@@ -82,11 +81,13 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
     """Prompts, to which the model writes long answers; a judge gives verdicts on their parts.
 
     Attributes:
-        prompts: JSON lines of prompts; None asks about the title of each article.
+        prompts: JSON lines of prompts, or rows of them, which may be texts; None asks about the title of each
+            article.
+        articles: as of ``Articles``.
         judge: name of a judge, or the judge itself; its unknown verdicts give no label.
     """
 
-    prompts: Name | None = None
+    prompts: Any = None
     _: KW_ONLY
     judge: Any = "article"
     topics: Sequence[Topic] = state()
@@ -125,7 +126,9 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         position = {"span": "entity", "answer": position_of(self.reads)}.get(unit, unit)
         self.keep(topics=topics, recognise=recognise, matcher=matcher, example_unit=unit, position=position)
         named = (options.matcher.options["aliases"], options.matcher.options["vectors"])
-        record = wordnet_found(options) | {"language": language.code}
+        record = wordnet_found(options) | {"language": language.code} | self.articles_read
+        if not isinstance(self.prompts, (str, Path, type(None))):
+            record["prompts_read"] = digest(repr([(topic.id, topic.prompt, topic.title) for topic in topics]))
         return Inputs([*files, *_files(settings), *filter(None, named)], record)
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
@@ -159,14 +162,16 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
     def _topics(self) -> tuple[list[Topic], list[str]]:
         """Read the topics, and list their files."""
         options, limit = self.options, self.one_limit()
-        source = self.open(options, None if self.prompts else limit)
-        if self.prompts is None:
-            return list(topics_of(source)), [self.articles]
-        file = PromptFile(self.prompts, limit, options.seed, options.on_bad_line)
+        prompts = self.prompts
+        source = self.open(options, limit if prompts is None else None)
+        if prompts is None:
+            return list(topics_of(source)), self.article_files
+        file = PromptFile(prompts, limit, options.seed, options.on_bad_line)
         topics = file.topics()
         for line in file.left_out.lines():
             log.info("%s", line)
-        return with_references(topics, source), [self.prompts, self.articles]
+        files = [str(prompts)] if isinstance(prompts, (str, Path)) else []
+        return with_references(topics, source), [*files, *self.article_files]
 
     @property
     def total(self) -> int:
@@ -188,7 +193,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             prompts = ((self.bare.question(self._message(one.topic)), one.id) for one in answers)
             requests = [GenerationRequest(text, limit, id) for text, id in prompts]
             drawing = Sampling(self.temperature, seed=self.options.seed + number) if number else None
-            how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.stop, drawing)
+            how = Decoding(self.marked.recording, self.bare.prefix, self.prompt.ends, drawing)
             for batch in lm.generate_each(requests, how):
                 examples, lines = self._judged({answers[place]: written for place, written in batch.items()})
                 journal.append(lines)

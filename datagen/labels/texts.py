@@ -15,7 +15,8 @@ from typing import Any, Literal
 from probers.data.texts import Text, TextSource
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Scoring
-from probers.model.reading import request
+from probers.model.passages import request
+from probers.prompts import AUTO
 from probers.store.store import FeatureStore
 from probers.types import Needs, Outside, Unit, UserError
 from probers.words.thinking import position_of
@@ -73,13 +74,20 @@ class Texts(OfTexts, Source):
     def total(self) -> int:
         return self.source.survey(self.example_unit).texts
 
+    @property
+    def rendered(self) -> str:
+        """The template's fingerprint if it shows passages; prompts and messages are read as they stand."""
+        form = self.source.survey(self.example_unit).form
+        return super().rendered if form == "passages" else form
+
     def rows(self) -> int:
         survey = self.source.survey(self.example_unit)
         if self.example_unit != "token":
             return survey.units
         assert self.lm is not None
         first = [one.answer for one in islice(self.source.all(), _MEASURED)]
-        tokens = sum(map(len, self.lm.tokenizer(first, verbose=False)["input_ids"]))
+        read = self.lm.tokenizer(first, add_special_tokens=False, verbose=False)
+        tokens = sum(map(len, read["input_ids"]))
         return round(survey.characters * tokens / sum(map(len, first)))
 
     def units(self) -> Iterator[Text]:
@@ -122,4 +130,7 @@ class Texts(OfTexts, Source):
         survey = self.source.survey(self.example_unit)
         figures, line = self.marked.summarise(store, survey.texts)
         figures["lines_left_out"] = dict(self.source.left_out.counts)
-        return figures, [line, *survey.notes, *self.source.left_out.lines()]
+        asked = self.options.prompt.name
+        unused = [f"prompt={asked} is not used: it shows passages, and these texts have none"]
+        unused = [] if asked == AUTO or survey.form == "passages" else unused
+        return figures, [line, *unused, *survey.notes, *self.source.lines()]

@@ -20,7 +20,6 @@ from probers.data.articles.cuts import Cut, CutPlan, natural, shortened
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Decoding, GenerationRequest
 from probers.model.tokens import encode_continuation, encode_prompts
-from probers.options import Name
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, UserError
 from probers.words import (
@@ -169,10 +168,11 @@ class Articles(ReadsArticles, OfWiki, Source):
     """Articles, cut right before an entity and continued by the model; the entity that it writes is labelled.
 
     Attributes:
-        articles: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split].
+        articles: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split], or rows
+            with title and text or sentences (:func:`probers.data.rows.records_of`).
     """
 
-    articles: Name = "testbed"
+    articles: Any = "testbed"
     _: KW_ONLY
     cuts: CutPlan = state()
     matcher: EntityMatcher = state()
@@ -203,13 +203,15 @@ class Articles(ReadsArticles, OfWiki, Source):
         cuts.peek()
         matcher = EntityMatcher(**{**matching, "vectors": vectors})
         self.keep(cuts=cuts, matcher=matcher, recognise=recognise, trains=trains, written=[])
-        files = (self.articles, matching["aliases"], matching["vectors"])
-        return Inputs([*filter(None, files)], wordnet_found(options) | {"language": language.code})
+        files = (*self.article_files, matching["aliases"], matching["vectors"])
+        record = wordnet_found(options) | {"language": language.code} | self.articles_read
+        return Inputs([*filter(None, files)], record)
 
     @property
     def _tries_vectors(self) -> bool:
         """Tell whether word vectors are trained if there are enough articles."""
-        return self.options.matcher.options["vectors"] == _AUTO and self.articles != "testbed"
+        testbed = isinstance(self.articles, str) and self.articles == "testbed"
+        return self.options.matcher.options["vectors"] == _AUTO and not testbed
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         """Train word vectors on the articles, unless those of an earlier run are in the folder."""
@@ -257,7 +259,7 @@ class Articles(ReadsArticles, OfWiki, Source):
         requests = [GenerationRequest(self._prompt(cut), limit, cut.id) for cut in units]
         stop = stop_rule(self.recognise, cheap=self.recognise.name == "rules")
         labels: dict[str, int] = {}
-        for batch in lm.generate_each(requests, Decoding(needs, stop=[stop])):
+        for batch in lm.generate_each(requests, Decoding(needs, stop=[*self.prompt.turn_ends, stop])):
             examples = Examples(tokens=sum(len(generation.token_ids) for generation in batch.values()))
             for place, generation in batch.items():
                 self._label(units[place], generation, examples)
@@ -299,13 +301,13 @@ class Articles(ReadsArticles, OfWiki, Source):
             prompt = self._prompt(cut)
             try:
                 (encoded,) = encode_prompts(lm.tokenizer, [prompt], [cut.id])
-                tokens = encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
+                encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
             except UserError as error:
                 examples.leave_out(cut.id + _UNTOUCHED, f"unreadable: {error}", gold=cut.entity.text)
                 continue
             readable.append(cut)
             prompts.append(prompt)
-            texts.append(tokens)
+            texts.append(cut.between + cut.entity.text)
         read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in readable]) if readable else []
         for cut, generation in zip(readable, read, strict=True):
             if generation.stop == "skipped":  # the entity exceeds the tokens asked for

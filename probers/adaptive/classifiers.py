@@ -145,11 +145,15 @@ class ModelClassifier:
     def __init__(self, name: str) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from ..model.loading import whole
+
         try:
             # The model first: if it is missing, the tokenizer's error would mislead.
-            load = AutoModelForSequenceClassification.from_pretrained
-            self._model = load(name, trust_remote_code=False, use_safetensors=True).eval()
+            kind, what = AutoModelForSequenceClassification, f"trigger.classifier={name}"
+            self._model = whole(kind, name, what, trust_remote_code=False, use_safetensors=True).eval()
             self._tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except UserError:
+            raise
         except Exception as error:  # a foreign folder can make the libraries raise anything
             message = f"trigger.classifier={name} is neither a folder of 'probers-train head=adaptive' nor a"
             cause = first_line(error).rstrip(".")

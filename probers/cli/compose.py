@@ -16,6 +16,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from ..data.rows import nearest
 from ..options import shown, text_keys
 from ..parts import PARTS
 from ..prompts import TESTBED_FILE
@@ -199,7 +200,8 @@ def check_world(typed: Sequence[str], settings: Settings) -> None:
     for key in settings.of_testbed:
         if key not in given:
             problem = f"{key} is not given, and those of the testbed are of a fictional world"
-            remedy = f"with model={model.name} give {key}=FILE (or {key}=testbed)"
+            hint = nearest(model.name.lower(), (TESTBED,))
+            remedy = f"with model={model.name}{hint} give {key}=FILE (or {key}=testbed)"
             raise UserError(f"{problem}: {remedy}", "missing-value")
 
 

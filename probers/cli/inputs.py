@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..files import canonical_json, read_json
+from ..prompts import AS_GIVEN, MESSAGES, PromptTemplate, form_name
 from ..types import OF_PASSAGES, Passage, UserError
+from .components import Component, choices
 from .runs import RunFolder, read_state
 from .settings import plain
 
@@ -54,12 +57,16 @@ def load_model(
         folder.choose(_DTYPE, lm.spec.dtype)
     if (day := getattr(lm.tokenizer, "chat_date", None)) is not None and _DATE not in folder.chosen:
         folder.choose(_DATE, day)
-    if folder.config.get("part") is not None:  # merging compares the weights at the start of the parts
-        now = str(lm.spec)
-        if (begun := folder.chosen.get("model", now)) != now:
-            problem = f"{folder.path} was begun with the model {begun}, not {now}"
-            raise UserError(f"{problem}: give model.revision, or overwrite=true", "mismatch")
-        folder.choose("model", now)
+    # A resumed run goes on with the same model, and merging compares those at the start of the parts.
+    spec = lm.spec
+    now = {"model": str(spec), "chat template": spec.template, "end tokens": spec.ends, "tokens": spec.tokens}
+    for what, value in now.items():
+        if (begun := folder.chosen.get(what, value)) != value:
+            problem = f"{folder.path} was begun with another {what}: {begun}, not {value}"
+            raise UserError(
+                f"{problem}: give that model (model.revision on the Hub), or overwrite=true", "mismatch"
+            )
+        folder.choose(what, value)
     return lm
 
 
@@ -276,3 +283,29 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def check_form(trained: str, prompt: PromptTemplate) -> None:
+    """Refuse a prompt other than that of a prober's training, given by its fingerprint (UserError).
+
+    Prompts of existing texts follow no template; what is known to differ from them is told, once.
+    """
+    if trained in (AS_GIVEN, MESSAGES):
+        through = "through the model's chat template" if prompt.chat else "without a chat template"
+        _warn(
+            f"the prober was trained on {form_name(trained)}, and this loop asks by prompt={prompt.name}, "
+            f"{through}: its scores hold as far as both look alike"
+        )
+    elif trained != prompt.fingerprint:
+        named = ((name, Component.of("prompt", name).make()) for name in choices("prompt"))
+        name = next((name for name, form in named if form.fingerprint == trained), None)
+        form = f"prompt={name}" if name else "a prompt that is none of the package's"
+        now = f"prompt={prompt.name}" + (" with other options" if name == prompt.name else "")
+        fix = f"give {form}" if name and name != prompt.name else "give the prompt options of its labels"
+        message = f"the prober was trained on answers to {form}, but the loop asks by {now}"
+        raise UserError(f"{message}: {fix}, or make labels and prober again with {now}", "mismatch")
+
+
+@cache
+def _warn(message: str) -> None:
+    log.warning(message)

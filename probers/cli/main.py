@@ -7,6 +7,7 @@ interrupted). Nothing heavy is imported before the request has been checked.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
@@ -18,7 +19,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..files import digest
-from ..types import STEERING, ProbersError, UserError
+from ..types import HALVES, STEERING, ProbersError, UserError
 from .compose import (
     COMMANDS,
     check_world,
@@ -46,6 +47,13 @@ _STEERING = re.compile(f"(?!\x1b\\[[0-9]{{1,2}}m|[\\n\\t])[{STEERING}]")
 def printable(text: str) -> str:
     """Remove characters that control a terminal: names and texts come from models and files."""
     return _STEERING.sub("", text)
+
+
+def encode_everything() -> None:
+    """Let an output in ASCII, Latin-1 or cp1252 show a character that it lacks by its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class Console(logging.Handler):
@@ -103,7 +111,11 @@ def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:
 def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    encode_everything()
     try:
+        if odd := [each for each in arguments if HALVES.search(each)]:
+            message = f"{odd[0]!r} holds bytes that are not UTF-8, or half of a pair of surrogates"
+            raise UserError(f"{message}: give valid Unicode", "argument")
         with console():
             code = _main(command, arguments)
     except KeyboardInterrupt:

@@ -119,8 +119,7 @@ class PartRuns:
         if not folder.begin(what):
             return False
         for key, value in part.state.get("chosen", {}).items():
-            if key != "model":  # checked between the parts
-                folder.choose(key, value)
+            folder.choose(key, value)
         return True
 
     def merge(self, typed: Sequence[str]) -> Any:

@@ -160,6 +160,8 @@ class Model:
     """options of transformers, such as {quant_method: bitsandbytes, load_in_4bit: true}"""
     on_too_long: Literal["error", "skip", "truncate_left"] = "error"
     """treatment of a prompt longer than the context: stop, leave it out, or cut off its beginning"""
+    chat_template: Name | None = None
+    """name of the chat template, for a model that has several and none called default"""
     chat_date: Name | None = None
     """date (YYYY-MM-DD) in chat templates that give one; null is the date when the run began"""
     attn: Name | None = None
@@ -207,7 +209,8 @@ class Reading(Run):
 
     model: Model = field(default_factory=Model)
     corpus: Name = "testbed"
-    """passages: testbed, FILE.jsonl[.gz] with id, title and text or sentences, or FILE.tsv[.gz] (DPR)"""
+    """passages: testbed, FILE.jsonl[.gz] with id, title and text or sentences (or .csv, .json, .parquet, a
+    folder of save_to_disk), or FILE.tsv[.gz] (DPR)"""
     passage_words: Count | None = None
     """cut the texts of the corpus into passages of this many words; null keeps them whole, and makes
     passages of articles from whole sentences, up to 100 words each"""

@@ -10,22 +10,26 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import logging
 import os
 from array import array
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from tqdm import tqdm
 
-from ..checksums import draw_key, file_digest
-from ..files import cache_folder, digest, given_file
-from ..types import Passage, RunError, UserError
+from ..checksums import draw_key, file_digest, inputs
+from ..files import cache_folder, digest
+from ..types import Passage, Retriever, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
-from .records import BadLine, as_rows, bad_line, check_bad_line
+from .records import BadLine, as_rows, bad_line, check_bad_line, given_records, half_in
+
+log = logging.getLogger(__name__)
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
@@ -97,9 +101,7 @@ def as_passages(rows: Rows) -> Sequence[Passage]:
 
 
 def _passage(row: Any, number: int) -> Passage:
-    if isinstance(row, Passage):
-        return row
-    fields = {"text": row} if isinstance(row, str) else row
+    fields = asdict(row) if isinstance(row, Passage) else {"text": row} if isinstance(row, str) else row
     if not isinstance(fields, Mapping):
         message = f"passage {number} is {row!r:.80}"
         raise UserError(f"{message}: give a text, or a dictionary with text", "bad-value")
@@ -107,6 +109,11 @@ def _passage(row: Any, number: int) -> Passage:
         near = difflib.get_close_matches("text", [str(name) for name in fields], n=1, cutoff=0.5)
         hint = f": rename {near[0]!r}" if near else f", only {', '.join(map(repr, fields)) or 'nothing'}"
         raise UserError(f"passage {number} has no 'text'{hint}", "missing-value")
+    if (place := half_in(fields)) is not None:
+        message = f"passage {number}: {place or 'a name'} holds half of a pair of surrogates"
+        raise UserError(f"{message}: give valid Unicode", "bad-value")
+    if isinstance(row, Passage):
+        return row
     for name in ("text", "title"):
         if not isinstance(value := fields.get(name, ""), str):
             raise UserError(f"passage {number}: {name}={value!r:.80} must be a string", "bad-value")
@@ -141,7 +148,7 @@ def load_corpus(
     cache: str | Path | None = None,
     in_memory: int = IN_MEMORY,
 ) -> Sequence[Passage]:
-    """Read the passages of the testbed ("testbed"), or of a JSONL or TSV file, ``.gz`` or not.
+    """Read the passages of the testbed ("testbed"), or of a file, ``.gz`` or not.
 
     Args:
         source: the file; :func:`probers.data.corpus_formats.read_passages` describes its formats.
@@ -156,20 +163,59 @@ def load_corpus(
         from ..testbed import assets
 
         return assets.load_corpus()
-    path = given_file("corpus", source, "'testbed' or the path of a JSONL or TSV file")
+    give = "'testbed' or the path of a JSONL, TSV, CSV or Parquet file"
+    if len(str(source).split()) > 1:
+        give = f"{give}; passages themselves are given as a list, [text, ..]"
+    path = given_records("corpus", source, give)
     cache = Path(cache or cache_folder("corpus"))
     check_bad_line(on_bad_line)
     request = _Request(path, on_bad_line, passage_words)
-    if path.stat().st_size <= in_memory:
+    if (size := _size(path)) <= in_memory:
         return request.read()
-    suffix = "".join(s for s in path.suffixes if s in (".tsv", ".gz"))  # decides the format
-    key = digest(f"{_SCHEMA} {file_digest(path, cache)} {suffix} {passage_words}", 20)
-    unpacked = path.stat().st_size * (_UNPACKED if path.suffix == ".gz" else 1)
+    suffix = "".join(s for s in path.suffixes if s in (".tsv", ".csv", ".parquet", ".gz"))  # the format
+    content = inputs(path)[str(path)] if path.is_dir() else file_digest(path, cache)
+    key = digest(f"{_SCHEMA} {content} {suffix} {passage_words}", 20)
+    unpacked = size * (_UNPACKED if path.suffix in (".gz", ".parquet") else 1)
     estimate = Estimate(unpacked * _SECONDS, unpacked * _DISK, _MEMORY[0] + unpacked * _MEMORY[1])
     summary = build_once(cache / key, f"passage store of {path}", request.write, lambda: estimate)
     if summary["skipped"] and on_bad_line == "error":
         raise bad_line(summary["first_skipped"])
     return PassageStore(cache / key, key)
+
+
+def search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Passage]]:
+    """Find up to ``k`` passages for each query, best first, each title and text once, whatever its ids."""
+    results, wanted = [list(hits) for hits in retriever.search(queries, k)], k
+    open_ = list(range(len(results)))
+    while open_:
+        full = [i for i in open_ if len(results[i]) >= wanted]
+        for i in open_:
+            distinct = {_key(passage): passage for passage in reversed(results[i])}
+            if len(distinct) < len(results[i]):
+                _warn("passages with title and text of another are found: they share one place of a search")
+            results[i] = list(distinct.values())[::-1]
+        open_ = [i for i in full if len(results[i]) < k]
+        wanted *= 4
+        more = retriever.search([queries[i] for i in open_], wanted) if open_ else []
+        for i, hits in zip(open_, more, strict=True):
+            results[i] = list(hits)
+    return [hits[:k] for hits in results]
+
+
+@cache
+def _warn(message: str) -> None:
+    """Log a warning, once."""
+    log.warning(message)
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _key(passage: Passage) -> int:
+    """Make a key of title and text: passages with the same are one, whatever their ids."""
+    return draw_key("passage", 0, " ".join(f"{passage.title}\n{passage.text}".split()))
 
 
 def fingerprint(passages: Sequence[Passage]) -> str:
@@ -189,6 +235,14 @@ def passages_from(passages: Sequence[Passage], row: int) -> Iterator[Passage]:
     return (passages[i] for i in range(row, len(passages)))
 
 
+def _alike(keys: array[int]) -> set[int]:
+    """Find the places of keys that occur more than once."""
+    values = np.frombuffer(keys, dtype=np.uint64)
+    order = np.argsort(values, kind="stable")
+    same = values[order[1:]] == values[order[:-1]]
+    return {*order[1:][same].tolist(), *order[:-1][same].tolist()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     path: Path
@@ -198,27 +252,27 @@ class _Request:
     def read(self) -> list[Passage]:
         bad = BadLines(self.path, self.policy)
         passages = list(self._each_once(bad))
+        bad.alike = len(passages) - len(set(map(_key, passages)))
         self._finish(len(passages), bad)
         return passages
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Fill the folder of a store, over the leftovers of an interrupted call."""
         bad, before = BadLines(self.path, self.policy), self._stamp()
-        offsets, hashes = array("q", [0]), array("Q")  # 64 bits of every id find all repeated ones
+        # 64 bits of every id and every text find all repeated ones.
+        offsets, hashes, texts = array("q", [0]), array("Q"), array("Q")
         with (
-            tqdm(total=self.path.stat().st_size, desc="passages", unit="B", unit_scale=True) as bar,
+            tqdm(total=_size(self.path), desc="passages", unit="B", unit_scale=True) as bar,
             (folder / PASSAGES).open("wb") as file,
         ):
             progress = lambda done: bar.update(done - bar.n)  # noqa: E731
             for _, passage in read_passages(self.path, bad, words=self.words, progress=progress):
                 offsets.append(offsets[-1] + file.write(encode(passage)))
                 hashes.append(draw_key("id", 0, passage.id))
-            progress(self.path.stat().st_size)
-        ids = np.frombuffer(hashes, dtype=np.uint64)
-        order = np.argsort(ids, kind="stable")
-        same = ids[order[1:]] == ids[order[:-1]]
-        # All repeated ids, and perhaps by chance others.
-        if again := {*order[1:][same].tolist(), *order[:-1][same].tolist()}:
+                texts.append(_key(passage))
+            progress(_size(self.path))
+        # All that repeat an id, and perhaps by chance others.
+        if again := _alike(hashes):
             offsets = array("q", [0])
             with (folder / PASSAGES).open("wb") as file:
                 for passage in self._each_once(bad, again):
@@ -226,6 +280,7 @@ class _Request:
         np.save(folder / OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
         if self._stamp() != before:
             raise RunError(f"{self.path} has changed while it was read: run again", "changed")
+        bad.alike = len(texts) - len(np.unique(np.frombuffer(texts, dtype=np.uint64)))
         self._finish(len(offsets) - 1, bad)
         first = bad.listed[0] if bad.listed else ""
         return {"passages": len(offsets) - 1, "skipped": bad.count, "first_skipped": first}
@@ -233,11 +288,11 @@ class _Request:
     def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
         """Yield passages with new ids; ``suspects`` are the only rows that may repeat one."""
         malformed = bad if suspects is None else BadLines(self.path, "skip")  # those were counted before
-        lines: dict[str, int] = {}
-        dropped = 0
+        lines: dict[str, str] = {}
+        dropped = ""
         for row, (line, passage) in enumerate(read_passages(self.path, malformed, words=self.words)):
             if passage.id in lines and line != dropped:
-                bad.add(line, f"the id {passage.id!r} is already on line {lines[passage.id]}")
+                bad.add(line, f"the id {passage.id!r} is already on {lines[passage.id]}")
                 dropped = line
             if line != dropped:  # dropped: all pieces of an article whose first piece is a repetition
                 if suspects is None or row in suspects:
@@ -245,8 +300,7 @@ class _Request:
                 yield passage
 
     def _stamp(self) -> tuple[int, int]:
-        stat = self.path.stat()
-        return stat.st_size, stat.st_mtime_ns
+        return _size(self.path), self.path.stat().st_mtime_ns
 
     def _finish(self, count: int, bad: BadLines) -> None:
         bad.report()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,18 @@ from typing import Any
 from ..checksums import draw_key
 from ..types import Passage, UserError, count
 from ..words.text import detokenise_sentences
-from .records import BadLine, bad_line, check_object, check_strings, open_text, table_rows, what_is_wrong
+from .records import (
+    BadLine,
+    bad_line,
+    check_object,
+    check_strings,
+    file_rows,
+    is_lines,
+    open_text,
+    parse_json,
+    what_is_wrong,
+)
+from .tables import table_rows
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +40,7 @@ class BadLines:
     """Lines of one file without a passage: the first is an error, or all are counted and some listed.
 
     ``long`` counts passages beyond :data:`LONG`, which are kept; ``repeated`` counts articles left out for a
-    title seen before.
+    title seen before, ``alike`` passages with the title and text of another, which are kept.
     """
 
     path: Path
@@ -39,10 +49,11 @@ class BadLines:
     count: int = 0
     long: int = 0
     repeated: int = 0
+    alike: int = 0
 
-    def add(self, line: int, reason: str) -> None:
-        """Note a line; UserError if the policy is "error"."""
-        text = f"{self.path} line {line}: {reason}"
+    def add(self, where: str, reason: str) -> None:
+        """Note a line or record; UserError if the policy is "error"."""
+        text = f"{self.path} {where}: {reason}"
         if self.policy == "error":
             raise bad_line(text)
         self.count += 1
@@ -55,6 +66,9 @@ class BadLines:
         if self.repeated:
             reason = "since an earlier article without an id has the same title"
             log.warning("%s: %d left out, %s", self.path, self.repeated, reason)
+        if self.alike:
+            same = f"{count(self.alike, 'passage')} with title and text of an earlier one"
+            log.warning("%s: %s: they share one place of a search", self.path, same)
         if self.long:
             advice = "passage_words=100 cuts all texts into passages of 100 words"
             texts = f"{count(self.long, 'text')} of over {LONG:,} characters"
@@ -67,17 +81,18 @@ def read_passages(
     *,
     words: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
-) -> Iterator[tuple[int, Passage]]:
-    """Yield the passages of a file with the number of the first line of each; ids may repeat.
+) -> Iterator[tuple[str, Passage]]:
+    """Yield the passages of a file with the place of the first line of each; ids may repeat.
 
     ``.tsv`` is DPR's psgs_w100 layout: tab-separated with the header ``id text title`` in any order, fields
     quoted like in Python's csv module, so that a field may hold line breaks; or MS MARCO's collection,
-    lines of ``pid`` and passage without header and quotes. Everything else is JSONL with ``id`` (BEIR:
-    ``_id``), ``text`` and optionally ``title``. FlashRAG's and Pyserini's ``contents`` can replace
-    ``text``: the first line of several is the title, quoted or not. Articles have ``sentences`` in
-    place of ``text``, and their title replaces a missing id; they are put into natural text and, without
-    ``words``, cut between sentences into passages of :data:`WORDS` words at most. If articles without ids
-    share a title, the first is taken, as in :mod:`.articles`. ``.gz`` is unpacked.
+    lines of ``pid`` and passage without header and quotes. CSV, Parquet, JSON arrays and folders of
+    ``save_to_disk`` are read like JSONL, which is everything else, with ``id`` (BEIR: ``_id``), ``text`` and
+    optionally ``title``. FlashRAG's and Pyserini's ``contents`` can replace ``text``: the first line of
+    several is the title, quoted or not. Articles have ``sentences`` in place of ``text``, and their title
+    replaces a missing id; they are put into natural text and, without ``words``, cut between sentences into
+    passages of :data:`WORDS` words at most. If articles without ids share a title, the first is taken, as in
+    :mod:`.articles`. ``.gz`` is unpacked.
 
     With ``words`` every text is cut into pieces of that many words (the last may be shorter), called
     ``<id>#<number>``, as DPR cuts Wikipedia. ``progress`` is called now and then with the bytes of the file
@@ -86,34 +101,47 @@ def read_passages(
     """
     if words is not None and words < 1:
         raise UserError(f"passage_words={words} leaves nothing: give 1 or more, or null for whole texts")
+    titles: set[int] = set()
+    for where, record in _records(path, bad, progress):
+        if isinstance(record, dict) and "sentences" in record and "id" not in record:
+            key = draw_key("id", 0, str(record.get("title")))
+            if key in titles:
+                bad.repeated += 1
+                continue
+            titles.add(key)
+        try:
+            passages = list(_pieces(record, words))
+        except (ValueError, KeyError) as error:
+            bad.add(where, what_is_wrong(error))
+            continue
+        bad.long += sum(len(passage.text) > LONG for passage in passages)
+        yield from ((where, passage) for passage in passages)
+
+
+def _records(path: Path, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
+    """Yield the records of a file with their places."""
     tsv = path.name.removesuffix(".gz").endswith(".tsv")
+    if not tsv and not is_lines(path):
+        for row in file_rows(path):
+            if row.problem:
+                bad.add(row.where, row.problem)
+            else:
+                yield row.where, row.record
+        return
     with open_text(path, "" if tsv else None) as (lines, position):
-        titles: set[int] = set()
         for number, (line, record) in enumerate((_tsv if tsv else _jsonl)(lines, bad)):
             if number % 1000 == 0:
                 progress(position())
-            if isinstance(record, dict) and "sentences" in record and "id" not in record:
-                key = draw_key("id", 0, str(record.get("title")))
-                if key in titles:
-                    bad.repeated += 1
-                    continue
-                titles.add(key)
-            try:
-                passages = list(_pieces(record, words))
-            except (ValueError, KeyError) as error:
-                bad.add(line, what_is_wrong(error))
-                continue
-            bad.long += sum(len(passage.text) > LONG for passage in passages)
-            yield from ((line, passage) for passage in passages)
+            yield f"line {line}", record
 
 
 def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                record = json.loads(line.lstrip("\ufeff"))  # a mark before each of several joined files
+                record = parse_json(line.lstrip("\ufeff"))  # a mark before each of several joined files
             except (ValueError, RecursionError) as error:
-                bad.add(number, what_is_wrong(error))
+                bad.add(f"line {number}", what_is_wrong(error))
             else:
                 yield number, record
 
@@ -133,11 +161,11 @@ def _tsv(lines: Iterator[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
             if len(fields) == 2:
                 yield number, {"id": fields[0], "text": fields[1]}
             elif line.strip():
-                bad.add(number, f"{len(fields)} tab-separated fields instead of 2, pid and passage")
+                bad.add(f"line {number}", f"{len(fields)} tab-separated fields instead of 2, pid and passage")
         return
     for number, record, problem in table_rows(chain([first], lines), "\t", check):
         if problem:
-            bad.add(number, problem)
+            bad.add(f"line {number}", problem)
         else:
             yield number, record
 

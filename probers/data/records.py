@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
@@ -10,16 +9,17 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
 
-from ..files import DEEP
+from ..files import DEEP, given_file
 from ..options import shown
-from ..types import RunError, UserError, first_line
+from ..types import HALVES, RunError, UserError, first_line
+from .tables import Row, is_saved, parquet_rows, saved_splits, table_rows
 
 #: Policy for a malformed line: stop at it, or leave it out and count it.
 BadLine = Literal["error", "skip"]
@@ -125,60 +125,12 @@ def as_rows(rows: Any) -> Any:
     return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
 
 
-class Row(NamedTuple):
-    """One record with its place ("line 3"), or its ``problem``; ``last`` if nothing after it can be read."""
-
-    where: str
-    record: Any
-    problem: str = ""
-    last: bool = False
-
-
-#: Characters of one field of a table; more means a quote that is never closed.
-_FIELD = 1 << 26
-
-
-def table_rows(
-    lines: Iterable[str], delimiter: str, check: Callable[[list[str]], None] = lambda names: None
-) -> Iterator[tuple[int, dict[str, str] | None, str]]:
-    """Yield for each record of a table its first line, the record, and its problem.
-
-    The first line names the fields, which are quoted as Python's csv module writes them, so that one may hold
-    line breaks; columns without a name are left out. ``check`` refuses the names.
-    """
-    limit = csv.field_size_limit(_FIELD)  # the module's limit for all readers: restored below
-    try:
-        rows = csv.reader(lines, delimiter=delimiter, strict=True)
-        names: list[str] | None = None
-        while True:
-            first = rows.line_num + 1
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                end = f", read to line {rows.line_num}" if rows.line_num > first else ""
-                fix = "put a field with a quote in quotes, and write the quote twice"
-                yield first, None, f"{error}{end} ({fix})"
-                continue
-            if names is None:
-                names = [name.strip("\ufeff ") for name in row]
-                check(names)
-            elif len(row) == len(names):
-                yield first, {name: cell for name, cell in zip(names, row, strict=True) if name}, ""
-            elif row:
-                kind = "tab" if delimiter == "\t" else "comma"
-                yield first, None, f"{len(row)} {kind}-separated fields instead of {len(names)}"
-    finally:
-        csv.field_size_limit(limit)
-
-
 #: Keys of the object in TriviaQA's files; its records are under the first.
 _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 #: Columns of MS MARCO's files that are read; any column may come first.
 _COLUMNS = ("query_id", "query", "answers", "passages")
 _OTHERS = ("query_type", "wellFormedAnswers")
-_HALF = "malformed JSON (a string that is not UTF-8 text, such as half of a pair of surrogates)"
+_HALF = "half of a pair of surrogates, which is no Unicode"
 #: Place of the records in a file that is an object of columns, each an object of cells by row.
 _BY_COLUMN = "*"
 
@@ -186,13 +138,21 @@ _BY_COLUMN = "*"
 def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     """Yield the records of a file (``.gz`` too); memory does not grow with their number.
 
-    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`). A file that begins with ``[`` is one array,
+    ``.tsv`` and ``.csv`` are tables (:func:`table_rows`), ``.parquet`` and folders of ``save_to_disk`` are
+    read by their libraries. A file that begins with ``[`` is one array,
     TriviaQA's and SQuAD's are an object around one, MS MARCO's is an object of columns, and any other holds
     JSON lines; with ``by_id`` it is one object of records, each of which gets its ``id``. UserError if it
     is not UTF-8 text, or damaged while compressed.
     """
     import ijson
 
+    if is_saved(path):
+        for _, rows in saved_splits(path):
+            yield from rows
+        return
+    if path.suffix == ".parquet":
+        yield from parquet_rows(path)
+        return
     if (ending := Path(path.name.removesuffix(".gz")).suffix) in (".tsv", ".csv"):
         with open_text(path, "") as (lines, _):
             for first, record, problem in table_rows(lines, "\t" if ending == ".tsv" else ","):
@@ -202,7 +162,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     if item is None:
         for number, line in read_lines(path):
             try:
-                yield Row(f"line {number}", _read_json(line))
+                yield Row(f"line {number}", parse_json(line))
             except (ValueError, RecursionError) as error:
                 hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
                 yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
@@ -213,7 +173,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             for number, record in enumerate(_parsed(files, path, item, by_id), 1):
                 yield Row(f"record {number}", {"id": record[0], **record[1]} if by_id else record)
         except UnicodeDecodeError:
-            yield Row(f"record {number + 1}", None, _HALF, True)
+            yield Row(f"record {number + 1}", None, f"malformed JSON (a string holds {_HALF})", True)
         except ijson.JSONError as error:
             cause = error.args[0]  # bytes, if the C library raised it
             text = cause.decode("utf-8", "replace") if isinstance(cause, bytes) else str(error)
@@ -222,15 +182,46 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             yield Row(f"record {number + 1}", None, problem, True)
 
 
-def _read_json(line: str) -> Any:
-    """Parse a line of JSON (ValueError: malformed, or with what neither a file nor tokens can hold)."""
-    record = json.loads(line)
-    if "\\u" in line:
-        try:
-            json.dumps(record, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(_HALF) from error
+def given_records(option: str, path: str | Path, give: str) -> Path:
+    """Return the path of a file with records, or of a folder of ``save_to_disk`` (UserError: neither)."""
+    if is_saved(Path(path)):
+        return Path(path)
+    if Path(path).is_dir():
+        give = f"{give}, one of the folder's files, or a folder that save_to_disk wrote"
+    return given_file(option, path, give)
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON (ValueError: malformed, or with what neither a file nor tokens can hold)."""
+    record = json.loads(text)
+    if "\\u" in text:
+        check_unicode(record)
     return record
+
+
+def half_in(value: Any) -> str | None:
+    """Find a string with half of a pair of surrogates in JSON values, and return its place: "a[0].b"."""
+    waiting = [("", value)] if isinstance(value, (str, Mapping, list, tuple)) else []
+    while waiting:
+        place, each = waiting.pop()
+        if isinstance(each, str):
+            if HALVES.search(each):
+                return place
+            continue
+        named = isinstance(each, Mapping)
+        if named and any(isinstance(key, str) and HALVES.search(key) for key in each):
+            return place
+        pairs: Iterable[tuple[Any, Any]] = each.items() if isinstance(each, Mapping) else enumerate(each)
+        for key, part in pairs:
+            if isinstance(part, (str, Mapping, list, tuple)):  # not the tokens of a long prompt
+                waiting.append((f"{place}.{key}".removeprefix(".") if named else f"{place}[{key}]", part))
+    return None
+
+
+def check_unicode(value: Any) -> None:
+    """Refuse strings in JSON values that neither a file nor tokens can hold (ValueError)."""
+    if (place := half_in(value)) is not None:
+        raise ValueError(f"{place or 'a string'} holds {_HALF}")
 
 
 def _parsed(files: ExitStack, path: Path, item: str, by_id: bool) -> Iterator[Any]:
@@ -279,6 +270,15 @@ def _place(path: Path) -> str | None:
         except (ijson.JSONError, UnicodeDecodeError, StopIteration):
             pass  # the reader proper reports what is wrong, and where
     return None
+
+
+def is_lines(path: Path) -> bool:
+    """Tell whether a file of passages holds JSON lines, and is neither a table, Parquet nor an array."""
+    table = path.name.removesuffix(".gz").endswith((".tsv", ".csv", ".parquet"))
+    if table or is_saved(path):
+        return False
+    with open_text(path) as (lines, _):
+        return not lines.read(1000).lstrip("\ufeff \r\n\t").startswith("[")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..options import shown
+from ..options import nearest, shown
 from ..types import UserError
 from .records import as_rows
 
@@ -39,12 +39,16 @@ FIELDS: dict[str, tuple[str, ...]] = {
 _OPPOSITE = ("correct", "is_correct", "right", "truthful", "factual", "supported", "faithful")
 
 
-def records_of(rows: Any) -> list[dict[str, Any]]:
+def records_of(
+    rows: Any, field: str | None = "answer", needs: Sequence[str] = ("prompt", "answer", "wrong")
+) -> list[dict[str, Any]]:
     """Turn rows into plain records, in their order; cells without a value are None.
 
     Args:
         rows: a DataFrame of pandas, a ``datasets.Dataset``, a mapping of columns of equal length or of one
-            row, or an iterable of mappings or of answers, which is read once.
+            row, or an iterable of mappings or of texts, which is read once.
+        field: what a text alone is; None if it makes no row.
+        needs: fields of a row, for messages.
 
     Raises:
         UserError: no rows, or something else.
@@ -60,15 +64,18 @@ def records_of(rows: Any) -> list[dict[str, Any]]:
         raise UserError(f"rows must be a table or a list of dictionaries, found {type(rows).__name__}")
     records = []
     for number, row in enumerate(rows, 1):
-        row = {"answer": row} if isinstance(row, str) else row
+        row = {field: row} if isinstance(row, str) and field else row
         if not isinstance(row, Mapping):
-            message = f"row {number} must be a dictionary with answer and wrong, found {shown(row)}"
-            raise UserError(f"{message}: give [{{'prompt': .., 'answer': .., 'wrong': ..}}, ..]")
+            noun = "row" if field in (None, "answer") else field
+            message = (
+                f"{noun} {number} must be a dictionary with {needs[-2]} and {needs[-1]}, found {shown(row)}"
+            )
+            layout = ", ".join(f"{name!r}: .." for name in needs)
+            raise UserError(f"{message}: give [{{{layout}}}, ..]")
         records.append({str(name): _plain(value) for name, value in row.items()})
     if not records:
-        raise UserError(
-            "there are no rows: give texts with answer and wrong (a generator is read once)", "empty"
-        )
+        fields = f"{needs[-2]} and {needs[-1]}"
+        raise UserError(f"there are no rows: give some with {fields} (a generator is read once)", "empty")
     return records
 
 
@@ -114,12 +121,6 @@ def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
     taken = set(columns.values())
     rest = {name: value for name, value in record.items() if name not in taken and name not in columns}
     return rest | {field: record[column] for field, column in columns.items()}
-
-
-def nearest(name: str, known: Collection[str]) -> str:
-    """Name the nearest of the known names, as part of a sentence; "" if none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def alias_of(field: str, names: Collection[str]) -> str | None:

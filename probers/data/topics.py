@@ -6,16 +6,18 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ..checksums import draw_key
-from ..files import given_file
 from ..types import Article, UserError
 from .articles import ArticleSource
 from .articles.cuts import natural
 from .questions.values import hashed, identifier, optional, text
-from .records import BadLine, LeftOut, check_object, file_rows, what_is_wrong
+from .records import BadLine, LeftOut, check_object, file_rows, given_records, what_is_wrong
+from .rows import records_of
 from .splits import Splits, limited
+from .tables import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,13 @@ class Topic:
 
 @dataclass
 class PromptFile:
-    """Prompts of a file in JSON lines or a table: ``prompt``; optionally ``id``, ``title`` and ``group``.
+    """Prompts of a file or of rows: ``prompt``; optionally ``id``, ``title`` and ``group``.
 
     LongFact's lines need no change. Splits are dealt by group: a prompt's own, else its title, else
     its text.
 
     Attributes:
-        path: the file; ``.gz`` too.
+        path: the file (``.gz`` too), or rows (:func:`probers.data.rows.records_of`), which may be texts.
         limit: largest number of prompts, drawn by ``seed``; None takes all.
         left_out: repeated prompts, and with ``on_bad_line="skip"`` malformed lines.
 
@@ -55,16 +57,27 @@ class PromptFile:
         UserError: missing file, malformed line with ``on_bad_line="error"``, or no prompt.
     """
 
-    path: str
+    path: Any
     limit: int | None = None
     seed: int = 0
     on_bad_line: BadLine = "error"
     left_out: LeftOut = field(default_factory=partial(LeftOut, "prompt"), init=False)
 
+    @property
+    def file(self) -> str:
+        """The file's name, for messages."""
+        return str(self.path) if isinstance(self.path, (str, Path)) else "rows"
+
+    def _rows(self) -> Iterator[Row]:
+        if not isinstance(self.path, (str, Path)):
+            records = records_of(self.path, "prompt", ("title", "prompt"))
+            return (Row(f"row {number}", record) for number, record in enumerate(records, 1))
+        give = "JSON lines with prompt (and title, id, group)"
+        return file_rows(given_records("prompts", self.path, give))
+
     def topics(self) -> list[Topic]:
-        path = given_file("prompts", self.path, "JSON lines with prompt (and title, id, group)")
         topics: dict[str, Topic] = {}
-        for row in file_rows(path):
+        for row in self._rows():
             try:
                 if row.problem:
                     raise ValueError(row.problem)
@@ -74,10 +87,10 @@ class PromptFile:
                 if other is not topic:
                     self.left_out.add(row.where, "repeated prompt")
             except (ValueError, KeyError) as error:
-                file, reason = f"prompts={self.path}", what_is_wrong(error)
+                file, reason = f"prompts={self.file}", what_is_wrong(error)
                 self.left_out.malformed(self.on_bad_line, file, row.where, reason)
         if not topics:
-            raise UserError(f"prompts={self.path} holds no prompt: give JSON lines with prompt", "empty")
+            raise UserError(f"prompts={self.file} holds no prompt: give JSON lines with prompt", "empty")
         keys = array("Q", (draw_key("split", self.seed, topic.group) for topic in topics.values()))
         split = Splits(self.seed, keys)
         dealt = [replace(topic, split=split(topic.group)) for topic in topics.values()]

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save as encode
 from torch import Tensor, nn
 
-from ..files import canonical_json, read_json, write_bytes, write_text
+from ..files import canonical_json, impostor, read_json, write_bytes, write_text
 from ..store.spec import ADAPTER_MARK
-from ..types import UserError, first_line
+from ..types import UserError, count, first_line
 
 #: Files of an adapter, as peft calls them.
 CONFIG, WEIGHTS = FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -51,9 +51,14 @@ def attach(model: nn.Module, folder: str | Path) -> nn.Module:
     try:
         with _quiet():
             wrapped = PeftModel.from_pretrained(model, str(folder))
+            # Only this call tells what peft left out, or has from nowhere.
+            result = wrapped.load_adapter(str(folder), wrapped.active_adapter)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         problem = f"adapter={folder} does not fit {type(model).__name__}: it is of another model"
         raise UserError(f"{problem} ({first_line(error)[:120]})", "mismatch") from error
+    if odd := sorted({*result.missing_keys, *result.unexpected_keys}):
+        problem = f"{count(len(odd), 'tensor')} of only one of them, the first {odd[0]}"
+        raise UserError(f"adapter={folder} does not fit {type(model).__name__}: {problem}", "mismatch")
     base: nn.Module = wrapped.get_base_model()
     return base.eval()
 
@@ -71,6 +76,7 @@ def add(model: nn.Module, **options: Any) -> None:
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "Found missing adapter keys")
         yield
 
 
@@ -79,6 +85,8 @@ def digest_of(folder: Path) -> str:
     for name in FILES:
         if not (folder / name).is_file():
             raise UserError(f"adapter={folder} is not an adapter: it lacks {name}", "no-file")
+        if problem := impostor(folder / name):
+            raise UserError(f"adapter={folder} is not an adapter: its {name} {problem}", "bad-file")
     try:
         return _digest(read_json(folder / CONFIG), load_file(folder / WEIGHTS))
     except (OSError, ValueError, SafetensorError, AttributeError) as error:

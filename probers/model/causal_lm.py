@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import torch
 
+from ..prompts import text_marks
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, Passages, Site, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
@@ -26,7 +27,18 @@ from .loading import Loading, context_length, fingerprint, load, model_source
 from .passages import compared, read_once, refuse_written
 from .pooling import PER_TOKEN
 from .recorder import tapped
-from .tokens import Prompt, Stop, Stops, TooLong, encode_continuation, encode_prompts, fit_context
+from .tokens import (
+    Prompt,
+    Stop,
+    Stops,
+    TooLong,
+    appended,
+    encode_continuation,
+    encode_prompts,
+    end_tokens,
+    fit_context,
+    vocabulary,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,6 +79,8 @@ class CausalLM(LanguageModel):
         self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
         self.decoder = Decoder(model, use_cache=use_cache)
         self.decoder.check()
+        rows = range(model.get_input_embeddings().num_embeddings)
+        self.decoder.tokens = frozenset(t for t in vocabulary(tokenizer) | self._eos if t in rows)
         self.num_layers = len(decoder_layers(model))
         self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
@@ -107,7 +121,9 @@ class CausalLM(LanguageModel):
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
         """Return the folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
-        source, revision = model_source(name, revision, gguf=how.gguf, cache=how.cache)
+        source, revision = model_source(
+            name, revision, gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
+        )
         return source, load(source, revision, how)
 
     def forget(self) -> None:
@@ -127,7 +143,8 @@ class CausalLM(LanguageModel):
     @cached_property
     def spec(self) -> ModelSpec:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype)
+        marks = text_marks(self.tokenizer, self._eos)
+        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype, **marks)
 
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
@@ -225,7 +242,9 @@ class CausalLM(LanguageModel):
         once = replace(how, needs=read_once(how.needs))
         for batch in self._read_each(requests, once, known):
             again = {
-                place: ScoreRequest(without, generation.token_ids, requests[place].name, Passages(()))
+                place: ScoreRequest(
+                    without, generation.token_ids, requests[place].name, passages=Passages(())
+                )
                 for place, generation in batch.items()
                 if generation.token_ids and (without := _without(requests[place])) is not None
             }
@@ -325,11 +344,9 @@ class CausalLM(LanguageModel):
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
         return Stops.of(self._eos, stop)
 
-    @cached_property
+    @property
     def _eos(self) -> frozenset[int]:
-        declared = getattr(self.model.generation_config, "eos_token_id", None)
-        listed = declared if isinstance(declared, list) else [declared]
-        return frozenset(i for i in [*listed, self.tokenizer.eos_token_id] if i is not None)
+        return end_tokens(self.model.generation_config, self.tokenizer)
 
     def _shared(self, prefix: str, encoded: Sequence[Prompt]) -> CachedPrefix | None:
         """Return keys and values of ``prefix``, computed when it differs from the last one."""
@@ -349,19 +366,35 @@ class CausalLM(LanguageModel):
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         if self.context is None or not prompts:
             return [True] * len(prompts)
-        ids = self.tokenizer(list(prompts), verbose=False)["input_ids"]
-        return [len(tokens) + n <= self.context for tokens, n in zip(ids, more, strict=True)]
+        ids, marker = self.tokenizer(list(prompts), verbose=False)["input_ids"], len(appended(self.tokenizer))
+        return [len(tokens) - marker + n <= self.context for tokens, n in zip(ids, more, strict=True)]
 
     def _encode(
         self, requests: Sequence[GenerationRequest | ScoreRequest], *, start: bool = False
     ) -> list[Prompt]:
         names = [request.name or str(place) for place, request in enumerate(requests)]
-        return encode_prompts(self.tokenizer, [request.prompt for request in requests], names, start=start)
+        prompts = [request.prompt for request in requests]
+        encoded = encode_prompts(self.tokenizer, prompts, names, start=start)
+        for prompt in encoded:
+            self.check_tokens(prompt.ids, prompt.name)
+        return encoded
+
+    def check_tokens(self, ids: Sequence[int], what: str) -> None:
+        """Refuse tokens that model and tokenizer do not both have (UserError); ``what`` holds them."""
+        assert self.decoder.tokens is not None
+        if not self.decoder.tokens.issuperset(ids):
+            odd = next(token for token in ids if token not in self.decoder.tokens)
+            problem = f"{what} holds the token {odd}, which the model or its tokenizer lacks"
+            raise UserError(f"{problem}: give a model with its own tokenizer", "model")
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
-        encoded = self._encode(requests, start=True)
-        texts = zip(encoded, (request.continuation for request in requests), strict=True)
-        return encoded, [encode_continuation(self.tokenizer, *pair) for pair in texts]
+        prompts, texts = list[Prompt](), list[tuple[int, ...]]()
+        for prompt, request in zip(self._encode(requests, start=True), requests, strict=True):
+            given = request.continuation
+            texts.append(encode_continuation(self.tokenizer, prompt, given))
+            self.check_tokens(texts[-1], f"the continuation of {prompt.name}")
+            prompts.append(replace(prompt, source=given if isinstance(given, str) else request.source))
+        return prompts, texts
 
     def _fit(
         self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]

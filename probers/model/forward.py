@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -46,7 +47,12 @@ class Decoder:
 
     Families without ``position_ids`` derive positions from the mask, those without ``logits_to_keep`` compute
     all logits. ``use_cache=False`` runs without keys and values, for models whose cache is broken.
+
+    Where ``tokens`` are set, all others have probability 0: the rows of a padded vocabulary are no tokens,
+    and log-probabilities and entropies are those of the distribution over ``tokens``.
     """
+
+    tokens: frozenset[int] | None = None
 
     def __init__(self, model: Any, *, use_cache: bool = True) -> None:
         accepted = inspect.signature(model.forward).parameters
@@ -74,7 +80,7 @@ class Decoder:
         if isinstance(cache, Cache):
             cache.padded = mask is not None and ids.shape[1] == 1
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
-        return logits[:, -keep:]
+        return only(logits[:, -keep:], self.tokens)
 
     def pieces(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor, *, keep: int, cache: Any = None
@@ -171,6 +177,24 @@ def _cut(output: Any, start: int, end: int | None) -> Any:
     part = copy(output)
     part.last_hidden_state = output.last_hidden_state[:, start:end]
     return part
+
+
+def only(logits: Tensor, tokens: frozenset[int] | None) -> Tensor:
+    """Leave only some tokens (None: all) in logits (.., vocabulary), in place where no gradient is needed.
+
+    Others get the lowest number, not -inf, whose products and differences are NaN.
+    """
+    columns = () if tokens is None else _others(tokens, logits.shape[-1])
+    if not columns:
+        return logits
+    fill = logits.index_fill if logits.requires_grad else logits.index_fill_
+    places = torch.tensor(columns, device=logits.device)
+    return fill(-1, places, torch.finfo(logits.dtype).min)
+
+
+@lru_cache(maxsize=4)
+def _others(tokens: frozenset[int], width: int) -> tuple[int, ...]:
+    return tuple(token for token in range(width) if token not in tokens)
 
 
 def token_scores(logits: Tensor, tokens: Tensor, *, top: bool = False) -> Tensor:

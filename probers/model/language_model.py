@@ -96,11 +96,15 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A text to read after a prompt, which may show ``passages``; token ids are taken unchanged."""
+    """A text to read after a prompt, which may show ``passages``; token ids are taken unchanged.
+
+    ``source`` is the text that these were made of, where it is known; offsets are then characters of it.
+    """
 
     prompt: str
     continuation: str | Sequence[int]
     name: str = ""
+    source: str = ""
     passages: Passages | None = None
 
 
@@ -122,8 +126,9 @@ class Decoding(Scoring):
     """Settings for writing texts and recording them.
 
     Attributes:
-        stop: strings before which the text is cut, :class:`probers.model.tokens.SentenceEnd`, and
-            callables that are given the text after each token and end it by returning True.
+        stop: strings before which the text is cut, :class:`probers.types.EndToken`,
+            :class:`probers.model.tokens.SentenceEnd`, and callables that are given the text after each token
+            and end it by returning True.
         sampling: draw tokens instead of taking the likeliest.
         cache: results of earlier calls for prompts of these names, so that a prompt that
             extends one need not compute it again; this call's texts are added.
@@ -177,7 +182,8 @@ class LanguageModel(ABC):
         A continuation given as token ids repeats the records of their generation. A text is
         tokenized on its own and put after the prompt's tokens, like generated tokens; where its tokens do
         not read as that text after the prompt, both are tokenized together. A model may have written the same
-        text in other tokens, so pass ids where that matters. A text that no tokenization reproduces is
+        text in other tokens, so pass ids where that matters. A text that the tokenizer's normaliser
+        changes is read as changed, with offsets in the original; one that no tokenization reproduces is
         refused.
         """
 

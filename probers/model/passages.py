@@ -17,17 +17,24 @@ attention on the prompt as a whole do not tell it from a right one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.texts import Text
+from ..data.texts.shown import place_passages, subjects
+from ..prompts import PromptTemplate
 from ..types import OF_PASSAGES, TWICE, Feature, Generation, Needs, PassageReading, Passages, UserError
 from .attention import HeadsTap
-from .tokens import Prompt, token_offsets
+from .language_model import ScoreRequest
+from .tokens import Prompt, encode_answer, read_offsets
+
+log = logging.getLogger(__name__)
 
 
 class Shown(NamedTuple):
@@ -49,7 +56,7 @@ def shown(passages: Passages | None, tokenizer: Any, prompt: Prompt, ids: Sequen
     starts, ends = np.array(prompt.offsets, dtype=np.int64).reshape(-1, 2).T
     marks = [(starts < end) & (ends > start) for start, end in known.at]
     subject = np.ones((len(ids), len(known.at)), dtype=bool)
-    offsets = token_offsets(tokenizer, ids, prompt.ids)[1] if known.subjects else ()
+    offsets = read_offsets(tokenizer, ids, prompt.ids, prompt.source)[1] if known.subjects else ()
     for start, end, numbers in known.subjects:
         inside = [token for token, (first, last) in enumerate(offsets) if first < end and last > start]
         subject[inside] = np.isin(np.arange(len(known.at)), numbers)
@@ -149,3 +156,65 @@ def compared(text: Generation, bare: Generation | None, needs: Needs) -> Generat
 
 def _of_one_pass(feature: Feature) -> Feature:
     return replace(feature, site="resid_post") if feature.site in TWICE else feature
+
+
+class Reader(Protocol):
+    """A model that texts are read by, as :class:`.CausalLM` is."""
+
+    tokenizer: Any
+    context: int | None
+
+
+def request(
+    lm: Reader, one: Text, template: PromptTemplate, file: str, needs: Needs, limit: int | None = None
+) -> ScoreRequest:
+    """Make the request to read a text, its first ``limit`` tokens, after its prompt.
+
+    Passages that do not fit into the context are left out, the last first, and a note names them. ``file``
+    is the text's file, for messages.
+
+    Raises:
+        UserError: the chat template refuses the messages, no tokens of the model read as the answer, or
+            passages beside messages are not in them as they stand.
+    """
+    name = f"of {file} {one.where}"
+    shown = len(one.passages)
+    while True:
+        prompt = one.prompt_for(lm.tokenizer, file, template, most=shown)
+        tokens = encode_answer(lm.tokenizer, prompt, one.answer, name)[:limit]
+        if lm.context is None or not shown or one.messages:
+            break
+        length = len(lm.tokenizer(prompt, verbose=False)["input_ids"])
+        if length + len(tokens) <= lm.context:
+            break
+        shown -= 1
+    if shown < len(one.passages):
+        listed = ", ".join(map(str, range(shown + 1, len(one.passages) + 1)))
+        log.warning("%s %s: passages %s left out, beyond the model's context", file, one.where, listed)
+    ready = ScoreRequest(prompt, tokens, name, one.answer)
+    if not about_passages(needs) or not (one.passages_at or shown):
+        return ready
+    return replace(ready, passages=_passages(lm, one, template, file, prompt, shown))
+
+
+def _passages(
+    lm: Reader, one: Text, template: PromptTemplate, file: str, prompt: str, shown: int
+) -> Passages:
+    if one.passages_at:
+        at, texts = one.passages_at, [prompt[start:end] for start, end in one.passages_at]
+    else:
+        texts = list(one.passages[:shown])
+        try:
+            at = place_passages(prompt, texts)
+        except ValueError as error:
+            raise UserError(f"{file} {one.where}: {error}: put it into the messages", "bad-line") from error
+    plain = not one.messages and not one.passages_at
+    without = one.prompt_for(lm.tokenizer, file, template, most=0) if plain else _cut(prompt, at)
+    return Passages(at, subjects(one.asked, one.answer, texts), without)
+
+
+def _cut(prompt: str, places: Iterable[tuple[int, int]]) -> str:
+    """Cut ranges out of a prompt."""
+    for start, end in sorted(places, reverse=True):
+        prompt = prompt[:start] + prompt[end:]
+    return prompt

@@ -2,7 +2,8 @@
 
 Offsets come from decoding, never from a tokenizer's space marker, so that they hold for byte-level BPE (a
 character's bytes may be spread over several tokens), SentencePiece (the first token's space is dropped
-without context) and WordPiece (the decoder puts spaces in).
+without context) and WordPiece (the decoder puts spaces in). Of a text whose letters or spaces the tokenizer's
+normaliser changes, they are those of the original.
 
 A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. The tokens
 wholly before it are kept. Callables see the text after each token, and that token is kept.
@@ -10,18 +11,30 @@ wholly before it are kept. Callables see the text after each token, and that tok
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 
-from ..types import AttentionRows, Feature, Generation, Needs, PassageReading, StopReason, UserError
-from ..words.text import split_sentences
+from ..types import (
+    HALVES,
+    AttentionRows,
+    EndToken,
+    Feature,
+    Generation,
+    Needs,
+    PassageReading,
+    StopReason,
+    UserError,
+)
+from ..words.text import Letter, Span, letters_of, original_spans, split_sentences
 
-Span = tuple[int, int]
+log = logging.getLogger(__name__)
 
 #: Prompt tokens decoded together with the first generated ones, so that their spaces survive.
 CONTEXT = 4
@@ -111,8 +124,8 @@ def _spelling(tokenizer: Any) -> tuple[frozenset[int], dict[str, int]]:
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """Return the bytes of one token as its vocabulary spells them, with a leading space."""
-    piece, (special, byte_of) = str(tokenizer.convert_ids_to_tokens(token)), _spelling(tokenizer)
+    """Return the bytes of one token as its vocabulary spells them, with a leading space; b"" without one."""
+    piece, (special, byte_of) = tokenizer.convert_ids_to_tokens(token) or "", _spelling(tokenizer)
     if token in special:
         return piece.encode()
     if match := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):  # SentencePiece's
@@ -177,17 +190,79 @@ def _common(one: str, other: str) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
+def read_offsets(
+    tokenizer: Any, ids: Sequence[int], context: Sequence[int], source: str
+) -> tuple[str, tuple[Span, ...]]:
+    """Find the characters of tokens like :func:`token_offsets`, in the text that they were made of.
+
+    Where the tokenizer has changed its characters (:func:`encode_continuation`), text and offsets are those
+    of ``source``, up to the last token. "" as source is any text.
+    """
+    text, offsets = token_offsets(tokenizer, ids, context)
+    if source in ("", text):
+        return text, offsets
+    complete = text.rstrip(_BROKEN)
+    letters, written = _letters(tokenizer, source), letters_of(complete)
+    differs = [sign for sign, _ in letters[: len(written)]] != [sign for sign, _ in written]
+    if differs or (source.startswith(complete) and len(written) < len(letters)):
+        return text, offsets
+    return original_spans(source, letters, text, offsets)
+
+
+def _letters(tokenizer: Any, text: str) -> list[Letter]:
+    """List the characters of a text as its tokenizer normalises them, but spaces, with their places in it."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normalizer is None:
+        return letters_of(text)
+    from tokenizers import PreTokenizedString, Regex
+
+    each = Regex(r"[\s\S]")
+    split = PreTokenizedString(text)
+    split.normalize(normalizer.normalize)
+    split.split(lambda _, piece: piece.split(each, "isolated"))
+    pieces = split.get_splits("original", "char")
+    return [(sign, start) for piece, (start, _), _ in pieces for sign, _ in letters_of(piece)]
+
+
+@lru_cache(maxsize=8)
+def tell_once(tokenizer: Any, message: str) -> None:
+    """Log a message about a tokenizer the first time."""
+    log.warning("note: %s", message)
+
+
+def vocabulary(tokenizer: Any) -> frozenset[int]:
+    """List the ids that have a text; a model's vocabulary may be padded with rows that have none."""
+    return frozenset(tokenizer.get_vocab().values())
+
+
+def appended(tokenizer: Any) -> tuple[int, ...]:
+    """Find the special tokens that a tokenizer puts after every text, such as an end marker or [SEP]."""
+    for probe in chain("x1.", (decode(tokenizer, [token]) for token in range(len(tokenizer)))):
+        kinds = {"verbose": False}, {"verbose": False, "add_special_tokens": False}
+        whole, bare = (tuple(tokenizer(probe, **how)["input_ids"]) for how in kinds)
+        places = [i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare]
+        if places:
+            return whole[places[0] + len(bare) :]
+    return ()
+
+
+def marker_of(tokenizer: Any) -> str:
+    """Name the special tokens that a tokenizer puts after every text."""
+    return " ".join(tokenizer.convert_ids_to_tokens(list(appended(tokenizer))))
+
+
 TooLong = Literal["error", "skip", "truncate_left"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt, and its name in messages."""
+    """A tokenized prompt, and its name in messages; ``source`` is the text to read after it, if known."""
 
     name: str
     text: str
     ids: tuple[int, ...]
     offsets: tuple[Span, ...]
+    source: str = ""
 
     def continued(
         self, tokenizer: Any, ids: Sequence[int], scores: np.ndarray, *, stop: StopReason, needs: Needs,
@@ -195,7 +270,7 @@ class Prompt:
         passages: PassageReading | None = None,
     ) -> Generation:  # fmt: skip
         """Build the generation of ``ids`` (n,); ``scores`` (2, n), or (4, n) with the top two of each."""
-        text, offsets = token_offsets(tokenizer, ids, self.ids)
+        text, offsets = read_offsets(tokenizer, ids, self.ids, self.source)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
             scores[0].copy(), scores[1].copy(), stop, needs, states or {}, attention,
@@ -208,26 +283,41 @@ def encode_prompts(
 ) -> list[Prompt]:
     """Tokenize prompts like the tokenizer itself, BOS included (UserError: empty, or without tokens).
 
-    With ``start`` an empty prompt is the model's start token: BOS, or EOS where there is none.
+    A marker that the tokenizer puts after a text is left out: the model would continue another text. With
+    ``start`` an empty prompt is the model's start token: BOS, or EOS where there is none.
     """
     called = [f"prompt {name}" for name in (range(len(prompts)) if names is None else names)]
     first = next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None)
     for name, text in zip(called, prompts, strict=True):
         if not text and not (start and first is not None):
             raise UserError(f"{name} is empty; there is nothing to continue")
+        _check_unicode(name, text)
     if not prompts:
         return []
     fast = bool(getattr(tokenizer, "is_fast", False))
     tokens = tokenizer(list(prompts), return_offsets_mapping=fast, verbose=False)
-    encoded = []
+    encoded, marker = [], appended(tokenizer)
+    if marker:
+        tell_once(tokenizer, f"the tokenizer puts {marker_of(tokenizer)} after a text: prompts leave it out")
     for index, (name, text) in enumerate(zip(called, prompts, strict=True)):
-        ids = tuple(tokens["input_ids"][index]) or (() if text or first is None else (first,))
-        if not ids:
+        ids = without_marker(tokens["input_ids"][index], marker)
+        if not (ids := ids if text or ids or first is None else (first,)):
             raise UserError(f"{name} has no tokens: {text!r}")
-        spans = tokens["offset_mapping"][index] if fast else token_offsets(tokenizer, ids)[1]
+        spans = tokens["offset_mapping"][index][: len(ids)] if fast else token_offsets(tokenizer, ids)[1]
         spans = spans if text else [(0, 0)] * len(ids)
         encoded.append(Prompt(name, text, ids, tuple((int(a), int(b)) for a, b in spans)))
     return encoded
+
+
+def _check_unicode(name: str, text: str) -> None:
+    if HALVES.search(text):
+        raise UserError(f"{name} holds half of a pair of surrogates: give valid Unicode")
+
+
+def without_marker(ids: Sequence[int], marker: Sequence[int]) -> tuple[int, ...]:
+    """Take the tokens of :func:`appended` off those of a text."""
+    ends = bool(marker) and tuple(ids[-len(marker) :]) == tuple(marker)
+    return tuple(ids[: len(ids) - len(marker)] if ends else ids)
 
 
 def fit_context(
@@ -258,27 +348,39 @@ def encode_continuation(tokenizer: Any, prompt: Prompt, continuation: str | Sequ
     """Tokenize a continuation such that its tokens read as it when put after the prompt's.
 
     A text is tokenized on its own; where that reads differently after the prompt, without its leading space
-    (SentencePiece puts one before any text by itself); then together with the prompt. UserError for an
-    empty continuation, or one that no tokenization reproduces.
+    (SentencePiece puts one before any text by itself); then together with the prompt. Where none of these
+    reads as the text, and one differs only by the tokenizer's own normaliser (composed or lower-case
+    letters, removed accents, fewer spaces), it is taken with a note: that is how the model sees the text.
+    UserError for an empty continuation, or one that no tokenization reproduces.
     """
     if not len(continuation):
         raise UserError(f"the continuation of {prompt.name} is empty; there is nothing to score")
     if not isinstance(continuation, str):
         return tuple(int(i) for i in continuation)
-
-    def tokens(text: str, special: bool = False) -> tuple[int, ...]:
-        return tuple(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
-
-    candidates = [tokens(continuation), tokens(continuation.removeprefix(" "))]
-    together = tokens(prompt.text + continuation, special=True)
-    if together[: len(prompt.ids)] == prompt.ids:
-        candidates.append(together[len(prompt.ids) :])
-    expected = decode(tokenizer, prompt.ids) + continuation
-    for ids in candidates:
-        if ids and decode(tokenizer, [*prompt.ids, *ids]) == expected:
+    _check_unicode(f"the continuation of {prompt.name}", continuation)
+    before, normalised = decode(tokenizer, prompt.ids), list[tuple[tuple[int, ...], str]]()
+    for ids in filter(None, _continuations(tokenizer, prompt, continuation)):
+        if (read := decode(tokenizer, [*prompt.ids, *ids])) == before + continuation:
+            return ids
+        if read.startswith(before):
+            normalised.append((ids, read[len(before) :]))
+    letters = [sign for sign, _ in _letters(tokenizer, continuation)]
+    for ids, read in normalised:
+        if tokenizer.unk_token_id not in ids and [sign for sign, _ in letters_of(read)] == letters:
+            why = "the tokenizer changes some texts (composed letters, accents, case or spaces)"
+            tell_once(tokenizer, f"{why}: they are read as changed, their parts are those of the original")
             return ids
     problem = f"the continuation of {prompt.name} cannot be written in the model's tokens after it"
     raise UserError(f"{problem}: {continuation!r}; pass token ids instead")
+
+
+def _continuations(tokenizer: Any, prompt: Prompt, text: str) -> Iterator[tuple[int, ...]]:
+    """Tokenize a text in the ways that may read as it after a prompt."""
+    for each in dict.fromkeys([text, text.removeprefix(" ")]):
+        yield tuple(tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"])
+    together = tuple(tokenizer(prompt.text + text, verbose=False)["input_ids"])
+    if together[: len(prompt.ids)] == prompt.ids:
+        yield without_marker(together, appended(tokenizer))[len(prompt.ids) :]
 
 
 def encode_answer(tokenizer: Any, prompt: str, answer: str, name: str) -> tuple[int, ...]:
@@ -295,6 +397,13 @@ def without_end(tokenizer: Any, text: str) -> str:
     while end := next((marker for marker in longest_first if text.rstrip().endswith(marker)), ""):
         text = text.rstrip().removesuffix(end)
     return text
+
+
+def end_tokens(*owners: Any) -> frozenset[int]:
+    """Collect the end tokens that a model's generation config and its tokenizer declare."""
+    declared = [getattr(owner, "eos_token_id", None) for owner in owners]
+    lists = (each if isinstance(each, list) else [each] for each in declared)
+    return frozenset(i for each in lists for i in each if i is not None)
 
 
 StopCallable = Callable[[str], bool]
@@ -324,7 +433,7 @@ class SentenceEnd:
         return spans[self.count - 1][1] if len(spans) > self.count else None
 
 
-Stop = str | SentenceEnd | StopCallable
+Stop = str | EndToken | SentenceEnd | StopCallable
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,8 +453,12 @@ class Stops:
         for each in stop:
             if each == "":
                 raise UserError("a stop string is empty; leave it out or give its text")
-            if not isinstance(each, (str, SentenceEnd)) and not callable(each):
-                raise UserError(f"stop={each!r} is neither a text, a SentenceEnd nor a function of the text")
+            if not isinstance(each, (str, EndToken, SentenceEnd)) and not callable(each):
+                problem = (
+                    f"stop={each!r} is neither a text, an EndToken, a SentenceEnd nor a function of the text"
+                )
+                raise UserError(problem)
+        eos = eos.union(each.id for each in stop if isinstance(each, EndToken))
         strings = tuple(each for each in stop if isinstance(each, str))
         sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
         return cls(eos, strings, sentences, tuple(filter(callable, stop)))

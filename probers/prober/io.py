@@ -18,8 +18,19 @@ from safetensors.torch import save as encode
 from torch import nn
 
 from ..checksums import sealed, sha256, unseal
+from ..data.rows import nearest
 from ..data.splits import SEEN, Seen
-from ..files import canonical_json, digest, read_bytes, read_json, read_text, regular, write_bytes, write_text
+from ..files import (
+    canonical_json,
+    digest,
+    impostor,
+    read_bytes,
+    read_json,
+    read_text,
+    regular,
+    write_bytes,
+    write_text,
+)
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..model import adapters
 from ..options import Name, Natural, check_options, check_record, shown
@@ -105,6 +116,7 @@ class _Config:
     calibration: dict[str, Any]
     entropy_model: dict[str, Any] | None
     recogniser: Name | None
+    columns: Mapping[str, Name] | None
     domain: _Domain | None
     promise: Promise | None
     pointer: _Pointer | None
@@ -165,7 +177,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(message, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = dict.fromkeys(("domain", "promise", "pointer", "adapter")) | about
+        about = dict.fromkeys(("domain", "promise", "pointer", "adapter", "columns")) | about
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:
@@ -194,10 +206,20 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):
         message = f"{name} is not a prober (no {file.name}): probers-train makes one"
+        if not file.parent.exists():
+            names = sorted(folder.name for folder in _SHIPPED.iterdir())
+            message += f", and {' and '.join(names)} come with this package{nearest(name, names)}"
         raise UserError(message, "no-artifact") from None
     except ValueError as error:
+        _check_itself(file)
         message = f"the prober {name} is damaged ({file.name} {error}): train it again"
         raise UserError(message, "damaged") from error
+
+
+def _check_itself(file: Path) -> None:
+    """Refuse a pointer, or a page, in place of a prober's file (UserError)."""
+    if file.is_file() and (problem := impostor(file)):
+        raise UserError(f"{file} {problem}", "damaged")
 
 
 def shipped(model: str) -> str | None:
@@ -247,6 +269,7 @@ def load_head(
     make = factory(partial(cls, **options))
     if name in HEADS:
         check_options(cls, options, "head.")
+    _check_itself(file)
     try:
         regular(file)
         if config["weights"] != sha256(file):
@@ -313,5 +336,5 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
         "domain": None if domain is None else Domain.read(folder, domain),
         "promise": None if promise is None else Promise(**promise),
         "pointer": pointer and Pointer(tuple(pointer["heads"]), pointer["remembered"]),
-        **{key: config[key] for key in ("threshold", "aggregate", "recogniser")}, **papers,
+        **{key: config[key] for key in ("threshold", "aggregate", "recogniser", "columns")}, **papers,
     }  # fmt: skip

@@ -33,6 +33,8 @@ from ..model.forward import Decoder
 from ..model.hidden_states import broken_state, check_needs, tap_of
 from ..model.loading import check_capped, fingerprint
 from ..model.pooling import all_finite, token_vectors
+from ..model.tokens import appended, end_tokens, marker_of, tell_once
+from ..prompts import text_marks
 from ..store.spec import ModelSpec
 from ..types import RunError, UserError
 from .token_scores import GrowingHeads, GrowingVectors, Scorer, check_growing, extend
@@ -227,9 +229,11 @@ class GenerationWatcher(ExitStack):
         # Depth and width are always compared, the weights only if the model knows its origin.
         name = str(getattr(model, "name_or_path", "") or "")
         width, dtype = int(model.config.get_text_config().hidden_size), str(model.dtype)
+        ends = end_tokens(getattr(model, "generation_config", None), tokenizer)
+        marks = {} if tokenizer is None else text_marks(tokenizer, ends)
         bank.check_model(ModelSpec(
             name or bank.spec.model.id, fingerprint(name, model),
-            len(decoder_layers(model)), width, dtype.removeprefix("torch."),
+            len(decoder_layers(model)), width, dtype.removeprefix("torch."), **marks,
         ))  # fmt: skip
         check_needs(bank.spec.needs, model)
         check_capped(model.config, getattr(model.config, "_attn_implementation", None))
@@ -238,6 +242,7 @@ class GenerationWatcher(ExitStack):
         self.cache: Any = None
         self._per, self._keep_cache = per, keep_cache
         self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
+        self._marker = () if tokenizer is None else appended(tokenizer)
         self._names = list(inspect.signature(model.forward).parameters)
         self._tap = tap_of(model, bank.spec.feature)
 
@@ -262,6 +267,7 @@ class GenerationWatcher(ExitStack):
         if past == 0 or self.batch is None:
             prompt = inputs.new_zeros((rows, 0), dtype=torch.long) if ids is None else ids.detach()
             self.batch = WatchedBatch(self.bank, self._per, self._special, rows, length, prompt)
+            self._note_marker(prompt)
             if past:
                 self.batch.refuse(_UNREADABLE)
             elif getattr(cache, "layers", None) and getattr(cache, "is_compileable", False):
@@ -273,6 +279,15 @@ class GenerationWatcher(ExitStack):
                 self._tap.read_last(1)
             else:
                 self.batch.refuse(_UNREADABLE)
+
+    def _note_marker(self, prompt: Tensor) -> None:
+        """Say that prompts (rows, columns) end with what their tokenizer puts after a text."""
+        marker = torch.tensor(self._marker, device=prompt.device)
+        ends = prompt[:, prompt.shape[1] - len(marker) :]
+        if len(marker) and ends.shape[1] == len(marker) and bool((ends == marker).all(dim=1).any()):
+            what = f"the tokenizer puts {marker_of(self.tokenizer)} after a prompt"
+            remedy = f"generate from its ids without the last {len(marker)}, or the model begins another text"
+            tell_once(self.tokenizer, f"{what}: {remedy}")
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         batch, given = self.batch, dict(zip(self._names, args, strict=False)) | kwargs

@@ -64,6 +64,8 @@ class Prober(ModelHubMixin):
         entropy_model: combines the heads' score with entropies; None when not fitted.
         recogniser: found the entities whose labels it learned, like ``recogniser`` of probers-datagen; None
             for other labels, or if unknown.
+        columns: names of the columns of its training texts that were not called like their fields, as
+            ``{"answer": "output"}``; :meth:`score` finds them again.
         domain, seen: states and questions of its training; None if unknown.
         metrics, card, pictures: ``metrics.json``, ``README.md``, and the card's PNG files by name.
         pointer: attention heads that point to the passage that a text rests on; None for heads that read no
@@ -82,6 +84,7 @@ class Prober(ModelHubMixin):
     aggregate: Aggregate | None = None
     entropy_model: EntropyModel | None = None
     recogniser: str | None = None
+    columns: Mapping[str, str] | None = None
     domain: Domain | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     card: str = ""
@@ -141,15 +144,18 @@ class Prober(ModelHubMixin):
         if trained.same_as(model) or other:
             self.spec.check_model(model, what="the prober")
         elif not self.allow_other:
+            remedy = "takes another quantization of the same model"
+            if trained.same_weights(model):
+                remedy = "takes it, though its scores and threshold may be off"
             raise UserError(
-                f"the prober came from the model {trained}, but the model now is {model}: use that model or "
-                "train a prober for this one; allow_other=true takes another quantization of the same model",
+                f"the prober {trained.against(model)}: use that model or train a prober for this one; "
+                f"allow_other=true {remedy}",
                 "mismatch",
             )
         else:
             _warn(
-                f"warning: the prober came from the model {trained}, but the model now is {model} "
-                "(allow_other=true): threshold and calibration are of the former"
+                f"warning: the prober {trained.against(model)} (allow_other=true): threshold and calibration "
+                "are of the former"
             )
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
@@ -250,7 +256,8 @@ class Prober(ModelHubMixin):
             threshold: score above which a text fires, in place of the prober's own.
             unit: parts that are judged by themselves (:func:`.assessment.units_of`).
             on_bad_line: "skip" leaves out rows that cannot be read.
-            columns: names of columns under other names than their fields, as ``answer="output"``.
+            columns: names of columns under other names than their fields, as ``answer="output"``; those that
+                the prober was trained with need not be given again.
 
         Raises:
             UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
@@ -258,8 +265,10 @@ class Prober(ModelHubMixin):
         if not hasattr(lm, "score_each"):
             message = f"score takes a model first, found {type(lm).__name__}"
             raise UserError(f"{message}: CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)")
-        source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line)
+        source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line, usual=self.columns)
         texts = readable(source, list(source.all()), self, lm.tokenizer)
+        for line in source.lines():
+            log.warning(line)
         responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
         pairs = zip(texts, responses, strict=True)
         prompts = (prompt_of(self, one, lm.tokenizer) for one in texts)
@@ -379,6 +388,8 @@ class Prober(ModelHubMixin):
             "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
             "recogniser": self.recogniser,
         }  # fmt: skip
+        if self.columns:
+            config["columns"] = dict(self.columns)
         if self.domain is not None:
             config["domain"] = self.domain.save(save_directory)
         if self.promise is not None:

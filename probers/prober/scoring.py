@@ -15,12 +15,11 @@ from ..checksums import Journal
 from ..data.texts import Text, TextSource
 from ..model.causal_lm import CausalLM
 from ..model.language_model import Decoding, Sampling, ScoreRequest, Scoring
-from ..model.passages import about_passages
-from ..model.reading import request
+from ..model.passages import about_passages, request
 from ..model.tokens import encode_answer, without_end
 from ..options import shown
-from ..prompts import chat_text, form_with
-from ..types import Generation, UserError, count
+from ..prompts import chat_text, form_with, turn_ends
+from ..types import EndToken, Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
 from .grounding import ground
 from .response import Acted, Response, Scored, ScoredSpan
@@ -179,6 +178,14 @@ class Action:
             raise UserError(f"draws={self.draws} must be at least 1")
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt, and what ends an answer to it besides the model's end tokens and the user's stops."""
+
+    text: str
+    ends: tuple[str | EndToken, ...] = ()
+
+
 class JudgedWriter:
     """Writer whose texts a prober judges; ``threshold`` and ``unit`` replace the prober's own.
 
@@ -209,26 +216,35 @@ class JudgedWriter:
             self._retry(texts, written, max_new_tokens, how)
         return [self._acted(number, generation) for number, generation in enumerate(written, 1)]
 
-    def _prompt(self, given: Any) -> str:
+    def _prompt(self, given: Any) -> _Asked:
         """Read a prompt: a text, or the messages of a chat."""
         if isinstance(given, str):
-            return given
+            return _Asked(given)
         messages = [each for each in given if isinstance(each, Mapping) and {"role", "content"} <= set(each)]
         if not messages or len(messages) < len(given):
             message = f"a prompt is a text or a list of messages with role and content, found {shown(given)}"
             raise UserError(message)
-        return chat_text(self._lm.tokenizer, given, "a prompt of messages")
+        text = chat_text(self._lm.tokenizer, given, "a prompt of messages")
+        return _Asked(text, turn_ends(self._lm.tokenizer))
 
     def _write(
-        self, prompts: Sequence[str], tokens: int, how: Mapping[str, Any], draw: int | None
+        self, prompts: Sequence[_Asked], tokens: int, how: Mapping[str, Any], draw: int | None
     ) -> list[Generation]:
         """Write a text for each prompt; a ``draw`` has its own random numbers."""
         if draw is not None:
             how = {**how, "sampling": Sampling(self._action.temperature, seed=self._action.seed + draw)}
-        return self._lm.generate(prompts, max_new_tokens=tokens, needs=text_needs(self._prober), **how)
+        needs, stop = text_needs(self._prober), how.get("stop", ())
+        written: dict[int, Generation] = {}
+        for ends in {one.ends for one in prompts}:
+            places = [i for i, one in enumerate(prompts) if one.ends == ends]
+            how = {**how, "stop": [*stop, *ends] if ends and not isinstance(stop, str) else stop}
+            texts = [prompts[i].text for i in places]
+            each = self._lm.generate(texts, max_new_tokens=tokens, needs=needs, **how)
+            written |= zip(places, each, strict=True)
+        return [written[place] for place in range(len(prompts))]
 
     def _retry(
-        self, prompts: Sequence[str], written: list[Generation], tokens: int, how: Mapping[str, Any]
+        self, prompts: Sequence[_Asked], written: list[Generation], tokens: int, how: Mapping[str, Any]
     ) -> None:
         """Draw texts that fire again, all of a round together; keep each prompt's with the lowest score."""
         best = [self._judge(generation) for generation in written]

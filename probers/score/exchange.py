@@ -124,7 +124,7 @@ def calibrated(
     ]
     if silent := by_text.count([]):
         log.info("%s left out, without a token that is judged", count(silent, "text"))
-    for line in [*source.survey("token").notes, *source.left_out.lines()]:
+    for line in [*source.survey("token").notes, *source.lines()]:
         log.info("%s", line)
     sides: dict[str, list[Span]] = {"validation": [], "test": []}
     for span in itertools.chain.from_iterable(by_text):

@@ -21,6 +21,7 @@ from ..cli.inputs import find_prober, load_model
 from ..cli.runs import RunFolder
 from ..cli.settings import plain
 from ..data.texts import Text, TextSource
+from ..data.texts.base import glued, glued_lines
 from ..evaluation.bootstrap import few_groups
 from ..evaluation.metrics import Bootstrap, auroc, ece_interval
 from ..files import canonical_json, write_text
@@ -54,9 +55,10 @@ log = logging.getLogger(__name__)
 def run(settings: Score) -> Path:
     """Score the texts of a file; return the folder written. UserErrors come before anything is scored."""
     source = TextSource(**plain(settings.texts), on_bad_line=settings.on_bad_line)
-    given, path = list(source.all()), str(settings.texts.path)
     name = find_prober(settings, asks="probers-score")
     bank = Prober.from_pretrained(name, allow_other=settings.allow_other)
+    source.usual = bank.columns
+    given, path = list(source.all()), str(settings.texts.path)
     check_growing(bank, whole=True)
     out = Path(settings.out or f"runs/score/{source.file.partition('.')[0]}")
     folder = RunFolder(out, "score", settings.record | {"inputs": inputs(path, name)})
@@ -65,11 +67,9 @@ def run(settings: Score) -> Path:
     lm = load_model(settings, folder, adapter=bank.adapter)
     bank.check_model(lm.spec)
     texts = readable(source, given, bank, lm.tokenizer)
-    edges = ((one.prompt or "")[-1:] + one.answer[:1] for one in texts)
-    if glued := sum(len(edge) == 2 and edge[0].isalnum() and edge[1].isalnum() for edge in edges):
-        line = "note: %s of %s continue the prompt's last word: begin a new word with a space"
-        log.info(line, f"{glued:,}", count(len(texts), "answer"))
-    for line in source.left_out.lines():
+    for line in glued_lines(sum(map(glued, texts)), len(texts)):
+        log.info("%s", line)
+    for line in source.lines():
         log.info("%s", line)
     journal = Journal(out / UNFINISHED)
     responses = score_texts(lm, bank, texts, threshold=settings.threshold, journal=journal)

@@ -59,9 +59,11 @@ class Entailment:
     def __post_init__(self) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from ..model.loading import whole
+
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(self.name)
-            self._model = AutoModelForSequenceClassification.from_pretrained(self.name).eval()
+            self._model = whole(AutoModelForSequenceClassification, self.name, f"nli={self.name}").eval()
         except (OSError, ValueError) as error:
             problem = f"nli={self.name} cannot be loaded: {first_line(error)}"
             raise UserError(f"{problem}; give a folder or hub id of an entailment model", "model") from error

@@ -113,7 +113,7 @@ def draw(
     for one in asked:
         first.setdefault(one.text, one)
     rows = [one for one in first.values() for _ in range(how.samples)]
-    common = {"stop": prompt.stop, "prefix": prompt.prefix}
+    common = {"stop": prompt.ends, "prefix": prompt.prefix}
     generations = generate(
         [one.text for one in rows], max_new_tokens=[one.limit for one in rows], sampling=how.sampling,
         needs=Needs.of([layer], pool=pool) if layer else Needs(), names=[one.name for one in rows],

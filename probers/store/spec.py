@@ -14,11 +14,14 @@ from typing import Annotated, Any
 import numpy as np
 
 from ..options import Count, Limits, Line, Name, Natural, check_record
+from ..prompts import form_name
 from ..types import Beside, Feature, Needs, Pool, Site, UserError
 
 #: Prefix of an adapter's digest in the revision of a model that runs with it.
 ADAPTER_MARK = "+lora-"
 
+#: Fields that are not there in files of version 0.2.
+_MARKS = ("template", "ends", "tokens")
 _LAYERS = 10_000  # more than any model has
 _Layers = Annotated[tuple[Natural, ...], Limits(max_length=_LAYERS)]
 _Format = Annotated[str, Limits("float16, float32 or float64", pattern="^float(16|32|64)$")]
@@ -30,7 +33,9 @@ class ModelSpec:
 
     ``id`` is the name that the user typed; ``revision`` the hub commit or a hash of the local files, "" if
     unknown, and the model's adapter; ``width`` the size d of the residual stream; ``dtype`` the number
-    format the model ran in.
+    format the model ran in. The others name what turns a chat into tokens and ends a text, "" if unknown:
+    digests of the chat template and of a sample's tokens, and the end tokens
+    (:func:`probers.prompts.text_marks`).
     """
 
     id: Name
@@ -38,6 +43,9 @@ class ModelSpec:
     layers: Natural
     width: Count
     dtype: Line
+    template: Line = ""
+    ends: Line = ""
+    tokens: Line = ""
 
     @property
     def adapter(self) -> str:
@@ -45,6 +53,27 @@ class ModelSpec:
         return self.revision.partition(ADAPTER_MARK)[2]
 
     def same_as(self, other: ModelSpec) -> bool:
+        """Tell whether both name the same weights, and make and end texts alike as far as both say it."""
+        return self.same_weights(other) and not self.other_texts(other)
+
+    def other_texts(self, other: ModelSpec) -> str:
+        """Name what makes and ends texts otherwise in another specification, in words; "" for nothing."""
+        differ = {n for n in _MARKS if (a := getattr(self, n)) and (b := getattr(other, n)) and a != b}
+        words = [f"{'no' if other.template == 'none' else 'another'} chat template"] * ("template" in differ)
+        words += [f"other end tokens ({other.ends} in place of {self.ends})"] * ("ends" in differ)
+        words += ["other special tokens, or another tokenizer"] * ("tokens" in differ)
+        return " and ".join(words)
+
+    def against(self, other: ModelSpec) -> str:
+        """Say that something came from this model, and the model now is another."""
+        difference = self.other_texts(other)
+        if difference and self.same_weights(other):
+            return f"came from the model {self}, which now has {difference}"
+        return (
+            f"came from the model {self}, but the model now is {other}{difference and f' with {difference}'}"
+        )
+
+    def same_weights(self, other: ModelSpec) -> bool:
         """Tell whether both name the same weights: by revision (whatever the path), if unknown by id."""
         if (self.layers, self.width, self.adapter) != (other.layers, other.width, other.adapter):
             return False
@@ -141,7 +170,7 @@ class FeatureSpec:
     def check_model(self, model: ModelSpec, *, what: str = "the features") -> None:
         """Refuse a model other than that of these features, called ``what`` (UserError)."""
         if not self.model.same_as(model):
-            message = f"{what} came from the model {self.model}, but the model now is {model}"
+            message = f"{what} {self.model.against(model)}"
             remedy = "use that model, or make features and prober again with this one"
             if self.model.adapter != model.adapter:
                 remedy = "read both with the same adapter (model.adapter=FOLDER), or both without"
@@ -154,11 +183,14 @@ class FeatureSpec:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 message = f"{what} have {name}={mine!r}, {against} {name}={theirs!r}"
+                if name == "prompt":
+                    message = f"{what} were made with {form_name(mine)}, {against} with {form_name(theirs)}"
                 options = "source and unit" if name == "position" else name
                 raise UserError(f"{message}: make one of them again with the same {options}", "mismatch")
 
     def to_dict(self) -> dict[str, Any]:
         fields = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
+        fields["model"] = {k: v for k, v in fields["model"].items() if v or k not in _MARKS}
         return {name: value for name, value in fields.items() if name != "beside" or value}  # none in stores
 
     @classmethod
@@ -166,6 +198,7 @@ class FeatureSpec:
         """Invert :meth:`to_dict`; UserError or ValueError for other fields."""
         value = {"beside": [], **value}
         check_record(cls, value, "spec.")
+        value["model"] = dict.fromkeys(_MARKS, "") | value["model"]
         check_record(ModelSpec, value["model"], "spec.model.")
         beside = tuple(BesideSpec(**record) for record in value["beside"])
         model, layers = ModelSpec(**value["model"]), tuple(value["layers"])

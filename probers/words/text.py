@@ -1,4 +1,7 @@
-"""Words and sentences of text: sentence borders, stop words and content words of English, detokenising."""
+"""Words and sentences of text: sentence borders, stop words and content words of English, detokenising.
+
+Also the places of a text's parts in its original, from which a tokenizer's normaliser has made it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ import regex
 
 from ..types import UserError
 from .language import ENGLISH, Language
+
+Span = tuple[int, int]
+#: A character, and its place in the text that it was made of.
+Letter = tuple[str, int]
 
 #: Parts of speech that carry content in DRAGIN's released code.
 CONTENT_POS = frozenset({"NOUN", "ADJ", "VERB", "PROPN", "NUM"})
@@ -340,3 +347,46 @@ def _is_range(tokens: list[str], position: int) -> bool:
         return True
     dated = position >= 2 and (tokens[position - 2] in ENGLISH.months or tokens[position - 2] == ",")
     return not dated and (position + 2 >= len(tokens) or tokens[position + 2] not in ENGLISH.months)
+
+
+def letters_of(text: str) -> list[Letter]:
+    """List the characters of a text but spaces, and SentencePiece's mark for one, with their places."""
+    return [(sign, i) for i, sign in enumerate(text) if sign != "▁" and not sign.isspace()]
+
+
+def original_spans(
+    original: str, letters: Sequence[Letter], text: str, spans: Sequence[Span]
+) -> tuple[str, tuple[Span, ...]]:
+    """Map [start, end) parts of a normalised text, which follow each other, to its original.
+
+    ``letters`` are the characters that the original is normalised to, with their places in it. The text has
+    these characters, or the first of them, with spaces of its own. A part has all of an original character
+    that it shares, with its accents; spaces and other dropped characters go with the next one.
+
+    Returns:
+        The original up to the last part, and the parts in it.
+    """
+    starts = [*(place for _, place in letters), len(original)]
+    clusters = [match.end() for match in regex.finditer(r"\X", original) for _ in match[0]]
+    ends, following = [0] * len(letters), len(original)
+    for i in reversed(range(len(letters))):
+        following = starts[i + 1] if starts[i + 1] > starts[i] else following
+        last = following == len(original) and letters_of(text[-1:])  # then the spaces after it were dropped
+        ends[i] = following if last else min(following, clusters[starts[i]])
+    seen = [0]  # letters in each beginning of the text
+    for sign in text:
+        seen.append(min(len(letters), seen[-1] + bool(letters_of(sign))))
+    place, mapped = 0, list[Span]()
+    for start, end in spans:
+        first, after = seen[start], seen[end]
+        begun, over = place, place
+        if after > first:
+            begun, over = min(place, starts[first]), ends[after - 1]
+        if spaces_after := end - next((k for k in range(end, start, -1) if seen[k - 1] < after), start):
+            before_letter, upto = end == len(text) or seen[end + 1] > after, starts[after]
+            if after < len(letters):  # a character that was dropped before a letter goes with it
+                upto = next((k for k in range(upto, over, -1) if original[k - 1].isspace()), over)
+            over = upto if before_letter else min(over + spaces_after, upto)
+        mapped.append((begun, max(begun, over)))
+        place = max(place, over)
+    return original[:place], tuple(mapped)

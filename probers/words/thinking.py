@@ -61,7 +61,7 @@ class Thinking:
                 raise UserError(f"{reason}: give marks that are not special tokens", "unsupported")
             return cls(opening, closing)
         known, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
-        template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+        template = str(tokenizer.chat_template or "")  # or several, by name
         for marks in _KNOWN:
             if not special & set(marks) and (set(marks) <= set(known) or marks[1] in template):
                 return cls(*marks)

@@ -46,7 +46,7 @@ _TRIGGERS = ("never", "always", "random", "oracle", "entropy", "rind")
 
 
 def compare(
-    lm: Any, questions: Any, passages: Any, *, triggers: Sequence[Any] = _TRIGGERS,
+    lm: Any, questions: Any, passages: Any, *, triggers: Sequence[Any] | None = None,
     out: str | Path | None = None, validation: Any = None, **options: Any,
 ) -> Comparison:  # fmt: skip
     """Answer the same questions with every trigger, and measure who was right and at what cost.
@@ -60,7 +60,8 @@ def compare(
         passages: texts, dictionaries with ``text``, passages, the name of a corpus or file, or a retriever.
         triggers: names of methods as of probers-compare, trained probers, triggers, or pairs of one of these
             and a query. A trigger given as an object keeps its threshold; others without a published one
-            have it chosen on validation questions.
+            have it chosen on validation questions. None takes those that need nothing trained, without
+            oracle where questions have no answers.
         out: folder that keeps traces, results.json and report.html, and from which the same call resumes.
         validation: questions to choose thresholds on, in a form of ``questions``, or the largest number of
             those of the set's own validation split (600 unless given).
@@ -75,7 +76,13 @@ def compare(
     source = make_source(questions)
     if validation is None and isinstance(source, Given):
         source = source.all_asked()
-    settings = _settings(lm, options)
+    settings, unanswered = _settings(lm, options), isinstance(source, Given) and not source.answered
+    notes = []
+    if triggers is None:
+        triggers = _TRIGGERS
+        if unanswered:
+            triggers = [name for name in _TRIGGERS if name != "oracle"]
+            notes = ["oracle left out: it needs gold answers, and some questions have none"]
     others: Any = settings.validation if validation is None else validation
     if validation is not None and not isinstance(validation, int):
         others = make_source(validation)
@@ -91,6 +98,7 @@ def compare(
         settings, source, corpus, retriever=common, triggers=triggers, validation=others,
         prober=options.get("prober"),
     )  # fmt: skip
+    plan = replace(plan, notes=[*plan.notes, *notes])
     if "prompt" in options:
         loop = {**plan.terms.loop, "prompt": make_prompt(options["prompt"])}
         plan = replace(plan, terms=replace(plan.terms, loop=loop))
@@ -178,6 +186,8 @@ def plan_of(
     check_one_model(banks | objects)
     read = list(dict.fromkeys([*banks, *selection.trained]))
     server = settings.engine if any(method.trigger.served for method in methods) else None
+    if prober is None and settings.prober is not None and settings.prober not in banks:
+        left_out = [*left_out, f"prober={settings.prober} is not used: no method reads it"]
     contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
     draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
     choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)

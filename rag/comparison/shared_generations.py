@@ -13,7 +13,7 @@ import numpy as np
 
 from probers.model.language_model import Sampling
 from probers.model.tokens import SentenceEnd, Stop
-from probers.types import Feature, Generation, Needs, Question
+from probers.types import EndToken, Feature, Generation, Needs, Question
 
 from ..loop import RAG, Ended
 from ..traces import Answer, Listener
@@ -21,7 +21,7 @@ from ..traces import Answer, Listener
 _NOTHING = Needs()
 #: Everything that a text depends on: prompt, token limit, stops, and for a drawn text the settings and how
 #: many were drawn before it.
-Key = tuple[str, int, tuple[str | SentenceEnd, ...], Sampling | None, int]
+Key = tuple[str, int, tuple[str | EndToken | SentenceEnd, ...], Sampling | None, int]
 Timed = tuple[Generation, float]
 
 
@@ -90,7 +90,7 @@ class SharedRAG(RAG):
 
         If one of the texts drawn for a prompt is missing, all of them are drawn again.
         """
-        ends = tuple(s for s in stop if isinstance(s, (str, SentenceEnd)))
+        ends = tuple(s for s in stop if not callable(s))
         if len(ends) < len(stop):
             return super().generate(
                 prompts, max_new_tokens=max_new_tokens, needs=needs, stop=stop, names=names,

@@ -23,6 +23,7 @@ from probers.checksums import sealed, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import as_passages, fingerprint, passages_from
 from probers.files import cache_folder, digest, write_text
+from probers.model.loading import load_reports
 from probers.types import Passage, RunError, UserError, first_line
 
 from ..protocol import at_least, one_of
@@ -278,14 +279,24 @@ class Encoder:
             name = f"{carrier.submodule_search_locations[0]}/model"
         kind = {"dtype": getattr(torch, self.dtype)} if self.dtype else None
         try:
-            return SentenceTransformer(
-                name, revision=self.revision, device=self.device, model_kwargs=kind, trust_remote_code=False
-            )
+            with load_reports() as reports:
+                model = SentenceTransformer(
+                    name, revision=self.revision, device=self.device, model_kwargs=kind,
+                    trust_remote_code=False,
+                )  # fmt: skip
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             message = f"retriever.model={name} cannot be loaded: {first_line(error)}"
             raise UserError(
                 f"{message}; give a sentence-transformers model's id or folder", "model"
             ) from error
+        rows = (line.split("|") for text in reports for line in text.splitlines())
+        missing = [name.strip() for name, *rest in rows if any("MISSING" in cell for cell in rest)]
+        if missing := [
+            weight for weight in missing if "pooler" not in weight
+        ]:  # vectors are pooled without it
+            problem = f"weights are not in its files, the first {missing[0]}"
+            raise UserError(f"retriever.model={name} lacks weights: {problem}", "model")
+        return model
 
 
 def passage_text(passage: Passage) -> str:

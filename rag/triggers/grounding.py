@@ -91,4 +91,4 @@ class Ungrounded(ReadsBank):
         texts = [passage.text for passage in state.passages]
         bare = state.prompt.question(question, partial=state.partial)
         shown = Passages(place_passages(one.prompt, texts), subjects(question, one.text, texts), bare)
-        return ScoreRequest(one.prompt, one.token_ids, state.question.id, shown)
+        return ScoreRequest(one.prompt, one.token_ids, state.question.id, passages=shown)

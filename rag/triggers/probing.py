@@ -83,13 +83,9 @@ class ReadsBank(Trigger):
 
     def check_prompt(self, prompt: PromptTemplate) -> None:
         """Refuse a prompt other than that of the prober's training answers (UserError)."""
-        trained = self._bank.spec.prompt
-        if trained and trained != prompt.fingerprint:
-            message = f"the prober was trained on answers to the prompt {trained}"
-            now = f"{prompt.fingerprint} ({prompt.name})"
-            raise UserError(
-                f"{message}, but the prompt now is {now}: use the same prompt for both", "mismatch"
-            )
+        from probers.cli.inputs import check_form
+
+        check_form(self._bank.spec.prompt, prompt)
 
     def by_token(
         self, generations: Sequence[Generation], chances: Callable[[np.ndarray], np.ndarray]

@@ -249,7 +249,9 @@ class LlmJudge(Trigger):
         form = states[0].prompt.bare(states[0].lm)
         prompts = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
         names = [state.question.id for state in states]
-        replies = states[0].generate(prompts, max_new_tokens=self.max_new_tokens, names=names)
+        replies = states[0].generate(
+            prompts, max_new_tokens=self.max_new_tokens, stop=form.turn_ends, names=names
+        )
         for reply, state in zip(replies, states, strict=True):
             state.spend(reply)
         words = [re.findall(r"\b(yes|no)\b", reply.text, re.IGNORECASE) for reply in replies]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probers.model.tokens import Span, TextStream, decode, token_offsets
+from probers.model.tokens import TextStream, decode, token_offsets
 from probers.prober.assessment import WrittenText
+from probers.words.text import Span
 
 from ..on_high import Judgement, OnHigh
 

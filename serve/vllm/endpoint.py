@@ -15,10 +15,11 @@ import re
 from argparse import Namespace
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.datastructures import State
@@ -30,8 +31,12 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
 
+from probers.data.records import half_in
+from probers.model.tokens import appended, encode_prompts, marker_of
 from probers.model.vllm import KEY
 from probers.prober.prober import Prober
+from probers.prompts import turn_ends
+from probers.types import EndToken, UserError
 
 from ..answers import as_events, usage
 from ..on_high import FINISH, OnHigh, headers
@@ -49,6 +54,15 @@ def _event(chunk: dict[str, Any]) -> str:
     return f"{_DATA}{json.dumps(chunk, ensure_ascii=False)}\n\n"
 
 
+async def _check_unicode(raw: Request) -> None:
+    """Refuse strings that are no Unicode (HTTPException): vLLM fails at them."""
+    if b"\\u" in await raw.body():
+        with suppress(ValueError, RecursionError):  # vLLM tells what is no JSON
+            if (place := half_in(await raw.json())) is not None:
+                problem = f"{place or 'a field'} holds half of a pair of surrogates: send valid Unicode"
+                raise HTTPException(400, problem)
+
+
 class Scores:
     """Plug-in with the scores; ``VLLM_PLUGINS`` must name it."""
 
@@ -57,7 +71,7 @@ class Scores:
 
     def attach_router(self, app: FastAPI) -> None:
         """Replace vLLM's two routes."""
-        checked = [Depends(validate_json_request)]
+        checked = [Depends(validate_json_request), Depends(_check_unicode)]
         app.post("/v1/completions", dependencies=checked)(completions)
         app.post("/v1/chat/completions", dependencies=checked)(chat_completions)
 
@@ -82,6 +96,25 @@ class _Assessing:
         """Find the prober's adapter among the server's, for the last tokens of its texts."""
         path = adapter_of(self._bank)
         self.feed.adapter = next((each for each in adapters if each.lora_path == path), None)
+
+    def unmarked(self, request: _Asked) -> None:
+        """Take what the tokenizer puts after a text off the prompts (ApiError: they are no Unicode).
+
+        vLLM would let the model continue after it. Prompts become tokens.
+        """
+        if not request.add_special_tokens or not appended(self.tokenizer):
+            return
+        if isinstance(request, ChatCompletionRequest):
+            why = f"would put {marker_of(self.tokenizer)} after the chat: leave it out"
+            raise ApiError(400, f"add_special_tokens {why}", "add_special_tokens")
+        given: Any = request.prompt
+        texts = [given] if isinstance(given, str) else given
+        if texts and all(isinstance(text, str) for text in texts):
+            try:
+                ids = [list(each.ids) for each in encode_prompts(self.tokenizer, texts, start=True)]
+            except UserError as error:
+                raise ApiError(400, str(error), "prompt") from None
+            request.prompt = ids[0] if isinstance(given, str) else ids
 
     def acting(self, request: _Asked) -> OnHigh:
         """Read the action that the request wants on its scores (ApiError: it cannot be done)."""
@@ -112,6 +145,7 @@ async def chat_completions(request: ChatCompletionRequest, raw_request: Request)
 async def _answered(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]]) -> Any:
     try:
         acting = raw.app.state.probers.acting(request)
+        await asyncio.to_thread(raw.app.state.probers.unmarked, request)
         raw.app.state.probers.use(raw.app.state.openai_serving_models.lora_requests.values())
     except ApiError as error:
         return JSONResponse(error.body(), error.status)
@@ -192,6 +226,13 @@ class _Response:
         if request.logprobs is None or request.logprobs is False:
             self._unasked.add("logprobs")
             request.logprobs = True if self._chat else 0
+        if self._chat and not request.ignore_eos:
+            for end in turn_ends(assessing.tokenizer):
+                if isinstance(end, EndToken):
+                    request.stop_token_ids = [*(request.stop_token_ids or ()), end.id]
+                else:
+                    given = request.stop or []
+                    request.stop = [*([given] if isinstance(given, str) else given), end]
         request.return_token_ids = True
         request.vllm_xargs = {**(request.vllm_xargs or {}), KEY: self._scored.key}
 

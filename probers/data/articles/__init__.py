@@ -15,7 +15,7 @@ __all__ = ["ArticleSource", "Problems", "Progress", "Rules", "open_articles"]
 
 
 def open_articles(
-    spec: str,
+    spec: Any,
     *,
     limit: int | None = None,
     seed: int = 0,
@@ -29,8 +29,9 @@ def open_articles(
     The network of ``wikipedia`` is first used during iteration, that of ``hf:`` here.
 
     Args:
-        spec: testbed, the path of a JSONL file (``.gz`` too), wikipedia, or
-            ``hf:<dataset id>[:<config>][:<split>]``.
+        spec: testbed, the path of a file (:func:`..records.file_rows`), wikipedia,
+            ``hf:<dataset id>[:<config>][:<split>]``, or rows with title and text or sentences
+            (:func:`probers.data.rows.records_of`).
         limit: largest number of usable articles, drawn by ``seed``; None takes all.
         seed: also deals articles to splits, by title.
         on_bad_line: policy for a malformed line; an empty or short article is a problem, never an error.
@@ -38,19 +39,19 @@ def open_articles(
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
-    if spec == "testbed":
+    if isinstance(spec, str) and spec == "testbed":
         from ...testbed.assets import load_articles
 
         items = limited(load_articles(), limit, seed)
         return ArticleSource(spec, iter(items), Problems(), len(items))
-    if spec == "wikipedia":
+    if isinstance(spec, str) and spec == "wikipedia":
         from .wikipedia import open_wikipedia
 
         check_options(Wikipedia, wikipedia or {}, "wikipedia.")
         options = Wikipedia(**(wikipedia or {}))
         return open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
-    from .files import open_file, open_hub
+    from .files import open_hub, open_rows
 
-    if spec.startswith("hf:"):
+    if isinstance(spec, str) and spec.startswith("hf:"):
         return open_hub(spec, limit=limit, seed=seed, rules=rules, progress=progress)
-    return open_file(spec, limit=limit, seed=seed, on_bad_line=on_bad_line, rules=rules)
+    return open_rows(spec, limit=limit, seed=seed, on_bad_line=on_bad_line, rules=rules)

@@ -1,4 +1,4 @@
-"""Articles of a JSONL file or of a dataset of the Hugging Face Hub, read as streams.
+"""Articles of a file, of rows, or of a dataset of the Hugging Face Hub, read as streams.
 
 A file is read twice: first to find every malformed line before any model runs, to draw and to deal splits,
 which keeps 25 bytes per article, then to deliver the articles. A dataset of the Hub is read once.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...checksums import draw_key
-from ...files import given_file
 from ...options import shown
 from ...types import Article, UserError, first_line
 from ..records import (
@@ -23,38 +23,45 @@ from ..records import (
     bad_line,
     check_object,
     check_strings,
+    file_rows,
+    given_records,
     hub_parts,
+    is_lines,
     open_stream,
     read_lines,
     what_is_wrong,
 )
+from ..rows import records_of
 from ..splits import Splits
+from ..tables import Row
 from .base import ArticleSource, Problems, Progress, Rules, clean, prose
 
 #: With a limit, articles of the Hub are drawn from a window of this many rows that moves over the stream.
 WINDOW = 1000
 
 
-def open_file(
-    spec: str, *, limit: int | None, seed: int, on_bad_line: BadLine, rules: Rules
+def open_rows(
+    given: Any, *, limit: int | None, seed: int, on_bad_line: BadLine, rules: Rules
 ) -> ArticleSource:
-    """Open the usable articles of a JSONL file (``.gz`` too), in its order.
+    """Open the usable articles of a file (:func:`..records.file_rows`) or of rows, in their order.
 
     UserError for a missing file, nothing usable, or with ``on_bad_line="error"`` a malformed line or repeated
     id. A repeated title without ids is only a problem; its first article is kept.
     """
-    known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
-    path = given_file("articles", spec, known)
+    rows = _of_file(given) if isinstance(given, (str, Path)) else _of_rows(given)
+    spec = path = str(given) if isinstance(given, (str, Path)) else "rows"
     problems = Problems()
     key = Splits(seed).key
     ids, titles, numbers, has_id = array("Q"), array("Q"), array("Q"), array("B")
-    for number, line in read_lines(path):
+    for number, row in rows():
         try:
-            article = _of_line(line, rules)
+            if row.problem:
+                raise ValueError(row.problem)
+            article = _of_record(row.record, rules)
         except (ValueError, RecursionError) as error:
-            problems.malformed(on_bad_line, path, f"line {number}", what_is_wrong(error))
+            problems.malformed(on_bad_line, path, row.where, what_is_wrong(error))
         except UnusableError as error:
-            problems.add(clean(json.loads(line)["title"]).strip() or f"line {number}", str(error))
+            problems.add(clean(row.record["title"]).strip() or row.where, str(error))
         else:
             ids.append(draw_key("id", 0, article.id))
             titles.append(key(article.title))
@@ -82,20 +89,43 @@ def open_file(
     splits = Splits(seed, titles)
 
     def articles() -> Iterator[Article]:
-        for number, line in read_lines(path):
-            if number in repeated or _draw(number, seed) > upto:
+        for number, row in rows():
+            if row.problem or number in repeated or _draw(number, seed) > upto:
                 continue
             try:
-                yield _of_line(line, rules, splits)
+                yield _of_record(row.record, rules, splits)
             except (ValueError, RecursionError, UnusableError):
                 continue  # counted by the first reading
 
     return ArticleSource(spec, articles(), problems, total)
 
 
-def _of_line(line: str, rules: Rules, splits: Splits | None = None) -> Article:
-    """Read the article of a line; ValueError if malformed, UnusableError if the article is useless."""
-    record: Any = json.loads(line)
+#: Opens records anew, each with its number.
+_Rows = Callable[[], Iterable[tuple[int, Row]]]
+
+
+def _of_rows(given: Any) -> _Rows:
+    records = records_of(given, None, ("title", "text"))
+    return lambda: ((number, Row(f"row {number}", record)) for number, record in enumerate(records, 1))
+
+
+def _of_file(given: str | Path) -> _Rows:
+    known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
+    path = given_records("articles", given, known)
+    return (lambda: _lines(path)) if is_lines(path) else (lambda: enumerate(file_rows(path), 1))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the records of JSON lines; what no text can hold is cleaned later."""
+    for number, line in read_lines(path):
+        try:
+            yield number, Row(f"line {number}", json.loads(line))
+        except (ValueError, RecursionError) as error:
+            yield number, Row(f"line {number}", None, what_is_wrong(error))
+
+
+def _of_record(record: Any, rules: Rules, splits: Splits | None = None) -> Article:
+    """Make the article of a record; ValueError if malformed, UnusableError if the article is useless."""
     check_object(record)
     title = record.get("title")
     if not isinstance(title, str):

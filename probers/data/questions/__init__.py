@@ -10,7 +10,7 @@ import difflib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from ...types import SPLITS, Question, UserError, count
 from ..records import (
     BadLine,
     LeftOut,
-    Row,
     UnusableError,
-    as_rows,
     check_bad_line,
     check_object,
+    check_unicode,
     what_is_wrong,
 )
 from ..splits import Drawn, Limit, Unfit, draw_stream, draw_whole, parts_of
+from ..tables import Row
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .jsonl import Given
 from .values import Record, check_names
@@ -236,6 +236,7 @@ class _Reading:
             else:
                 question, layout_name = self.source.read(record)
             check_names(question)
+            check_unicode(asdict(question))
             if question.id in self._seen:
                 reason = f"the id {question.id!r} is already on {self._seen[question.id]}"
                 raise ValueError(reason) if self.source.whole else UnusableError(f"repeated id: {reason}")
@@ -277,7 +278,7 @@ def make_source(source: Any, **options: Any) -> QuestionSource:
     if isinstance(source, Path):
         source, options = "file", {**options, "path": str(source)}
     elif not isinstance(source, (str, QuestionSource)):
-        source = Given(given=tuple(as_rows(source)))
+        source = Given.of(source)
     if isinstance(source, str) and source not in PARTS["questions"]:
         if options.get("path") is not None or not (Path(source).suffix or Path(source).exists()):
             near = difflib.get_close_matches(source, PARTS["questions"], n=1)

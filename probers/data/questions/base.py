@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
-from ...files import given_file
 from ...options import Name, field_types
 from ...types import Question, UserError
-from ..records import Row, file_rows, hub_rows
+from ..records import file_rows, given_records, hub_rows
+from ..tables import Row
 from .values import Record, accepted, hashed, identifier, optional, strings, text
 
 
@@ -127,7 +127,7 @@ class QuestionSource:
                 name=self.config, split=self.hub_split, revision=self.revision,
             )  # fmt: skip
             return
-        for row in file_rows(given_file("questions.path", self.path, f"an official one of {self.name}")):
+        for row in file_rows(given_records("questions.path", self.path, f"an official one of {self.name}")):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None
             yield row._replace(problem=problem) if problem else row
 

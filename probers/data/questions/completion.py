@@ -19,7 +19,7 @@ from ...types import Question, UserError
 from ...words import Entity, EntityType, Recogniser, normalise
 from ..articles import open_articles
 from ..articles.cuts import cut_article, natural
-from ..records import Row
+from ..tables import Row
 from .base import QuestionSource
 
 #: Places where a text could as well continue otherwise: in a list, or within two words of a sentence's start.

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from ...files import given_file
 from ...types import Passage, Question, UserError
-from ..records import Row
+from ..records import given_records
+from ..rows import records_of
+from ..tables import Row
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .values import Record, accepted, flag, identifier, optional, records, strings, text
 
@@ -65,7 +66,7 @@ class JSONL(QuestionSource):
             message = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
             raise UserError(message, "missing-value")
         if self.path is not None:
-            given_file("questions", self.path, "a JSONL file or a dataset's name")
+            given_records("questions", self.path, "a JSONL file or a dataset's name")
         yield from self._checked(super().rows())
 
     def _checked(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -120,9 +121,24 @@ class Given(JSONL):
 
     name: ClassVar[str] = "given"
 
+    @classmethod
+    def of(cls, rows: Any) -> Given:
+        """Take rows of :func:`probers.data.rows.records_of`, or ``Question`` objects (UserError: neither)."""
+        if isinstance(rows, (list, tuple)) and any(isinstance(row, Question) for row in rows):
+            return cls(given=tuple(rows))
+        return cls(given=tuple(records_of(rows, "question", ("id", "question", "answers"))))
+
     @property
     def spec(self) -> str:
         return "questions=[..]"
+
+    @property
+    def answered(self) -> bool:
+        """True if every question has answers."""
+        rows = (row.record for row in map(self._row, range(len(self.given)), self.given))
+        return all(
+            bool(r.answers) if isinstance(r, Question) else any(r.get(key) for key in _ANSWERS) for r in rows
+        )
 
     def all_asked(self) -> Given:
         """Make every question one to ask, a test question, unless some name a split."""
@@ -145,6 +161,7 @@ class Given(JSONL):
         if not isinstance(record, Mapping):
             remedy = "give a text, a dictionary with question and answers, or a Question"
             raise UserError(f"{where} is {given!r:.80}: {remedy}", "bad-value")
+        record = {name: value for name, value in record.items() if value is not None}
         record = {"id": str(number), **record}
         return Row(where, record, self.mismatch(record) or "")
 

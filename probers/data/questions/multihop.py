@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from ...options import Name, shown
 from ...types import Passage, Question, UserError
-from ..records import UnusableError, check_object, check_strings, read_lines, what_is_wrong
+from ..records import UnusableError, check_object, check_strings, parse_json, read_lines, what_is_wrong
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, flag, identifier, optional, passage, records, strings, text
 
@@ -142,7 +141,7 @@ class TwoWikiMultihopQA(QuestionSource):
         path = Path(self.aliases)
         for number, line in read_lines(path):
             try:
-                entry = json.loads(line)
+                entry = parse_json(line)
                 check_object(entry)
                 names[identifier(entry, "Q_id")] = strings(entry, "aliases") + strings(entry, "demonyms")
             except (ValueError, KeyError, RecursionError) as error:
@@ -277,7 +276,7 @@ class StrategyQA(QuestionSource):
         assert self.paragraphs is not None
         given = f"questions.paragraphs={self.paragraphs}"
         try:
-            texts = json.loads(Path(self.paragraphs).read_text(encoding="utf-8-sig"))
+            texts = parse_json(Path(self.paragraphs).read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
             raise UserError(f"{given} is not JSON in UTF-8: {what_is_wrong(error)}", "bad-file") from error
         if not isinstance(texts, dict) or not all(isinstance(t, dict) for t in texts.values()):

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from ...options import Name, shown
 from ...types import Passage, Question, UserError
-from ..records import Row, UnusableError, bad_line, read_lines
+from ..records import UnusableError, bad_line, read_lines
+from ..tables import Row
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, identifier, optional, records, strings, text
 

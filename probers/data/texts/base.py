@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...options import shown
-from ...prompts import AUTO_PROMPT, PromptTemplate, chat_text
-from ...types import SPLITS, Outside, Unit
+from ...prompts import AUTO_PROMPT, PromptTemplate, chat_text, turns_of
+from ...types import SPLITS, Outside, Unit, count
 from ...words.text import split_sentences
 from ..questions.values import Record, identifier, optional, records, strings
 from ..records import check_object
@@ -47,14 +48,15 @@ class Text:
     """An answer, what it answers, and its labels; ``where`` is its place in the file, for messages.
 
     ``prompt`` is None for a chat, ``messages`` () for a plain prompt; without both the answer is read alone.
-    ``wrong`` is None without a label for the whole answer. ``record`` is the line as read.
+    ``wrong`` is None without a label for the whole answer. ``moved`` counts labels whose place contradicted
+    their own text, which is where they now stand. ``record`` is the line as read.
     ``passages_at`` are [start, end) of the passages of a prompt that shows them already.
     """
 
     id: str
     where: str
     prompt: str | None
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     answer: str
     wrong: bool | None
     record: Mapping[str, Any]
@@ -68,6 +70,7 @@ class Text:
     split: str = ""
     writer: str = ""
     dataset: str = ""
+    moved: int = 0
 
     def prompt_for(
         self, tokenizer: Any, file: str, template: PromptTemplate = AUTO_PROMPT, *, most: int | None = None
@@ -88,7 +91,7 @@ class Text:
     @property
     def asked(self) -> str:
         """The prompt, or the last message of a chat."""
-        return self.messages[-1]["content"] if self.messages else self.prompt or ""
+        return str(self.messages[-1]["content"]) if self.messages else self.prompt or ""
 
     @property
     def marked(self) -> bool:
@@ -138,21 +141,22 @@ def read_text(record: Any, where: str) -> Text:
     answer = record["answer"]
     if not isinstance(answer, str) or not answer.strip():
         raise ValueError(f"answer must be a non-empty string, found {shown(answer)}")
-    if record.get("prompt") is not None and "messages" in record:
+    prompt, messages = record.get("prompt"), record.get("messages")
+    if prompt is not None and messages is not None:
         raise ValueError("both prompt and messages: give one of them")
-    prompt, messages = record.get("prompt"), record.get("messages", [])
     if prompt is not None and not isinstance(prompt, str):
         raise ValueError(f"prompt must be text, found {shown(prompt)}")
-    valid = isinstance(messages, list) and all(map(_is_message, messages))
-    if "messages" in record and not (valid and messages):
+    if messages is not None and not (isinstance(messages, list) and messages):
         layout = 'a list of one or more {"role": .., "content": ..}'
         raise ValueError(f"messages must be {layout}, not {shown(messages)}")
+    turns = turns_of(messages or ())
     if (split := optional(record, "split")) and split not in SPLIT_NAMES:
         raise ValueError(f"split must be train, validation or test, found {shown(split)}")
     rest: Any = record.get("outside") or "unknown"
     if rest not in ("right", "unknown"):
         raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
-    marks = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}
+    read = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}
+    marks = {name: found for name, (found, _) in read.items()}
     for name in ("spans", "sentences"):
         _check_overlap(marks[name], name)
     labels = {mark.wrong for list_ in marks.values() for mark in list_}
@@ -163,11 +167,11 @@ def read_text(record: Any, where: str) -> Text:
         rest = "unknown"  # no mark says what is wrong, so the rest need not be right
     return Text(
         identifier(record, "id") if record.get("id") is not None else where, where,
-        None if messages else prompt, tuple(messages), answer,
-        whole, record, passages_of(record), _places(record, prompt), **marks, outside=rest,
+        prompt, tuple(turns), answer,
+        whole, record, passages_of(record), _passages_at(record, prompt), **marks, outside=rest,
         group=identifier(record, "group") if record.get("group") is not None else "",
         split=SPLIT_NAMES.get(split, ""), writer=optional(record, "writer"),
-        dataset=optional(record, "dataset"),
+        dataset=optional(record, "dataset"), moved=sum(moved for _, moved in read.values()),
     )  # fmt: skip
 
 
@@ -185,7 +189,7 @@ def passages_of(record: Record) -> tuple[str, ...]:
     return tuple(passages)
 
 
-def _places(record: Record, prompt: str | None) -> tuple[tuple[int, int], ...]:
+def _passages_at(record: Record, prompt: str | None) -> tuple[tuple[int, int], ...]:
     """Read where the passages stand in a prompt that shows them (ValueError)."""
     if (pairs := record.get("passages_at")) is None:
         return ()
@@ -198,31 +202,53 @@ def _places(record: Record, prompt: str | None) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(_range(pair, prompt, "passages_at") for pair in pairs))
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
-
-
-def _marks(record: Record, name: str, answer: str) -> tuple[Mark, ...]:
-    marks = []
+def _marks(record: Record, name: str, answer: str) -> tuple[tuple[Mark, ...], int]:
+    """Read the marks of a list, and count those that were moved to the place of their text (ValueError)."""
+    marks, moved = [], 0
     for number, part in enumerate(records(record, name)):
         what = f"{name}[{number}]"
-        if "ranges" in part:
-            pairs = part["ranges"]
-        elif "start" in part or "end" in part:
-            pairs = [[part.get("start"), part.get("end")]]
-        else:
-            pairs = [find_text(answer, part.get("text"), part.get("index"), what)]
-        ranges = sorted(_range(pair, answer, what) for pair in pairs)
+        # A claim may be worded otherwise than in the answer.
+        ranges, elsewhere = _place(part, answer, what, verbatim=name != "claims")
+        moved += elsewhere
         if not ranges or "wrong" not in part:
             raise ValueError(f"{what} {'lacks wrong' if ranges else 'has no range'}")
         notes = (optional(part, key) for key in ("type", "rule", "evidence"))
         marks.append(Mark(tuple(ranges), truth(part["wrong"], f"{what}.wrong"), *notes))
-    return tuple(sorted(marks, key=lambda mark: mark.ranges))
+    return tuple(sorted(marks, key=lambda mark: mark.ranges)), moved
+
+
+def _place(part: Record, answer: str, what: str, *, verbatim: bool) -> tuple[list[tuple[int, int]], bool]:
+    """Read the ranges of a part, and tell whether its text stands elsewhere, where it is then taken.
+
+    Offsets of bytes or of UTF-16, or of an answer that was stripped or had other line ends, do not hold for
+    the characters of the answer.
+    """
+    pairs, text, index = part.get("ranges"), part.get("text"), part.get("index")
+    if pairs is None and (part.get("start") is not None or part.get("end") is not None):
+        pairs = [[part.get("start"), part.get("end")]]
+    if pairs is None:
+        pair = find_text(answer, text, index, what)
+        return [pair], type(index) is int and pair[0] != index
+    if not isinstance(pairs, (list, tuple)):
+        raise ValueError(f"{what}.ranges must be a list of [start, end], found {shown(pairs)}")
+    if isinstance(text, str) and text.strip() and all(map(_is_pair, pairs)):
+        there = " ".join(answer[max(0, start) : max(0, end)] for start, end in pairs)
+        if there.split() != text.split():
+            try:
+                return [find_text(answer, text, index, what)], True
+            except ValueError as error:
+                if verbatim:
+                    place = f"start and end give {shown(there)}, and the text"
+                    raise ValueError(str(error).replace(what, f"{what}: {place}", 1)) from error
+    return sorted(_range(pair, answer, what) for pair in pairs), False
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(n) is int for n in pair)
 
 
 def _range(pair: Any, answer: str, what: str) -> tuple[int, int]:
-    numbers = isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(n) is int for n in pair)
-    if not numbers or not 0 <= pair[0] < pair[1] <= len(answer):
+    if not _is_pair(pair) or not 0 <= pair[0] < pair[1] <= len(answer):
         problem = f"must be start < end within the answer's {len(answer)} characters, found {shown(pair)}"
         raise ValueError(f"{what} {problem}")
     return pair[0], pair[1]
@@ -234,13 +260,16 @@ def find_text(answer: str, text: Any, index: Any, what: str) -> tuple[int, int]:
         raise ValueError(f"{what} must have start and end, ranges, or text, found {shown(text)}")
     if type(index) is int and index >= 0 and answer.startswith(text, index):
         return index, index + len(text)
-    start = answer.find(text)
-    if start < 0:
+    places = [(start, start + len(text)) for start in {answer.find(text), answer.rfind(text)} if start >= 0]
+    if not places and text.split():  # line ends may differ
+        pattern = r"\s+".join(map(re.escape, text.split()))
+        places = [match.span() for match in re.finditer(pattern, answer)]
+    if not places:
         raise ValueError(f"{what} {shown(text)} is not in the answer")
-    if answer.rfind(text) > start:
+    if len(places) > 1:
         remedy = "give its index" if index is None else f"index {shown(index)} is none of its places"
         raise ValueError(f"{what} {shown(text)} is in the answer more than once: {remedy}")
-    return start, start + len(text)
+    return places[0]
 
 
 def _check_overlap(marks: Sequence[Mark], name: str) -> None:
@@ -250,6 +279,25 @@ def _check_overlap(marks: Sequence[Mark], name: str) -> None:
         if (other := max((e for w, e in reach.items() if w is not wrong), default=0)) > start:
             raise ValueError(f"{name} of different label overlap at characters {start} to {min(end, other)}")
         reach[wrong] = max(end, reach.get(wrong, 0))
+
+
+def glued_lines(glued: int, texts: int) -> list[str]:
+    """Return a line about answers that are :func:`glued` to their prompts; none without any."""
+    if not glued:
+        return []
+    answers = f"{glued:,} of {count(texts, 'answer')}"
+    return [f"note: {answers} continue the prompt's last word: begin a new word with a space"]
+
+
+def glued(one: Text) -> bool:
+    """Tell whether a prompt and the first word of the answer run into each other, as in "output:The"."""
+    edge = (one.prompt or "")[-1:] + one.answer[:1]
+    ends = edge[:1].isalnum() or edge[:1] in _ENDS
+    return not one.passages and len(edge) == 2 and ends and edge[1].isalnum() and edge[1] < _SPACELESS
+
+
+#: Marks that a space or line break follows, and the first character of scripts without spaces.
+_ENDS, _SPACELESS = ".,:;?!)]", "\u2e80"
 
 
 def _joint(labels: Set[bool | None], *, right: bool) -> bool | None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,11 +17,13 @@ from typing import Any
 
 from ...options import shown
 from ...parts import PARTS, load_part
+from ...prompts import turns_of
 from ...types import UserError
 from ...words import Recogniser
 from ..questions.values import Record, optional, records, strings, text
-from ..records import Row, file_rows, open_text
+from ..records import UnusableError, check_object, file_rows, open_text
 from ..rows import lacking
+from ..tables import Row
 from .base import find_text, truth
 
 Line = dict[str, Any]
@@ -27,16 +31,19 @@ Line = dict[str, Any]
 #: Labels of judges in words.
 _VERDICTS: dict[str, bool | None] = {
     "s": False, "supported": False, "ns": True, "not supported": True, "not_supported": True,
-    "contradicted": True, "ir": None, "insufficient information": None, "n/a": None, "unknown": None,
+    "contradicted": True, "ir": None, "n/a": None, "unknown": None,
 }  # fmt: skip
+#: Further labels of hallucination_probes, whose code counts a fact that nobody could verify as wrong.
+_UNVERIFIED: dict[str, bool | None] = {"insufficient information": True, "none": None}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Context of a record: its file, and the sources beside RAGTruth's responses."""
+    """Context of a record: its file, sources beside RAGTruth's responses, and counts of dropped labels."""
 
     path: Path
     sources: Mapping[str, Record] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
 
 
 Reader = Callable[[Record, Place], Iterator[Line]]
@@ -63,12 +70,14 @@ def jsonl(record: Record, place: Place) -> Iterator[Line]:
 @recognised({"labels", "response", "source_id"})
 def ragtruth(record: Record, place: Place) -> Iterator[Line]:
     """RAGTruth (Niu et al. 2024): ``response.jsonl``, its prompts in ``source_info.jsonl`` beside it."""
+    if (quality := optional(record, "quality") or "good") != "good":
+        raise UnusableError(f"of quality {quality}")  # as its own loader
     source = str(record["source_id"])
     if place.sources and source not in place.sources:
         raise ValueError(f"source_info.jsonl beside the file has no source_id {shown(source)}")
     about = place.sources.get(source, {})
     yield {
-        "id": record["id"], "prompt": about.get("prompt"), "answer": text(record, "response"),
+        "id": record["id"], "prompt": _ended(about.get("prompt")), "answer": unchanged(record, "response"),
         "spans": _wrong(record, "label_type"), "group": source, "split": optional(record, "split"),
         "writer": optional(record, "model"), "dataset": optional(about, "task_type"), "outside": "right",
     }  # fmt: skip
@@ -78,7 +87,7 @@ def ragtruth(record: Record, place: Place) -> Iterator[Line]:
 def lettucedetect(record: Record, place: Place) -> Iterator[Line]:
     """LettuceDetect (Kovács and Recski 2025): answers with the spans that the passages do not support."""
     yield {
-        "prompt": text(record, "prompt"), "answer": record["answer"], "spans": _wrong(record, "label"),
+        "prompt": _ended(record["prompt"]), "answer": record["answer"], "spans": _wrong(record, "label"),
         "group": _mark(record["prompt"]), "split": optional(record, "split"), "outside": "right",
         "dataset": optional(record, "task_type") or optional(record, "dataset"),
     }  # fmt: skip
@@ -89,38 +98,74 @@ def _wrong(record: Record, kind: str) -> list[Line] | None:
     if record.get("labels") is None:
         return None
     return [
-        {"start": each.get("start"), "end": each.get("end"), "wrong": True, "type": str(each.get(kind) or "")}
+        {
+            "start": each.get("start"), "end": each.get("end"), "text": each.get("text"), "wrong": True,
+            "type": str(each.get(kind) or ""),
+        }
         for each in records(record, "labels")
-    ]
+    ]  # fmt: skip
+
+
+def _ended(prompt: Any) -> Any:
+    """End a prompt with a line break where its answers begin with a word: "output:The" is no text."""
+    return f"{prompt}\n" if isinstance(prompt, str) and prompt and not prompt[-1].isspace() else prompt
+
+
+def unchanged(record: Record, key: str) -> str:
+    """Return a string that is not blank with its surrounding spaces, which offsets count."""
+    text(record, key)
+    return str(record[key])
 
 
 @recognised({"annotations", "conversation"})
 def hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
     """Obeso et al. 2025: a conversation whose last message is judged span by span."""
-    *before, last = records(record, "conversation") or [{}]
-    spans = [
-        {"text": each.get("span"), "index": each.get("index"), "wrong": _verdict(each.get("label"))}
-        for each in records(record, "annotations")
-    ]
+    *before, last = turns_of(records(record, "conversation")) or [{}]
+    answer = unchanged(last, "content")
     yield {
-        **({"messages": before} if before else {}), "answer": text(last, "content"),
-        "spans": spans, "outside": "unknown",
+        **({"messages": before} if before else {}), "answer": answer,
+        "spans": list(_readable(record["annotations"], answer, place)), "outside": "unknown",
         "group": _mark(json.dumps(before)), "writer": optional(record, "model"),
         "split": optional(record, "split"),
     }  # fmt: skip
+
+
+def _readable(annotations: Any, answer: str, place: Place) -> Iterator[Line]:
+    """Yield the annotations that can be read; others are dropped alone and counted."""
+    reach: list[tuple[int, int, bool | None]] = []
+    for each in annotations or ():
+        try:
+            check_object(each)
+            start, end = find_text(answer, each.get("span"), each.get("index"), "its span")
+            wrong = _verdict(each.get("label"), _UNVERIFIED)
+        except ValueError as error:
+            place.dropped[_reason(error)] += 1
+            continue
+        if any(a < end and start < b and wrong is not other for a, b, other in reach):
+            place.dropped["it overlaps one of another label"] += 1
+            continue
+        reach.append((start, end, wrong))
+        yield {"text": answer[start:end], "index": start, "wrong": wrong}
+
+
+def _reason(error: ValueError) -> str:
+    for words in ("is not in the answer", "more than once", "must be true or false"):
+        if words in str(error):
+            return {"must be true or false": "its label is unknown"}.get(words, f"its span {words}")
+    return "it has no span"
 
 
 @recognised({"chatgpt_response", "user_query"}, {"right_answer"}, {"right_response"}, {"right_summary"})
 def halueval(record: Record, place: Place) -> Iterator[Line]:
     """HaluEval (Li et al. 2023): a right and a wrong text of one question, or a judged answer of ChatGPT."""
     if "user_query" in record:
-        wrong, answer = truth(record["hallucination"], "hallucination"), text(record, "chatgpt_response")
+        wrong, answer = truth(record["hallucination"], "hallucination"), unchanged(record, "chatgpt_response")
         # Some of its spans are remarks on the answer; then the answer's label is all there is.
         marked = strings(record, "hallucination_spans") if wrong else ()
         once = (span for span in marked if 0 <= answer.find(span) == answer.rfind(span))
         spans = [{"text": span, "wrong": True} for span in once]
         yield {
-            "id": record.get("ID"), "prompt": f"{text(record, 'user_query')}\n",
+            "id": str(record.get("ID") or "").strip() or None, "prompt": f"{text(record, 'user_query')}\n",
             "answer": answer, "wrong": wrong, "group": _mark(record["user_query"]), "dataset": "general",
             "spans": spans if len(spans) == len(marked) else [], "outside": "right",
         }  # fmt: skip
@@ -223,7 +268,7 @@ def statements(record: Record, place: Place) -> Iterator[Line]:
     subject = next((str(record[name]) for name in _SUBJECTS if record.get(name)), "")
     yield {
         "id": record.get("id"), "answer": statement, "wrong": None if label is None else not label,
-        "group": subject or _opening(statement), "split": optional(record, "split"),
+        **({"group": subject} if subject else {}), "split": optional(record, "split"),
         "dataset": optional(record, "set") or place.path.name.partition(".")[0],
     }  # fmt: skip
 
@@ -232,14 +277,21 @@ def statements(record: Record, place: Place) -> Iterator[Line]:
 _SUBJECTS = ("group", "subject", "city", "company", "entity")
 
 
-def _opening(statement: str) -> str:
+def opening(statement: str) -> str:
     """Name the subject of a statement by its beginning: its first words up to the first name in it.
 
-    "The city of Krasnodar is in Russia." and the same of South Africa are one group.
+    "The city of Krasnodar is in Russia." and the same of South Africa are one group. Words in quotes are what
+    a statement is about: "The Spanish word 'con'".
     """
+    if (quoted := _QUOTED.search(statement)) is not None:
+        return " ".join(statement[: quoted.end()].split()).lower()
     names = _recogniser()(statement)
     first = next((e for e in names if e.text.split()[0].lower() not in ("the", "a", "an")), None)
     return " ".join((statement if first is None else statement[: first.end]).split()).lower()
+
+
+#: Words in quotes, which are no apostrophes.
+_QUOTED = re.compile(r"(?<!\w)(['\"‘“«„]).+?['\"’”»“](?!\w)")
 
 
 @cache
@@ -247,9 +299,9 @@ def _recogniser() -> Recogniser:
     return Recogniser("rules")
 
 
-def _verdict(label: Any) -> bool | None:
-    word = str(label).strip().lower()
-    return _VERDICTS[word] if word in _VERDICTS else truth(label, "label")
+def _verdict(label: Any, more: Mapping[str, bool | None] = {}) -> bool | None:
+    verdicts, word = {**_VERDICTS, **more}, str(label).strip().lower()
+    return verdicts[word] if word in verdicts else truth(label, "label")
 
 
 def _mark(text_: Any) -> str:
@@ -264,8 +316,9 @@ def format_of(record: Any, path: str) -> str:
         fields = _FIELDS[load_part("format", name)]
         if any(one <= names for one in fields) and not (name == "helm" and "answer" in names):
             return name
-    message = f"texts={path} is of no known format (texts.format is one of {', '.join(PARTS['format'])})"
-    raise UserError(f"{message}: {lacking('answer', sorted(names))}", "bad-file")
+    listed = ", ".join(PARTS["format"])
+    message = f"texts={path}: {lacking('answer', sorted(names))}"
+    raise UserError(f"{message}; published layouts are read too (texts.format: {listed})", "bad-file")
 
 
 def lines_of(format_: str, record: Any, place: Place) -> Iterable[Line]:
@@ -282,7 +335,7 @@ def lines_of(format_: str, record: Any, place: Place) -> Iterable[Line]:
 def rows_of(path: Path) -> Iterator[Row]:
     """Records of a file: a table by its name, one JSON object by id (HELM), an array, or JSON lines."""
     if not path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
-        yield from file_rows(path, by_id=_is_object(path))
+        yield from file_rows(path, by_id=path.suffix != ".parquet" and _is_object(path))
         return
     for row in file_rows(path):  # an empty cell is null
         yield row._replace(record=row.record and {name: cell or None for name, cell in row.record.items()})

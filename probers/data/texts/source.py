@@ -13,13 +13,23 @@ from typing import Any, Literal
 
 from ...checksums import draw_key
 from ...checksums import inputs as content_of
-from ...files import digest, given_file
+from ...files import digest
+from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
-from ..records import BadLine, LeftOut, Row, hub_splits, what_is_wrong
+from ..records import (
+    BadLine,
+    LeftOut,
+    UnusableError,
+    check_unicode,
+    given_records,
+    hub_splits,
+    what_is_wrong,
+)
 from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits
-from .base import SPLIT_NAMES, Text, read_text
-from .formats import Place, format_of, lines_of, rows_of, sources_beside
+from ..tables import Row, is_saved, saved_splits
+from .base import SPLIT_NAMES, Text, glued, glued_lines, read_text
+from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
 _VALIDATION = 0.2
@@ -34,9 +44,11 @@ class TextSource:
         columns: name of the column of each field that has another, as ``{"answer": "output"}``.
         format: layout; auto tells it by the fields.
         outside: what text outside of the spans is; auto is what the format or line says.
+        usual: the same of columns that a line may have, for fields that it lacks.
         limit: most texts, whole groups drawn by ``seed``; None takes all.
         seed: also deals groups to splits where the file has none.
         left_out: lines and texts that could not be used, after the first iteration.
+        mended: counts of labels that were moved or dropped, and of ids that were told apart.
 
     Raises:
         UserError: no such file, a malformed line with ``on_bad_line="error"``, or no usable text.
@@ -49,8 +61,13 @@ class TextSource:
     on_bad_line: BadLine = "error"
     limit: int | None = None
     seed: int = 0
+    usual: Mapping[str, str] | None = None
     left_out: LeftOut = field(default_factory=partial(LeftOut, "text"), init=False)
+    mended: Counter[tuple[str, str]] = field(default_factory=Counter, init=False)
     _no_prompts: bool = field(default=False, init=False)
+    _layout: str = field(default="", init=False)
+    #: Each answer is a group of its own, since prompts or beginnings make too few groups.
+    _alone: bool = field(default=False, init=False)
     _surveys: dict[Unit, Survey] = field(default_factory=dict, init=False)
     _records: list[dict[str, Any]] | None = field(default=None, init=False, repr=False)
 
@@ -62,7 +79,7 @@ class TextSource:
             told = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
             raise UserError(told, "missing-value")
         if not self._spec.startswith("hf:"):
-            given_file("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
+            given_records("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
 
     @property
     def _spec(self) -> str:
@@ -87,27 +104,37 @@ class TextSource:
 
     def _rows(self) -> Iterator[Row]:
         for row in self._read_rows():
-            if self.columns and isinstance(row.record, Mapping):
-                row = row._replace(record=renamed(row.record, self.columns))
+            if isinstance(row.record, Mapping) and (self.columns or self.usual):
+                usual = {
+                    field: column for field, column in (self.usual or {}).items()
+                    if field not in row.record and column in row.record
+                }  # fmt: skip
+                row = row._replace(record=renamed(row.record, {**usual, **(self.columns or {})}))
             yield row
 
     def _read_rows(self) -> Iterator[Row]:
         if self._records is not None:
             yield from (Row(f"row {number}", record) for number, record in enumerate(self._records, 1))
             return
-        if not self._spec.startswith("hf:"):
+        if self._spec.startswith("hf:"):
+            splits = hub_splits(self._spec, "texts")
+        elif is_saved(Path(self._spec)):
+            splits = saved_splits(Path(self._spec))
+        else:
             yield from rows_of(Path(self._spec))
             return
-        for split, rows in hub_splits(self._spec, "texts"):
+        for split, rows in splits:
             side = {"split": split} if split in SPLIT_NAMES else {}
             for row in rows:
                 own = row.record if row.problem else side | row.record
-                yield row._replace(where=f"{split} {row.where}", record=own)
+                where = row.where if row.where.startswith(split) else f"{split} {row.where}"
+                yield row._replace(where=where, record=own)
 
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Read every text with its place, or the reason why a line holds none."""
         # Rows have no files beside them.
         place = Place(Path(self._spec) if self._records is None else Path("rows", "rows"))
+        self.mended = mended = Counter[tuple[str, str]]()
         format_ = None if self.format == "auto" else self.format
         outside = None if self.outside == "auto" else self.outside
         seen: dict[int, str] = {}
@@ -115,8 +142,11 @@ class TextSource:
             try:
                 if row.problem:
                     raise ValueError(row.problem)
+                if self._records is not None:  # files are checked by their readers
+                    check_unicode(row.record)
                 if format_ is None:
                     format_ = format_of(row.record, self._spec)
+                self._layout = format_
                 if format_ == "ragtruth" and not place.sources:
                     place = replace(place, sources=sources_beside(place.path))
                     self._no_prompts = not place.sources
@@ -129,10 +159,17 @@ class TextSource:
                     one = read_text(line, where)
                     key = draw_key("id", 0, one.id)
                     if (other := seen.setdefault(key, where)) != where:
-                        raise ValueError(f"the id {one.id!r} is already on {other}")
+                        if format_ == "jsonl":
+                            raise ValueError(f"the id {one.id!r} is already on {other}")
+                        one = replace(one, id=f"{one.id} ({where})")  # nobody else can mend their ids
+                        mended[_REPEATED_ID] += 1
+                    mended[_MOVED] += one.moved
                     yield where, one
+            except UnusableError as error:
+                self.left_out.add(row.where, str(error))
             except (ValueError, KeyError) as error:
                 yield row.where, what_is_wrong(error)
+        mended.update({("annotation", f"dropped: {why}"): n for why, n in place.dropped.items()})
 
     def all(self) -> Iterator[Text]:
         """Read every text, with or without labels; unreadable lines are an error or left out."""
@@ -141,11 +178,21 @@ class TextSource:
         for where, one in self.read():
             if isinstance(one, Text):
                 found += 1
-                alike = digest(one.asked or one.answer)
-                yield replace(one, group=one.group or alike, dataset=one.dataset or self._name)
+                yield replace(one, group=one.group or self._group_of(one), dataset=one.dataset or self._name)
             else:
                 self.refuse(where, one)
         self.check_found(found)
+
+    def _group_of(self, one: Text) -> str:
+        """Name the group of a text that does not say its own."""
+        if self._layout == "statements" and not self._alone:
+            return opening(one.answer)
+        return digest(one.answer if self._alone else one.asked or one.answer)
+
+    def lines(self) -> list[str]:
+        """Return lines about what was left out, moved or dropped in the last reading."""
+        mended = [f"{count(number, noun)} {what}" for (noun, what), number in self.mended.items() if number]
+        return [*mended, *self.left_out.lines()]
 
     def refuse(self, where: str, reason: str) -> None:
         """Note a line that cannot be used; UserError with ``on_bad_line="error"``."""
@@ -181,23 +228,33 @@ class TextSource:
         return self._surveys[unit]
 
     def _read_through(self, unit: Unit) -> Survey:
+        forms = Counter[str]()
         found, texts = _Found(), dict[int, tuple[int, int, str]]()
         labels: Counter[bool] = Counter()
         unread: dict[str, None] = {}
+        named = False
         for one in self._usable(unit):
+            named |= one.record.get("group") is not None
             unread |= dict.fromkeys(unread_labels(one.record))
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
-            mark = draw_key("text", 0, "\n".join((*one.passages, one.asked, one.answer)))
-            first, other, where = texts.setdefault(mark, (key, side, one.where))
+            own = tuple(m.wrong for m in one.units(unit))
+            mine = (side, hash(own), one.where)
+            other, verdict, where = texts.setdefault(_mark(one, unit), mine)
             if other != side:
                 raise UserError(
                     f"texts={self._spec} {one.where} has the text of {where} in another split "
                     f"({one.split or 'none'}): a text may be in one split only",
                     "overlap",
                 )
-            own = [m.wrong for m in one.units(unit) if m.wrong is not None]
-            labels.update(own)
-            found.add(key, side if first == key else _REPEATED, len(own), len(one.answer))
+            judged = [wrong for wrong in own if wrong is not None]
+            if where == one.where:
+                labels.update(judged)
+                found.glued += glued(one)
+                forms["passages" if one.passages else MESSAGES if one.messages else AS_GIVEN] += 1
+                found.add(key, side, len(judged), len(one.answer))
+            else:
+                found.add(key, _REPEATED, 0, 0)
+                found.contradicted += verdict != mine[1]
         if not found.groups:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
         if unit != "token" and len(labels) < 2:
@@ -209,14 +266,21 @@ class TextSource:
             if kind == "wrong" and unit in ("span", "claim"):  # the marks alone, whatever is outside of them
                 fix = "unit=sentence or unit=answer, and texts.outside=right if all that is wrong is marked"
             raise UserError(f"{told}, and a detector needs both: give {fix}", "labels")
-        if len(set(found.groups)) < len(SPLITS):
+        if (groups := len(set(found.groups))) < len(SPLITS):
+            if not (named or self._alone):
+                self._alone = True
+                survey = self._read_through(unit)
+                what = "beginnings" if self._layout == "statements" else "prompts"
+                note = f"the {what} make {count(groups, 'group')}, so each answer is a group of its own"
+                return replace(survey, notes=(note, *survey.notes))
             told = "too few for three splits: give group, since texts of one prompt are one group by default"
-            raise UserError(f"texts={self._spec} has {len(set(found.groups))} groups, {told}", "labels")
+            raise UserError(f"texts={self._spec} has {count(groups, 'group')}, {told}", "labels")
         survey = self._drawn(found)
         ignored = [
             f"column {name} is not read: name the column of labels by wrong={name!r}" for name in unread
         ]
-        return replace(survey, notes=(*survey.notes, *ignored))
+        form = "passages" if forms["passages"] else AS_GIVEN if forms[AS_GIVEN] else MESSAGES
+        return replace(survey, form=form, notes=(*survey.notes, *ignored))
 
     def _drawn(self, found: _Found) -> Survey:
         """Draw whole groups and deal them to splits."""
@@ -226,8 +290,15 @@ class TextSource:
             where[group] if side != _REPEATED and (drawn is None or group in drawn) else -1
             for group, side in zip(found.groups, found.sides, strict=True)
         ))  # fmt: skip
+        if self._layout == "statements" and not self._alone:
+            what = "their beginnings, up to a name or to words in quotes"
+            notes.append(f"statements are grouped by their subject, or by {what}")
         if repeated := found.sides.count(_REPEATED):
-            notes.append(f"{count(repeated, 'text')} left out: another group has the same")
+            told = f"{count(repeated, 'text')} left out, which stand in the file before"
+            if found.contradicted:
+                told += f"; {found.contradicted:,} of them with another label (the first is taken)"
+            notes.append(told)
+        notes += glued_lines(found.glued, len(found.sides) - repeated)
         kept = [place for place, side in enumerate(sides) if side >= 0]
         units, characters = (sum(each[i] for i in kept) for each in (found.units, found.characters))
         if self._no_prompts:
@@ -271,7 +342,21 @@ class TextSource:
         return draw_key(what, self.seed, str(group))
 
 
-#: In place of the split of a text that another group has too.
+def _mark(one: Text, unit: Unit) -> int:
+    """Make a key of a text; one of another line that marks other parts of it is another text."""
+    before = json.dumps(one.messages) if one.messages else one.prompt or ""
+    parts = unit in ("span", "claim") or (unit == "token" and one.marked and one.outside != "right")
+    ranges = str([mark.ranges for mark in one.units(unit)]) if parts else ""
+    return draw_key("text", 0, "\n".join((*one.passages, before, one.answer, ranges)))
+
+
+#: What a reading mended or noticed: a noun that is counted, and what happened to it.
+_MOVED = (
+    "label",
+    "moved to the only place of its text, as start and end contradict it (do they count bytes or UTF-16?)",
+)
+_REPEATED_ID = ("id", "given twice in the file: the line was added to it")
+#: In place of the split of a text that stands in the file before.
 _REPEATED = -2
 
 
@@ -283,6 +368,8 @@ class _Found:
     sides: array[int] = field(default_factory=lambda: array("b"))
     units: array[int] = field(default_factory=lambda: array("L"))
     characters: array[int] = field(default_factory=lambda: array("L"))
+    contradicted: int = 0
+    glued: int = 0
 
     def add(self, group: int, side: int, units: int, characters: int) -> None:
         self.groups.append(group)
@@ -296,7 +383,7 @@ class Survey:
     """Result of the first reading: the split of each usable text, -1 for one that is not drawn.
 
     ``texts``, ``units`` with a label and ``characters`` count what is drawn; ``notes`` say how splits were
-    made.
+    made. ``form`` is "passages" if the prompt template shows some, else the form in which prompts stand.
     """
 
     sides: array[int]
@@ -304,6 +391,7 @@ class Survey:
     units: int
     characters: int
     notes: tuple[str, ...]
+    form: str = AS_GIVEN
 
     def split_of(self, place: int) -> str | None:
         """Look up the split of the ``place``-th usable text; None if it was not drawn."""

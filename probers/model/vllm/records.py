@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...types import Feature, Needs, UserError
-from ..forward import token_scores
+from ..forward import only, token_scores
 from ..hidden_states import StateTap
 from ..pooling import BEFORE, GrowingPool
 from . import KEY
@@ -99,7 +99,9 @@ def check_options(config: Any) -> None:
             raise UserError(f"vLLM cannot run {option} beside a prober: {remedy}", "conflict")
 
 
-def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]:
+def readable(
+    stock: type[nn.Module], *, scores: bool = False, tokens: frozenset[int] | None = None
+) -> type[nn.Module]:
     """Make a subclass of a vLLM model class that keeps the states of each step's tokens.
 
     They are vLLM's auxiliary hidden states (``SupportsEagle3``, made for EAGLE-3, Li et al. 2025, arXiv
@@ -111,8 +113,8 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
     The layers are those that ``additional_config`` names under :data:`KEY`, ascending; rows are the tokens
     in the order of their schedule. The layer after the last is the final norm's output. With ``scores`` they
     also keep ``probers_scores``, (4, requests of the step), the result of
-    :func:`probers.model.forward.token_scores` for each request's likeliest next token. A class without
-    the interface is a UserError.
+    :func:`probers.model.forward.token_scores` for each request's likeliest next token. Only ``tokens`` are
+    written, where they are given. A class without the interface is a UserError.
     """
     from vllm.model_executor.models.interfaces import supports_eagle3
 
@@ -146,14 +148,17 @@ def readable(stock: type[nn.Module], *, scores: bool = False) -> type[nn.Module]
 
         def compute_logits(self, *args: Any, **kwargs: Any) -> Any:
             logits = super().compute_logits(*args, **kwargs)
-            if scores and logits is not None:
+            if logits is None:  # on all ranks but one
+                return None
+            logits = only(logits, tokens)
+            if scores:
                 # Here, because vLLM may change the logits before it draws.
                 self.probers_scores = token_scores(logits, logits.argmax(dim=-1), top=True)
             return logits
 
-        def probers_read(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        def probers_read(self, hidden: Tensor, given: Tensor) -> Tensor:
             """Score given tokens (n,) by the normed states before them (n, d), like ``probers_scores``."""
-            return token_scores(super().compute_logits(hidden), tokens, top=True)
+            return token_scores(only(super().compute_logits(hidden), tokens), given, top=True)
 
     Readable.__name__ = Readable.__qualname__ = stock.__name__
     return Readable

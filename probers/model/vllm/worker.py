@@ -16,10 +16,12 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
+from vllm.tokenizers import cached_get_tokenizer
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from ...types import RunError
+from ..tokens import vocabulary
 from . import KEY
 from .records import Recorded, TextRecord, check_options, readable
 
@@ -47,11 +49,19 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
         """Load the subclass of the model's class whose states can be read."""
         config = self.vllm_config.model_config
         stock, name = ModelRegistry.resolve_model_cls(config.architectures, config)
-        ModelRegistry.register_model(name, readable(stock, scores=self.scores))
+        ModelRegistry.register_model(name, readable(stock, scores=self.scores, tokens=self._tokens()))
         try:
             super().load_model(**options)
         finally:  # the next model of this class in this process needs the original class
             ModelRegistry.register_model(name, stock)
+
+    def _tokens(self) -> frozenset[int]:
+        """Ids that may be written: those of the tokenizer, and those that end a text."""
+        config = self.vllm_config.model_config
+        how = {"revision": config.tokenizer_revision, "trust_remote_code": config.trust_remote_code}
+        ends = config.try_get_generation_config().get("eos_token_id") or []
+        listed = ends if isinstance(ends, list) else [ends]
+        return vocabulary(cached_get_tokenizer(config.tokenizer, **how)) | set(listed)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Run vLLM's method, then read the computed states."""

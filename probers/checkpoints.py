@@ -1,0 +1,175 @@
+"""Checkpoints that cannot be loaded: the file, option or weights to blame, and the remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from .files import impostor
+from .types import count, first_line
+
+#: Names of weights in the order in which transformers looks for them; the last two are pickles.
+_WEIGHTS = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"
+)  # fmt: skip
+_CONFIG, _ADAPTER, _INDEX = "config.json", "adapter_config.json", ".index.json"
+#: Files that transformers reads for a model besides its weights, where they are there.
+_READ = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_PICKLED = (
+    "it has no weights as safetensors; others are pickled and can run code: convert them, or trust them with "
+    "model.use_safetensors=false"
+)
+
+
+def problem_of(folder: Path, *, pickles: bool) -> str:
+    """Find what keeps a folder from being a model, as the end of a sentence; "" if nothing is found.
+
+    ``pickles`` says that pickled weights are read as well.
+    """
+    paths = [folder / name for name in (*_READ, *_WEIGHTS)]
+    there = [path for path in paths if os.path.lexists(path)]
+    if (folder / _ADAPTER).is_file():  # transformers would load the model that the adapter names
+        return adapter_problem(str(folder), folder / _ADAPTER)
+    if (folder / _CONFIG) not in there:
+        return _without_config(folder)
+    if problem := next(_impostors([file for file in there if file.name in _READ]), ""):
+        return problem
+    names = _WEIGHTS if pickles else _WEIGHTS[:2]
+    used = next((file.name for file in there if file.name in names), None)
+    if used is None:
+        return _without_weights(folder, pickles)
+    if not used.endswith(_INDEX):
+        return next(_impostors([folder / used]), "")
+    if problem := impostor(folder / used):
+        return f"its {used} {problem}"
+    return _without_shards(folder, used)
+
+
+def reason(error: Exception, source: str, revision: str | None, *, pickles: bool) -> str:
+    """Say why transformers could not load a model from a folder or hub id, as the end of a sentence."""
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    text, problem = str(error), first_line(error)
+    if "trust_remote_code" in text:
+        problem = (
+            "it comes with code of its own, which can do anything on this machine: read it, and allow it"
+        )
+        return f"{problem} with model.trust_remote_code=true"
+    if "backend tokenizer" in text:
+        return f"it has no tokenizer that transformers can read ({problem.rstrip(': ')})"
+    if not isinstance(error, OSError):
+        return problem
+    if _CONFIG in text and "connect" not in text:
+        with suppress(OSError, ValueError):
+            if config := find_adapter_config_file(source, revision=revision):
+                return adapter_problem(source, Path(config))
+    return _PICKLED if not pickles and "safetensors" in text else problem
+
+
+def adapter_problem(folder: str, config: Path) -> str:
+    """Say that a model's folder or repository holds an adapter of another model."""
+    base = json.loads(config.read_text("utf-8")).get("base_model_name_or_path") or "ITS_BASE_MODEL"
+    return f"it is an adapter of another model: give model={base} model.adapter={folder}"
+
+
+def mismatch(
+    expected: Collection[str], missing: Collection[str], extra: Collection[str],
+    shapes: Collection[tuple[str, Collection[int], Collection[int]]],
+) -> str:  # fmt: skip
+    """Describe weights that a model needs and its files lack, or have otherwise, as the end of a sentence.
+
+    Args:
+        expected: names of the model's weights, in its order.
+        missing: those among them that the files lack.
+        extra: names in the files that the model does not use.
+        shapes: name, shape in the files and shape in the model, of weights of another shape.
+    """
+    if shapes:
+        name, there, wanted = min(shapes)
+        other = f"{count(len(shapes), 'weight')} of another shape than {_CONFIG} says, the first"
+        return f"{other} {name} of {list(there)} in place of {list(wanted)}"
+    first = next((name for name in expected if name in missing), min(missing))
+    problem = (
+        f"{len(missing):,} of its {count(len(expected), 'weight')} are not in its files, the first {first}"
+    )
+    begin = sorted({n.partition(".")[0] + "." for n in extra or set(expected) - set(missing)})
+    names = f"the names there begin with {' and '.join(begin[:3])}"
+    if not extra:
+        return f"{problem}; {names}: restore the files, or correct {_CONFIG}"
+    another = min(extra)
+    known = next((name for name in missing if another.endswith(f".{name}")), "")
+    if prefix := known and another.removesuffix(known):
+        return f"{problem}; {names}: take {prefix} off them"
+    return f"{problem}; {names}: the files are of another model or layout"
+
+
+def _impostors(files: Collection[Path]) -> Iterator[str]:
+    for file in files:
+        problem = impostor(file)
+        if not problem and file.suffix == ".json" and not file.stat().st_size:
+            problem = "is empty: copy or download it again"
+        if not problem and file.suffix == ".safetensors":
+            problem = _cut(file)
+        if problem:
+            yield f"its {file.name} {problem}"
+
+
+def _cut(file: Path) -> str:
+    """Compare the size of a safetensors file with its own header."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8).ljust(8, b"\xff"))
+        if length > size - 8:
+            return "is no safetensors file, or is cut off: copy or download it again"
+        try:
+            entries = json.loads(opened.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return "is no safetensors file: its header cannot be read"
+    if (wanted := 8 + length + max(ends, default=0)) > size:
+        return f"is cut off: it has {size:,} of {wanted:,} bytes, so copy or download it again"
+    return ""
+
+
+def _without_config(folder: Path) -> str:
+    if files := sorted(file.name for file in folder.glob("*.gguf")):
+        return f"it holds GGUF files: choose one with model.gguf={files[0]}"
+    below = sorted({*folder.glob(f"*/{_CONFIG}"), *folder.glob(f"snapshots/*/{_CONFIG}")})
+    if below:
+        return f"it has no {_CONFIG}, but {below[-1].parent} below it has one: give that folder"
+    return f"it has no {_CONFIG}: {_listed(folder)}"
+
+
+def _without_weights(folder: Path, pickles: bool) -> str:
+    parts = sorted(file.name for file in folder.glob("*-of-*.safetensors"))
+    if parts:
+        return f"it has {parts[0]} but no {_WEIGHTS[1]}, which says what is in which file: copy it too"
+    if not pickles and any(file.suffix in _PICKLES for file in folder.iterdir()):
+        return _PICKLED
+    return f"it has no weights under the name {_WEIGHTS[0]}: {_listed(folder)}"
+
+
+def _without_shards(folder: Path, index: str) -> str:
+    try:
+        shards = sorted(set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"its {index} is damaged ({first_line(error)})"
+    if absent := [name for name in shards if not (folder / name).exists()]:
+        lacking = f"{len(absent)} of the {count(len(shards), 'file')} that {index} names"
+        return f"it lacks {lacking}, the first {absent[0]}: copy or download what is missing"
+    return next(_impostors([folder / name for name in shards]), "")
+
+
+def _listed(folder: Path) -> str:
+    names = sorted(file.name for file in folder.iterdir())
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"there are {', '.join(names[:8])}{more}" if names else "it is empty"

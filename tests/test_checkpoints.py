@@ -1,0 +1,221 @@
+"""Checkpoints with missing weights, or with other things in the place of their files, are refused by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from refusals import fails
+from safetensors.torch import load_file, save_file
+from tiny import byte_level, save_tiny, tiny_path
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+
+from probers.adaptive.classifiers import ModelClassifier
+from probers.checkpoints import reason
+from probers.model.causal_lm import CausalLM
+from probers.model.loading import whole
+from probers.prober.prober import Prober
+from probers.signals.meaning import Entailment
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 11228032\n"
+HTML = b"\n<!DOCTYPE html><html><head><title>Sign in</title></head></html>"
+
+
+def load(folder: Path | str, **options: Any) -> CausalLM:
+    return CausalLM.from_pretrained(str(folder), device="cpu", dtype="float32", **options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the tiny Llama, to be damaged."""
+    return Path(shutil.copytree(tiny_path("llama"), tmp_path / "model"))
+
+
+def change(folder: Path, rename: Callable[[str], str | None]) -> None:
+    """Write the weights under other names, without those that have none."""
+    old = load_file(folder / WEIGHTS)
+    new = {name: tensor for key, tensor in old.items() if (name := rename(key)) is not None}
+    save_file(new, folder / WEIGHTS, {"format": "pt"})
+
+
+def configure(folder: Path, **options: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | options))
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "base_model.model.", "net.0."])
+def test_weights_under_another_prefix_are_named_with_it(folder, prefix):
+    change(folder, lambda name: prefix + name)
+    with fails("model", "30 of its 30 weights", "the first model.embed_tokens.weight", f"take {prefix} off"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("rename", "options", "named"),
+    [
+        (lambda n: None if ".layers.1." in n else n, {}, ["9 of its 30", "model.layers.1."]),
+        (lambda n: None if n == "lm_head.weight" else n, {}, ["1 of its 30", "the first lm_head.weight"]),
+        (lambda n: None if n == "model.norm.weight" else n, {}, ["the first model.norm.weight"]),
+        (lambda n: n, {"num_hidden_layers": 5}, ["18 of its 48", "model.layers.3."]),
+        (lambda n: n, {"attention_bias": True}, ["12 of its 42", "q_proj.bias"]),
+        (lambda n: n, {"intermediate_size": 64}, ["9 weights of another", "[32, 48] in place of [32, 64]"]),
+        (lambda n: n, {"model_type": "gpt2", "architectures": None}, ["another model or layout"]),
+    ],
+)  # fmt: skip
+def test_missing_weights_are_refused_with_their_number_and_the_first(folder, rename, options, named):
+    change(folder, rename)
+    configure(folder, **options)
+    with fails("model", *named):
+        load(folder)
+
+
+def test_a_tied_head_and_old_buffers_are_not_missing_and_extra_weights_are_told_once(folder, caplog):
+    """Claim: what is not used is a note; converse: a whole checkpoint, and a tied one, say nothing."""
+    whole_one = load(folder)
+    configure(folder, tie_word_embeddings=True)
+    change(folder, lambda name: None if name == "lm_head.weight" else name)
+    tied = load(folder)
+    assert "note:" not in caplog.text
+    assert torch.equal(tied.model.lm_head.weight, whole_one.model.model.embed_tokens.weight)
+    configure(folder, num_hidden_layers=2)
+    assert load(folder).num_layers == 2
+    (note,) = [r.getMessage() for r in caplog.records if r.name.startswith("probers")]
+    assert "9 weights" in note and "model.layers.2." in note
+    assert "LOAD REPORT" not in caplog.text and not logging.getLogger("transformers.modeling_utils").filters
+
+
+def test_encoders_with_a_head_that_was_never_trained_are_refused(tmp_path):
+    """A language model loaded as a classifier has a random head, in every place that loads classifiers."""
+    with fails("model", "trigger.classifier=", "score.weight"):
+        ModelClassifier(str(tiny_path("llama")))
+    with fails("model", "nli=", "score.weight"):
+        Entailment(str(tiny_path("llama")))
+    config = LlamaConfig(vocab_size=320, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2, pad_token_id=1)  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    assert whole(AutoModelForSequenceClassification, tmp_path, "it").num_labels == 2
+
+
+def sharded(folder: Path, *, left_out: str = "", index: bool = True) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    halves = [dict(list(tensors.items())[place::2]) for place in (0, 1)]
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for name, half in zip(names, halves, strict=True):
+        save_file(half, folder / name, {"format": "pt"})
+    places = {key: name for name, half in zip(names, halves, strict=True) for key in half}
+    if index:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    if left_out:
+        (folder / left_out).unlink()
+
+
+def stub(name: str, blob: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(blob)
+
+
+def lora(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+
+
+def code(folder: Path) -> None:
+    configure(folder, model_type="odd", auto_map={"AutoConfig": "x.X", "AutoModelForCausalLM": "x.Y"})
+    (folder / "x.py").write_text("raise SystemExit('this was run')")
+
+
+def nested(folder: Path) -> None:
+    inner = folder / "checkpoint-500"
+    inner.mkdir()
+    for file in [f for f in folder.iterdir() if f.is_file()]:
+        file.rename(inner / file.name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (stub(WEIGHTS, LFS), [WEIGHTS, "git lfs pull"]),
+        (stub(WEIGHTS, HTML), [WEIGHTS, "HTML page"]),
+        (stub(WEIGHTS, b""), [WEIGHTS, "cut off"]),
+        (stub(WEIGHTS, b"\x80\x02}q\x00." * 9), [WEIGHTS, "no safetensors file"]),
+        (lambda f: stub(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), [WEIGHTS, "cut off"]),
+        (stub("config.json", LFS), ["config.json", "git lfs pull"]),
+        (stub("tokenizer.json", HTML), ["tokenizer.json", "HTML page"]),
+        # transformers takes these two as they are, or leaves them out in silence
+        (stub("chat_template.jinja", LFS), ["chat_template.jinja", "git lfs pull"]),
+        (stub("generation_config.json", HTML), ["generation_config.json", "HTML page"]),
+        (lambda f: sharded(f, left_out="model-00002-of-00002.safetensors"),
+         ["lacks 1 of the 2 files", "model-00002-of-00002.safetensors"]),
+        (lambda f: (sharded(f), stub("model-00001-of-00002.safetensors", LFS)(f)),
+         ["model-00001-of-00002.safetensors", "git lfs pull"]),
+        (lambda f: sharded(f, index=False), [INDEX]),
+        (lambda f: (f / WEIGHTS).rename(f / "weights.safetensors"), [WEIGHTS, "weights.safetensors"]),
+        (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), ["model.use_safetensors=false"]),
+        (lora, ["model=owner/base", "model.adapter="]),
+        (lambda f: (lora(f), (f / "config.json").unlink()), ["model=owner/base", "model.adapter="]),
+        (lambda f: ((f / "config.json").unlink(), stub("a.gguf", b"GGUF")(f)), ["model.gguf=a.gguf"]),
+        (lambda f: (f / "config.json").unlink(), ["no config.json", WEIGHTS]),
+        (nested, ["checkpoint-500"]),
+        (code, ["model.trust_remote_code=true"]),
+        (lambda f: (f / "tokenizer.json").unlink(), ["no tokenizer"]),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_no_whole_model_says_what_is_wrong_with_it(folder, damage, named):
+    damage(folder)
+    with fails("model", f"model={folder}", *named):
+        load(folder)
+
+
+def test_an_adapter_on_the_hub_is_named_once_transformers_finds_no_model(folder):
+    """What transformers says of a repository without config.json; the adapter is found in the same place."""
+    lora(folder)
+    error = OSError("owner/x does not appear to have a file named config.json")
+    assert f"model=owner/base model.adapter={folder}" in reason(error, str(folder), None, pickles=False)
+    (folder / "adapter_config.json").unlink()
+    assert reason(error, str(folder), None, pickles=False) == str(error)
+
+
+def test_a_whole_folder_of_several_files_is_loaded_and_what_is_not_read_may_be_anything(folder):
+    sharded(folder)
+    stub("training_args.bin", LFS)(folder)
+    stub("consolidated.safetensors", LFS)(folder)
+    assert load(folder).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tesbed", "testbed")]
+)
+def test_a_misspelt_model_is_answered_with_the_nearest_without_the_network(name, near, monkeypatch):
+    monkeypatch.setattr("httpx.Client.send", lambda *_, **__: pytest.fail("the network was asked"))
+    with fails("no-file", f"model={name}", f"did you mean {near}?"):
+        load(name)
+
+
+def test_a_file_or_a_path_to_nowhere_is_no_hub_id(tmp_path):
+    save_tiny("llama", tmp_path)
+    for name in (tmp_path / WEIGHTS, "runs/models/none", "./none"):
+        with fails("no-file", f"model={name}"):
+            load(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("smollm", "smollm2"), ("smollm2-cat", "smollm2-chat"), ("x", "")]
+)
+def test_a_misspelt_prober_is_answered_with_those_that_come_with_the_package(name, near):
+    hint = [f"did you mean {near}?"] if near else []
+    with fails("no-artifact", "smollm2 and smollm2-chat", *hint):
+        Prober.from_pretrained(name)
+
+
+def test_a_pointer_in_place_of_a_probers_weights_is_not_a_reason_to_train_again(tmp_path):
+    shutil.copytree(Path(Prober.__module__.replace(".", "/")).parent / "shipped/smollm2", tmp_path / "p")
+    (tmp_path / "p/heads.safetensors").write_bytes(LFS)
+    with fails("damaged", "git lfs pull"):
+        Prober.from_pretrained(tmp_path / "p")

@@ -1,0 +1,117 @@
+"""What makes and ends texts belongs to a model: another template or end token is refused in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from refusals import fails
+from tiny import BOS, EOS, PAD, tiny_path
+from transformers import AutoTokenizer
+
+from probers.cli.compose import request as settings
+from probers.cli.inputs import load_model
+from probers.cli.runs import RunFolder
+from probers.heads import LinearHead
+from probers.model.causal_lm import CausalLM
+from probers.prober.calibration import Platt
+from probers.prober.io import locate
+from probers.prober.prober import Prober
+from probers.rag.build import check_one_model
+from probers.store.spec import FeatureSpec, ModelSpec
+
+CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the tiny Llama with a chat template."""
+    copied = Path(shutil.copytree(tiny_path("llama"), tmp_path / "model"))
+    (copied / "chat_template.jinja").write_text(CHAT)
+    return copied
+
+
+def spec_of(folder: Path, **options: str) -> ModelSpec:
+    return CausalLM.from_pretrained(str(folder), device="cpu", dtype="float32", **options).spec
+
+
+def edit(folder: Path, name: str, **values: object) -> None:
+    known = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(known | values))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda f: (f / "chat_template.jinja").write_text(CHAT.replace("<|", "[")), "another chat template"),
+        (lambda f: (f / "chat_template.jinja").unlink(), "no chat template"),
+        (lambda f: edit(f, "generation_config.json", eos_token_id=[0, 7]), f"other end tokens ({EOS} "),
+        (lambda f: edit(f, "tokenizer_config.json", eos_token=PAD), "other end tokens"),
+        (lambda f: edit(f, "tokenizer_config.json", bos_token=EOS), "other special tokens"),
+    ],
+)
+def test_a_change_of_a_local_folder_is_named_in_words(folder, change, named):
+    """Claim: stores and probers of both do not go together; converse: each fits itself."""
+    before = spec_of(folder)
+    change(folder)
+    after = spec_of(folder)
+    assert before.same_weights(after) and not before.same_as(after) and after.same_as(spec_of(folder))
+    store = FeatureSpec(before, (1,), before.width)
+    store.check_model(before)
+    with fails("mismatch", "which now has", named):
+        store.check(replace(store, model=after))
+    bank = Prober(store, LinearHead(["1"], before.width), threshold=0.0, calibration=Platt(1, 0))
+    bank.check_model(before)
+    with fails("mismatch", named, "allow_other=true"):
+        bank.check_model(after)
+    replace(bank, allow_other=True).check_model(after)
+    with fails("mismatch", named):
+        check_one_model({"a": bank, "b": replace(bank, spec=replace(store, model=after))})
+
+
+def test_padding_the_place_and_the_day_are_no_difference(folder, tmp_path):
+    (folder / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}" + CHAT)
+    plain = spec_of(folder)
+    assert plain.template != "none" and plain.ends == EOS
+    assert spec_of(folder, chat_date="1999-12-31") == plain
+    assert spec_of(folder, chat_date="2001-01-01") == plain
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.eos_token  # as many do before they write batches
+    lm = CausalLM.from_pretrained(str(folder), device="cpu", dtype="float32")
+    assert CausalLM(lm.model, tokenizer, name=lm.spec.id, revision=lm.spec.revision).spec == plain
+    moved = Path(shutil.move(folder, tmp_path / "elsewhere"))
+    assert spec_of(moved).same_as(plain)
+
+
+def test_files_from_before_say_nothing_and_fit(folder):
+    """Claim: a part that one side lacks is no difference; converse: weights still count."""
+    now = spec_of(folder)
+    before = replace(now, template="", ends="", tokens="")
+    for one, other in ((before, now), (now, before)):
+        FeatureSpec(one, (1,), now.width).check_model(other)
+        with fails("mismatch", "the model now is"):
+            FeatureSpec(one, (1,), now.width).check_model(replace(other, revision="0"))
+    old = FeatureSpec(before, (1,), now.width).to_dict()
+    assert list(old["model"]) == ["id", "revision", "layers", "width", "dtype"]
+    assert FeatureSpec.from_dict(old).model == before
+    new = FeatureSpec(now, (1,), now.width)
+    assert FeatureSpec.from_dict(json.loads(json.dumps(new.to_dict()))) == new
+    with fails("unknown-key", "odd"):
+        FeatureSpec.from_dict(old | {"model": asdict(now) | {"odd": 1}})
+    assert Prober.from_pretrained(locate("smollm2")).spec.model.template == ""
+
+
+@pytest.mark.parametrize("part", [None, "1/2"])
+def test_a_run_does_not_go_on_under_another_template(folder, tmp_path, part):
+    typed = [f"model.name={folder}", "model.device=cpu", "questions=testbed", f"out={tmp_path / 'run'}"]
+    given = settings("rag", typed + ([f"part={part}"] if part else []))
+    run = RunFolder(tmp_path / "run", "rag", given.record)
+    assert run.begin()
+    load_model(given, run)
+    load_model(given, run)
+    (folder / "chat_template.jinja").write_text(CHAT + BOS)
+    with fails("mismatch", "another chat template"):
+        load_model(given, run)
