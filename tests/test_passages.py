@@ -111,7 +111,7 @@ def test_answers_from_the_same_passages_share_their_prompt_and_equal_those_read_
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(lm.model, "forward", counted)
-    long = PROMPTS[0] * 12
+    long = PROMPTS[0] * 16
     requests = [ScoreRequest(long, text, passages=shown(long)) for text in (TEXT, " It ends.")]
     together = read(lm, requests)
     assert calls["tokens"] < 2 * len(together[0].prompt_ids)
