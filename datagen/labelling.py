@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from probers.checksums import inputs
+from probers.cli.command_lines import command_line, merge_line
 from probers.cli.components import Component
 from probers.cli.inputs import load_model, prompt_files
 from probers.cli.merge import PartRuns
@@ -269,10 +270,12 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     if audited.figures["wrong"] in (0, 1):
         log.info("all labels are the same, but a head needs both: raise limit or choose another model")
     else:
-        head = " head=linear" if store.spec.position == "token" else " head=radio"
-        head = head if store.spec.pool == "tokens" else ""
-        pool = f" pool={store.spec.pool}" if len({s.pool for s in store.features}) > 1 else ""
-        log.info("next: probers-train layer=all%s%s data=%s", head, pool, folder.path)
+        words = ["layer=all"]
+        if store.spec.pool == "tokens":
+            words.append("head=linear" if store.spec.position == "token" else "head=radio")
+        if len({s.pool for s in store.features}) > 1:
+            words.append(f"pool={store.spec.pool}")
+        log.info("next: %s", command_line("train", *words, data=folder.path))
     return folder.path
 
 
@@ -285,5 +288,5 @@ def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path
     folder.finish({"model": settings.model.name, "source": settings.source, "part": settings.part})
     rows = sum(read_manifest(store.path)["rows"])
     log.info("wrote %s examples of part %s to %s", f"{rows:,}", settings.part, folder.path)
-    log.info("once all parts are finished: probers-merge %s/*", folder.path.parent)
+    log.info("once all parts are finished: %s", merge_line(folder.path.parent))
     return folder.path

@@ -10,7 +10,9 @@ import time
 import pytest
 from refusals import exits, fails
 
+from probers import __version__
 from probers.cli import main as cli
+from probers.cli.command_lines import command_line
 from probers.cli.inputs import newest_run
 from probers.cli.runs import RunFolder
 from probers.types import RunError, UserError
@@ -91,6 +93,58 @@ def test_a_run_folder_is_claimed_once(tmp_path):
         RunFolder(tmp_path / "a", "datagen", {"seed": 1}).claim()
     with fails("out-taken", "probers-datagen"):
         RunFolder(tmp_path / "a", "train", {"seed": 0}).claim()
+
+
+def test_other_figures_are_made_again_from_the_same_answers(tmp_path):
+    """What changes no answer starts no other run, and a finished run with other figures is not complete."""
+    first = RunFolder(tmp_path / "a", "compare", {"seed": 0, "sweep": 4, "resamples": 100, "examples": 2})
+    assert first.claim() is False
+    first.choose("model.dtype", "float32")
+    first.finish({"n": 3})
+    other = RunFolder(tmp_path / "a", "compare", {"seed": 0, "sweep": 0, "resamples": 9, "examples": 1})
+    assert first.begin() is False and not other.complete and not other.changed
+    assert other.begin() is True and not first.complete and other.chosen == {"model.dtype": "float32"}
+    other.finish()
+    assert other.complete and not first.complete
+    third = RunFolder(tmp_path / "a", "compare", {"seed": 1, "a": {"b": 1}, "inputs": {"c": 1}})
+    assert third.changed == {"seed": 1, "a.b": 1}
+    with fails("out-taken", "a.b: null there, 1 now; inputs"):
+        third.claim()
+    RunFolder(tmp_path / "b", "train", {"resamples": 100}).claim()  # there they are part of what is trained
+    with fails("out-taken", "resamples"):
+        RunFolder(tmp_path / "b", "train", {"resamples": 9}).claim()
+
+
+@pytest.mark.parametrize("text", [
+    "plain", "a b", "it's", "head=linear,seed=1", "[a]", "$HOME", "a;b", "1", "null", "true", 'say "x"',
+    "{a: 1}", "\\'", "`x`", "ä",
+])  # fmt: skip
+def test_printed_commands_mean_the_same_in_the_shell(text):
+    line = command_line("train", "layer=all", data=text, out=text, resamples=300)
+    script = f"printf '%s\\0' {line}"
+    words = (
+        subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout.decode().split("\0")[:-1]
+    )
+    assert words[:2] == ["probers-train", "layer=all"]
+    settings = cli.request("train", cli.normalise("train", words[1:]))
+    assert (settings.data, settings.out, settings.resamples) == (text, text, 300)
+
+
+def test_every_command_tells_its_version(capsys):
+    for command in cli.COMMANDS:
+        assert exits(command, ["--version"]) == 0
+        assert capsys.readouterr().out == f"probers-{command} {__version__}\n"
+
+
+def test_layer_and_layers_are_one_word():
+    for command, own, other in (("train", "layer", "layers"), ("datagen", "layers", "layer")):
+        for key in (own, other):
+            settings = cli.request(command, cli.normalise(command, [f"{key}=[1,2]"]))
+            assert getattr(settings, own) == [1, 2]
+        with fails("conflict", "layer=", "layers="):
+            cli.normalise(command, ["layer=1", "layers=2"])
+    with fails("unknown-key", "'layers'"):
+        cli.request("rag", cli.normalise("rag", ["layers=1"]))
 
 
 @pytest.mark.parametrize("bad", ["pipe", "folder", "{", '{"a":' * 100_000, '{"fingerprint": 1}', "\udcff"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from probers.cli.command_lines import command_line
 from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.files import read_json
 from probers.heads import head_name
@@ -120,10 +121,10 @@ def use_command(bank: Prober, out: str | Path, model: str = "testbed", *, read: 
     scores = read and bank.spec.pool != "prompt"
     if bank.head.tokens or not (trigger or scores):
         return None
-    model = "" if model == "testbed" else f" model={model}"
+    named = {} if model == "testbed" else {"model": model}
     if scores:
-        return f"probers-score FILE{model} prober={out}"
-    return f'probers-rag question="..."{model} trigger={trigger} prober={out}'
+        return command_line("score", "FILE", **named, prober=out)
+    return command_line("rag", "question=..", **named, prober=out, trigger=trigger)
 
 
 def moment_columns(moments: Moments) -> dict[str, str]:

@@ -26,6 +26,7 @@ More:
   --help all   every key and every component
   --help NAME  a group (trigger), component (trigger=rind), block (model) or key
   --cfg job    print the resolved configuration and stop
+  --version    print the version of this package and stop
   -m           run every combination of comma-separated values (key=a,b)"""
 _OWN = """\
 A class of your own derived from torch.nn.Module, as +head._target_=my_package.MyHead. It takes the width

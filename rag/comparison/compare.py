@@ -150,7 +150,7 @@ def plan_of(
     """
     from probers.prober.prober import Prober
 
-    banks, objects = dict[str, Prober](), dict[str, Prober]()
+    banks, objects, trained = dict[str, Prober](), dict[str, Prober](), dict[str, str]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
     terms = Terms.of(settings, matcher)
     probers = named(settings.probers)
@@ -163,7 +163,8 @@ def plan_of(
         if path is None and prober is not None and not isinstance(prober, (str, Path)):
             objects["prober"] = prober
             return prober  # type: ignore[no-any-return]
-        path = path or find_prober(settings)
+        if path is None:
+            path = trained["prober"] = find_prober(settings)
         banks[path] = Prober.from_pretrained(path, allow_other=settings.allow_other)
         return banks[path]
 
@@ -190,6 +191,7 @@ def plan_of(
     return Plan(
         terms=terms, methods=methods, choice=choice, passages=passages, retriever=retriever,
         banks=banks | objects, notes=notes, read=read,
+        trained={k: part for k, part in {**selection.parts, **trained}.items() if isinstance(part, str)},
     )  # fmt: skip
 
 
