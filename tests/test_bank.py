@@ -588,6 +588,15 @@ def test_the_shipped_one_for_chats_scores_a_text_while_it_grows() -> None:
     np.testing.assert_allclose(found, bank.score_states(as_stored(states, bank.spec.dtype)), atol=1e-4)
 
 
+@pytest.mark.parametrize("name", sorted(folder.name for folder in SHIPPED.parent.iterdir()))
+def test_shipped_ones_know_their_writer(name: str) -> None:
+    """Text of another writer is unlike the training texts by its surprise, that of the model itself is not."""
+    domain = Prober.from_pretrained(name).domain
+    assert domain is not None and domain.rate == 0.05 and domain.surprise is not None
+    assert not domain.unlike(0.99 * domain.limit, 0.0)  # greedy text surprises nobody
+    assert domain.unlike(0.99 * domain.limit, 0.63) and domain.unlike(1.01 * domain.limit, 0.0)
+
+
 @pytest.mark.parametrize("name", ["smollm2", "smollm2-chat"])
 def test_shipped_ones_are_small_and_say_nothing_of_a_machine(name: str) -> None:
     files = list((SHIPPED.parent / name).rglob("*"))
