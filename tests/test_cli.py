@@ -1,5 +1,7 @@
 """Arguments in, one sentence and the right exit code out."""
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -14,7 +16,9 @@ from probers import __version__
 from probers.cli import main as cli
 from probers.cli.command_lines import command_line
 from probers.cli.inputs import newest_run
-from probers.cli.runs import RunFolder
+from probers.cli.runs import RunFolder, taking_back
+from probers.data.cache import build_once
+from probers.files import locked
 from probers.types import RunError, UserError
 
 COMMANDS = (
@@ -113,6 +117,38 @@ def test_other_figures_are_made_again_from_the_same_answers(tmp_path):
     RunFolder(tmp_path / "b", "train", {"resamples": 100}).claim()  # there they are part of what is trained
     with fails("out-taken", "resamples"):
         RunFolder(tmp_path / "b", "train", {"resamples": 9}).claim()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_locks_a_file_marks_the_folder(tmp_path, monkeypatch, caplog, number):
+    """NFS without its lock service, some FUSE and Lustre mounts; converse: other failures are none of that."""
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = RunFolder(tmp_path / "a", "rag", {"seed": 0})
+    with taking_back():
+        folder.claim()
+        mark = folder.path / ".lock.soft"
+        assert mark.exists() and [m for m in caplog.messages if "has no locks" in m and str(mark) in m]
+        code = (
+            "import sys; from pathlib import Path; from probers.cli.runs import RunFolder; import fcntl, os\n"
+        )
+        code += f"def refuse(*_): raise OSError({number}, '')\nfcntl.flock = refuse\n"
+        code += f"RunFolder(Path({str(folder.path)!r}), 'rag', {{'seed': 0}}).claim()"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "UserError" in other.stderr and f"process {os.getpid()}" in other.stderr
+        again = RunFolder(folder.path, "rag", {"seed": 1, "overwrite": True})
+        assert again.claim() is False and mark.exists()  # the folder moved, and the new one is marked
+        assert not (tmp_path / "a.old-1/.lock.soft").exists()
+    assert not mark.exists() and not list(tmp_path.glob("**/.lock*"))
+    made = []
+    build_once(tmp_path / "cache", "index", lambda path: made.append(path) or {"n": 1}, lambda: None)
+    assert len(made) == 1 and not (tmp_path / "cache.lock.soft").exists()
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        locked(tmp_path / "lock", lambda: None)
 
 
 @pytest.mark.parametrize("text", [

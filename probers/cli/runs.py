@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.splits import PARTS
-from ..files import canonical_json, digest, read_json, write_text, writing
+from ..files import SOFT, canonical_json, digest, locked, read_json, write_text, writing
 from ..options import shown
 from ..types import UserError, first_line
 
 if TYPE_CHECKING:
-    from filelock import FileLock
+    from filelock import BaseFileLock
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +47,11 @@ FIGURES = {"compare": ("sweep", "resamples", "examples"), "score": ("shown",)}
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 _MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
 #: Files left by a run that was killed at once.
-_BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
+_BEGUN = {_LOCK, f"{_LOCK}{SOFT}", _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
 #: Files of a run folder without results.
 _PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
 #: Locks of this process by folder; a command may claim the same folder again.
-_HELD: dict[Path, FileLock] = {}
+_HELD: dict[Path, BaseFileLock] = {}
 #: Folders begun by the running command: path, whether new, and new place of an earlier run.
 _MADE: list[tuple[Path, bool, Path | None]] = []
 
@@ -106,8 +106,11 @@ def _take_back(path: Path, new: bool, old: Path | None) -> None:
 def _release(path: Path, now: Path | None = None) -> None:
     """Let other processes write to a folder, which may have been moved to ``now``."""
     if lock := _HELD.pop(path, None):
+        if now is None:
+            lock.release()  # removes a file that stands for the lock
         with suppress(OSError):
-            for name in (_WRITER, _LOCK):  # a process that waits for the lock then opens the next one
+            # A process that waits for the lock then opens the next one.
+            for name in (_WRITER, _LOCK, f"{_LOCK}{SOFT}"):
                 ((now or path) / name).unlink(missing_ok=True)
         lock.release()
 
@@ -231,21 +234,17 @@ class RunFolder:
         return state
 
     def _lock(self) -> None:
-        from filelock import FileLock, Timeout
-
         path = self.path.resolve()
         if path in _HELD:
             return
-        lock = FileLock(path / _LOCK)
-        with suppress(Timeout):
-            lock.acquire(timeout=0)
-        if not lock.is_locked:
+
+        def wait() -> None:
             problem = f"out={self.path} is being written by {_writer(path)}"
             if self.config.get("wait") is not True:
                 raise UserError(f"{problem}: choose another out, or wait for it with wait=true", "busy")
             log.info("%s: waiting until it ends", problem)
-            lock.acquire()
-        _HELD[path] = lock
+
+        _HELD[path] = locked(path / _LOCK, wait)
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
         who = {"command": self.command, "process": os.getpid(), "host": socket.gethostname()}
         write_text(path / _WRITER, canonical_json(who | {"since": since}))
