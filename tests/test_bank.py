@@ -591,7 +591,7 @@ def test_the_shipped_one_for_chats_scores_a_text_while_it_grows() -> None:
 
 @pytest.mark.parametrize("name", sorted(folder.name for folder in SHIPPED.parent.iterdir()))
 def test_shipped_ones_know_their_writer(name: str) -> None:
-    """Text of another writer is unlike the training texts by its surprise, that of the model itself is not."""
+    """Text of another writer is unlike the training texts by its surprise, the model's own is not."""
     domain = Prober.from_pretrained(name).domain
     assert domain is not None and domain.rate == 0.05 and domain.surprise is not None
     assert not domain.unlike(0.99 * domain.limit, 0.0)  # greedy text surprises nobody

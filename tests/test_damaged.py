@@ -318,7 +318,7 @@ OPENED = {
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SEALED.items() for name in names])
 def test_a_damaged_file_is_named(whole, tmp_path, kind, name):
-    """Altered, cut short, empty, gone, a link to nothing; converse: the whole one and a link to it are read."""
+    """Altered, cut short, empty, gone, a link to nothing; converse: the whole one, and a link to it."""
     folder = shutil.copytree(whole / ("prober" if kind == "seen" else kind), tmp_path / kind)
     file, blob = folder / name, (folder / name).read_bytes()
     OPENED[kind](folder)

@@ -226,8 +226,7 @@ class RunFolder:
         elif not self._replaces and state["fingerprint"] != self.fingerprint:
             other = f"of probers-{state['command']}"
             if state["command"] == self.command:
-                there = self._deciding(state["identity"])
-                other = differences(self._deciding(identity(self.config)), there)
+                other = differences(self._deciding(identity(self.config)), self._deciding(state["identity"]))
             problem = f"out={self.path} holds a different run ({other})"
             choose = "choose another out, remove the folder, or pass overwrite=true"
             raise UserError(f"{problem}: {choose}", "out-taken")
