@@ -267,7 +267,9 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         log.info("wrote %s to %s, each as %s", size, folder.path, listed)
     else:
         log.info("wrote %s x %d layers to %s", size, len(store.spec.layers), folder.path)
-    if audited.figures["wrong"] in (0, 1):
+    if figures.get("no_final_answer") == len(store):
+        log.info("all labels are the same, as no answer was found: see above what was looked for")
+    elif audited.figures["wrong"] in (0, 1):
         log.info("all labels are the same, but a head needs both: raise limit or choose another model")
     else:
         words = ["layer=all"]

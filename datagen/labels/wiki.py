@@ -39,7 +39,7 @@ from probers.words.numbers import read_number, same_unit
 from probers.words.persons import DIRECTIONS
 from probers.words.spelling import name_words
 from probers.words.text import is_stop_word, join_sentences, split_sentences
-from probers.words.vectors import FEW, TooFewError, train_vectors, trained
+from probers.words.vectors import FEW, TooFewError, train_vectors
 
 from ..settings import OfWiki
 from .base import TOO_LONG, VECTORS, Inputs, ReadsArticles, Source, state
@@ -216,8 +216,6 @@ class Articles(ReadsArticles, OfWiki, Source):
         super().begin(lm, needs, folder)
         matcher, vectors, language = self.matcher, folder / VECTORS[0], self.recognise.language
         if self.trains:
-            if not trained(vectors):
-                log.info("training word vectors on the articles -> %s", vectors)
             try:
                 least, seed = FEW if self._tries_vectors else 0, self.options.seed
                 texts = map(natural, self.open(self.options, self.one_limit()))
