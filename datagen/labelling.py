@@ -25,7 +25,7 @@ from probers.data.splits import Partition
 from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
-from probers.options import check_options
+from probers.options import check_options, refuse_unknown
 from probers.prompts import AUTO, PromptTemplate, form_with
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers
@@ -71,9 +71,7 @@ def label(
     """
     given: dict[str, Any] = {"layers": layers, "site": site, "pool": pool, **options}
     known = [f.name for f in fields(Options) if f.name not in ("_record", "engine")]
-    if unknown := sorted(given.keys() - set(known)):
-        message = f"label has no option {unknown[0]!r}: its options are {', '.join(known)}"
-        raise UserError(f"{message}; those of a source are given to the source", "unknown-key")
+    refuse_unknown("label", given, known, "; those of a source are given to the source")
     components: dict[str, Any] = {n: _component(n, given[n]) for n in ("prompt", "matcher") if n in given}
     check_options(Options, {name: value for name, value in given.items() if name not in components})
     chosen = Options(**given | components)

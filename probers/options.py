@@ -9,12 +9,13 @@ fields or keyword-only parameters, described below the field or in the docstring
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -104,6 +105,24 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Non
         else:
             options = ", ".join(f"{key}.{field.name}" for field in fields(annotation))
             raise UserError(f"{key}={shown(value)} must be a block of options: give {options}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Name the nearest of the known names, as part of a sentence; "" if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str], rest: str = "") -> None:
+    """Refuse an option that is not known, with the nearest and all that are (UserError "unknown-key").
+
+    ``what`` takes the options, such as a function; ``rest`` ends the sentence.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            message = f"{what} has no option {name!r}{nearest(name, known)}"
+            raise UserError(f"{message}: its options are {', '.join(known) or 'none'}{rest}", "unknown-key")
 
 
 def check_record(kind: Any, values: Any, prefix: str = "") -> None:

@@ -329,7 +329,8 @@ class Questions(Corpus, OfCot, Source):
         """Say what was looked for in answers without a final one, and what the model wrote instead."""
         cue, text = self.prompt.answer_cue, " ".join(example.split())
         what = f'the words "{cue}" (prompt.answer_cue)' if cue else "a name, date or number at the beginning"
-        line = f"{silent:,} of {written:,} answers have no final answer, so that EM and F1 are 0: {what} not found"
+        line = f"{silent:,} of {written:,} answers have no final answer, so that EM and F1 are 0"
+        line = f"{line}: {what} not found"
         shown = f'; one ends ".. {text[-_SHOWN:]}"' if text else ""
         if not cue:
             return line + shown

@@ -6,7 +6,6 @@ other component is imported.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from ..options import shown, text_keys
+from ..options import nearest, shown, text_keys
 from ..parts import PARTS
 from ..prompts import TESTBED_FILE
 from ..types import UserError, first_line
@@ -370,8 +369,6 @@ def _unknown(command: str, key: str, keys: Sequence[str]) -> str:
     block = key.rpartition(".")[0]
     if block in groups_of(command) and f"{block}._target_" not in keys:
         return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(block))}"
-    near = difflib.get_close_matches(key, keys, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
     beside = [each for each in keys if each.rpartition(".")[0] == block and not each.endswith("._target_")]
     listed = f"the keys are {', '.join(sorted(beside))}" if beside else f"{block} has none"
-    return f"unknown key {key!r}{hint}: {listed}; --help all explains them"
+    return f"unknown key {key!r}{nearest(key, keys)}: {listed}; --help all explains them"

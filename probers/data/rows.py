@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..options import shown
+from ..options import nearest, shown
 from ..types import UserError
 from .records import as_rows
 
@@ -114,12 +114,6 @@ def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
     taken = set(columns.values())
     rest = {name: value for name, value in record.items() if name not in taken and name not in columns}
     return rest | {field: record[column] for field, column in columns.items()}
-
-
-def nearest(name: str, known: Collection[str]) -> str:
-    """Name the nearest of the known names, as part of a sentence; "" if none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def alias_of(field: str, names: Collection[str]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -21,7 +20,7 @@ from probers.data.corpus import as_passages, fingerprint, load_corpus
 from probers.data.questions import QuestionSource, make_source
 from probers.data.questions.jsonl import Given
 from probers.files import digest
-from probers.options import check_options
+from probers.options import check_options, refuse_unknown
 from probers.types import Passage, Retriever, UserError
 
 from ..build import Contamination, check_one_model, make_prompt, make_query, make_trigger, method_of, named
@@ -115,10 +114,7 @@ def compare(
 def _settings(lm: Any, options: Mapping[str, Any]) -> Compare:
     """Check the options, and take those that are not given from the command (UserError)."""
     known = sorted({each.name for each in fields(Compare)} - _NOT_OPTIONS - {"_record"})
-    if unknown := [name for name in options if name not in known]:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(known)}"
-        raise UserError(f"compare has no option {unknown[0]!r}: {hint}", "unknown-key")
+    refuse_unknown("compare", options, known)
     plain = {name: options[name] for name in options.keys() - {"prompt", "retriever", "prober"}}
     check_options(Compare, plain)
     table = {**values_of("", "methods"), **plain.pop("methods", {})}
