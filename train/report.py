@@ -95,7 +95,7 @@ def write_card(bank: Prober, figures: Figures, origin: Origin, out: Path | None)
     stores = stores if len(origin.data) == 1 else f"[{stores}]"
     functions = (
         bounded, bounds, moment_columns, number, ranges, shared.adapter_rows, shared.best_member, best_name,
-        shared.layer_name, shared.promised, shared.warnings,
+        shared.layer_name, shared.promised, shared.summed, shared.warnings,
     )  # fmt: skip
     return render(
         "probers.train/card.md.j2",

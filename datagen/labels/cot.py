@@ -89,6 +89,7 @@ class Questions(Corpus, OfCot, Source):
     all_gold: bool = state()
     detectors: Detectors | None = state()
 
+    __repr__ = Source.__repr__
     name = "cot"
     item_name = unit_name = "question"
     wrong_name = "wrong"

@@ -180,6 +180,7 @@ class Articles(ReadsArticles, OfWiki, Source):
     trains: bool = state()
     written: list[WrittenSpan] = state()
 
+    __repr__ = Source.__repr__
     name = "wiki"
     item_name = "article"
     unit_name = "cut"
