@@ -143,6 +143,9 @@ def exports(package: str) -> dict[str, str]:
 
 def exporting(package: str, **more: str) -> Callable[[str], Any]:
     """Make the ``__getattr__`` of a package that exports its parts, and ``more`` names with their modules."""
-    modules, below = exports(package) | more, f"{package}."
-    named = {module: [name for name in modules if modules[name] == module] for module in modules.values()}
-    return lazily(package, {module.removeprefix(below): " ".join(names) for module, names in named.items()})
+
+    def get(name: str) -> Any:
+        module = (exports(package) | more).get(name, "").removeprefix(f"{package}.")
+        return lazily(package, {module: name} if module else {})(name)
+
+    return get
