@@ -124,7 +124,7 @@ def use_command(bank: Prober, out: str | Path, model: str = "testbed", *, read: 
     named = {} if model == "testbed" else {"model": model}
     if scores:
         return command_line("score", "FILE", **named, prober=out)
-    return command_line("rag", "question=..", **named, prober=out, trigger=trigger)
+    return command_line("rag", "question=..", *f"trigger={trigger}".split(), **named, prober=out)
 
 
 def moment_columns(moments: Moments) -> dict[str, str]:
