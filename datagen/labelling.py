@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from probers.checksums import inputs
+from probers.cli.command_lines import command_line, merge_line
 from probers.cli.components import Component
 from probers.cli.inputs import load_model, prompt_files
 from probers.cli.merge import PartRuns
@@ -24,7 +25,7 @@ from probers.data.splits import Partition
 from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
-from probers.options import check_options, nearest
+from probers.options import check_options, refuse_unknown
 from probers.prompts import AUTO, PromptTemplate, form_name
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers
@@ -39,11 +40,15 @@ from .writer import LabelledParts, balance, fill, quotas_of
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TemporaryStore(FeatureStore):
     """Feature store in a temporary folder, which is removed with it."""
 
     folder: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def called(self) -> str:
+        return "what was labelled"
 
 
 def label(
@@ -70,10 +75,7 @@ def label(
     """
     given: dict[str, Any] = {"layers": layers, "site": site, "pool": pool, **options}
     known = [f.name for f in fields(Options) if f.name not in ("_record", "engine")]
-    if unknown := sorted(given.keys() - set(known)):
-        message = f"label has no option {unknown[0]!r}{nearest(unknown[0], known)}"
-        message = f"{message}: its options are {', '.join(known)}"
-        raise UserError(f"{message}; those of a source are given to the source", "unknown-key")
+    refuse_unknown("label", given, known, "; those of a source are given to the source")
     components: dict[str, Any] = {n: _component(n, given[n]) for n in ("prompt", "matcher") if n in given}
     check_options(Options, {name: value for name, value in given.items() if name not in components})
     chosen = Options(**given | components)
@@ -278,13 +280,17 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
         log.info("wrote %s to %s, each as %s", size, folder.path, listed)
     else:
         log.info("wrote %s x %d layers to %s", size, len(store.spec.layers), folder.path)
-    if audited.figures["wrong"] in (0, 1):
+    if figures.get("no_final_answer") == len(store):
+        log.info("all labels are the same, as no answer was found: see above what was looked for")
+    elif audited.figures["wrong"] in (0, 1):
         log.info("all labels are the same, but a head needs both: raise limit or choose another model")
     else:
-        head = " head=linear" if store.spec.position == "token" else " head=radio"
-        head = head if store.spec.pool == "tokens" else ""
-        pool = f" pool={store.spec.pool}" if len({s.pool for s in store.features}) > 1 else ""
-        log.info("next: probers-train layer=all%s%s data=%s", head, pool, folder.path)
+        words = ["layer=all"]
+        if store.spec.pool == "tokens":
+            words.append("head=linear" if store.spec.position == "token" else "head=radio")
+        if len({s.pool for s in store.features}) > 1:
+            words.append(f"pool={store.spec.pool}")
+        log.info("next: %s", command_line("train", *words, data=folder.path))
     return folder.path
 
 
@@ -297,5 +303,5 @@ def _end_part(store: FeatureStore, folder: RunFolder, settings: Datagen) -> Path
     folder.finish({"model": settings.model.name, "source": settings.source, "part": settings.part})
     rows = sum(read_manifest(store.path)["rows"])
     log.info("wrote %s examples of part %s to %s", f"{rows:,}", settings.part, folder.path)
-    log.info("once all parts are finished: probers-merge %s/*", folder.path.parent)
+    log.info("once all parts are finished: %s", merge_line(folder.path.parent))
     return folder.path

@@ -226,7 +226,7 @@ class Journal:
     path: Path
 
     def read(self) -> Lines:
-        """Read all sound lines, none if there is no file; UserError for a link, folder or pipe."""
+        """Read all sound lines, none if there is no file; UserError for a broken link, folder or pipe."""
         try:
             regular(self.path)
         except FileNotFoundError:
@@ -242,7 +242,13 @@ class Journal:
         return Lines(records, tuple(sorted(damaged)), bool(rest))
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records and flush them to disk before returning; a kill leaves all of them or none."""
+        """Append records and flush them to disk before returning; a kill leaves all of them or none.
+
+        UserError for a link: its file may belong to a version control such as DVC or git-annex.
+        """
+        if self.path.is_symlink():
+            message = f"{self.path} is a link, and this run appends to it: put the file itself there"
+            raise UserError(f"{message}, as dvc unprotect and git annex unlock do", "bad-file")
         with writing(self.path), self.path.open("ab") as file:
             file.write(sealed_lines(records).encode())
             file.flush()

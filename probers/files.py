@@ -5,16 +5,22 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .types import RunError, UserError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+log = logging.getLogger(__name__)
 
 RESUMES = "what was finished is kept, and the same command resumes once that is fixed"
 
@@ -61,6 +67,40 @@ def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
         raise RunError(f"cannot write {path}: {cause}; {then}", "disk") from error
 
 
+#: Failures of a lock on file systems that have none.
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}  # at ENOSYS filelock marks a file by itself
+#: End of the name of a file that stands for a lock there.
+SOFT = ".soft"
+
+
+def locked(path: Path, wait: Callable[[], None]) -> BaseFileLock:
+    """Lock a file against other processes; where another holds it, call ``wait``, and wait unless it raises.
+
+    On a file system without locks, such as NFS without its lock service, a further file marks the lock.
+    """
+    from filelock import FileLock, SoftFileLock, Timeout
+
+    def acquired(lock: BaseFileLock) -> BaseFileLock:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            wait()
+            lock.acquire()
+        return lock
+
+    try:
+        return acquired(FileLock(path))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        mark = path.with_name(f"{path.name}{SOFT}")
+        log.warning(
+            "note: the file system of %s has no locks (%s), so a file marks it as taken: remove %s if the "
+            "process was killed on another machine", path.parent, error.strerror, mark,
+        )  # fmt: skip
+    return acquired(SoftFileLock(mark))
+
+
 def digest(content: str | bytes, length: int = 16) -> str:
     """Compute the first hexadecimal digits of the SHA-256 of bytes, or of a text in UTF-8."""
     blob = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
@@ -73,17 +113,14 @@ def canonical_json(value: Any) -> str:
 
 
 def regular(path: Path) -> os.stat_result:
-    """Read the facts of a file; ValueError if it is a link, folder, pipe or device.
-
-    A link within a download of the Hub, whose snapshots are links to its blobs, counts as a file.
-    """
-    facts = path.lstat()
-    if stat.S_ISLNK(facts.st_mode):
-        target = Path(os.path.realpath(path))  # does not fail for a link to itself
-        snapshots = (folder for folder in path.absolute().parents if folder.name == "snapshots")
-        if not any(target.parent == folder.parent.resolve() / "blobs" for folder in snapshots):
-            raise ValueError("is a link, but only a file is read")
-        facts = target.stat()
+    """Read the facts of a file, also one behind a link; ValueError for a folder, pipe or broken link."""
+    try:
+        facts = path.stat()
+    except OSError:
+        if path.is_symlink():
+            how = "dvc pull and git annex get fetch such files"
+            raise ValueError(f"is a link to {os.readlink(path)}, where no file is ({how})") from None
+        raise
     if not stat.S_ISREG(facts.st_mode):
         raise ValueError("is a folder, pipe or device, but only a file is read")
     return facts

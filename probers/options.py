@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -105,6 +105,24 @@ def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Non
         else:
             options = ", ".join(f"{key}.{field.name}" for field in fields(annotation))
             raise UserError(f"{key}={shown(value)} must be a block of options: give {options}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Name the nearest of the known names, as part of a sentence; "" if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str], rest: str = "") -> None:
+    """Refuse an option that is not known, with the nearest and all that are (UserError "unknown-key").
+
+    ``what`` takes the options, such as a function; ``rest`` ends the sentence.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            message = f"{what} has no option {name!r}{nearest(name, known)}"
+            raise UserError(f"{message}: its options are {', '.join(known) or 'none'}{rest}", "unknown-key")
 
 
 def check_record(kind: Any, values: Any, prefix: str = "") -> None:
@@ -326,17 +344,8 @@ class _Unwritable:
     """Placeholder for a class that is imported for type checkers only."""
 
 
-def nearest(name: str, known: Collection[str]) -> str:
-    """Name the nearest of the known names, as part of a sentence; "" if none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def check_keywords(kind: Any, given: Collection[str]) -> None:
+def check_keywords(kind: Any, given: Iterable[str]) -> None:
     """Refuse keywords that the constructor of a class does not take, naming the nearest (UserError)."""
     parameters = inspect.signature(kind.__init__).parameters
-    known = [name for name in parameters if name != "self"]
-    for name in given:
-        if name not in known and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
-            message = f"{kind.__name__} has no option {name!r}{nearest(name, known)}"
-            raise UserError(f"{message}: its options are {', '.join(known)}", "unknown-key")
+    if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        refuse_unknown(kind.__name__, given, [name for name in parameters if name != "self"])

@@ -7,10 +7,11 @@ from this table. It holds dotted paths below ``probers``, so that reading it imp
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
+
+from .types import lazily
 
 #: Group -> name that users type -> class or function, in the module where it is defined.
 PARTS: dict[str, dict[str, str]] = {
@@ -152,10 +153,7 @@ def exporting(package: str, **more: str) -> Callable[[str], Any]:
     """Make the ``__getattr__`` of a package that exports its parts, and ``more`` names with their modules."""
 
     def get(name: str) -> Any:
-        module = more.get(name) or exports(package).get(name)
-        if module is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = vars(sys.modules[package])[name] = resolve_name(f"{module}:{name}")
-        return value
+        module = (exports(package) | more).get(name, "").removeprefix(f"{package}.")
+        return lazily(package, {module: name} if module else {})(name)
 
     return get

@@ -7,10 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from probers.checksums import inputs
+from probers.cli.command_lines import command_line, for_reading, merge_line
+from probers.cli.compose import key_value
 from probers.cli.inputs import (
     ProberKind,
     find_classifier,
@@ -23,6 +26,7 @@ from probers.cli.inputs import (
 )
 from probers.cli.merge import PartRuns
 from probers.cli.runs import RunFolder
+from probers.cli.settings import Answering
 from probers.data.questions import QuestionSource, open_questions
 from probers.evaluation.answers import exact_match
 from probers.files import canonical_json, write_text
@@ -240,7 +244,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     if part is not None:
         folder.finish({"trigger": name, "n": len(answers), "part": settings.part})
         log.info("wrote %s of part %s to %s", count(len(answers), "trace"), part, folder.path / _TRACES)
-        log.info("when every part is there: probers-merge %s/*", folder.path.parent)
+        log.info("when every part is there: %s", merge_line(folder.path.parent))
     else:
         _write(settings, folder, trigger, source, questions, answers)
     return folder.path
@@ -328,4 +332,6 @@ def _write(
             log.info("%d of %d questions have no gold answer and count in no score", missing, len(questions))
     files = folder.path / _TRACES, folder.path / "results.json"
     log.info("wrote %s to %s, figures to %s", count(len(answers), "trace"), *files)
-    log.info("next: probers-compare%s", "" if source.name == "testbed" else f" {source.typed}")
+    shared = {field.name for field in fields(Answering)}
+    typed = [o for o in for_reading(settings._typed) if key_value(o)[0].partition(".")[0] in shared]
+    log.info("next: %s", command_line("compare", *typed))

@@ -32,6 +32,7 @@ from .protocol import (
     decide,
     decide_before,
     filter_of,
+    name_of,
 )
 from .traces import Answer, Listener, OpenQuestion, TraceFile
 
@@ -290,6 +291,10 @@ class RAG:
         check_counts(self.trigger, self.retriever)
         self.prompt = self.prompt.bind(getattr(self.lm, "tokenizer", None))
         self.trigger.check(self.lm.spec, self.prompt)
+
+    def __repr__(self) -> str:
+        parts = (self.lm.spec.id, type(self.retriever).__name__, self.trigger.name, name_of(self.query))
+        return "RAG(lm={}, passages={}, trigger={}, query={})".format(*parts)
 
     @property
     def retriever(self) -> Retriever:

@@ -1,5 +1,7 @@
 """Arguments in, one sentence and the right exit code out."""
 
+import errno
+import fcntl
 import io
 import json
 import logging
@@ -11,9 +13,13 @@ import time
 import pytest
 from refusals import exits, fails
 
+from probers import __version__
 from probers.cli import main as cli
+from probers.cli.command_lines import command_line
 from probers.cli.inputs import newest_run
-from probers.cli.runs import RunFolder
+from probers.cli.runs import RunFolder, taking_back
+from probers.data.cache import build_once
+from probers.files import locked
 from probers.types import RunError, UserError
 
 COMMANDS = (
@@ -98,6 +104,88 @@ def test_a_run_folder_is_claimed_once(tmp_path):
         RunFolder(tmp_path / "a", "datagen", {"seed": 1}).claim()
     with fails("out-taken", "probers-datagen"):
         RunFolder(tmp_path / "a", "train", {"seed": 0}).claim()
+
+
+def test_other_figures_are_made_again_from_the_same_answers(tmp_path):
+    """What changes no answer starts no other run, and a finished run with other figures is not complete."""
+    first = RunFolder(tmp_path / "a", "compare", {"seed": 0, "sweep": 4, "resamples": 100, "examples": 2})
+    assert first.claim() is False
+    first.choose("model.dtype", "float32")
+    first.finish({"n": 3})
+    other = RunFolder(tmp_path / "a", "compare", {"seed": 0, "sweep": 0, "resamples": 9, "examples": 1})
+    assert first.begin() is False and not other.complete and not other.changed
+    assert other.begin() is True and not first.complete and other.chosen == {"model.dtype": "float32"}
+    other.finish()
+    assert other.complete and not first.complete
+    third = RunFolder(tmp_path / "a", "compare", {"seed": 1, "a": {"b": 1}, "inputs": {"c": 1}})
+    assert third.changed == {"seed": 1, "a.b": 1}
+    with fails("out-taken", "a.b: null there, 1 now; inputs"):
+        third.claim()
+    RunFolder(tmp_path / "b", "train", {"resamples": 100}).claim()  # there they are part of what is trained
+    with fails("out-taken", "resamples"):
+        RunFolder(tmp_path / "b", "train", {"resamples": 9}).claim()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_a_file_marks_the_folder(tmp_path, monkeypatch, caplog, number):
+    """NFS without its lock service, some FUSE mounts; converse: another failure is none of that."""
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = RunFolder(tmp_path / "a", "rag", {"seed": 0})
+    with taking_back():
+        folder.claim()
+        mark = folder.path / ".lock.soft"
+        assert mark.exists() and [m for m in caplog.messages if "has no locks" in m and str(mark) in m]
+        code = "import fcntl; from pathlib import Path; from probers.cli.runs import RunFolder\n"
+        code += f"def refuse(*_): raise OSError({number}, '')\nfcntl.flock = refuse\n"
+        code += f"RunFolder(Path({str(folder.path)!r}), 'rag', {{'seed': 0}}).claim()"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "UserError" in other.stderr and f"process {os.getpid()}" in other.stderr
+        again = RunFolder(folder.path, "rag", {"seed": 1, "overwrite": True})
+        assert again.claim() is False and mark.exists()  # the folder moved, and the new one is marked
+        assert not (tmp_path / "a.old-1/.lock.soft").exists()
+    assert not mark.exists() and not list(tmp_path.glob("**/.lock*"))
+    made = []
+    build_once(tmp_path / "cache", "index", lambda path: made.append(path) or {"n": 1}, lambda: None)
+    assert len(made) == 1 and not (tmp_path / "cache.lock.soft").exists()
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        locked(tmp_path / "lock", lambda: None)
+
+
+@pytest.mark.parametrize("text", [
+    "plain", "a b", "it's", "head=linear,seed=1", "[a]", "$HOME", "a;b", "1", "null", "true", 'say "x"',
+    "{a: 1}", "\\'", "`x`", "ä",
+])  # fmt: skip
+def test_printed_commands_mean_the_same_in_the_shell(text):
+    line = command_line("train", "layer=all", data=text, out=text, resamples=300)
+    script = f"printf '%s\\0' {line}"
+    words = (
+        subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout.decode().split("\0")[:-1]
+    )
+    assert words[:2] == ["probers-train", "layer=all"]
+    settings = cli.request("train", cli.normalise("train", words[1:]))
+    assert (settings.data, settings.out, settings.resamples) == (text, text, 300)
+
+
+def test_every_command_tells_its_version(capsys):
+    for command in cli.COMMANDS:
+        assert exits(command, ["--version"]) == 0
+        assert capsys.readouterr().out == f"probers-{command} {__version__}\n"
+
+
+def test_layer_and_layers_are_one_word():
+    for command, own, other in (("train", "layer", "layers"), ("datagen", "layers", "layer")):
+        for key in (own, other):
+            settings = cli.request(command, cli.normalise(command, [f"{key}=[1,2]"]))
+            assert getattr(settings, own) == [1, 2]
+        with fails("conflict", "layer=", "layers="):
+            cli.normalise(command, ["layer=1", "layers=2"])
+    with fails("unknown-key", "'layers'"):
+        cli.request("rag", cli.normalise("rag", ["layers=1"]))
 
 
 @pytest.mark.parametrize("bad", ["pipe", "folder", "{", '{"a":' * 100_000, '{"fingerprint": 1}', "\udcff"])

@@ -405,6 +405,23 @@ def test_an_interrupted_comparison_goes_on_and_gives_the_same(place):
         place.compare()
 
 
+def test_other_figures_take_the_answers_that_are_there(place, capsys):
+    first = place.compare("sweep=1", "examples=3", "triggers=[never,always,rind]", "prompt.task=Answer.")
+    asked = len(place.models)
+    assert "prompt.task=Answer." in place.page() and "sweep=1" in place.page()
+    calls = []
+    fewer = ["sweep=0", "examples=1", "resamples=200", "triggers=[never,always,rind]", "prompt.task=Answer."]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeLM, "generate_each", lambda *a, **k: calls.append(a) or iter(()))
+        again = place.compare(*fewer)
+    assert len(place.models) == asked + 1 and not calls
+    assert [again["methods"][name]["em"] for name in again["methods"]] == [
+        first["methods"][name]["em"] for name in first["methods"]
+    ]
+    assert again["config"]["sweep"] == 0 and "sweep=0" in place.page() and "sweep=1" not in place.page()
+    assert " in " in capsys.readouterr().out.splitlines()[-2]
+
+
 def test_damaged_thresholds_and_recorded_answers_are_named_and_made_again(place, capsys):
     """Cut, altered, without a checksum; converse: whole ones are taken, and nothing is said."""
     asked = "triggers=[never,entropy,probing]"
@@ -489,8 +506,8 @@ def test_answers_that_are_all_wrong_are_said_to_tell_nothing(place, capsys):
 
 def test_without_never_the_closed_book_run_is_made_and_named(place):
     results = place.compare("triggers=[always,probing]")
-    typed = "questions=questions.jsonl corpus=corpus.jsonl limit=null seed=0"
-    assert place.data()["command"] == f"probers-compare {typed}"
+    typed = "questions=questions.jsonl corpus=corpus.jsonl limit=null resamples=1000 prober=prober"
+    assert place.data()["command"] == f"probers-compare {typed} 'triggers=[always,probing]' seed=0"
     assert list(results["methods"]) == ["always", "probing"]
     assert results["methods"]["probing"]["trigger"]["auroc"] == 1.0
     assert any("not in the table" in note for note in place.data()["notes"])

@@ -154,6 +154,19 @@ def test_every_answer_has_its_scores_and_the_run_their_cells(cot):
     assert (cot.path / "sample.html").is_file()
 
 
+def test_answers_without_a_final_one_are_told_with_what_was_looked_for(tmp_path, caplog):
+    """Claim: the cue, the number and an example are named; converse: the model's own form has no note."""
+    store = made(tmp_path / "a", "limit=4", "layers=[6]", "prompt.answer_cue=Therefore it is")
+    assert store.summary["no_final_answer"] == len(store) == 8
+    (line,) = [m for m in caplog.messages if "have no final answer" in m]
+    text = " ".join(store.table()["text"].iloc[0].split())
+    assert line.startswith("8 of 8 answers") and '"Therefore it is"' in line and text[-40:] in line
+    assert "raise limit" not in caplog.text and "no answer was found" in caplog.text
+    caplog.clear()
+    store = made(tmp_path / "b", "limit=4", "layers=[6]")
+    assert "no_final_answer" not in store.summary and "have no final answer" not in caplog.text
+
+
 def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
     """Claim: what does not fit goes from the last, and is counted; converse: what fits stays."""
     towns, hull = ("abba", "odil"), ["Hull"]

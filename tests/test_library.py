@@ -7,15 +7,18 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from tempfile import gettempdir
 
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import fails
 
 import probers
 from probers.cli import main as cli
 from probers.data.rows import records_of
 from probers.data.texts import TextSource
+from probers.prober.report import summed
 from probers.prompts import AUTO_PROMPT, CHAT_PROMPT, PLAIN_PROMPT, TESTBED_PROMPT
 from probers.types import UserError
 from tests.artefacts import write_lines
@@ -283,3 +286,27 @@ def test_a_real_model_is_not_asked_about_the_testbed_unasked(command, key, capsy
     with pytest.raises(SystemExit) as exit:
         cli.main(*command.split()[:1], [*command.split()[1:], "model=somewhere"])
     assert exit.value.code == 2 and f"{key} is not given" in capsys.readouterr().err
+
+
+def test_reprs_are_one_short_line(lm):
+    """Sources, stores and loops name what they are made of, not all rows and tensors."""
+    store = probers.label(lm, probers.Texts(sums(), unit="answer"), layers=[2])
+    loop = probers.RAG(lm, ["Paris is in France."], "rind")
+    shown = [repr(each) for each in (probers.Texts(sums(), unit="answer"), probers.Articles(), store, loop)]
+    assert shown[0] == "Texts(unit='answer', texts=<list of 80>)" and shown[1] == "Articles()"
+    assert shown[2].startswith("TemporaryStore('") and shown[2].endswith(
+        "pool=mean site=resid_post of 1 layer)"
+    )
+    assert shown[3] == "RAG(lm=testbed, passages=BM25, trigger=rind, query=qfs)"
+
+
+def test_too_few_rows_are_refused_without_the_name_of_a_temporary_folder(lm):
+    with fails("labels", "what was labelled has no") as refused:
+        probers.fit(lm, sums(3))
+    assert gettempdir() not in str(refused.value)
+
+
+def test_notes_on_controls_are_one():
+    left_out = ["control 'length' left out: why", "a note", "positive control left out: because"]
+    assert summed(left_out) == ["a note", "2 controls left out: length (why), positive control (because)"]
+    assert summed(["a note"]) == ["a note"] and summed(left_out[:1]) == ["1 control left out: length (why)"]

@@ -920,10 +920,8 @@ def test_columns_are_checked_before_a_row_is_read_and_one_s_own_set_may_lie_ther
         ("file", {"path": "q.jsonl"}), ("nq", {"revision": "abc"}), ("testbed", {}),
     ],
 )  # fmt: skip
-def test_what_a_set_is_typed_as_opens_it_again(name, options):
+def test_a_set_names_its_files(name, options):
     source = source_class(name)(**options)
-    typed = " ".join([name, *(f"questions.{key}={value}" for key, value in options.items())])
-    assert source.typed == f"questions={'q.jsonl' if name == 'file' else typed}"
     assert source.files == tuple(v for k, v in options.items() if k != "revision")
 
 

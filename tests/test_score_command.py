@@ -134,6 +134,18 @@ def test_every_line_comes_back_with_its_scores_and_its_own_fields(place, caplog)
     assert labelled["auroc"]["value"] == auroc(np.array([0, 1, 1, 0]), scores)
 
 
+def test_another_prober_or_threshold_has_a_folder_of_its_own(place, caplog):
+    (place / "other").symlink_to(place / "prober")
+    options = [], ["threshold=0.5"], ["prober=other"], ["prober=other", "threshold=0.5"]
+    names = ["texts", "texts,threshold=0.5", "texts,prober=other", "texts,prober=other,threshold=0.5"]
+    assert [score(*each).name for each in options] == names
+    for each, name in zip(options, names, strict=True):
+        assert score(*each).name == name and caplog.messages[-1].startswith(f"runs/score/{name} already")
+    write(WRITTEN[:2])  # other texts under the same name
+    with fails("out-taken", "inputs"):
+        score()
+
+
 def answers_of(page):
     """The answers of a page as a browser shows them, without the marks of what fired."""
     shown = re.findall(r'<p class="tokens made">(.*?)\s*</p>', page, re.DOTALL)

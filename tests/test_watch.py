@@ -125,6 +125,7 @@ def test_finished_scores_are_those_of_our_own_generation(family: str, feature: F
     with bank.watch(own.model) as scores:
         sequences = own.whole(14)
         assert lengths(scores) == [13] * 5  # the last token is not forwarded
+        assert repr(scores) == "Scores(5 texts, 13 tokens read)"
         for _ in range(2):  # once is enough
             scores.finish(sequences)
             assert lengths(scores) == [14] * 5
@@ -400,6 +401,7 @@ def test_a_criterion_takes_its_hooks_along() -> None:
     before = hooks(own.model)
     stop = own.stop(threshold=np.inf)
     assert isinstance(stop, StopOnScore) and hooks(own.model) > before
+    assert repr(stop) == "StopOnScore(threshold=inf, min_tokens=1)"
     own.write(3, stopping_criteria=[stop])
     assert hooks(own.model) > before
     del stop

@@ -211,7 +211,7 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
         if not same or (members is None) != (of is None):
             why = "stores of several sites must be made by the same command but for site"
             raise UserError(f"data={other.path} holds other texts than {first.path}: {why}", code="mismatch")
-    what = f"data={first.path}"
+    what = first.called
     split = (request or SplitRequest()).assign(table, what)
     if "token_wrong" in table:  # undecided ones are of no use; what nobody judged is trained on as right
         unknown = (table["token_wrong"] < 0) | ((table["inside"] < 0) & (split != "train"))
@@ -248,9 +248,9 @@ def _check_splits(table: pd.DataFrame, what: str) -> None:
     for split in SPLITS:
         labels = table["correct"].to_numpy()[table["split"] == split]
         if not len(labels):
-            fix = "deal its groups anew with split=[0.6,0.2,0.2], or make it with a higher limit"
+            fix = "deal its groups anew with split=[0.6,0.2,0.2], or take more texts (limit)"
             raise UserError(f"{what} has no {split} examples: {fix}", code="labels")
         if labels.min() == labels.max():
             few = f"only {'right' if labels[0] else 'wrong'} texts among its {len(labels)} {split} examples"
-            fix = "a detector needs both kinds, make it with a higher limit or another label"
+            fix = "a detector needs both kinds, take more texts (limit) or another label"
             raise UserError(f"{what} has {few}: {fix}", code="labels")

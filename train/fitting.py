@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from probers.cli.components import Component
 from probers.cli.settings import default_values, plain, read
+from probers.options import refuse_unknown
 from probers.prober.prober import Prober
 from probers.store.store import FeatureStore
 from probers.types import UserError
@@ -78,11 +78,7 @@ def fit(
 def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:
     """Make the settings of the command; UserError names an unknown option, and the nearest known one."""
     known = [f.name for f in fields(Train) if not f.name.startswith("_") and f.name not in _ELSEWHERE]
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, ["layers", "head", *known], n=1)
-            message = f"unknown option {name!r}" + (f" (did you mean {near[0]}?)" if near else "")
-            raise UserError(f"{message}: the options are {', '.join(known)}", "unknown-key")
+    refuse_unknown("fit", options, ["layers", "head", *known])
     texts = options.get("texts")
     if isinstance(texts, (str, Path)):
         options = options | {"texts": default_values(Train)["texts"] | {"path": str(texts)}}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from probers.cli.command_lines import command_line
 from probers.evaluation.bootstrap import bounded, bounds, number
 from probers.files import read_json
 from probers.heads import head_name
@@ -94,7 +95,7 @@ def write_card(bank: Prober, figures: Figures, origin: Origin, out: Path | None)
     stores = stores if len(origin.data) == 1 else f"[{stores}]"
     functions = (
         bounded, bounds, moment_columns, number, ranges, shared.adapter_rows, shared.best_member, best_name,
-        shared.layer_name, shared.promised, shared.warnings,
+        shared.layer_name, shared.promised, shared.summed, shared.warnings,
     )  # fmt: skip
     return render(
         "probers.train/card.md.j2",
@@ -120,10 +121,10 @@ def use_command(bank: Prober, out: str | Path, model: str = "testbed", *, read: 
     scores = read and bank.spec.pool != "prompt"
     if bank.head.tokens or not (trigger or scores):
         return None
-    model = "" if model == "testbed" else f" model={model}"
+    named = {} if model == "testbed" else {"model": model}
     if scores:
-        return f"probers-score FILE{model} prober={out}"
-    return f'probers-rag question="..."{model} trigger={trigger} prober={out}'
+        return command_line("score", "FILE", **named, prober=out)
+    return command_line("rag", "question=..", *f"trigger={trigger}".split(), **named, prober=out)
 
 
 def moment_columns(moments: Moments) -> dict[str, str]:

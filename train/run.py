@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probers import checksums
+from probers.cli.command_lines import command_line, merge_line, override
 from probers.cli.inputs import newest_store
 from probers.cli.merge import PartRuns
 from probers.cli.runs import RunFolder
@@ -181,7 +182,7 @@ def run_plan(plan: Plan, parts: PartRuns | None = None, search: Chosen | None = 
         _remove_checkpoints(out)
         which = ", ".join(map(str, sorted({task.layer for task in tasks if task.is_probe})))
         log.info("wrote the heads of layers %s, part %s, to %s", which, part, out)
-        log.info("once all parts are there: probers-merge %s/*", out.parent)
+        log.info("once all parts are there: %s", merge_line(out.parent))
         return out
     result = train(plan, out, {} if search is None else {"search": search[1]})
     table = _matrix(plan, result.bank, out) if plan.alone else ""
@@ -279,8 +280,8 @@ def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> st
     """
     answers = not read and bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
     if command := use_command(bank, out, bank.spec.model.id, read=read):
-        probers = ",".join(map(str, [out, *further]))
-        compare = f"probers-compare triggers=[never,probing] probers=[{probers}]"
+        probers = ",".join(override("probers", path).partition("=")[2] for path in [out, *further])
+        compare = command_line("compare", "triggers=[never,probing]", f"probers=[{probers}]")
         return compare if further and answers else command
     load = f"Prober.from_pretrained({str(out)!r})"
     if bank.head.tokens:

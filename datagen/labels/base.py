@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -108,6 +108,16 @@ class Source(ABC):
             if hint is not Any and isinstance(value, (str, int, float, list, tuple, type(None))):
                 check_value(name, value, hint)
 
+    def __repr__(self) -> str:
+        changed = []
+        for option in fields(self):  # type: ignore[arg-type]
+            default = option.default if option.default_factory is MISSING else option.default_factory()
+            value = getattr(self, option.name) if option.init else default
+            simple = isinstance(value, (str, int, float, type(None)))
+            if value is not default and not ((simple or is_dataclass(value)) and value == default):
+                changed.append(f"{option.name}={value!r}" if simple else f"{option.name}={_short(value)}")
+        return f"{type(self).__name__}({', '.join(changed)})"
+
     @classmethod
     def read(cls: type[Made], settings: Datagen) -> Made:
         """Make the source that the settings of the command describe."""
@@ -194,6 +204,12 @@ class Source(ABC):
     @abstractmethod
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Make figures for the manifest and lines to print, from all rows and the work left out."""
+
+
+def _short(value: Any) -> str:
+    """Show rows, passages or an object by kind and number."""
+    many = f" of {len(value):,}" if hasattr(value, "__len__") else ""
+    return f"<{type(value).__name__}{many}>"
 
 
 @dataclass(frozen=True, kw_only=True)

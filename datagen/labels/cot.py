@@ -64,6 +64,7 @@ def parse_label(rule: str, acc: Acc = "tokens", matcher: EntityMatcher | None = 
     return right
 
 
+_SHOWN = 120  # characters of a text in a message
 #: Columns with the scores of an answer, whichever rule labels it.
 _SCORES = ("em", "acc", "f1")
 #: Conditions: without and with passages.
@@ -92,6 +93,7 @@ class Questions(Corpus, OfCot, Source):
     all_gold: bool = state()
     detectors: Detectors | None = state()
 
+    __repr__ = Source.__repr__
     name = "cot"
     item_name = unit_name = "question"
     wrong_name = "wrong"
@@ -287,9 +289,14 @@ class Questions(Corpus, OfCot, Source):
         known: dict[tuple[str, str], list[int]] = defaultdict(list)
         both: dict[str, dict[str, int]] = defaultdict(dict)
         columns = ["id", "dataset", "condition", "knowledge", "passages", "correct", *_SCORES]
-        cut = 0
-        for table in store.tables(columns):
-            for id, dataset, condition, knowledge, passages, correct, *rest in table.itertuples(index=False):
+        cut, silent, example, written = 0, 0, "", 0
+        for table in store.tables([*columns, "answer", "text"]):
+            unanswered = table["text"][table["answer"] == ""]
+            example = example or next(iter(unanswered), "")
+            silent, written = silent + len(unanswered), written + len(table)
+            for id, dataset, condition, knowledge, passages, correct, *rest in table[columns].itertuples(
+                index=False
+            ):
                 cut += condition == "with_passages" and passages < self.k
                 scores[dataset or "questions", condition].append((correct, *rest))
                 known[condition, knowledge].append(correct)
@@ -311,6 +318,9 @@ class Questions(Corpus, OfCot, Source):
         if cut:
             figures["fewer_passages"] = int(cut)
             lines.append(f"{cut} prompts show fewer than k={self.k} passages: no more were found, or fit")
+        if silent:
+            figures["no_final_answer"] = silent
+            lines.append(self._unanswered(silent, written, example))
         pairs = Counter(tuple(pair[c] for c in _CONDITIONS) for pair in both.values() if len(pair) == 2)
         if pairs:
             shares = {name: round(pairs[cell] / pairs.total(), 6) for name, cell in _CELLS.items()}
@@ -323,3 +333,15 @@ class Questions(Corpus, OfCot, Source):
                 "{hurts:.3f}, leaves {leaves:.3f} of the questions".format(**shares)
             )
         return figures, lines
+
+    def _unanswered(self, silent: int, written: int, example: str) -> str:
+        """Say what was looked for in answers without a final one, and what the model wrote instead."""
+        cue, text = self.prompt.answer_cue, " ".join(example.split())
+        what = f'the words "{cue}" (prompt.answer_cue)' if cue else "a name, date or number at the beginning"
+        line = f"{silent:,} of {written:,} answers have no final answer, so that EM and F1 are 0"
+        line = f"{line}: {what} not found"
+        shown = f'; one ends ".. {text[-_SHOWN:]}"' if text else ""
+        if not cue:
+            return line + shown
+        other = "prompt.answer_cue='' takes the first name, date or number of an answer"
+        return f"{line}{shown}. Give the words that the model uses, exemplars or more max_new_tokens; {other}"

@@ -98,6 +98,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
     marked: MarkedRows = state()
     bare: PromptTemplate = state()
 
+    __repr__ = Source.__repr__
     name = "judged"
     item_name = unit_name = "answer"
     wrong_name = "contradicted"

@@ -47,6 +47,7 @@ class Texts(OfTexts, Source):
     example_unit: Unit = state()
     marked: MarkedRows = state()
 
+    __repr__ = Source.__repr__
     name = "texts"
     item_name = unit_name = "text"
     wrong_name = "wrong"

@@ -38,7 +38,7 @@ from probers.words.numbers import read_number, same_unit
 from probers.words.persons import DIRECTIONS
 from probers.words.spelling import name_words
 from probers.words.text import is_stop_word, join_sentences, split_sentences
-from probers.words.vectors import FEW, TooFewError, train_vectors, trained
+from probers.words.vectors import FEW, TooFewError, train_vectors
 
 from ..settings import OfWiki
 from .base import TOO_LONG, VECTORS, Inputs, ReadsArticles, Source, state
@@ -180,6 +180,7 @@ class Articles(ReadsArticles, OfWiki, Source):
     trains: bool = state()
     written: list[WrittenSpan] = state()
 
+    __repr__ = Source.__repr__
     name = "wiki"
     item_name = "article"
     unit_name = "cut"
@@ -218,8 +219,6 @@ class Articles(ReadsArticles, OfWiki, Source):
         super().begin(lm, needs, folder)
         matcher, vectors, language = self.matcher, folder / VECTORS[0], self.recognise.language
         if self.trains:
-            if not trained(vectors):
-                log.info("training word vectors on the articles -> %s", vectors)
             try:
                 least, seed = FEW if self._tries_vectors else 0, self.options.seed
                 texts = map(natural, self.open(self.options, self.one_limit()))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..cli.command_lines import command_line, override
 from ..cli.inputs import newest_store
 from ..cli.runs import RunFolder
 from ..evaluation.bootstrap import UNDEFINED, Bootstrap, bounded, few_groups, number
@@ -88,8 +89,8 @@ def run(request: Any) -> Path:
     folder.finish({"model": answers.model, "accuracy": figures["detectors"][CLASSIFIER]["accuracy"]})
     log.info("%s", table(figures))
     log.info("wrote a classifier of questions with %d terms to %s", len(classifier.terms), out)
-    command = 'probers-rag question="..." trigger=adaptive query=last_sentence'
-    log.info("next: %s trigger.classifier=%s", command, out)
+    words = ("question=..", "trigger=adaptive", "query=last_sentence", override("trigger.classifier", out))
+    log.info("next: %s", command_line("rag", *words))
     return out
 
 

@@ -14,7 +14,7 @@ from importlib import resources
 from pkgutil import resolve_name
 from typing import Any
 
-from ..options import check_options, options_of, shown
+from ..options import check_options, options_of, refuse_unknown, shown
 from ..parts import PARTS, load_part, target_of
 from ..types import UserError, first_line
 
@@ -101,9 +101,7 @@ class Component:
             listed = ", ".join(choices(group))
             raise UserError(f"unknown {group} {name!r}: choose one of {listed}", "unknown-choice")
         node = component_node(group, name)
-        for option in options.keys() - node.keys():
-            known = ", ".join(key for key in node if key != "_target_") or "none"
-            raise UserError(f"{group}={name} has no option {option!r}: it has {known}", "unknown-key")
+        refuse_unknown(f"{group}={name}", options, [key for key in node if key != "_target_"])
         return cls.read(group, node | options)
 
     @property

@@ -6,7 +6,6 @@ other component is imported.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from ..data.rows import nearest
-from ..options import shown, text_keys
+from ..options import nearest, shown, text_keys
 from ..parts import PARTS
 from ..prompts import TESTBED_FILE
 from ..types import UserError, first_line
@@ -54,6 +52,9 @@ _PLACED = {"score": "texts", "import": "probe", "export": "prober"}
 _PLACED_LIST = {"merge": "parts", "judge": "files"}
 #: Key of the first such argument if it does not belong to the list.
 _PLACED_FIRST = {"judge": "action"}
+#: Other words for a command's keys: one of two that mean the same, and short forms.
+_SHORT = {"model": "model.name", "texts": "texts.path"}
+_ALIKE = {"layer": "layers", "layers": "layer"}
 #: Keys whose text is sent exactly as typed.
 _FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
 _KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")
@@ -120,6 +121,9 @@ def normalise(command: str, arguments: Sequence[str]) -> list[str]:
             placed.append(quote(argument))  # a path, which may hold an equals sign
             continue
         overrides += [_quoted(command, part) for part in _file_choice(argument)]
+    for one, other in _ALIKE.items():
+        if {one, other} <= {argument.partition("=")[0] for argument in arguments}:
+            raise UserError(f"{one}= and {other}= are both given and mean the same: give one", "conflict")
     if placed and command in _PLACED_FIRST:
         overrides.append(f"{_PLACED_FIRST[command]}={placed.pop(0)}")
     return [*overrides, f"{_PLACED_LIST[command]}=[{','.join(placed)}]"] if placed else overrides
@@ -139,7 +143,7 @@ def _quoted(command: str, argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or key.startswith("-"):
         return argument
-    key = {"model": "model.name", "texts": "texts.path"}.get(key, key)
+    key = _named(command, key)
     if _FREE.fullmatch(key):  # the text holds no reference
         value = _OPENING.sub(lambda opening: f"{opening[1] * 2}\\${{", value)
     override = parsed(f"{key}={value}")
@@ -149,6 +153,12 @@ def _quoted(command: str, argument: str) -> str:
     if override is None or key == "question" or (text and not isinstance(override.value(), str | None)):
         value = quote(value)
     return f"{key}={value}"
+
+
+def _named(command: str, key: str) -> str:
+    """Return the command's own word for a key."""
+    own, other = {each.name for each in fields(settings_of(command))}, _ALIKE.get(key)
+    return other if other in own and key not in own else _SHORT.get(key, key)
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -188,7 +198,7 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
         # A merge repeats them without the part, and a launcher with one.
         record["typed"] = list(overrides)
     values = {key: value for key, value in _resolved(config).items() if key != "published"}
-    return read(kind, values, _record=record)
+    return read(kind, values, _record=record, _typed=tuple(overrides))
 
 
 def check_world(typed: Sequence[str], settings: Settings) -> None:
@@ -360,8 +370,6 @@ def _unknown(command: str, key: str, keys: Sequence[str]) -> str:
     block = key.rpartition(".")[0]
     if block in groups_of(command) and f"{block}._target_" not in keys:
         return f"{key} needs a launcher: add {' or '.join(f'launch={name}' for name in choices(block))}"
-    near = difflib.get_close_matches(key, keys, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
     beside = [each for each in keys if each.rpartition(".")[0] == block and not each.endswith("._target_")]
     listed = f"the keys are {', '.join(sorted(beside))}" if beside else f"{block} has none"
-    return f"unknown key {key!r}{hint}: {listed}; --help all explains them"
+    return f"unknown key {key!r}{nearest(key, keys)}: {listed}; --help all explains them"

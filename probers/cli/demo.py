@@ -12,6 +12,7 @@ from typing import Any
 
 from ..files import read_json, write_text
 from ..options import Count, Name
+from .command_lines import command_line, for_shell
 from .main import run as run_command
 from .runs import RunFolder
 from .settings import BatchSize, Run, Screen
@@ -97,17 +98,17 @@ def run(settings: Demo) -> Path:
     else:
         count, steps = 6 + 2 * settings.full, on_articles(settings)
     for number, (title, command, overrides) in enumerate(steps, 1):
-        log.info("\n[%d/%d] %s\n$ probers-%s %s", number, count, title, command, " ".join(overrides))
+        log.info("\n[%d/%d] %s\n$ %s", number, count, title, command_line(command, *overrides))
         # Batches depend on the size of shards, and the figures of the documentation on batches.
         run_command(command, [*overrides, *(["shard_size=256"] if command == "datagen" else [])])
     if settings.judged:
         files = ["report.md"]
-        following = f"open {out}/judged/sample.html and read the verdicts"
+        following = f"open {for_shell(f'{out}/judged/sample.html')} and read the verdicts"
         write_text(out / "report.md", judged_report(out))
     else:
         files = ["report.html", "results.json"]
-        asking = f'probers-rag prober={out}/prober trigger=probing question=".."'
-        following = f"open {out}/report.html, or {asking}"
+        asking = command_line("rag", "trigger=probing", "question=..", prober=f"{out}/prober")
+        following = f"open {for_shell(f'{out}/report.html')}, or {asking}"
         for name in files:
             shutil.copyfile(out / "compare" / name, out / name)
     folder.finish({"model": settings.model.name})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import textwrap
@@ -11,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pkgutil import resolve_name
 from typing import Any
 
-from ..options import Option, about, allowed, field_types, options_of
+from ..options import Option, about, allowed, field_types, nearest, options_of
 from ..parts import PARTS
 from ..types import UserError
 from .components import choices, component_class
@@ -26,6 +25,7 @@ More:
   --help all   every key and every component
   --help NAME  a group (trigger), component (trigger=rind), block (model) or key
   --cfg job    print the resolved configuration and stop
+  --version    print the version of this package and stop
   -m           run every combination of comma-separated values (key=a,b)"""
 _OWN = """\
 A class of your own derived from torch.nn.Module, as +head._target_=my_package.MyHead. It takes the width
@@ -135,8 +135,7 @@ def help_text(command: str, topic: str = "") -> str:
     if lines := [line for key in keys if f"{key.name}.".startswith(f"{topic}.") for line in _shown(key, "")]:
         return "\n".join(lines)
     topics = choices(group) if group in groups and name else [*groups, *(key.name for key in keys)]
-    near = difflib.get_close_matches(name or topic, topics, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = nearest(name or topic, topics)
     listed = ", ".join(topics if name else [*groups, "all"])
     raise UserError(f"--help {topic}: no such name{hint}; choose {listed}, or a key", "unknown-choice")
 

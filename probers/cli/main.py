@@ -18,8 +18,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from ..files import digest
 from ..types import HALVES, STEERING, ProbersError, UserError
+from .command_lines import folder_names
 from .compose import (
     COMMANDS,
     check_world,
@@ -37,7 +37,6 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
-_LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 #: Command -> function (varied options of each job, folders) -> the table at the end of a sweep.
 _TABLES = dict.fromkeys(("train", "search"), "probers.train.report.compare_runs")
 #: Control and direction characters, except line ends, tabs and colours.
@@ -92,22 +91,6 @@ def varied(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[job[i] for i in places] for job in jobs]
 
 
-def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Name a folder for each job after what it varies: ``head=linear,seed=1``.
-
-    Readable as far as file systems allow, different for different jobs, and the same in another sweep over
-    the same keys.
-    """
-    names = []
-    for text in map(",".join, jobs):
-        name = re.sub(r"[^\w.=,+-]+", "_", text)
-        if name != text or len(name) > _LONGEST:
-            # The replaced or cut part may have been the only difference between two jobs.
-            name = f"{name[:_LONGEST]}-{digest(text, 6)}"
-        names.append(name)
-    return names
-
-
 def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -146,6 +129,9 @@ def _main(command: str, arguments: list[str]) -> int:
 
         topic = arguments[arguments.index(help_flags.pop()) + 1 :]
         print(help_text(command, *topic[:1]))
+        return 0
+    if "--version" in arguments:
+        print(f"probers-{command} {resolve_name('probers:__version__')}")
         return 0
     several = {"-m", "--multirun"} & set(arguments)
     arguments = [a for a in arguments if a not in several]

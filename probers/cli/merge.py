@@ -7,7 +7,6 @@ command without ``part``, and takes the model's output or the trained heads from
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 from ..data.splits import PARTS, Partition
 from ..options import Name
 from ..types import UserError, first_line
+from .command_lines import command_line
 from .compose import key_value, quote, request
 from .runs import CONFIG_FILE, RunFolder, differences, identity, read_state
 from .settings import Device, Screen, Settings
@@ -87,7 +87,7 @@ class PartRun:
     def command(self, part: Partition | None = None) -> str:
         """Return the command line of this part, or of another part of the same run."""
         typed = [o if part is None or key_value(o)[0] != "part" else f"part={part}" for o in self.typed]
-        return " ".join([f"probers-{self.state['command']}", *map(shlex.quote, typed)])
+        return command_line(self.state["command"], *typed)
 
 
 @dataclass(frozen=True)

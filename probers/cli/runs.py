@@ -2,7 +2,8 @@
 
 A run folder holds ``config.yaml`` (the resolved configuration) and ``run.json`` (command, fingerprint of the
 configuration, complete or not, and the machine's choices where the configuration leaves them open). The
-fingerprint leaves out keys that do not change the results, so a run can resume with another batch size.
+fingerprint leaves out keys that do not change the results, so a run can resume with another batch size. With
+other keys of figures it continues too, also when complete: answers stay, figures and pages are made again.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.splits import PARTS
-from ..files import canonical_json, digest, read_json, write_text, writing
+from ..files import SOFT, canonical_json, digest, locked, read_json, write_text, writing
 from ..options import shown
 from ..types import UserError, first_line
 
 if TYPE_CHECKING:
-    from filelock import FileLock
+    from filelock import BaseFileLock
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +41,17 @@ NOT_IDENTITY = (
     "retriever.ca_file", "retriever.rebuild",
 )  # fmt: skip
 
+#: Keys that change figures and pages of a command's runs, but none of their answers.
+FIGURES = {"compare": ("sweep", "resamples", "examples"), "score": ("shown",)}
+
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
 _MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
 #: Files left by a run that was killed at once.
-_BEGUN = {_LOCK, _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
+_BEGUN = {_LOCK, f"{_LOCK}{SOFT}", _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
 #: Files of a run folder without results.
 _PAPERS = _BEGUN | {CONFIG_FILE, RUN_FILE, _MANIFEST, f".{CONFIG_FILE}.tmp"}
 #: Locks of this process by folder; a command may claim the same folder again.
-_HELD: dict[Path, FileLock] = {}
+_HELD: dict[Path, BaseFileLock] = {}
 #: Folders begun by the running command: path, whether new, and new place of an earlier run.
 _MADE: list[tuple[Path, bool, Path | None]] = []
 
@@ -102,8 +106,11 @@ def _take_back(path: Path, new: bool, old: Path | None) -> None:
 def _release(path: Path, now: Path | None = None) -> None:
     """Let other processes write to a folder, which may have been moved to ``now``."""
     if lock := _HELD.pop(path, None):
+        if now is None:
+            lock.release()  # removes a file that stands for the lock
         with suppress(OSError):
-            for name in (_WRITER, _LOCK):  # a process that waits for the lock then opens the next one
+            # A process that waits for the lock then opens the next one.
+            for name in (_WRITER, _LOCK, f"{_LOCK}{SOFT}"):
                 ((now or path) / name).unlink(missing_ok=True)
         lock.release()
 
@@ -122,7 +129,17 @@ class RunFolder:
 
     @property
     def fingerprint(self) -> str:
-        return digest(canonical_json({"command": self.command, "config": identity(self.config)}))
+        answers = self._deciding(identity(self.config))
+        return digest(canonical_json({"command": self.command, "config": answers}))
+
+    def _deciding(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep the keys of an identity that decide the answers."""
+        return {key: value for key, value in identity.items() if key not in FIGURES.get(self.command, ())}
+
+    def _same_figures(self, state: Mapping[str, Any]) -> bool:
+        """Tell whether a run of this fingerprint was made with the same keys of figures."""
+        here, there = identity(self.config), state["identity"]
+        return all(here.get(key) == there.get(key) for key in FIGURES.get(self.command, ()))
 
     def claim(self) -> bool:
         """Claim the folder; return True when this run already exists, finished or not.
@@ -144,7 +161,9 @@ class RunFolder:
                 state, old = None, self._set_aside()
         if state is None:
             _MADE.append((self.path, new, old))
-            self._write(complete=False, summary={}, replaced=old)
+        if state is None or not self._same_figures(state):
+            replaced = old.name if old else (state or {}).get("replaced")
+            self._write(complete=False, summary={}, replaced=replaced)
         return state is not None
 
     def begin(self, what: str = "run") -> bool:
@@ -170,11 +189,22 @@ class RunFolder:
     def complete(self) -> bool:
         """True if the same run has already finished here."""
         state = read_state(self.path)
-        return bool(state and state["complete"] and state["fingerprint"] == self.fingerprint)
+        if state is None or not state["complete"] or state["fingerprint"] != self.fingerprint:
+            return False
+        return self._same_figures(state)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the run complete, with a few figures for listings of runs."""
         self._write(complete=True, summary=dict(summary or {}))
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Dotted options, besides inputs, that the run in the folder, if there is one, has otherwise."""
+        if (state := read_state(self.path)) is None or state["fingerprint"] == self.fingerprint:
+            return {}
+        here, there = _flat(identity(self.config)), _flat(state["identity"])
+        apart = {key: value for key, value in here.items() if there.get(key) != value}
+        return {key: value for key, value in apart.items() if key.partition(".")[0] != "inputs"}
 
     @property
     def _replaces(self) -> bool:
@@ -196,28 +226,24 @@ class RunFolder:
         elif not self._replaces and state["fingerprint"] != self.fingerprint:
             other = f"of probers-{state['command']}"
             if state["command"] == self.command:
-                other = differences(identity(self.config), state["identity"])
+                other = differences(self._deciding(identity(self.config)), self._deciding(state["identity"]))
             problem = f"out={self.path} holds a different run ({other})"
             choose = "choose another out, remove the folder, or pass overwrite=true"
             raise UserError(f"{problem}: {choose}", "out-taken")
         return state
 
     def _lock(self) -> None:
-        from filelock import FileLock, Timeout
-
         path = self.path.resolve()
         if path in _HELD:
             return
-        lock = FileLock(path / _LOCK)
-        with suppress(Timeout):
-            lock.acquire(timeout=0)
-        if not lock.is_locked:
+
+        def wait() -> None:
             problem = f"out={self.path} is being written by {_writer(path)}"
             if self.config.get("wait") is not True:
                 raise UserError(f"{problem}: choose another out, or wait for it with wait=true", "busy")
             log.info("%s: waiting until it ends", problem)
-            lock.acquire()
-        _HELD[path] = lock
+
+        _HELD[path] = locked(path / _LOCK, wait)
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
         who = {"command": self.command, "process": os.getpid(), "host": socket.gethostname()}
         write_text(path / _WRITER, canonical_json(who | {"since": since}))
@@ -235,7 +261,7 @@ class RunFolder:
         log.info("the run that was at %s is now at %s", self.path, os.path.relpath(old))
         return old
 
-    def _write(self, *, complete: bool, summary: dict[str, Any], replaced: Path | None = None) -> None:
+    def _write(self, *, complete: bool, summary: dict[str, Any], replaced: str | None = None) -> None:
         import yaml
 
         state = {
@@ -243,7 +269,7 @@ class RunFolder:
             "identity": identity(self.config), "summary": summary,
         }  # fmt: skip
         if replaced is not None:
-            state["replaced"] = replaced.name
+            state["replaced"] = replaced
         if chosen := self.chosen:
             state["chosen"] = chosen
         files = [

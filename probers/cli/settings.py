@@ -62,6 +62,7 @@ class Settings:
 
     screen: ClassVar[Screen]
     _record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    _typed: Sequence[str] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for each in fields(self):  # settings made in Python

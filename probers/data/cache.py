@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ..checksums import check, sealed, take, unsealed
-from ..files import write_text, writing
+from ..files import locked, write_text, writing
 from ..types import RunError
 
 log = logging.getLogger(__name__)
@@ -55,12 +53,8 @@ def build_once(
     partial = folder.with_name(f"{folder.name}.partial")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.warning("another process is making the %s in %s: waiting for it", what, folder)
-        lock.acquire()
+    message = "another process is making the %s in %s: waiting for it"
+    lock = locked(folder.with_name(f"{folder.name}.lock"), lambda: log.warning(message, what, folder))
     try:
         if (summary := _whole(folder)) is not None:
             return summary

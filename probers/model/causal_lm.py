@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import torch
 
+from ..options import refuse_unknown
 from ..prompts import text_marks
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, Passages, Site, UserError
@@ -107,9 +108,7 @@ class CausalLM(LanguageModel):
         of :class:`probers.model.loading.Loading`. UserError if there is no such model, device or number
         format, or the model is not a causal decoder.
         """
-        for option in how.keys() - (known := {field.name for field in fields(Loading)}):
-            message = f"from_pretrained has no option {option!r}"
-            raise UserError(f"{message}: its options are {', '.join(sorted(known))}", "unknown-key")
+        refuse_unknown("from_pretrained", how, [field.name for field in fields(Loading)])
         source, parts = cls._load(name, revision, batch_size, Loading(**how))
         return cls(
             *parts, name=name, revision=fingerprint(source, parts[0]), batch_size=batch_size,

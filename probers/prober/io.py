@@ -184,8 +184,8 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         message = f"{folder / CONFIG} is damaged ({error}): train the prober again"
         raise UserError(message, "damaged") from error
     files = sorted((folder / PICTURES).glob("*.png"))
-    if len(files) > _MOST_PICTURES or (folder / PICTURES).is_symlink():
-        message = f"{folder / PICTURES} is a link or holds over {_MOST_PICTURES} pictures: remove it"
+    if len(files) > _MOST_PICTURES:
+        message = f"{folder / PICTURES} holds over {_MOST_PICTURES} pictures: remove it"
         raise UserError(message, "damaged")
     picture = partial(read_bytes, most=_LARGEST_PICTURE)
     adapter = about["adapter"] and folder / ADAPTER

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ..evaluation.bootstrap import bounded, bounds, number
 from ..pages import render
 from ..store.spec import ranges
+from ..types import count
 from .figures import ENSEMBLE, ENSEMBLES, SHUFFLED, WITH_ENTROPY, WITHOUT, WORDS, Detection, Figures, Layer
 from .risk_control import Promise
 
@@ -51,7 +53,7 @@ class Report:
             first = f"{cut(name, _NAME - 3):{_NAME - 2}}{bounded(entry, 'auroc', absent='-'):20}"
             lines.append(f"  {first}{cells}")
         lines += [fill(line, 98, subsequent_indent="  ") for line in self.sentences]
-        notes = [*warnings(self.figures), *self.figures.notes]
+        notes = [*warnings(self.figures), *summed(self.figures.notes)]
         lines += [fill(note, 98, initial_indent="note: ", subsequent_indent="  ") for note in notes]
         return "\n".join(lines)
 
@@ -180,6 +182,20 @@ def warnings(figures: Figures) -> list[str]:
         sets = f"trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"
         messages.append(f"out of domain: {sets}")
     return messages
+
+
+#: A note on a control: its name, and why it is left out.
+_LEFT_OUT = re.compile(r"(?:control '(.+?)'|positive (control)) left out: (.+)", re.DOTALL)
+
+
+def summed(notes: Sequence[str]) -> list[str]:
+    """Put the notes on controls that were left out into one, which comes last."""
+    matched = [_LEFT_OUT.fullmatch(note) for note in notes]
+    rest = [note for note, match in zip(notes, matched, strict=True) if match is None]
+    each = [f"{match[1] or 'positive control'} ({match[3]})" for match in matched if match]
+    if not each:
+        return rest
+    return [*rest, f"{count(len(each), 'control')} left out: {', '.join(each)}"]
 
 
 def adapter_rows(figures: Figures) -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from ..model.causal_lm import CausalLM
 from ..model.language_model import Decoding, Sampling, ScoreRequest, Scoring
 from ..model.passages import about_passages, request
 from ..model.tokens import encode_answer, without_end
-from ..options import shown
+from ..options import refuse_unknown, shown
 from ..prompts import chat_text, form_with, turn_ends
 from ..types import EndToken, Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
@@ -204,9 +204,7 @@ class JudgedWriter:
         self, prompts: Sequence[str | Sequence[Mapping[str, str]]], max_new_tokens: int, **how: Any
     ) -> list[Scored]:
         """Continue texts, or answer chats; ``how`` are ``stop``, .. of :class:`.language_model.Decoding`."""
-        for option in how.keys() - (known := {field.name for field in fields(Decoding)}):
-            message = f"generate has no option {option!r}"
-            raise UserError(f"{message}: beside its own it takes {', '.join(sorted(known))}", "unknown-key")
+        refuse_unknown("generate", how, [field.name for field in fields(Decoding)])
         texts = [self._prompt(each) for each in prompts]
         if not texts:
             raise UserError("there is no prompt: give a text, or several", "empty")

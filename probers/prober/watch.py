@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from ..model.tokens import TextStream, decode, token_offsets
-from ..types import UserError
+from ..types import UserError, count
 from ..words import Recognise, Recogniser, WrittenEntity, with_scores, written_entities
 from .assessment import Assessor, GrowingSpans, whole_words
 from .loops import GenerationWatcher, Per, WatchedBatch
@@ -40,6 +40,11 @@ class Scores(AbstractContextManager["Scores"]):
             raise UserError(f"per={per!r} is unknown: choose sequence or token", code="unknown-choice")
         self._watcher = GenerationWatcher(bank, model, tokenizer, per=per, keep_cache=True)
         self._attached = False
+
+    def __repr__(self) -> str:
+        if (batch := self._watcher.batch) is None:
+            return "Scores(nothing generated)"
+        return f"Scores({count(batch.rows, 'text')}, {count(len(batch.tokens), 'token')} read)"
 
     def __enter__(self) -> Scores:
         if self._attached:
@@ -153,6 +158,9 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
         self._watcher.__enter__()
         # The hooks know only the watcher, so that this object is collected as soon as it is unused.
         self._finalizer = weakref.finalize(self, self._watcher.close)
+
+    def __repr__(self) -> str:
+        return f"StopOnScore(threshold={self.threshold:.3g}, min_tokens={self.min_tokens})"
         self._finalizer.atexit = False
 
     @property

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..checksums import Journal, inputs
+from ..cli.command_lines import command_line
 from ..cli.inputs import load_model
 from ..cli.runs import RunFolder
 from ..cli.settings import plain
@@ -84,7 +85,7 @@ def run_import(settings: Import) -> Path:
     for line in lines:
         log.info("%s", line)
     log.info("wrote a prober of layer %d to %s", probe.layer_idx + 1, out)
-    log.info("next: probers-score FILE model=%s prober=%s", settings.model.name, out)
+    log.info("next: %s", command_line("score", "FILE", model=settings.model.name, prober=out))
     return out
 
 

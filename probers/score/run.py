@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..checksums import Journal, inputs
+from ..cli.command_lines import folder_names
 from ..cli.inputs import find_prober, load_model
 from ..cli.runs import RunFolder
 from ..cli.settings import plain
@@ -60,8 +61,8 @@ def run(settings: Score) -> Path:
     source.usual = bank.columns
     given, path = list(source.all()), str(settings.texts.path)
     check_growing(bank, whole=True)
-    out = Path(settings.out or f"runs/score/{source.file.partition('.')[0]}")
-    folder = RunFolder(out, "score", settings.record | {"inputs": inputs(path, name)})
+    folder = _folder(settings, source, settings.record | {"inputs": inputs(path, name)})
+    out = folder.path
     if not folder.begin():
         return out
     lm = load_model(settings, folder, adapter=bank.adapter)
@@ -97,6 +98,16 @@ def run(settings: Score) -> Path:
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(texts), "line"), out / _SCORES, out / _PAGE)
     return out
+
+
+def _folder(settings: Score, source: TextSource, config: Mapping[str, Any]) -> RunFolder:
+    """Return the run's folder, by default named after the file, and the options that are other ones there."""
+    name = f"runs/score/{source.file.partition('.')[0]}"
+    folder = RunFolder(Path(settings.out or name), "score", config)
+    if settings.out is None and (changed := folder.changed):
+        (options,) = folder_names([[f"{key}={value}" for key, value in changed.items()]])
+        return RunFolder(Path(f"{name},{options}"), "score", config)
+    return folder
 
 
 def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober, seed: int) -> dict[str, Any]:

@@ -30,6 +30,11 @@ class JoinedStores:
         return f"[{','.join(str(store.path) for store in self.stores)}]"
 
     @property
+    def called(self) -> str:
+        """Names of the stores in messages."""
+        return f"data={self.path}"
+
+    @property
     def spec(self) -> FeatureSpec:
         return self.stores[0].spec
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..checksums import check, sealed
 from ..files import canonical_json, digest, write_bytes, writing
-from ..types import RunError, UserError
+from ..types import RunError, UserError, count
 from . import files
 from .reader import StateReader
 from .spec import FeatureSpec
@@ -45,6 +45,15 @@ class FeatureStore:
     config: Mapping[str, Any]
     shards: int | None
     read: int = 0
+
+    def __repr__(self) -> str:
+        kinds = (f"pool={s.pool} site={s.site} of {count(len(s.layers), 'layer')}" for s in self.features)
+        return f"{type(self).__name__}({str(self.path)!r}, {', '.join(kinds)})"
+
+    @property
+    def called(self) -> str:
+        """Name of the store in messages."""
+        return f"data={self.path}"
 
     @classmethod
     def create(
@@ -222,9 +231,9 @@ class FeatureStore:
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
         """Yield the rows of each shard, all columns by default."""
-        for index, count in enumerate(self._counts()):
-            if count:
-                yield files.read_rows(self.path, index, columns, rows=count).to_pandas()
+        for index, rows in enumerate(self._counts()):
+            if rows:
+                yield files.read_rows(self.path, index, columns, rows=rows).to_pandas()
 
     def layer(self, k: int) -> np.ndarray:
         """Read (N, d) states of one layer, and only that layer's bytes."""

@@ -133,6 +133,7 @@ def train_vectors(
         if count < least:
             reason = f"{count} articles are fewer than the {least} that vectors are trained on"
             raise TooFewError(reason, "empty")
+        log.info("training word vectors on %s articles -> %s", f"{count:,}", path)
         try:
             model = Word2Vec(
                 corpus_file=str(words), vector_size=_SIZE, window=_WINDOW, min_count=MIN_COUNT,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from probers.checksums import inputs
+from probers.cli.command_lines import command_line, for_reading, for_shell, merge_line
+from probers.cli.compose import key_value
 from probers.cli.inputs import load_model, load_passages, prompt_files, question_source
 from probers.cli.merge import PartRun, PartRuns
 from probers.cli.runs import RunFolder
+from probers.data.cache import duration
 from probers.files import write_bytes
 from probers.types import Question, UserError
 
@@ -19,7 +23,7 @@ from ..traces import join_traces
 from .compare import plan_of
 from .findings import Comparison
 from .methods import Selection, grouped
-from .plan import THRESHOLDS
+from .plan import THRESHOLDS, Plan
 
 if TYPE_CHECKING:
     from ..settings import Compare
@@ -29,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     """Compare the methods, or join the finished ``parts`` of a run; returns the report's folder."""
-    source = question_source(settings)
+    started, source = time.monotonic(), question_source(settings)
     plan = plan_of(
         settings, source, load_passages(settings), retriever=settings.retriever,
         triggers=settings.triggers, validation=settings.validation,
@@ -60,26 +64,25 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         count = plan.run_part(lm, folder.path, part)
         folder.finish({"n": count, "part": settings.part})
         log.info("wrote the traces of %d questions, part %s, to %s/traces", count, part, folder.path)
-        log.info("when every part is there: probers-merge %s/*", folder.path.parent)
+        log.info("when every part is there: %s", merge_line(folder.path.parent))
         return folder.path
-    heading = {"command": _typed(settings), "model": settings.model.name, "corpus": settings.corpus}
+    heading = {"command": _typed(settings, plan), "model": settings.model.name, "corpus": settings.corpus}
     comparison = plan.run(lm, folder.path, config, heading=heading, parts=parts)
     comparison.save(folder.path)
     folder.finish(comparison.summary)
-    _report(comparison, folder.path)
+    _report(comparison, folder.path, duration(time.monotonic() - started))
     return folder.path
 
 
-def _typed(settings: Compare) -> str:
-    """Format the command as typed, with questions, model and corpus."""
-    named = [("model.name", settings.model.name), ("corpus", settings.corpus)]
-    others = [f"{key}={value}" for key, value in named if value != "testbed"]
-    limit = "null" if settings.limit is None else settings.limit
-    source = settings.questions.make().typed
-    return " ".join(["probers-compare", source, *others, f"limit={limit}", f"seed={settings.seed}"])
+def _typed(settings: Compare, plan: Plan) -> str:
+    """Format the command as typed, with the trained parts that it found by itself, and limit and seed."""
+    typed = for_reading(settings._typed)
+    more: dict[str, Any] = {**plan.trained, "limit": settings.limit, "seed": settings.seed}
+    given = {key_value(option)[0] for option in typed}
+    return command_line("compare", *typed, **{key: more[key] for key in more if key not in given})
 
 
-def _report(comparison: Comparison, out: Path) -> None:
+def _report(comparison: Comparison, out: Path, took: str) -> None:
     """Log the table, the notes, and the next step."""
     log.info("%s", "\n".join(comparison.lines))
     for flag, names in grouped(comparison.page["flags"]).items():
@@ -87,8 +90,8 @@ def _report(comparison: Comparison, out: Path) -> None:
         log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)
     for note in comparison.notes:
         log.info("note: %s", note)
-    log.info("wrote %s/results.json, %s/report.html and the traces in %s/traces", out, out, out)
-    log.info("next: open %s/report.html", out)
+    log.info("wrote %s/results.json, %s/report.html and the traces in %s/traces in %s", out, out, out, took)
+    log.info("next: open %s", for_shell(f"{out}/report.html"))
 
 
 def _take_answers(parts: PartRuns, questions: Sequence[Question], out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -21,7 +20,7 @@ from probers.data.corpus import as_passages, fingerprint, load_corpus
 from probers.data.questions import QuestionSource, make_source
 from probers.data.questions.jsonl import Given
 from probers.files import digest
-from probers.options import check_options
+from probers.options import check_options, refuse_unknown
 from probers.types import Passage, Retriever, UserError
 
 from ..build import Contamination, check_one_model, make_prompt, make_query, make_trigger, method_of, named
@@ -123,10 +122,7 @@ def compare(
 def _settings(lm: Any, options: Mapping[str, Any]) -> Compare:
     """Check the options, and take those that are not given from the command (UserError)."""
     known = sorted({each.name for each in fields(Compare)} - _NOT_OPTIONS - {"_record"})
-    if unknown := [name for name in options if name not in known]:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(known)}"
-        raise UserError(f"compare has no option {unknown[0]!r}: {hint}", "unknown-key")
+    refuse_unknown("compare", options, known)
     plain = {name: options[name] for name in options.keys() - {"prompt", "retriever", "prober"}}
     check_options(Compare, plain)
     table = {**values_of("", "methods"), **plain.pop("methods", {})}
@@ -158,7 +154,7 @@ def plan_of(
     """
     from probers.prober.prober import Prober
 
-    banks, objects = dict[str, Prober](), dict[str, Prober]()
+    banks, objects, trained = dict[str, Prober](), dict[str, Prober](), dict[str, str]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
     terms = Terms.of(settings, matcher)
     probers = named(settings.probers)
@@ -171,7 +167,8 @@ def plan_of(
         if path is None and prober is not None and not isinstance(prober, (str, Path)):
             objects["prober"] = prober
             return prober  # type: ignore[no-any-return]
-        path = path or find_prober(settings)
+        if path is None:
+            path = trained["prober"] = find_prober(settings)
         banks[path] = Prober.from_pretrained(path, allow_other=settings.allow_other)
         return banks[path]
 
@@ -200,6 +197,7 @@ def plan_of(
     return Plan(
         terms=terms, methods=methods, choice=choice, passages=passages, retriever=retriever,
         banks=banks | objects, notes=notes, read=read,
+        trained={k: part for k, part in {**selection.parts, **trained}.items() if isinstance(part, str)},
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,7 @@ class Plan:
     """Methods, questions and passages of a comparison on equal terms.
 
     ``retriever`` is made from the passages if it is a component; ``banks`` are the probers by name, ``read``
-    the folders and hub ids of all trained parts.
+    the folders and hub ids of all trained parts, and ``trained`` those of the keys that name one.
     """
 
     terms: Terms
@@ -130,6 +130,7 @@ class Plan:
     banks: Mapping[str, Prober]
     notes: Sequence[str] = ()
     read: Sequence[str] = ()
+    trained: Mapping[str, str] = field(default_factory=dict)
 
     def run(
         self, lm: Any, out: Path, config: Mapping[str, Any], *, heading: Mapping[str, Any],

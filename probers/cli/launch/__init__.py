@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from ...data.splits import PARTS, Partition
 from ...options import shown
 from ...types import RunError, UserError
 from .. import main
+from ..command_lines import merge_line, retyped
 from ..compose import key_value, quote, request
 from ..inputs import keep_model
 from ..merge import PartRun, gather
@@ -52,7 +52,7 @@ class Parts:
         for part in self.all:
             with suppress(UserError):
                 run = PartRun.read(part.folder(Path(self.out)))
-                if run.state["complete"] and plain_options(run.typed) == self.typed:
+                if run.state["complete"] and retyped(run.typed) == self.typed:
                     continue
             left.append(part)
         return left
@@ -83,7 +83,7 @@ class Parts:
     @property
     def merge_command(self) -> str:
         """Command line that merges the parts."""
-        return f"probers-merge {Path(self.out) / PARTS}/*"
+        return merge_line(Path(self.out) / PARTS)
 
     def merge(self) -> Any:
         """Merge the finished parts, also while another driver does; return the command's result."""
@@ -91,15 +91,9 @@ class Parts:
         return runs.merge([*self.typed, f"out={quote(self.out)}", "wait=true"])
 
 
-def plain_options(typed: Sequence[str]) -> tuple[str, ...]:
-    """Drop the options of the part, the folder and the launcher."""
-    means = ("part", "out", "wait", "overwrite", "launch")
-    return tuple(option for option in typed if key_value(option)[0].partition(".")[0] not in means)
-
-
 def run(command: str, settings: Any) -> Any:
     """Make the parts of a run and merge them; return the command's result, None without waiting."""
-    typed, out = plain_options(settings.record["typed"]), str(settings.out)
+    typed, out = retyped(settings.record["typed"]), str(settings.out)
     name = dict(map(key_value, settings.record["typed"]))["launch"]
     for key in ("part", "question", "overwrite"):
         if value := getattr(settings, key, None):

@@ -6,7 +6,6 @@ or an object of your own class derived from :class:`QuestionSource`.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ...files import digest
+from ...options import nearest, refuse_unknown
 from ...parts import PARTS, load_part
 from ...types import SPLITS, Question, UserError, count
 from ..records import (
@@ -281,14 +281,10 @@ def make_source(source: Any, **options: Any) -> QuestionSource:
         source = Given.of(source)
     if isinstance(source, str) and source not in PARTS["questions"]:
         if options.get("path") is not None or not (Path(source).suffix or Path(source).exists()):
-            near = difflib.get_close_matches(source, PARTS["questions"], n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = nearest(source, PARTS["questions"])
             choices = f"choose {', '.join(PARTS['questions'])} or give a JSONL file"
             raise UserError(f"questions={source} is unknown{hint}: {choices}", "unknown-choice")
         source, options = "file", {**options, "path": source}
     kind = source_class(source) if isinstance(source, str) else type(source)
-    known = [f.name for f in fields(kind)]
-    if unknown := [key for key in options if key not in known]:
-        message = f"questions.{unknown[0]} is not an option of {kind.name}"
-        raise UserError(f"{message}: its options are {', '.join(known)}", "unknown-key")
+    refuse_unknown(f"questions={kind.name}", options, [f.name for f in fields(kind)])
     return kind(**options) if isinstance(source, str) else replace(source, **options)

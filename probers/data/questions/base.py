@@ -96,11 +96,6 @@ class QuestionSource:
         return f"questions={self.name} (hub dataset {self.hub}, split {self.hub_split})"
 
     @property
-    def typed(self) -> str:
-        """The option that a user types for it, without defaults."""
-        return " ".join([f"questions={self.name}", *(f"questions.{n}={v}" for n, v in self._given().items())])
-
-    @property
     def files(self) -> tuple[str, ...]:
         return tuple(str(v) for n in ("path", *self.extra_files) if (v := getattr(self, n)) is not None)
 

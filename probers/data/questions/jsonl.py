@@ -55,12 +55,6 @@ class JSONL(QuestionSource):
     def spec(self) -> str:
         return f"questions={self.path}" if self.hub is None else super().spec
 
-    @property
-    def typed(self) -> str:
-        if self.path is None:
-            return super().typed
-        return self.spec if self.splits == "file" else f"{self.spec} questions.splits={self.splits}"
-
     def rows(self) -> Iterator[Row]:
         if self.path is None and self.hub is None:
             message = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
