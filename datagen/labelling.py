@@ -197,7 +197,7 @@ def features_to_read(options: Options, depth: int) -> list[Feature]:
     """
     pools, sites = options.pools, options.sites
     if {*sites} & {*OF_PASSAGES}:
-        sites = tuple(dict.fromkeys([*sites, "resid_bare"]))
+        sites = list(dict.fromkeys([*sites, "resid_bare"]))
     features = []
     for pool, site in product(pools, sites):
         if pool != "mind" or site == "resid_post" or "resid_post" not in sites:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from probers.evaluation.metrics import auroc
-from probers.prober.grounding import Pointer
+from probers.prober.grounding import REMEMBERED, Pointer
 from probers.store.joined import Stored
 
 from .assemble import Detector
@@ -40,19 +38,19 @@ def fit_pointer(store: Stored, examples: Examples) -> tuple[Pointer, Detector]:
     return Pointer(heads, _remembered(examples, chosen)), Detector("pointer", scores, about)
 
 
-def _remembered(examples: Examples, rows: Sequence[int] | np.ndarray) -> float:
+def _remembered(examples: Examples, rows: np.ndarray) -> float:
     """Choose the log-probability without passages from which on unsupported texts are remembered ones.
 
-    It divides best those that are known to be; the default of :class:`.Pointer` where none are.
+    It divides best those that are known to be; the default where none are.
     """
     table = examples.table.iloc[rows]
     if "source" not in table or "context_gain" not in table:
-        return Pointer.remembered
+        return REMEMBERED
     unsupported = table[table["correct"] == 0]
     known = (unsupported["source"] == "memory").to_numpy()
     alone = (unsupported["mean_logprob"] - unsupported["context_gain"]).to_numpy(dtype=float)
     if not known.any() or known.all():
-        return Pointer.remembered
+        return REMEMBERED
     order = np.unique(alone)
     right = [float(((alone >= cut) == known).mean()) for cut in order]
     return float(order[int(np.argmax(right))])

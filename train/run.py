@@ -101,9 +101,9 @@ class Plan:
         curve, seed = settings.learning_curve, settings.seed
         fewer = sweeps.sizes_of(settings.sizes, dataset.examples, curve=curve, seed=seed)
         dataset.inputs(build(method.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
-        site = (sources.stores[0].spec.pool, "passages")
-        shown = all(site in [(each.pool, each.site) for each in store.features] for store in opened)
-        passages = of_site(opened, *site) if shown else None
+        pool = sources.stores[0].spec.pool
+        shown = all((pool, "passages") in [(f.pool, f.site) for f in store.features] for store in opened)
+        passages = of_site(opened, pool, "passages") if shown else None
         return cls(
             settings, method, sources, dataset, tasks, notes, sets, fewer, paths, others, alone, passages
         )

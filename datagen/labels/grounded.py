@@ -176,7 +176,8 @@ class Grounded(Corpus, OfGrounded, Source):
         if not answer:
             return
         shown: dict[Condition, tuple[list[str], str]] = {"gold": (texts, answer)}
-        for condition, value in (("changed", self._other(question)), ("memory", _believed(question))):
+        others: dict[Condition, str] = {"changed": self._other(question), "memory": _believed(question)}
+        for condition, value in others.items():
             changed = [_replaced(text, answer, value) for text in texts]
             differs = value and not exact_match(value, question.answers)
             if differs and not any(_holds(text, answer) for text in changed):

@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from .. import checkpoints
 from ..checksums import file_digest, sampled, unsealed
 from ..data.cache import MANIFEST, Estimate, build_once
-from ..data.rows import nearest
 from ..files import cache_folder, digest, impostor
+from ..options import nearest
 from ..prompts import fix_date
 from ..types import UserError, count, first_line
 from .adapters import active_digest, attach, mark

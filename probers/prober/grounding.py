@@ -21,6 +21,10 @@ from .response import Ground, ScoredSpan
 Origin = Literal["passage", "memory", "neither"]
 
 
+#: Log-probability per token from which an unsupported part counts as remembered, where no labels tell.
+REMEMBERED = float(np.log(0.5))
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """Attention heads that point to the passage a text rests on, chosen on training texts.
@@ -32,7 +36,7 @@ class Pointer:
     """
 
     heads: tuple[int, ...]
-    remembered: float = float(np.log(0.5))
+    remembered: float = REMEMBERED
 
     def shares(self, weights: np.ndarray) -> np.ndarray:
         """Compute the share (P,) of each passage in the attention (n, heads, P) of n tokens."""
@@ -64,9 +68,10 @@ def ground(
             gains = np.zeros(len(tokens)) if use.gains is None else use.gains[tokens]
             alone = float((written.logprobs[tokens] - gains).mean())
             source = "memory" if alone >= pointer.remembered else "neither"
-        place = evidence(written.text[span.start : span.end], texts[best])
-        about = {"source": source, "passage": best + 1, "share": float(shares[best]), "evidence": place}
-        grounds.append(Ground(start=span.start, end=span.end, **about))
+        grounds.append(Ground(
+            start=span.start, end=span.end, source=source, passage=best + 1, share=float(shares[best]),
+            evidence=evidence(written.text[span.start : span.end], texts[best]),
+        ))  # fmt: skip
     return tuple(grounds)
 
 

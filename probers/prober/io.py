@@ -18,7 +18,6 @@ from safetensors.torch import save as encode
 from torch import nn
 
 from ..checksums import sealed, sha256, unseal
-from ..data.rows import nearest
 from ..data.splits import SEEN, Seen
 from ..files import (
     canonical_json,
@@ -33,7 +32,7 @@ from ..files import (
 )
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..model import adapters
-from ..options import Name, Natural, check_options, check_record, shown
+from ..options import Name, Natural, check_options, check_record, nearest, shown
 from ..store.spec import FeatureSpec
 from ..types import UserError, first_line
 from . import value_head

@@ -13,6 +13,7 @@ from probers.model.passages import about_passages
 from probers.types import Decision, Generation, Needs, Passages
 
 from ..protocol import UNANSWERED, State, verdict
+from ..remote import RemoteLM
 from .probing import ReadsBank
 
 
@@ -53,6 +54,10 @@ class Ungrounded(ReadsBank):
         return Needs()
 
     @property
+    def reads_states(self) -> bool:
+        return True
+
+    @property
     def probability(self) -> Callable[[np.ndarray], np.ndarray]:
         return self._bank.probability
 
@@ -67,8 +72,9 @@ class Ungrounded(ReadsBank):
         if not judged:
             return decisions
         requests = [self._request(generations[i], states[i]) for i in judged]
-        assess = Assessor(self._bank, self._threshold)
-        for batch in assessed_each(states[0].lm, self._bank, assess, requests):
+        assess, lm = Assessor(self._bank, self._threshold), states[0].lm
+        assert not isinstance(lm, RemoteLM)  # refused by check_readable: no server hands out attention
+        for batch in assessed_each(lm, self._bank, assess, requests):
             for number, response in batch.items():
                 place = judged[number]
                 if response is None or response.score is None:
