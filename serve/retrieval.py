@@ -111,7 +111,7 @@ def _question(request: Request) -> str:
     else:
         questions = [text for text in request.prompts if isinstance(text, str)]
     if len(questions) != 1 or not questions[0].strip():
-        raise ApiError(400, "with retrieval the prompt must be one question in words", "prompt")
+        raise ApiError(400, "with retrieval the prompt must be one question in words", request.asks)
     return " ".join(questions[0].split())
 
 
@@ -140,7 +140,7 @@ class Answering:
                 elif event["type"] == "end":
                     more = {name: event[name] for name in ("hallucination", "retrieval")}
                     used = event["usage"]
-                    yield frame.chunk(frame.choice(0, "", event["finish"], **more))
+                    yield frame.chunks(frame.choice(0, "", event["finish"], **more))
                 else:
                     yield frame.chunk(frame.choice(0, "", retrieval=event))
         except ApiError as error:

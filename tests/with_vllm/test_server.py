@@ -326,7 +326,7 @@ def test_on_high_stop_ends_before_the_first_unit_above(client: openai.OpenAI, un
         pieces = [c.choices[0] for c in chunks if c.choices]
         assert "".join(p.text for p in pieces) == choice.text
         assert pieces[-1].finish_reason == choice.finish_reason
-        assert (choice.finish_reason == "hallucination") == (first is not None)
+        assert (choice.finish_reason == "content_filter") == (first is not None)
         assert choice.text == (free.text if first is None else free.text[: first["start"]])
         shown = [token for p in pieces if p.logprobs for token in p.logprobs.tokens]
         if first is not None:  # neither text nor tokens behind it are told
@@ -342,7 +342,7 @@ def test_on_high_abstain_and_retry(client: openai.OpenAI) -> None:
             made = complete(client, stream=stream, **own)
             choices = [c.choices[0] for c in made if c.choices] if stream else made.choices
             assert ("".join(c.text for c in choices) == "No idea.") == above
-            assert (choices[-1].finish_reason == "hallucination") == above
+            assert (choices[-1].finish_reason == "content_filter") == above
     free = [complete(client, temperature=1.2, seed=5 + k).choices[0] for k in range(3)]
     made = complete(client, on_high="retry", threshold=-1e9, draws=3, temperature=1.2, seed=5).choices[0]
     scores = [choice.hallucination["score"] for choice in free]

@@ -1,0 +1,77 @@
+"""HTTP/1.1 of the server: uvicorn with h11, refusals in OpenAI's form, and a time limit for heads of requests.
+
+uvicorn's other parser, httptools, drops the body of a request that offers an upgrade (``Upgrade: h2c``, as
+Java's standard client does), and reads a body that comes in a packet of its own as another request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import uuid
+from typing import Any
+
+import h11
+import uvicorn
+from pydantic_core import to_json
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .protocol import ApiError
+
+_SECONDS = 60.0  # most seconds for the head of a request
+log = logging.getLogger(__name__)
+
+
+def config(app: ASGIApp, **options: Any) -> uvicorn.Config:
+    """Configure uvicorn for this server."""
+    # Without a class for web sockets their offer is passed over too, and the request is answered as it is.
+    return uvicorn.Config(app, http=Protocol, ws="none", log_level="warning", access_log=False, **options)
+
+
+def new_id() -> str:
+    """Make the name of a request, for its answer (``x-request-id``) and its log lines."""
+    return f"req_{uuid.uuid4().hex}"
+
+
+class Protocol(H11Protocol):
+    """uvicorn's connection by h11, for both backends."""
+
+    _waiting: asyncio.TimerHandle | None = None  # for the rest of a head
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if begun and self._waiting is None:
+            self._waiting = self.loop.call_later(_SECONDS, self.transport.close)
+        elif not begun:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: a client may offer an upgrade with each request."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what h11 cannot read, with its reason, and close the connection."""
+        reason = str(sys.exc_info()[1] or msg).rstrip(".")
+        name, error = new_id(), ApiError(400, f"the request is no valid HTTP ({reason}): send it again")
+        log.warning("%s: %s", name, error.message)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = to_json(error.body())
+            headers = {
+                "content-type": "application/json", "content-length": str(len(body)),
+                "x-request-id": name, "connection": "close",
+            }  # fmt: skip
+            head = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
