@@ -20,7 +20,6 @@ from probers.words.thinking import Thinking, tokens_in
 from .on_high import FINISH, Judgement, OnHigh
 from .scheduler import ScoredText
 
-
 #: Log-probability of a token that is impossible, as OpenAI gives it.
 _LEAST = -9999.0
 #: Most tokens of one chunk, and with their alternatives: readers of lines have limits, of 64 kB some.
@@ -62,7 +61,9 @@ def pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _longest(value: Mapping[str, Any]) -> int:
     """Return the length of the longest list of tokens."""
     inside = [_longest(each) for each in value.values() if isinstance(each, Mapping)]
-    lists = [len(each) for name, each in value.items() if name in _PER_TOKEN and isinstance(each, list | tuple)]
+    lists = [
+        len(each) for name, each in value.items() if name in _PER_TOKEN and isinstance(each, list | tuple)
+    ]
     return max((*inside, *lists), default=0)
 
 

@@ -134,9 +134,9 @@ def _add_listings(app: FastAPI, served: Served) -> None:
 
 
 class Guard:
-    """Guard around the application, which refuses what no route should see and drops clients that do not go on.
+    """Guard before the routes: it refuses what none of them should see, and drops clients that do not go on.
 
-    It names each request (``x-request-id``), counts it by its route, and answers what is not offered here.
+    It names each request (``x-request-id``) and counts it by its route.
     """
 
     def __init__(self, app: ASGIApp, served: Served, routes: Sequence[BaseRoute]) -> None:
@@ -200,9 +200,9 @@ class Guard:
                 message = f"{method} {path} is not offered: send {allowed}"
                 return template, ApiError(405, message, headers={"Allow": allowed})
         offered = sorted(
-            f"{method} {route.path}"
+            f"{method} {route.path_format}"
             for route in self._routes if isinstance(route, APIRoute) and route.path.startswith("/v1/")
-            for method in route.methods
+            for method in route.methods or ()
         )  # fmt: skip
         message = f"{method} {path[:_SHOWN]} is not offered: this server has {', '.join(offered)}"
         if any(each.endswith(f" /v1{path}") for each in offered):

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of the server: uvicorn with h11, refusals in OpenAI's form, and a time limit for heads of requests.
+"""HTTP/1.1 of the server: uvicorn with h11, refusals in OpenAI's form, a time limit for heads of requests.
 
 uvicorn's other parser, httptools, drops the body of a request that offers an upgrade (``Upgrade: h2c``, as
 Java's standard client does), and reads a body that comes in a packet of its own as another request.
@@ -21,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .protocol import ApiError
 
 _SECONDS = 60.0  # most seconds for the head of a request
+_LINGER = 2.0  # seconds for a refused client to close the connection
 log = logging.getLogger(__name__)
 
 
@@ -36,12 +37,17 @@ def new_id() -> str:
 
 
 class Protocol(H11Protocol):
-    """uvicorn's connection by h11, for both backends."""
+    """Connection by h11, of both backends."""
 
-    _waiting: asyncio.TimerHandle | None = None  # for the rest of a head
+    _waiting: asyncio.TimerHandle | None = None  # for the rest of a head, or for a refused client to leave
+    _refused = False
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         super().data_received(data)
+        if self._refused:
+            return
         begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         if begun and self._waiting is None:
             self._waiting = self.loop.call_later(_SECONDS, self.transport.close)
@@ -74,4 +80,8 @@ class Protocol(H11Protocol):
             head = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        # To close while data comes in would reset the connection, and the client would not read the answer.
+        self._refused = True
+        self._stop_waiting()
+        self._waiting = self.loop.call_later(_LINGER, self.transport.close)
+        self.transport.write_eof()

@@ -23,9 +23,9 @@ from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.model.blocks import decoder_layers
-from probers.model.language_model import Sampling
 from probers.model.continuous import LiveText
 from probers.model.decode import Request as Wanted
+from probers.model.language_model import Sampling
 from probers.model.tokens import encode_prompts, shown_bytes, token_bytes, token_offsets
 from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.token_scores import GrowingScores, GrowingSentences, text_needs, text_scores
@@ -173,7 +173,7 @@ def test_a_stream_is_the_whole_response_in_pieces(server):
 
 @pytest.mark.parametrize("text", ["Zoë 🙂🙃 wrote 日本語 in 1920.", "🙂", "e\u0301🏽"])
 def test_tokens_that_share_a_character_have_all_of_it_in_every_chunk(lm, text):
-    """Claim: lists of chunks join to those of the whole text; a token waits for its character's other bytes."""
+    """Claim: offsets of a growing text are those of the whole; a part of a character waits for the rest."""
     ids = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
     (prompt,) = encode_prompts(lm.tokenizer, [PROMPT], ["p"])
     live = LiveText(Wanted(prompt, len(ids) + 1), lm.tokenizer, lm.stops(()))
@@ -490,11 +490,12 @@ def test_neutral_fields_of_clients_are_taken(server, fields):
 
 
 @pytest.mark.parametrize(("fields", "param"), [
-    ({"stop": 5}, "stop"), ({"stop": {}}, "stop"), ({"stop": ["a", 5]}, "stop[1]"), ({"stop": ["a"] * 17}, "stop"),
-    ({"prompt": 5}, "prompt"), ({"prompt": ["a", 5]}, "prompt[1]"), ({"prompt": [[1, "a"]]}, "prompt[0][1]"),
+    ({"stop": 5}, "stop"), ({"stop": {}}, "stop"), ({"stop": ["a", 5]}, "stop[1]"),
+    ({"stop": ["a"] * 17}, "stop"), ({"prompt": 5}, "prompt"), ({"prompt": ["a", 5]}, "prompt[1]"),
+    ({"prompt": [[1, "a"]]}, "prompt[0][1]"), ({"hallucination": {"str": 1}}, "hallucination.str"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"hallucination": {"str": 1}}, "hallucination.str"), ({"retrieval": {}}, "retrieval.trigger"),
-    ({"moderation": {"mode": "block"}}, "moderation"), ({"verbosity": "low"}, "verbosity"), ({"x-y": 1}, "x-y"),
+    ({"retrieval": {}}, "retrieval.trigger"), ({"moderation": {"mode": "block"}}, "moderation"),
+    ({"verbosity": "low"}, "verbosity"), ({"x-y": 1}, "x-y"),
 ])  # fmt: skip
 def test_param_is_what_was_sent(server, fields, param):
     body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 4, **fields}
@@ -513,12 +514,14 @@ def test_param_is_what_was_sent(server, fields, param):
 def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     body = {"model": "testbed", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **fields}
     answer = httpx.post(
-        f"{chatting.url}/v1/chat/completions", content=json.dumps(body), headers={"content-type": "application/json"}
+        f"{chatting.url}/v1/chat/completions",
+        content=json.dumps(body),
+        headers={"content-type": "application/json"},
     )
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
-    good = httpx.post(f"{chatting.url}/v1/chat/completions", json={**body, **dict.fromkeys(fields), "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}]}
-    ]})  # fmt: skip
+    part = {"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    body |= {**dict.fromkeys(fields), "messages": [{"role": "user", "content": [part]}]}
+    good = httpx.post(f"{chatting.url}/v1/chat/completions", json=body)
     assert good.status_code == 200, good.text
 
 
@@ -550,7 +553,11 @@ def test_bodies_that_are_none(server, content, headers, status, told):
     answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert told in error["message"] and len(error["message"]) < 200 and "parsing the body" not in error["message"]
+    assert (
+        told in error["message"]
+        and len(error["message"]) < 200
+        and "parsing the body" not in error["message"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -569,7 +576,9 @@ def test_bodies_that_are_none(server, content, headers, status, told):
     ],
 )
 def test_what_is_not_offered_says_so(server, method, path, status, told):
-    answer = httpx.request(method, server.url + path, content="--x", headers={"content-type": "multipart/form-data"})
+    answer = httpx.request(
+        method, server.url + path, content="--x", headers={"content-type": "multipart/form-data"}
+    )
     error = answer.json()["error"]
     assert answer.status_code == status and told in error["message"] and path in error["message"]
     assert error["code"] == ("unknown_url" if status == 404 else None)
@@ -604,9 +613,12 @@ def test_counts_have_no_name_that_a_client_chooses(lm):
 def test_every_answer_and_every_log_line_has_the_name_of_its_request(lm, monkeypatch, caplog):
     with running(lm, None, log_requests=True) as server:
         answers = [
-            httpx.get(f"{server.url}{path}") for path in ("/health", "/v1/models", "/", "/page/page.js", "/no")
+            httpx.get(f"{server.url}{path}")
+            for path in ("/health", "/v1/models", "/", "/page/page.js", "/no")
         ]
-        answers += [post(server, content) for content in ("{", '{"model": "testbed", "prompt": "a", "max_tokens": 1}')]
+        answers += [
+            post(server, content) for content in ("{", '{"model": "testbed", "prompt": "a", "max_tokens": 1}')
+        ]
         names = [answer.headers["x-request-id"] for answer in answers]
         assert len(set(names)) == len(names) == 7 and names[-1] in caplog.text and names[0] not in caplog.text
         monkeypatch.setattr("probers.serve.endpoint.Endpoint._acting", lambda *_: 1 / 0)
@@ -693,8 +705,9 @@ def test_the_key_is_asked_for(lm):
             answer = httpx.get(f"{server.url}{path}")
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
         for given, status, told in [
-            ("Bearer secret2", 401, "not this server's"), ("bearer secret", 200, ""), ("BEARER  secret", 200, ""),
-            ("Bearer", 401, "needs a key"), ("Basic secret", 401, "needs a key"), ("Bearer \xe9", 401, "not this"),
+            ("Bearer secret2", 401, "not this server's"), ("Bearer \xe9", 401, "not this"),
+            ("Bearer", 401, "needs a key"), ("Basic secret", 401, "needs a key"),
+            ("bearer secret", 200, ""), ("BEARER  secret", 200, ""),
         ]:  # fmt: skip
             answer = httpx.get(f"{server.url}/v1/models", headers={"Authorization": given.encode("latin-1")})
             assert answer.status_code == status and told in answer.text, given

@@ -102,7 +102,7 @@ class Row:
         return "" if self._text is None else self._text.visible[: self._end]
 
     def offsets(self, first: int) -> tuple[Span, ...]:
-        """List [start, end) of the tokens from ``first`` on; () while a character lacks bytes, unless it ends."""
+        """List [start, end) of the tokens from ``first``; () while a running text's character lacks bytes."""
         text = self._text
         return text.offsets(first) if text is not None and (text.whole or self.stop is not None) else ()
 
