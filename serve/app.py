@@ -93,13 +93,15 @@ def make_app(served: Served) -> FastAPI:
                 api_error = ApiError.of_body(error.__cause__)
         elif isinstance(error, RequestValidationError):
             api_error = ApiError.of_validation(error.errors())
+        elif isinstance(error, RecursionError):  # of a chat template
+            api_error = ApiError.of_body(error)
         else:
             api_error = ApiError.of(error) if isinstance(error, ProbersError) else error
         if api_error.status >= 500:
             log.error("%s: %s", request.state.request_id, api_error.message)
         return answered(api_error)
 
-    for kind in (ApiError, ProbersError, HTTPException, RequestValidationError):
+    for kind in (ApiError, ProbersError, HTTPException, RequestValidationError, RecursionError):
         app.add_exception_handler(kind, failed)
     return app
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import secrets
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from probers.words.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
 from .on_high import OnHigh, headers
-from .protocol import ApiError, ChatRequest, Request
+from .protocol import ApiError, ChatRequest, Request, check_unicode
 from .scheduler import Scheduler, ScoredText
 from .settings import Serve
 
@@ -291,9 +290,7 @@ class Endpoint:
         size, prompts = self._lm.model.get_input_embeddings().num_embeddings, list[Prompt]()
         for number, text in enumerate(texts):
             if isinstance(text, str):
-                if re.search("[\ud800-\udfff]", text):
-                    problem = "the prompt holds half a pair of surrogates: send valid Unicode"
-                    raise ApiError(400, problem, request.asks)
+                check_unicode(text, request.asks)
                 prompts += encode_prompts(tokenizer, [text], [str(number)])
             elif max(text) >= size:
                 raise ApiError(400, f"the token {max(text)} is not one of the model's {size}", request.asks)

@@ -63,7 +63,7 @@ class ApiError(Exception):
         if isinstance(error, UnicodeDecodeError):
             problem = f"the body is not valid UTF-8 (byte {error.start}): encode it so"
         elif isinstance(error, RecursionError):
-            problem = "the body is nested too deeply: send lists and objects in fewer of their kind"
+            problem = "the body is nested too deeply: send one with fewer levels"
         elif isinstance(error, ValueError):  # Python reads no numbers of more than 4300 digits
             problem = "the body has a number with too many digits: send a shorter one"
         else:
@@ -75,6 +75,12 @@ class ApiError(Exception):
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def check_unicode(text: str, param: str) -> None:
+    """Refuse half a pair of surrogates, which is no character (ApiError)."""
+    if re.search("[\ud800-\udfff]", text):
+        raise ApiError(400, f"{param} has half a pair of surrogates: send valid Unicode", param)
 
 
 def _place(error: Mapping[str, Any], before: Sequence[str]) -> tuple[Sequence[str | int], tuple[str, ...]]:

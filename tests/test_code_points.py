@@ -1,4 +1,4 @@
-"""Characters of a span in other languages: each line of docs/serving.md is run by its language where that is."""
+"""Characters of a span in other languages: each line of docs/serving.md, run by its language where it is."""
 
 import json
 import re
@@ -14,7 +14,9 @@ SPANS = [(0, 3), (4, 6), (4, 5), (5, 16), (13, 25), (18, 20), (25, len(TEXT)), (
 #: A program around the line, which prints the characters of each span on a line; its file; how it is run.
 PROGRAMS = {
     "Python": ("text = {text}\nfor s, e in {pairs}: print({line})", "cut.py", ["python3 {file}"]),
-    "JavaScript": ("const text = {text}; for (const [s, e] of {pairs}) console.log({line});", "cut.js", ["node {file}"]),
+    "JavaScript": (
+        "const text = {text}; for (const [s, e] of {pairs}) console.log({line});", "cut.js", ["node {file}"],
+    ),
     "Java": (
         "class Cut {{ public static void main(String[] given) throws Exception {{\n"
         'var out = new java.io.PrintStream(System.out, true, "UTF-8"); String text = {text};\n'

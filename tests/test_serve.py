@@ -32,6 +32,7 @@ from probers.prober.token_scores import GrowingScores, GrowingSentences, text_ne
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
 from probers.serve.answers import Choice, Frame, as_json
+from probers.serve.on_high import Judgement, OnHigh
 from probers.serve.protocol import ApiError, ChatRequest
 from probers.serve.scheduler import Scheduler, ScoredText
 from probers.types import RunError
@@ -54,7 +55,9 @@ def server(lm):
 @pytest.fixture(scope="module")
 def chatting():
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
-    lm.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ tools or '' }}"
+    lm.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if tools %}{% endif %}"
+    )
     with running(lm, None) as found:
         yield found
 
@@ -161,7 +164,8 @@ def test_a_stream_is_the_whole_response_in_pieces(server):
     assert "".join(c.choices[0].text for c in (*pieces, last)) == whole.choices[0].text
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
     told, wanted = last.choices[0].hallucination, whole.choices[0].hallucination
-    assert told["spans"] == wanted["spans"] and len(told["token_scores"]) < 2 < len(pieces)
+    assert told["spans"] == wanted["spans"] and len(pieces) > 2
+    assert len(told["token_scores"]) < len(wanted["token_scores"])
     assert joined([*pieces, last]) == {name: wanted[name] for name in wanted if name.startswith("token_")}
     assert "spans" not in pieces[0].choices[0].hallucination
     tokens = [t for c in (*pieces, last) for t in c.choices[0].logprobs.tokens]
@@ -169,6 +173,37 @@ def test_a_stream_is_the_whole_response_in_pieces(server):
     assert usage.choices == [] and usage.usage.completion_tokens == len(tokens)
     best = whole.choices[0].logprobs.top_logprobs[0]
     assert len(best) == 2 and max(best.values()) == pytest.approx(whole.choices[0].logprobs.token_logprobs[0])
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_scores_that_change_after_their_chunk_are_revised(lm, thinks):
+    """Claim: lists of all chunks with the revised scores are those of the whole text, of each part."""
+    words = ["Dr", ".", " No", " lived", ".", " In", " 1920", " it", " rained", "."]
+    ends, text = list(itertools.accumulate(map(len, words))), "".join(words)
+    offsets = list(zip([0, *ends], ends, strict=False))
+    middle = ends[4] if thinks else 0
+    parts = ((0, middle) if thinks else None, (middle, len(text)))
+    before, after = ([float(i + late * (i in (1, 6))) for i in range(10)] for late in (False, True))
+    bank = replace(bank_for(lm), spec=replace(bank_for(lm).spec, position="sentence"))
+    acting = OnHigh.of(None, bank, "", greedy=True)
+
+    def record(count: int, scores: list[float]) -> WrittenText:
+        return WrittenText("", text[: ends[count - 1]], offsets[:count], scores[:count])
+
+    streamed, whole = (
+        Judgement(acting, ""),
+        Judgement(acting, "").whole(record(10, after), *parts, 10, written=10),
+    )
+    chunks = [streamed.chunk(record(n + 1, before), *parts, [n]) for n in range(9)]
+    last = streamed.whole(record(10, after), *parts, 10, written=10)
+    for name in ("answer", *["reasoning"] * thinks):
+        fields = [f if name == "answer" else f["reasoning"] for f in (whole, last, *chunks)]
+        scores = [score for field in (*fields[2:], fields[1]) for score in field["token_scores"]]
+        assert scores != list(fields[0]["token_scores"]) and len(fields[1]["token_scores"]) < 2
+        for change in fields[1]["revised"]:
+            scores[change["token"]] = change["score"]
+            assert change["p_wrong"] == fields[0]["token_p_wrong"][change["token"]]
+        assert scores == list(fields[0]["token_scores"]) and fields[0]["spans"] == fields[1]["spans"]
 
 
 @pytest.mark.parametrize("text", ["Zoë 🙂🙃 wrote 日本語 in 1920.", "🙂", "e\u0301🏽"])
@@ -450,6 +485,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"retrieval": {"trigger": "oracle"}}, 400, "oracle", ""),
     ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "threshold", "never"),
     ({"retrieval": {"trigger": "never"}, "n": 2}, 400, "n", "one greedy answer"),
+    ({"retrieval": {"trigger": "never"}, "prompt": "a \ud800"}, 400, "prompt", "surrogates"),
     ({"retrieval": {"trigger": "never"}, "stop": ["."]}, 400, "stop", ""),
     ({"retrieval": {"trigger": "never"}, "logprobs": 2}, 400, "logprobs", ""),
     ({"retrieval": {"trigger": "never"}, "temperature": 0.5}, 400, "temperature", ""),
@@ -523,6 +559,20 @@ def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     body |= {**dict.fromkeys(fields), "messages": [{"role": "user", "content": [part]}]}
     good = httpx.post(f"{chatting.url}/v1/chat/completions", json=body)
     assert good.status_code == 200, good.text
+
+
+@pytest.mark.parametrize("depth", [10, 400, 700, 990, 3000, 50_000])
+def test_nesting_is_read_or_refused_in_one_sentence(chatting, depth):
+    """Claim: whatever reads a body to its depth, a reader of JSON or a template, no error is the server's."""
+    nested = '{"a":' * depth + "1" + "}" * depth
+    tools = '[{"type": "function", "function": {"name": "f", "parameters": ' + nested + "}}]"
+    told = '"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1'
+    body = f'{{"model": "testbed", {told}, "tools": {tools}, "metadata": {nested}}}'
+    answer = httpx.post(
+        f"{chatting.url}/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in ((200,) if depth == 10 else (400,) if depth >= 3000 else (200, 400))
+    assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"], answer.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Clients of Node read every score, by the code of docs/clients.md, and meet no answer that they do not know."""
+"""Clients of Node read every score, by the code of docs/clients.md, and take every answer."""
 
 import json
 import os
@@ -104,6 +104,25 @@ def test_twenty_at_once_and_those_that_leave(server: Running) -> None:
     """
     assert run(HEAD + code, server).strip() == "1"
     assert server.idle()
+
+
+def test_the_page_adds_up_the_chunks_of_a_stream(server: Running) -> None:
+    body = {"model": "testbed", "prompt": "🙂 Lena Zaser was born in", "max_tokens": 40, "temperature": 0}
+    field = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["hallucination"]
+    lines = httpx.post(f"{server.url}/v1/completions", json={**body, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    changed = {"token": 1, "score": 7, "p_wrong": 0.5}
+    chunks[-1]["choices"][0]["hallucination"]["revised"] = [changed]
+    code = f"""
+    import {{ add, begin }} from "../../serve/page/recording.js";
+    const recording = begin({{}});
+    const finals = {json.dumps(chunks)}.map((chunk) => add(recording, chunk).final);
+    console.log(JSON.stringify([recording, finals.filter(Boolean).length]));
+    """
+    recording, finals = json.loads(run(code, server))
+    assert finals == 1 and recording["offsets"] == field["token_offsets"]
+    assert recording["scores"] == [7 if i == 1 else each for i, each in enumerate(field["token_scores"])]
+    assert recording["whole"]["spans"] == field["spans"] and recording["logprobs"] == field["token_logprobs"]
 
 
 def test_a_text_beyond_the_basic_plane_is_cut_by_code_points(server: Running) -> None:
