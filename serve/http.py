@@ -1,4 +1,4 @@
-"""HTTP/1.1 of the server: uvicorn with h11, refusals in OpenAI's form, a time limit for heads of requests.
+"""HTTP/1.1 of the server: uvicorn with h11, refusals in OpenAI's form, time limits for its clients.
 
 uvicorn's other parser, httptools, drops the body of a request that offers an upgrade (``Upgrade: h2c``, as
 Java's standard client does), and reads a body that comes in a packet of its own as another request.
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .protocol import ApiError
 
-_SECONDS = 60.0  # most seconds for the head of a request
+_SECONDS = 60.0  # most seconds for the head of a request, and for a client to read a piece
 _LINGER = 2.0  # seconds for a refused client to close the connection
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class Protocol(H11Protocol):
     """Connection by h11, of both backends."""
 
     _waiting: asyncio.TimerHandle | None = None  # for the rest of a head, or for a refused client to leave
+    _unread: asyncio.TimerHandle | None = None  # for a client to read
     _refused = False
 
     def data_received(self, data: bytes) -> None:
@@ -54,8 +55,19 @@ class Protocol(H11Protocol):
         elif not begun:
             self._stop_waiting()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
 
     def _stop_waiting(self) -> None:

@@ -18,8 +18,8 @@ BODY = json.dumps({"model": "testbed", "prompt": PROMPT, "max_tokens": 3, "tempe
 #: As java.net.http.HttpClient offers HTTP/2, with LangChain4j, Spring AI and others.
 JAVA = (
     "Connection: Upgrade, HTTP2-Settings\r\nContent-Length: {length}\r\nHost: 127.0.0.1:8000\r\n"
-    "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
-    "User-Agent: LangChain4j/1.0\r\nAuthorization: Bearer x\r\nContent-Type: application/json\r\n"
+    "HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\nUpgrade: h2c\r\n"
+    "Authorization: Bearer x\r\nContent-Type: application/json\r\nUser-Agent: langchain4j-openai\r\n"
 )
 PLAIN = "Host: x\r\nContent-Type: application/json\r\n"
 SMUGGLED = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -134,6 +134,23 @@ def test_a_head_that_breaks_off_holds_nothing(server, request_, closes, monkeypa
         assert not said(link, 5)
         assert time.monotonic() - began < 4
     assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_client_that_reads_nothing_is_given_up_by_its_connection(monkeypatch):
+    """Claim: so it is behind vLLM too, which has the connection but not the guard of this server."""
+    monkeypatch.setattr("probers.serve.http._SECONDS", 0.3)
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+    monkeypatch.setitem(lm.__dict__, "_eos", frozenset())  # it writes on and on
+    many = {"model": "testbed", "prompt": ["a"] * 8, "max_tokens": 1000, "n": 4, "logprobs": 20}
+    with running(lm, None, rows=32, waiting=64, patience=1000) as server, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        deaf.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        deaf.sendall(
+            post(PLAIN + "Content-Length: {length}\r\n", json.dumps({**many, "stream": True})).encode()
+        )
+        time.sleep(0.5)
+        assert not server.idle(0) and server.idle(30)
+        assert 'stop="cancelled"' in httpx.get(f"{server.url}/metrics").text
 
 
 @pytest.mark.parametrize("head", ["Content-Length: 5000\r\n", "Transfer-Encoding: chunked\r\n"])

@@ -732,11 +732,12 @@ def test_one_that_waits_without_a_stream_and_goes_frees_its_row(lm, monkeypatch)
         assert 'probers_texts_total{stop="cancelled"} 1.0' in httpx.get(f"{server.url}/metrics").text
 
 
-def test_a_client_that_does_not_read_is_given_up(lm):
-    with running(lm, None, patience=0.3) as server:
+def test_a_client_that_does_not_read_is_given_up(lm, monkeypatch):
+    monkeypatch.setitem(lm.__dict__, "_eos", frozenset())
+    with running(lm, None, rows=32, waiting=64, patience=0.3) as server:
         port = int(server.url.rpartition(":")[2])
         body = json.dumps({
-            "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 200, "temperature": 1, "stream": True,
+            "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 1000, "temperature": 1, "stream": True,
             "n": 4, "logprobs": 20,
         })  # fmt: skip
         with socket.socket() as deaf:
@@ -746,6 +747,7 @@ def test_a_client_that_does_not_read_is_given_up(lm):
             deaf.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
             assert completion(server, max_tokens=4).choices[0].text
             assert server.idle(30)
+        assert 'stop="cancelled"' in httpx.get(f"{server.url}/metrics").text
 
 
 def test_the_key_is_asked_for(lm):
