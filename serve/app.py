@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -15,16 +16,19 @@ import anyio
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from probers.types import ProbersError
+from probers.types import ProbersError, first_line
 
 from .answers import as_json
 from .endpoint import Endpoint, Served
+from .http import new_id
 from .protocol import ApiError, ChatRequest, CompletionRequest
 from .retrieval import Replay, replay
 
@@ -34,7 +38,19 @@ _POLICY = (
 )
 
 _BODY = 4_000_000  # most bytes of a request
+_HEADERS = 200  # most headers of one
+_SHOWN = 100  # characters of a client's text in a message
 _TOO_LARGE = f"the body has more than {_BODY} bytes: send a shorter one"
+
+log = logging.getLogger(__name__)
+
+
+def answered(error: ApiError) -> Response:
+    """Make the response of an error."""
+    retry = {} if error.retry is None else {"Retry-After": str(error.retry)}
+    return Response(
+        as_json(error.body()), error.status, {**error.headers, **retry}, media_type="application/json"
+    )
 
 
 def make_app(served: Served) -> FastAPI:
@@ -47,7 +63,7 @@ def make_app(served: Served) -> FastAPI:
         await asyncio.to_thread(served.scheduler.stop)
 
     app = FastAPI(title="probers-serve", lifespan=running, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, served=served)
+    app.add_middleware(Guard, served=served, routes=app.routes)
     _add_listings(app, served)
     endpoint = Endpoint(served)
 
@@ -72,16 +88,20 @@ def make_app(served: Served) -> FastAPI:
 
     async def failed(request: HttpRequest, error: Any) -> Response:
         if isinstance(error, HTTPException):
-            api_error = ApiError(error.status_code, str(error.detail))
+            api_error = ApiError(error.status_code, str(error.detail), headers=error.headers or {})
+            if error.status_code == 400:  # a body that FastAPI cannot read
+                api_error = ApiError.of_body(error.__cause__)
         elif isinstance(error, RequestValidationError):
             api_error = ApiError.of_validation(error.errors())
+        elif isinstance(error, RecursionError):  # of a chat template
+            api_error = ApiError.of_body(error)
         else:
             api_error = ApiError.of(error) if isinstance(error, ProbersError) else error
-        retry = {} if api_error.retry is None else {"Retry-After": str(api_error.retry)}
-        given = getattr(error, "headers", None) or {}
-        return JSONResponse(api_error.body(), api_error.status, headers={**given, **retry})
+        if api_error.status >= 500:
+            log.error("%s: %s", request.state.request_id, api_error.message)
+        return answered(api_error)
 
-    for kind in (ApiError, ProbersError, HTTPException, RequestValidationError):
+    for kind in (ApiError, ProbersError, HTTPException, RequestValidationError, RecursionError):
         app.add_exception_handler(kind, failed)
     return app
 
@@ -116,54 +136,101 @@ def _add_listings(app: FastAPI, served: Served) -> None:
 
 
 class Guard:
-    """Guard that refuses requests without key, too large or not JSON, and drops clients that do not read."""
+    """Guard before the routes: it refuses what none of them should see, and drops clients that do not go on.
 
-    def __init__(self, app: ASGIApp, served: Served) -> None:
-        self._app, self._served = app, served
+    It names each request (``x-request-id``) and counts it by its route.
+    """
+
+    def __init__(self, app: ASGIApp, served: Served, routes: Sequence[BaseRoute]) -> None:
+        self._app, self._served, self._routes = app, served, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = str(scope["path"])
-        counted = path if path.startswith("/v1/") and path.count("/") < 4 else "other"
-        requests = self._served.scheduler.metrics.requests
-        # One scope for all pieces of a response: a timeout for each costs as much as the piece.
-        reading, read = anyio.CancelScope(), 0
+        name = scope.setdefault("state", {})["request_id"] = new_id()
+        counted, refused = self._look_up(scope)
+        # One scope for all pieces of a request and response: a timeout for each costs as much as the piece.
+        waiting, read, complete, status = anyio.CancelScope(), 0, False, 0
 
-        async def limited() -> Message:  # requests need not tell the length of their body
-            nonlocal read
+        async def reading() -> Message:  # requests need not tell the length of their body
+            nonlocal read, complete
+            if complete:
+                return await receive()
+            waiting.deadline = anyio.current_time() + self._served.patience
             event = await receive()
-            read += len(event.get("body", b""))
+            waiting.deadline = math.inf
+            read, complete = read + len(event.get("body", b"")), not event.get("more_body", False)
             if read > _BODY:
                 raise ApiError(413, _TOO_LARGE)
             return event
 
         async def sending(event: Message) -> None:
+            nonlocal status
             if event["type"] == "http.response.start":
-                requests.labels(counted, str(event["status"])).inc()
-            reading.deadline = anyio.current_time() + self._served.patience
+                status = event["status"]
+                self._served.scheduler.metrics.requests.labels(counted, str(status)).inc()
+                event["headers"] = [*event.get("headers", ()), (b"x-request-id", name.encode())]
+            waiting.deadline = anyio.current_time() + self._served.patience
             await send(event)
-            reading.deadline = math.inf
+            waiting.deadline = math.inf
 
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        if (error := self._refused(path, str(scope["method"]), headers)) is not None:
-            await JSONResponse(error.body(), error.status)(scope, receive, sending)
-            return
-        with reading:  # the status is already sent; hanging up is all it can do
-            await self._app(scope, limited, sending)
+        error = refused or self._refused(scope)
+        if error is None:
+            try:
+                with waiting:
+                    await self._app(scope, reading, sending)
+            except Exception as failure:  # a mistake of ours
+                log.exception("%s: %s", name, first_line(failure))
+                error = ApiError(500, "the server failed at this request, and its log says why: try again")
+            if waiting.cancelled_caught and not complete:
+                error = ApiError(408, "the rest of the body did not come: send it again")
+        if error is not None and not status:  # after the status, hanging up is all it can do
+            await answered(error)(scope, receive, sending)
 
-    def _refused(self, path: str, method: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
-        key = self._served.api_key
+    def _look_up(self, scope: Scope) -> tuple[str, ApiError | None]:
+        """Find the route's path, for counting, and the error of a request for which there is none."""
+        method, path = str(scope["method"]), str(scope["path"])
+        for tried in (path, path.rstrip("/")):  # the application redirects from the former to the latter
+            matches = [(route.matches({**scope, "path": tried})[0], route) for route in self._routes]
+            match, route = max(matches, key=lambda pair: pair[0].value)
+            template = str(getattr(route, "path", tried))
+            if match is Match.FULL:
+                return template, None
+            if match is Match.PARTIAL:
+                allowed = ", ".join(sorted(getattr(route, "methods", None) or ()))
+                message = f"{method} {path} is not offered: send {allowed}"
+                return template, ApiError(405, message, headers={"Allow": allowed})
+        offered = sorted(
+            f"{method} {route.path_format}"
+            for route in self._routes if isinstance(route, APIRoute) and route.path.startswith("/v1/")
+            for method in route.methods or ()
+        )  # fmt: skip
+        message = f"{method} {path[:_SHOWN]} is not offered: this server has {', '.join(offered)}"
+        if any(each.endswith(f" /v1{path}") for each in offered):
+            message = f"{method} {path} is not offered: let the client's base address end with /v1"
+        return "other", ApiError(404, message, code="unknown_url")
+
+    def _refused(self, scope: Scope) -> ApiError | None:
+        path, key = str(scope["path"]), self._served.api_key
+        if len(scope["headers"]) > _HEADERS:
+            return ApiError(431, f"the request has {len(scope['headers'])} headers: send at most {_HEADERS}")
+        headers: dict[bytes, bytes] = {name.lower(): value for name, value in scope["headers"]}
         if key is not None and (path.startswith("/v1/") or path in ("/metrics", "/openapi.json")):
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, f"Bearer {key}".encode()):
+            scheme, _, given = headers.get(b"authorization", b"").strip().partition(b" ")
+            if not given or scheme.lower() != b"bearer":
                 message = "this server needs a key: send Authorization: Bearer KEY"
                 return ApiError(401, message, code="invalid_api_key")
-        if method == "POST":
+            if not hmac.compare_digest(given.strip(), key.encode()):
+                message = "the key is not this server's: send the one that it was started with"
+                return ApiError(401, message, code="invalid_api_key")
+        if scope["method"] == "POST":
             # Pages of other sites can make a browser send anything but JSON.
             if headers.get(b"content-type", b"").split(b";")[0].strip().lower() != b"application/json":
                 return ApiError(415, "send the body as Content-Type: application/json")
+            coding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+            if coding.strip().lower() not in ("", "identity"):
+                return ApiError(415, f"the body has Content-Encoding {coding[:_SHOWN]!r}: send it as it is")
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length) > _BODY:
                 return ApiError(413, _TOO_LARGE)

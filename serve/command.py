@@ -88,6 +88,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
 
     from .app import make_app
     from .endpoint import Served
+    from .http import config
     from .scheduler import Scheduler
 
     bank: Prober | None = None
@@ -130,10 +131,8 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     log.info("serving %s at http://%s:%d (page at /, API at /v1)", served.name, shown, port)
-    config = uvicorn.Config(
-        make_app(served), log_level="warning", access_log=False, timeout_graceful_shutdown=30, lifespan="on"
-    )
-    uvicorn.Server(config).run(sockets=[listening])
+    how = config(make_app(served), timeout_graceful_shutdown=30, lifespan="on")
+    uvicorn.Server(how).run(sockets=[listening])
 
 
 def _prober(settings: Serve) -> str | None:

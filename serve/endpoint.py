@@ -20,11 +20,12 @@ from probers.model.decode import Request as Wanted
 from probers.model.language_model import Sampling
 from probers.model.tokens import Prompt, encode_prompts, token_offsets
 from probers.prompts import chat_text, turn_ends
+from probers.types import UserError
 from probers.words.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
 from .on_high import OnHigh, headers
-from .protocol import ApiError, ChatRequest, Request
+from .protocol import ApiError, ChatRequest, Request, check_unicode
 from .scheduler import Scheduler, ScoredText
 from .settings import Serve
 
@@ -97,11 +98,13 @@ class Endpoint:
     async def __call__(self, request: Request, http: HttpRequest) -> Response:
         served, began = self._served, time.perf_counter()
         if served.log_requests:
-            log.warning("%s", json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True))
+            asked = json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True)
+            log.warning("%s: %s", http.state.request_id, asked)
         served.check_name(request.model)
 
         def end() -> None:
-            served.scheduler.metrics.latency.labels(http.url.path).observe(time.perf_counter() - began)
+            latency = served.scheduler.metrics.latency.labels(http.scope["route"].path)
+            latency.observe(time.perf_counter() - began)
 
         frame, acting = Frame(request.kind, served.name), self._acting(request)
         if request.retrieval is not None:
@@ -114,7 +117,7 @@ class Endpoint:
             whole = await answering.whole()
         elif request.stream and not (acting and acting.holds):
             begun = await self._begin(request, frame, began, acting)
-            return _stream(self._chunks(request, frame, *begun), end)
+            return _stream(self._chunks(request, frame, *begun, http.state.request_id), end)
         else:
             whole = await self._whole(request, frame, began, acting, http)
         end()
@@ -211,7 +214,7 @@ class Endpoint:
         return frame.whole(bodies, usage_of(choices))
 
     async def _chunks(
-        self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event
+        self, request: Request, frame: Frame, choices: Sequence[Choice], changed: asyncio.Event, name: str
     ) -> AsyncIterator[bytes]:
         try:
             for chunk in frame.opening(request.choices):
@@ -221,11 +224,12 @@ class Endpoint:
                 changed.clear()
                 for choice in choices:
                     if choice.text.error is not None and not choice.finished:
+                        log.error("%s: %s", name, choice.text.error)
                         yield sse(ApiError.of(choice.text.error).body())
                         return
                     if not choice.finished and (news := choice.news()) is not None:
                         self._observe([news] if choice.finished else [])
-                        yield frame.chunk(news)
+                        yield frame.chunks(news)
             if request.with_usage:
                 yield frame.chunk(usage=usage_of(choices))
             yield sse("[DONE]")
@@ -245,12 +249,16 @@ class Endpoint:
         """
         limit, sampling = self._limit(request), _sampling(request, draw)
         context, wanted = self._lm.context, list[tuple[Prompt, int]]()
-        for prompt in self._prompts(request):
+        try:
+            prompts = self._prompts(request)
+        except UserError as error:
+            raise ApiError(400, str(error), request.asks) from None
+        for prompt in prompts:
             room = limit if context is None else context - len(prompt.ids)
             if room < 1 or (request.most is not None and room < limit):
                 why = f"This model's maximum context length is {context} tokens, but the prompt has "
                 why += f"{len(prompt.ids)} and {limit} are to be written: shorten the prompt or max_tokens"
-                raise ApiError(400, why, "prompt", "context_length_exceeded")
+                raise ApiError(400, why, request.asks, "context_length_exceeded")
             wanted += [(prompt, min(limit, room))] * request.choices
         if len(wanted) > _MOST_TEXTS:
             message = f"the request is for {len(wanted)} texts: ask for {_MOST_TEXTS} or fewer"
@@ -269,7 +277,8 @@ class Endpoint:
     def _limit(self, request: Request) -> int:
         most, wanted = self._served.max_tokens, request.most
         if wanted is not None and wanted > most:
-            raise ApiError(400, f"max_tokens={wanted} is above this server's {most}", "max_tokens")
+            problem = f"{request.most_by}={wanted} is above this server's {most}: ask for fewer"
+            raise ApiError(400, problem, request.most_by)
         return wanted or (most if isinstance(request, ChatRequest) else 16)
 
     def _prompts(self, request: Request) -> list[Prompt]:
@@ -282,6 +291,7 @@ class Endpoint:
         prompts = list[Prompt]()
         for number, text in enumerate(texts):
             if isinstance(text, str):
+                check_unicode(text, request.asks)
                 prompts += encode_prompts(tokenizer, [text], [str(number)])
             else:
                 self._lm.check_tokens(text, f"prompt {number}")

@@ -25,8 +25,8 @@ from .protocol import ApiError, Hallucination
 
 Scores = TypeVar("Scores", bound=TokenScores)
 
-#: Reason given for a text that its score ended or replaced.
-FINISH = "hallucination"
+#: Reason given for a text that its score ended or replaced: OpenAI's, since strict clients know no other.
+FINISH = "content_filter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,7 @@ class Judgement:
 
     def __init__(self, acting: OnHigh | None, prompt: str) -> None:
         self._acting, self._growing = acting, None
+        self._sent: tuple[list[float | None], list[float | None]] = [], []  # scores: of answer, of reasoning
         if acting is not None and acting.action in ("stop", "abstain"):
             self._growing = GrowingSpans(acting.assess, prompt)
 
@@ -167,17 +168,27 @@ class Judgement:
     ) -> dict[str, Any]:
         """Make the field of a chunk: the lists of its tokens."""
         assert self._acting is not None
-        return _both(self._acting.assess.token_scores, record, (thought, answer), tokens).wire()
+        scores = _both(self._acting.assess.token_scores, record, (thought, answer), tokens)
+        for sent, each in zip(self._sent, (scores, scores.reasoning), strict=True):
+            sent += each.token_scores if each else ()
+        return scores.wire()
 
     def whole(
         self, record: WrittenText, thought: Span | None, answer: Span | None, tokens: int, *, written: int
     ) -> dict[str, Any]:
-        """Make the field of a finished text, of which the first ``tokens`` of ``written`` are returned."""
+        """Make the field of a finished text, of which the first ``tokens`` of ``written`` are returned.
+
+        Its lists begin after the tokens that chunks had.
+        """
         assert self._acting is not None
         response = _both(self._acting.assess, record, (thought, self.cut(answer)), range(tokens))
         high = self.high
         acted = None if high is None else self._acting.acted(high, discarded=written - tokens)
-        return response.model_copy(update={"acted": acted}).wire()
+        answers, thoughts = self._sent
+        update: dict[str, Any] = {"acted": acted}
+        if response.reasoning is not None:
+            update["reasoning"] = response.reasoning.since(thoughts)
+        return response.since(answers).model_copy(update=update).wire()
 
 
 def _both(

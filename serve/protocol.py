@@ -6,8 +6,9 @@ The fields follow OpenAI's API reference; docs/serving.md describes the addition
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -18,7 +19,7 @@ from probers.types import ProbersError, UserError
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """Error in OpenAI's form, with HTTP's ``status`` and the wrong field as ``param``.
+    """Error in OpenAI's form, with HTTP's ``status`` and ``headers``, and the wrong field as ``param``.
 
     A refused client may retry after ``retry`` seconds.
     """
@@ -28,6 +29,7 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     retry: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, error: ProbersError) -> ApiError:
@@ -40,14 +42,34 @@ class ApiError(Exception):
         first = errors[0]
         if first["type"] == "json_invalid":
             return cls(400, f"the body is not JSON: {first['ctx']['error']}")
-        place = [part for part in (*before, *first["loc"]) if part != "body"]
-        named = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
-        param = "".join(named).removeprefix(".") or None
+        field, _ = _place(first, before)
         if first["type"] == "extra_forbidden":
+            param = _named(field)
             return cls(400, f"Unrecognized request argument supplied: {param}", param)
-        # If several forms are allowed, the place names a form of this module after the user's field.
-        where = param if place and place[0] == "messages" else place[0] if place else "the body"
-        return cls(400, f"{where}: {first['msg']}", param)
+        # A value of none of several forms has mistakes of each: the likeliest form holds for the longest.
+        firsts = dict[tuple[str, ...], Sequence[str | int]]()
+        for error in errors:
+            place, forms = _place(error, before)
+            if place[:1] == field[:1]:
+                firsts.setdefault(forms, place)
+        param = _named(max(firsts.values(), key=lambda place: [str(part).zfill(9) for part in place]))
+        said = dict.fromkeys(error["msg"] for error in errors if _named(_place(error, before)[0]) == param)
+        return cls(400, f"{param or 'the body'}: {' or '.join(said)}", param or None)
+
+    @classmethod
+    def of_body(cls, error: BaseException | None) -> ApiError:
+        """Say why a body could not be read."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, UnicodeDecodeError):
+            problem = f"the body is not valid UTF-8 (byte {error.start}): encode it so"
+        elif isinstance(error, RecursionError):
+            problem = "the body is nested too deeply: send one with fewer levels"
+        elif isinstance(error, ValueError):  # Python reads no numbers of more than 4300 digits
+            problem = "the body has a number with too many digits: send a shorter one"
+        else:
+            problem = "the body could not be read: send it again"
+        return cls(400, problem)
 
     def body(self) -> dict[str, Any]:
         """Make the body of the response."""
@@ -56,6 +78,29 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def check_unicode(text: str, param: str) -> None:
+    """Refuse half a pair of surrogates, which is no character (ApiError)."""
+    if re.search("[\ud800-\udfff]", text):
+        raise ApiError(400, f"{param} has half a pair of surrogates: send valid Unicode", param)
+
+
+def _place(error: Mapping[str, Any], before: Sequence[str]) -> tuple[Sequence[str | int], tuple[str, ...]]:
+    """Return the place of a mistake in the body, and the forms that pydantic tried there.
+
+    It names them in between, as in ``("stop", "list[constrained-str]", 0)``.
+    """
+    parts = [part for part in (*before, *error["loc"]) if part != "body"]
+    key = len(parts) - 1 if error["type"] in ("extra_forbidden", "missing") else None  # whatever its name
+    forms = {i for i, p in enumerate(parts) if isinstance(p, str) and i != key and _FORM.search(p)}
+    return [p for i, p in enumerate(parts) if i not in forms], tuple(str(parts[i]) for i in sorted(forms))
+
+
+def _named(place: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+
+
+#: Names that pydantic has for forms of a value, none of which is a field.
+_FORM = re.compile(r"[^\w]|^(?:str|int|float|bool|none)$")
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -77,10 +122,11 @@ class Lenient(Strict):
 
 
 class Part(Lenient):
-    """Part of a message's content; others than text are refused."""
+    """Part of a message's content; others than text are refused, and marks for a cache are passed over."""
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 def _parts(content: Any) -> Any:
@@ -157,7 +203,7 @@ def check_tools(messages: Sequence[Message]) -> None:
 def _arguments(call: ToolCall, at: str) -> dict[str, Any]:
     try:
         arguments = json.loads(call.function.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         where = f"{at}.function.arguments"
@@ -194,12 +240,15 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "best_of": (1,),
     "echo": (False,), "suffix": ("",), "functions": ([],),
     "function_call": ("none", "auto"), "parallel_tool_calls": (True, False), "modalities": (["text"],),
-    "response_format": ({"type": "text"},), "audio": (), "prediction": (),
-    "web_search_options": (), "verbosity": (), "service_tier": ("auto", "default"), "store": (False,),
-    "metadata": ({},),
+    "response_format": ({"type": "text"},), "audio": (), "prediction": (), "moderation": (),
+    "web_search_options": (), "verbosity": ("medium",), "service_tier": ("auto", "default"),
+    "store": (False,),
 }  # fmt: skip
 #: OpenAI's fields without effect on the answer.
-_IGNORED = ("user", "safety_identifier", "prompt_cache_key")
+_IGNORED = (
+    "user", "safety_identifier", "metadata", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options",
+)  # fmt: skip
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1)]
@@ -210,9 +259,10 @@ UpTo20 = Annotated[int, Field(ge=0, le=20)]
 
 
 class StreamOptions(Strict):
-    """``stream_options``."""
+    """``stream_options``; obfuscation, which pads chunks against eavesdroppers, is not offered."""
 
     include_usage: bool = False
+    include_obfuscation: bool | None = None
 
 
 class Hallucination(Strict):
@@ -244,8 +294,9 @@ class Retrieval(Strict):
 
 
 class _Asking(Strict):
-    """Fields of both requests."""
+    """Fields of both requests; ``asks`` names the one with the prompt."""
 
+    asks: ClassVar[str]
     model: str
     max_tokens: Limit | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -283,6 +334,11 @@ class _Asking(Strict):
         return self.max_tokens
 
     @property
+    def most_by(self) -> str:
+        """Name the field of :attr:`most`."""
+        return "max_tokens"
+
+    @property
     def stops(self) -> list[str]:
         """List the strings that end the text."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -301,6 +357,7 @@ class CompletionRequest(_Asking):
     """``POST /v1/completions``."""
 
     kind: ClassVar[Literal["text_completion"]] = "text_completion"
+    asks = "prompt"
 
     prompt: str | Tokens | Texts | Annotated[list[Tokens], Field(min_length=1)]
     logprobs: UpTo20 | None = None
@@ -321,11 +378,12 @@ class ChatRequest(_Asking):
     """``POST /v1/chat/completions``."""
 
     kind: ClassVar[Literal["chat.completion"]] = "chat.completion"
+    asks = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     chat_template_kwargs: dict[PartName, bool | int | float | str | None] | None = None
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
@@ -360,6 +418,10 @@ class ChatRequest(_Asking):
     @property
     def most(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def most_by(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def alternatives(self) -> int | None:

@@ -30,7 +30,7 @@ from probers.types import Decision, Passage, ProbersError, Question, Retriever, 
 from probers.words import tokens_of
 
 from .answers import Frame, finish_reason, sse, usage
-from .protocol import ApiError, ChatRequest, Hallucination, Request, Retrieval
+from .protocol import ApiError, ChatRequest, Hallucination, Request, Retrieval, check_unicode
 from .scheduler import Cancelled, Scheduler, SharedLM
 
 
@@ -112,7 +112,8 @@ def _question(request: Request) -> str:
     else:
         questions = [text for text in request.prompts if isinstance(text, str)]
     if len(questions) != 1 or not questions[0].strip():
-        raise ApiError(400, "with retrieval the prompt must be one question in words", "prompt")
+        raise ApiError(400, "with retrieval the prompt must be one question in words", request.asks)
+    check_unicode(questions[0], request.asks)
     return " ".join(questions[0].split())
 
 
@@ -141,7 +142,7 @@ class Answering:
                 elif event["type"] == "end":
                     more = {name: event[name] for name in ("hallucination", "retrieval")}
                     used = event["usage"]
-                    yield frame.chunk(frame.choice(0, "", event["finish"], **more))
+                    yield frame.chunks(frame.choice(0, "", event["finish"], **more))
                 else:
                     yield frame.chunk(frame.choice(0, "", retrieval=event))
         except ApiError as error:

@@ -8,9 +8,12 @@ loop of retrieval.
 
 from __future__ import annotations
 
+import heapq
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -99,14 +102,9 @@ class ScoredText(LiveText):
         self.changed = changed
 
     @property
-    def offsets(self) -> list[tuple[int, int]]:
-        """[start, end) of each token in the text so far, characters."""
-        return list(zip([0, *self.ends], self.ends, strict=False))
-
-    @property
     def record(self) -> WrittenText:
         """The text so far with its scored tokens, whose lists the scheduler's thread goes on to extend."""
-        known = slice(min(len(self.scores), len(self.ends)))  # heads before a token are one ahead
+        known = slice(min(len(self.scores), len(self.offsets)))  # heads before a token are one ahead
         distances = None if self.distances is None else self.distances[known]
         lists = self.scores[known], distances, self.logprobs[known], self.entropies[known]
         return WrittenText(self.request.prompt.text, self.text, self.offsets[known], *lists)
@@ -142,6 +140,7 @@ class Scheduler:
         self._open: set[ScoredText] = set()
         self._calls: set[Future[Any]] = set()
         self.error: RunError | None = None
+        self._step = 0.0  # seconds of a step, a moving average
         self._make()  # refuses a model that cannot be served before anything begins
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
@@ -170,11 +169,33 @@ class Scheduler:
         with self._lock:
             if self.error is not None:
                 raise self.error
-            if self._ending or len(self._open) + len(texts) > self._most:
-                message = "too many texts are waiting: try again later"
-                raise ApiError(429, message, code="rate_limit_exceeded", retry=2)
+            if len(texts) > self._most:
+                message = (
+                    f"the request is for {len(texts)} texts, and this server takes {self._most} at a time"
+                )
+                raise ApiError(400, f"{message}: ask for fewer", "n")
+            over = len(self._open) + len(texts) - self._most
+            if self._ending or over > 0:
+                retry = self._seconds_until(max(over, 1))
+                message = f"too many texts are waiting: try again in {retry} seconds"
+                raise ApiError(429, message, code="rate_limit_exceeded", retry=retry)
             self._open.update(texts)
         self._inbox.put(lambda batch: batch.add(texts))
+
+    def _seconds_until(self, count: int) -> int:
+        """Estimate the time until so many texts are over, if each is as long as it may be; at most a minute.
+
+        OpenAI's clients wait no longer.
+        """
+        ends = [text.request.limit - len(text.row.ids) for text in self._open if text.row.ids]
+        rows = [*ends, *[0] * (self._rows - len(ends))]
+        heapq.heapify(rows)
+        for text in self._open:
+            if not text.row.ids:
+                ends.append(rows[0] + text.request.limit)
+                heapq.heapreplace(rows, ends[-1])
+        steps = sorted(ends)[min(count, len(ends)) - 1] if ends else 0
+        return max(1, min(60, math.ceil(steps * self._step)))
 
     def call(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the scheduler's thread between two steps (RunError: the thread is dead)."""
@@ -227,6 +248,7 @@ class Scheduler:
                     idle = False
                 if not batch.texts:
                     continue
+                begun = time.perf_counter()
                 try:
                     changed = batch.step()
                 except Exception as error:  # of the model or machine, such as memory, not of a text
@@ -235,6 +257,8 @@ class Scheduler:
                         text.error, text.left = RunError(first_line(error)), True
                     hooks.close()
                     batch = hooks.enter_context(self._make())
+                seconds = time.perf_counter() - begun
+                self._step += (seconds - self._step) * (0.05 if self._step else 1)
                 self._publish(batch, [text for text in changed if isinstance(text, ScoredText)])
 
     def _publish(self, batch: ContinuousBatch, changed: Sequence[ScoredText]) -> None:
@@ -250,7 +274,7 @@ class Scheduler:
         if batch.running:
             self.metrics.batch.observe(batch.running)
         for text in changed:
-            text.shown = text.ready
+            text.shown = min(text.ready, len(text.offsets))
             text.changed()
 
     def _score(self, texts: Sequence[LiveText], states: Tensor) -> None:

@@ -234,7 +234,7 @@ def _python(code: str) -> None:
 #: What raises where a block is not of its language.
 _PARSERS: dict[str, Callable[[str], object]] = {
     "json": json.loads, "yaml": yaml.safe_load, "python": _python, "bash": lambda text: [*_commands(text)],
-    "text": str,
+    "text": str, **dict.fromkeys(("javascript", "java", "go", "rust"), str),
 }  # fmt: skip
 
 

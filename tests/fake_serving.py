@@ -85,7 +85,7 @@ class Prepared:
                 return
             yield chunk(token[0], hallucination=self.lists(i, i + 1))
         last = {"retrieval": {"answer": self.text, "retrievals": 1}} if self.events else {}
-        yield chunk("", "stop", hallucination=self.whole(), **last)
+        yield chunk("", "stop", hallucination=self.whole() | self.lists(len(self.tokens)), **last)
 
 
 class FakeServer(Server):

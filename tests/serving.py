@@ -19,6 +19,7 @@ from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers.bm25 import BM25
 from probers.serve.app import make_app
 from probers.serve.endpoint import Served
+from probers.serve.http import config
 from probers.serve.retrieval import Retrieving
 from probers.serve.scheduler import Scheduler
 from probers.store.spec import FeatureSpec
@@ -76,7 +77,7 @@ def running(
         served.retrieving = Retrieving(
             scheduler, BM25(load_corpus("testbed")), TESTBED_PROMPT, loop, AnswerQuery()
         )
-    server = uvicorn.Server(uvicorn.Config(make_app(served), port=0, log_level="warning"))
+    server = uvicorn.Server(config(make_app(served), port=0))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -77,10 +77,10 @@ def test_a_text_ends_before_its_first_unit_above_the_threshold(server, bank, uni
             acted = choice.hallucination["acted"]
             assert (acted is not None) == bool(above) == told["fires"]
             if not above:
-                assert choice.text == free and choice.finish_reason != "hallucination"
+                assert choice.text == free and choice.finish_reason != "content_filter"
                 continue
             stopped += 1
-            assert choice.finish_reason == "hallucination" and choice.text == free[: above[0]["start"]]
+            assert choice.finish_reason == "content_filter" and choice.text == free[: above[0]["start"]]
             assert acted["span"]["start"] == above[0]["start"] and acted["discarded_tokens"] > 0
             assert not choice.hallucination["fires"]
     assert stopped > 2
@@ -90,7 +90,7 @@ def test_texts_beside_one_that_stops_keep_their_tokens(server: Running) -> None:
     free = [choice.text for choice in complete(server, ASKED).choices]
     scores = sorted(choice.hallucination["score"] for choice in complete(server, ASKED).choices)
     made = complete(server, ASKED, on_high="stop", threshold=sum(scores[1:3]) / 2).choices
-    ended = [choice.finish_reason == "hallucination" for choice in made]
+    ended = [choice.finish_reason == "content_filter" for choice in made]
     assert any(ended) and not all(ended)
     for choice, text, over in zip(made, free, ended, strict=True):
         assert text.startswith(choice.text) and (choice.text == text) != over
@@ -105,7 +105,7 @@ def test_a_sentence_takes_the_place_of_exactly_the_texts_that_fire(server: Runni
     assert [c.index for c in told] == [0, 1, 2, 3]
     for choice, score in zip(told, scores, strict=True):
         above = score > threshold
-        assert (choice.text == "No idea.") == (choice.finish_reason == "hallucination") == above
+        assert (choice.text == "No idea.") == (choice.finish_reason == "content_filter") == above
         assert (choice.hallucination["acted"] is not None) == above
     kept = [c for c, score in zip(complete(server, ASKED).choices, scores, strict=True) if score <= threshold]
     used = made[-1].usage if stream else made.usage
@@ -173,7 +173,7 @@ def test_probers_of_whole_answers_and_of_entities_judge_nothing_else(lm: CausalL
         score = complete(server).choices[0].hallucination["score"]
         for threshold, above in ((score - 1, True), (score + 1, False)):
             made = complete(server, on_high="abstain", threshold=threshold).choices[0]
-            assert (made.finish_reason == "hallucination") == above
+            assert (made.finish_reason == "content_filter") == above
     for other, unit in ((entities, "token"), (pooled, "span")):
         with fails("unsupported", unit):
             Assessor(other, None, unit)

@@ -62,9 +62,9 @@ def test_a_new_field_is_one_in_the_model_and_its_computation(lm, texts, monkeypa
     with running(lm, bank) as server:
         answer = server.client.completions.create(model="testbed", prompt=PROMPT, max_tokens=8, temperature=0)
         sent = server.client.completions.create(model="testbed", prompt=PROMPT, max_tokens=8, stream=True)
-        last = list(sent)[-1]
-    for choice in (answer.choices[0], last.choices[0]):
-        assert choice.hallucination["n_tokens"] == len(choice.hallucination["token_scores"])
+        each = [chunk.choices[0].hallucination for chunk in sent]
+    assert answer.choices[0].hallucination["n_tokens"] == len(answer.choices[0].hallucination["token_scores"])
+    assert each[-1]["n_tokens"] == sum(len(chunk["token_scores"]) for chunk in each)
     (written,) = lm.generate([PROMPT], max_new_tokens=8)
     foreign = ForeignChoice(OnHigh.of(None, bank, "", greedy=True), lm.tokenizer, written.prompt_ids)
     foreign.add(written.text, written.token_ids, written.logprobs.tolist())
@@ -79,6 +79,19 @@ def test_a_chunk_has_the_lists_alone_and_what_is_read_is_what_was_sent():
     whole = Response(**lists, threshold=0.5, score=None, acted=None)
     assert whole.wire() == lists | {"threshold": 0.5, "score": None, "acted": None}
     assert Response.model_validate(json.loads(json.dumps(whole.wire()))) == whole
+
+
+def test_the_last_chunk_has_the_tokens_after_those_sent_and_the_scores_that_changed():
+    lists = {"token_scores": (0.5, None, 1.0), "token_p_wrong": (0.6, None, 0.7)}
+    whole = Response(**lists, token_offsets=((0, 1), (1, 2), (2, 4)), threshold=0.5, token_entropies=None)
+    assert whole.since([]) is whole
+    same = whole.since([0.5, None]).wire()
+    assert same["token_scores"] == (1.0,) and same["token_offsets"] == ((2, 4),) and "revised" not in same
+    assert same["token_entropies"] is None and "token_logprobs" not in same
+    revised = whole.since([0.5, 0.1, 2.0]).wire()
+    assert revised["token_scores"] == revised["token_p_wrong"] == ()
+    changed = [{"token": 1, "score": None, "p_wrong": None}, {"token": 2, "score": 1.0, "p_wrong": 0.7}]
+    assert list(revised["revised"]) == changed
 
 
 def test_texts_are_scored_without_a_folder(lm, texts, tmp_path):

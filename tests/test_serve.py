@@ -1,7 +1,10 @@
 """The server: what it answers is what the engine and the prober say, whoever else is served."""
 
+import gzip
 import itertools
 import json
+import math
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +23,18 @@ from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.model.blocks import decoder_layers
+from probers.model.continuous import LiveText
+from probers.model.decode import Request as Wanted
 from probers.model.language_model import Sampling
-from probers.model.tokens import shown_bytes, token_bytes
+from probers.model.tokens import encode_prompts, shown_bytes, token_bytes, token_offsets
 from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.token_scores import GrowingScores, GrowingSentences, text_needs, text_scores
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
+from probers.serve.answers import Choice, Frame, as_json
+from probers.serve.on_high import Judgement, OnHigh
 from probers.serve.protocol import ApiError, ChatRequest
+from probers.serve.scheduler import Scheduler, ScoredText
 from probers.types import RunError
 
 STOP = {"hallucination": {"on_high": "stop", "threshold": -100}}
@@ -41,6 +49,16 @@ def lm():
 @pytest.fixture(scope="module")
 def server(lm):
     with running(lm, bank_for(lm), corpus=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chatting():
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+    lm.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if tools %}{% endif %}"
+    )
+    with running(lm, None) as found:
         yield found
 
 
@@ -129,22 +147,117 @@ def test_a_sentence_is_known_by_what_comes_later(lm):
         GrowingSentences(replace(bank, spec=replace(bank.spec, position="span")))
 
 
+def joined(chunks: Any) -> dict[str, Any]:
+    """The lists of all chunks of a stream of one choice."""
+    lists: dict[str, Any] = {}
+    for chunk in chunks:
+        for name, values in chunk.choices[0].hallucination.items():
+            if name.startswith("token_"):
+                lists.setdefault(name, []).extend(values)
+    return lists
+
+
 def test_a_stream_is_the_whole_response_in_pieces(server):
     whole = completion(server, logprobs=2)
     chunks = list(completion(server, logprobs=2, stream=True, stream_options={"include_usage": True}))
     *pieces, last, usage = chunks
     assert "".join(c.choices[0].text for c in (*pieces, last)) == whole.choices[0].text
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
-    told = last.choices[0].hallucination
-    assert told["spans"] and told["token_scores"] == whole.choices[0].hallucination["token_scores"]
-    scores = [score for c in pieces for score in c.choices[0].hallucination["token_scores"]]
-    assert scores == told["token_scores"][: len(scores)] and len(scores) > 5
+    told, wanted = last.choices[0].hallucination, whole.choices[0].hallucination
+    assert told["spans"] == wanted["spans"] and len(pieces) > 2
+    assert len(told["token_scores"]) < len(wanted["token_scores"])
+    assert joined([*pieces, last]) == {name: wanted[name] for name in wanted if name.startswith("token_")}
     assert "spans" not in pieces[0].choices[0].hallucination
     tokens = [t for c in (*pieces, last) for t in c.choices[0].logprobs.tokens]
     assert tokens == whole.choices[0].logprobs.tokens and "".join(tokens) == whole.choices[0].text
     assert usage.choices == [] and usage.usage.completion_tokens == len(tokens)
     best = whole.choices[0].logprobs.top_logprobs[0]
     assert len(best) == 2 and max(best.values()) == pytest.approx(whole.choices[0].logprobs.token_logprobs[0])
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_scores_that_change_after_their_chunk_are_revised(lm, thinks):
+    """Claim: lists of all chunks with the revised scores are those of the whole text, of each part."""
+    words = ["Dr", ".", " No", " lived", ".", " In", " 1920", " it", " rained", "."]
+    ends, text = list(itertools.accumulate(map(len, words))), "".join(words)
+    offsets = list(zip([0, *ends], ends, strict=False))
+    middle = ends[4] if thinks else 0
+    parts = ((0, middle) if thinks else None, (middle, len(text)))
+    before, after = ([float(i + late * (i in (1, 6))) for i in range(10)] for late in (False, True))
+    bank = replace(bank_for(lm), spec=replace(bank_for(lm).spec, position="sentence"))
+    acting = OnHigh.of(None, bank, "", greedy=True)
+
+    def record(count: int, scores: list[float]) -> WrittenText:
+        return WrittenText("", text[: ends[count - 1]], offsets[:count], scores[:count])
+
+    streamed, whole = (
+        Judgement(acting, ""),
+        Judgement(acting, "").whole(record(10, after), *parts, 10, written=10),
+    )
+    chunks = [streamed.chunk(record(n + 1, before), *parts, [n]) for n in range(9)]
+    last = streamed.whole(record(10, after), *parts, 10, written=10)
+    for name in ("answer", *["reasoning"] * thinks):
+        fields = [f if name == "answer" else f["reasoning"] for f in (whole, last, *chunks)]
+        scores = [score for field in (*fields[2:], fields[1]) for score in field["token_scores"]]
+        assert scores != list(fields[0]["token_scores"]) and len(fields[1]["token_scores"]) < 2
+        for change in fields[1]["revised"]:
+            scores[change["token"]] = change["score"]
+            assert change["p_wrong"] == fields[0]["token_p_wrong"][change["token"]]
+        assert scores == list(fields[0]["token_scores"]) and fields[0]["spans"] == fields[1]["spans"]
+
+
+@pytest.mark.parametrize("text", ["Zoë 🙂🙃 wrote 日本語 in 1920.", "🙂", "e\u0301🏽"])
+def test_tokens_that_share_a_character_have_all_of_it_in_every_chunk(lm, text):
+    """Claim: offsets of a growing text are those of the whole; a part of a character waits for the rest."""
+    ids = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
+    (prompt,) = encode_prompts(lm.tokenizer, [PROMPT], ["p"])
+    live = LiveText(Wanted(prompt, len(ids) + 1), lm.tokenizer, lm.stops(()))
+    for count, token in enumerate(ids, 1):
+        before = len(live.offsets)
+        live.accept(token, (0.0, 0.0), [])
+        whole = not lm.tokenizer.decode(ids[:count]).endswith("\ufffd")
+        assert len(live.offsets) == (count if whole else before)
+    assert tuple(live.offsets) == token_offsets(lm.tokenizer, ids, prompt.ids)[1]
+
+
+@pytest.mark.parametrize("body", [
+    {"hallucination": {"on_high": "abstain", "threshold": 1e6}}, {"retrieval": {"trigger": "never"}}, {},
+    {"hallucination": {"on_high": "stop", "unit": "sentence"}},
+])  # fmt: skip
+def test_no_line_of_a_stream_grows_with_the_text(server, body):
+    """Claim: whatever is held back, no line is longer than readers take, and the lists are whole."""
+    options = {} if "retrieval" in body else {"logprobs": 20}
+    asked = {"model": "testbed", "prompt": QUESTION, "max_tokens": 48, "temperature": 0, **options, **body}
+    lines = httpx.post(f"{server.url}/v1/completions", json={**asked, "stream": True}).text.split("\n\n")
+    whole = httpx.post(f"{server.url}/v1/completions", json=asked).json()["choices"][0]
+    choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    assert max(map(len, lines)) < 30_000
+    scored = [each for each in choices if each.get("hallucination")]
+    for name in ("token_scores", "token_offsets"):
+        assert [v for each in scored for v in each["hallucination"][name]] == whole["hallucination"][name]
+        assert max(len(each["hallucination"][name]) for each in scored) <= 32
+    assert "".join(each["text"] for each in choices) == whole["text"]
+    assert [each["finish_reason"] for each in choices if each["finish_reason"]] == [whole["finish_reason"]]
+
+
+def test_numbers_have_six_significant_digits(server):
+    answer = httpx.post(
+        f"{server.url}/v1/completions",
+        json={"model": "testbed", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 3},
+    ).text
+    digits = [re.sub(r"e.*|[-.]", "", n).strip("0") for n in re.findall(r"-?\d+\.\d+(?:e-?\d+)?", answer)]
+    assert max(map(len, digits)) == 6 and len(digits) > 100
+
+
+def test_impossible_tokens_and_no_alternatives_have_the_forms_of_openai(server, lm):
+    made = completion(server, logprobs=0, max_tokens=3).choices[0].logprobs
+    assert [list(top.items()) for top in made.top_logprobs] == [
+        [pair] for pair in zip(made.tokens, made.token_logprobs, strict=True)
+    ]
+    assert json.loads(as_json({"x": [math.inf, math.nan, 1 / 3]})) == {"x": [None, None, 0.333333]}
+    text = Mock(row=Mock(ids=[40]), logprobs=[-math.inf], tops=[], text="a", offsets=[(0, 1)])
+    choice = Choice(Frame("chat.completion", "m"), 0, text, lm.tokenizer, 0, None)
+    assert choice._logprobs([0])["logprobs"]["content"][0]["logprob"] == -9999.0
 
 
 def test_streams_beside_each_other_are_those_alone(server, lm):
@@ -386,6 +499,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"retrieval": {"trigger": "oracle"}}, 400, "oracle", ""),
     ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "threshold", "never"),
     ({"retrieval": {"trigger": "never"}, "n": 2}, 400, "n", "one greedy answer"),
+    ({"retrieval": {"trigger": "never"}, "prompt": "a \ud800"}, 400, "prompt", "surrogates"),
     ({"retrieval": {"trigger": "never"}, "stop": ["."]}, 400, "stop", ""),
     ({"retrieval": {"trigger": "never"}, "logprobs": 2}, 400, "logprobs", ""),
     ({"retrieval": {"trigger": "never"}, "temperature": 0.5}, 400, "temperature", ""),
@@ -410,34 +524,201 @@ def test_mistakes_are_told_as_openai_tells_them(server, change, status, named, v
     assert server.idle()
 
 
-def test_neutral_fields_of_clients_are_taken(server):
-    made = completion(server, presence_penalty=0, best_of=1, echo=False, logit_bias={}, user="someone")
+#: OpenAI's fields that ask for nothing here.
+NEUTRAL: list[dict[str, Any]] = [
+    {"presence_penalty": 0, "best_of": 1, "echo": False, "logit_bias": {}, "user": "someone"},
+    {"stream_options": {"include_obfuscation": True}}, {"stream_options": {"include_obfuscation": False}},
+    {"prompt_cache_key": "a", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "explicit"}},
+    {"safety_identifier": "a", "metadata": {"task": "b"}, "verbosity": "medium", "store": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", NEUTRAL)
+def test_neutral_fields_of_clients_are_taken(server, fields):
+    made = completion(server, extra_body=fields)
     assert made.choices[0].text == completion(server).choices[0].text
 
 
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"stop": 5}, "stop"), ({"stop": {}}, "stop"), ({"stop": ["a", 5]}, "stop[1]"),
+    ({"stop": ["a"] * 17}, "stop"), ({"prompt": 5}, "prompt"), ({"prompt": ["a", 5]}, "prompt[1]"),
+    ({"prompt": [[1, "a"]]}, "prompt[0][1]"), ({"hallucination": {"str": 1}}, "hallucination.str"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"retrieval": {}}, "retrieval.trigger"), ({"moderation": {"mode": "block"}}, "moderation"),
+    ({"verbosity": "low"}, "verbosity"), ({"x-y": 1}, "x-y"),
+])  # fmt: skip
+def test_param_is_what_was_sent(server, fields, param):
+    body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 4, **fields}
+    error = post(server, json.dumps(body)).json()["error"]
+    assert error["param"] == param and param in error["message"] and "constrained" not in error["message"]
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"max_completion_tokens": 10**6}, "max_completion_tokens"), ({"max_tokens": 10**6}, "max_tokens"),
+    ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": 5}, {"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": []}, "messages"), ({"tool_choice": {"type": "x"}}, "tool_choice"),
+    ({"chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a"),
+])  # fmt: skip
+def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
+    body = {"model": "testbed", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **fields}
+    answer = httpx.post(
+        f"{chatting.url}/v1/chat/completions",
+        content=json.dumps(body),
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+    part = {"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    body |= {**dict.fromkeys(fields), "messages": [{"role": "user", "content": [part]}]}
+    good = httpx.post(f"{chatting.url}/v1/chat/completions", json=body)
+    assert good.status_code == 200, good.text
+
+
+@pytest.mark.parametrize("depth", [10, 400, 700, 990, 3000, 50_000])
+def test_nesting_is_read_or_refused_in_one_sentence(chatting, depth):
+    """Claim: whatever reads a body to its depth, a reader of JSON or a template, no error is the server's."""
+    nested = '{"a":' * depth + "1" + "}" * depth
+    tools = '[{"type": "function", "function": {"name": "f", "parameters": ' + nested + "}}]"
+    told = '"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1'
+    body = f'{{"model": "testbed", {told}, "tools": {tools}, "metadata": {nested}}}'
+    answer = httpx.post(
+        f"{chatting.url}/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in ((200,) if depth == 10 else (400,) if depth >= 3000 else (200, 400))
+    assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"], answer.text
+
+
 @pytest.mark.parametrize(
-    ("content", "kind", "status", "told"),
+    ("content", "headers", "status", "told"),
     [
-        ("{", "application/json", 400, "JSON"),
-        ("[]", "application/json", 400, "the body"),
-        ('{"model": NaN}', "application/json", 400, "model"),
-        ("{}", "text/plain", 415, "application/json"),
-        ("x" * 4_000_001, "application/json", 413, "more than 4000000 bytes"),
+        ("{", {}, 400, "JSON"),
+        ("[]", {}, 400, "the body"),
+        ('{"model": NaN}', {}, 400, "model"),
+        ("{}", {"content-type": "text/plain"}, 415, "application/json"),
+        ("x" * 4_000_001, {}, 413, "more than 4000000 bytes"),
+        ([b"x" * 500_000] * 10, {}, 413, "more than 4000000 bytes"),  # in chunks
+        (b'{"model": "\xff"}', {}, 400, "UTF-8"),
+        (gzip.compress(b"{}"), {"content-encoding": "gzip"}, 415, "gzip"),
+        (b"{}", {"content-encoding": "br"}, 415, "br"),
+        ("[" * 200_000, {}, 400, "nested"),
+        ('{"prompt": ' + '{"a":' * 100_000 + "1" + "}" * 100_001, {}, 400, "nested"),
+        ('{"max_tokens": ' + "9" * 5000 + "}", {}, 400, "digits"),
+        ('{"model": "testbed", "prompt": "a", "temperature": 1e999}', {}, 400, "temperature"),
+        ('{"model": "testbed", "prompt": "a", "seed": ' + "9" * 400 + "}", {}, 400, "seed"),
+        ('{"model": "testbed", "prompt": [' + "9" * 400 + "]}", {}, 400, "prompt"),
+        ("", {}, 400, "the body"),
+        ("{}", {f"x-{i}": "a" for i in range(300)}, 431, "headers"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bodies_that_are_none(server, content, headers, status, told):
+    headers = {"content-type": "application/json", **headers}
+    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert (
+        told in error["message"]
+        and len(error["message"]) < 200
+        and "parsing the body" not in error["message"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "told"),
+    [
+        ("GET", "/v1/nothing", 404, "GET /v1/models"),
+        ("POST", "/v1/responses", 404, "/v1/chat/completions"),
+        ("POST", "/v1/embeddings", 404, "/v1/completions"),
+        ("POST", "/chat/completions", 404, "end with /v1"),
+        ("GET", "/models", 404, "end with /v1"),
+        ("POST", "/v1/files", 404, "POST /v1/files"),  # an upload, no JSON
+        ("POST", "/v1/v1/chat/completions", 404, "not offered"),
+        ("GET", "/v1/completions", 405, "send POST"),
+        ("POST", "/v1/models", 405, "send GET"),
+        ("PUT", "/health", 405, "send GET"),
     ],
 )
-def test_bodies_that_are_none(server, content, kind, status, told):
-    answer = post(server, content, kind)
-    assert answer.status_code == status and told in answer.json()["error"]["message"]
+def test_what_is_not_offered_says_so(server, method, path, status, told):
+    answer = httpx.request(
+        method, server.url + path, content="--x", headers={"content-type": "multipart/form-data"}
+    )
+    error = answer.json()["error"]
+    assert answer.status_code == status and told in error["message"] and path in error["message"]
+    assert error["code"] == ("unknown_url" if status == 404 else None)
+    assert (answer.headers.get("allow") is not None) == (status == 405)
 
 
 def test_other_paths(server):
-    assert httpx.get(f"{server.url}/v1/nothing").json()["error"]["message"] == "Not Found"
-    assert httpx.get(f"{server.url}/v1/completions").status_code == 405
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
-    with pytest.raises(openai.NotFoundError):
+    assert httpx.get(f"{server.url}/page/page.js").status_code == 200
+    assert httpx.get(f"{server.url}/page/nothing").status_code == 404
+    with pytest.raises(openai.NotFoundError) as refused:
         server.client.models.retrieve("other")
+    assert refused.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="chat template"):
         server.client.chat.completions.create(model="testbed", messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_counts_have_no_name_that_a_client_chooses(lm):
+    """Claim: a series for each route and for "other"; converse: what is offered has its own."""
+    with running(lm, None, api_key="secret") as server:
+        for i in range(20):
+            for path in (f"/v1/{i}", f"/{i}/x", f"/v1/models/{i}", f"/page/{i}"):
+                httpx.get(server.url + path)
+        completion(server, max_tokens=1)
+        page = httpx.get(f"{server.url}/metrics", headers={"authorization": "bearer secret"}).text
+    series = set(re.findall(r'requests_total{path="(.*?)",status="(\d+)"}', page))
+    models, pages = ("/v1/models/{name:path}", "401"), ("/page", "404")
+    assert series == {("other", "404"), models, pages, ("/v1/completions", "200")}
+    assert 'probers_request_seconds_count{path="/v1/completions"} 1.0' in page
+
+
+def test_every_answer_and_every_log_line_has_the_name_of_its_request(lm, monkeypatch, caplog):
+    with running(lm, None, log_requests=True) as server:
+        answers = [
+            httpx.get(f"{server.url}{path}")
+            for path in ("/health", "/v1/models", "/", "/page/page.js", "/no")
+        ]
+        answers += [
+            post(server, content) for content in ("{", '{"model": "testbed", "prompt": "a", "max_tokens": 1}')
+        ]
+        names = [answer.headers["x-request-id"] for answer in answers]
+        assert len(set(names)) == len(names) == 7 and names[-1] in caplog.text and names[0] not in caplog.text
+        monkeypatch.setattr("probers.serve.endpoint.Endpoint._acting", lambda *_: 1 / 0)
+        answer = post(server, '{"model": "testbed", "prompt": "a"}')
+        assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+        (line,) = [record for record in caplog.records if record.exc_info]
+        assert line.getMessage().startswith(answer.headers["x-request-id"])
+
+
+def test_retry_after_is_when_enough_texts_are_over(lm):
+    """Claim: it grows with what was asked for before; converse: what never fits is refused for good."""
+    scheduler = Scheduler(lm, None, rows=2, most_waiting=2, cache_megabytes=1)
+    scheduler._step = 0.1
+    (prompt,) = encode_prompts(lm.tokenizer, [PROMPT], ["p"])
+
+    def texts(*limits: int) -> list[ScoredText]:
+        return [ScoredText(Wanted(prompt, n), lm.tokenizer, lm.stops(()), changed=Mock()) for n in limits]
+
+    def seconds(count: int) -> int | None:
+        with pytest.raises(ApiError) as refused:
+            scheduler.submit(texts(*[10] * count))
+        assert refused.value.status == 429
+        return refused.value.retry
+
+    running_ones = texts(50, 200)
+    for text in running_ones:
+        text.row.ids += [1] * 20
+    scheduler.submit([*running_ones, *texts(100, 100)])
+    assert [seconds(n) for n in (1, 2, 3, 4)] == [3, 13, 18, 23]  # 30, 130, 180 and 230 steps from now
+    scheduler._step = 0.001
+    assert seconds(4) == 1
+    scheduler._step = 10
+    assert seconds(1) == 60
+    with pytest.raises(ApiError) as refused:
+        scheduler.submit(texts(*[10] * 5))
+    assert (refused.value.status, refused.value.param) == (400, "n")
 
 
 def test_a_client_that_goes_frees_its_row(lm):
@@ -446,7 +727,7 @@ def test_a_client_that_goes_frees_its_row(lm):
         next(iter(stream))
         with pytest.raises(openai.RateLimitError) as refused:
             completion(server)
-        assert refused.value.response.headers["retry-after"] == "2"
+        assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
         stream.close()
         assert server.idle()
         assert completion(server).choices[0].text
@@ -465,11 +746,12 @@ def test_one_that_waits_without_a_stream_and_goes_frees_its_row(lm, monkeypatch)
         assert 'probers_texts_total{stop="cancelled"} 1.0' in httpx.get(f"{server.url}/metrics").text
 
 
-def test_a_client_that_does_not_read_is_given_up(lm):
-    with running(lm, None, patience=0.3) as server:
+def test_a_client_that_does_not_read_is_given_up(lm, monkeypatch):
+    monkeypatch.setitem(lm.__dict__, "_eos", frozenset())
+    with running(lm, None, rows=32, waiting=64, patience=0.3) as server:
         port = int(server.url.rpartition(":")[2])
         body = json.dumps({
-            "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 200, "temperature": 1, "stream": True,
+            "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 1000, "temperature": 1, "stream": True,
             "n": 4, "logprobs": 20,
         })  # fmt: skip
         with socket.socket() as deaf:
@@ -479,6 +761,7 @@ def test_a_client_that_does_not_read_is_given_up(lm):
             deaf.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
             assert completion(server, max_tokens=4).choices[0].text
             assert server.idle(30)
+        assert 'stop="cancelled"' in httpx.get(f"{server.url}/metrics").text
 
 
 def test_the_key_is_asked_for(lm):
@@ -487,8 +770,13 @@ def test_the_key_is_asked_for(lm):
         for path in ("/v1/models", "/metrics"):
             answer = httpx.get(f"{server.url}{path}")
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-        wrong = {"Authorization": "Bearer secret2"}
-        assert httpx.get(f"{server.url}/v1/models", headers=wrong).status_code == 401
+        for given, status, told in [
+            ("Bearer secret2", 401, "not this server's"), ("Bearer \xe9", 401, "not this"),
+            ("Bearer", 401, "needs a key"), ("Basic secret", 401, "needs a key"),
+            ("bearer secret", 200, ""), ("BEARER  secret", 200, ""),
+        ]:  # fmt: skip
+            answer = httpx.get(f"{server.url}/v1/models", headers={"Authorization": given.encode("latin-1")})
+            assert answer.status_code == status and told in answer.text, given
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 

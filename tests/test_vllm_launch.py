@@ -138,9 +138,14 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm, made):
         parts += choice.chunk(choice.settled())["token_offsets"]
     kept = choice.kept()
     assert kept == len(made.token_ids)
-    whole = choice.whole(kept)
+    last = choice.whole(kept)
+    assert (*parts, *last["token_offsets"]) == made.offsets and len(parts) > 5 and "revised" not in last
+    choice = choice_of(lm, made)
+    choice.add(made.text, made.token_ids, made.logprobs.tolist())
+    choice.scores = [float(i) for i in range(len(made.token_ids))]
+    choice.scores[2] = None
+    whole = choice.whole(choice.kept())
     assert whole["token_offsets"] == made.offsets
-    assert tuple(parts) == whole["token_offsets"][: len(parts)]
     assert list(whole["token_scores"]) == choice.scores and whole["token_p_wrong"][2] is None
     assert whole["token_logprobs"] == pytest.approx(made.logprobs.tolist())
 

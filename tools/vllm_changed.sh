@@ -7,7 +7,7 @@ if [ -z "$base" ]; then
   echo "vLLM's tests: run, there is no tag and no origin/main to compare with"
   exit 0
 fi
-covered=(probers/model probers/prober/loops.py probers/prober/token_scores.py probers/prober/watch.py serve/vllm tests/with_vllm)
+covered=(probers/model probers/prober/loops.py probers/prober/token_scores.py probers/prober/watch.py serve/vllm serve/answers.py serve/http.py serve/on_high.py tests/with_vllm)
 changed=$(git diff --name-only "$base" -- "${covered[@]}")
 # Lines with a version, of the package's dependencies and of vLLM's own in the Makefile.
 versions=$(git diff --unified=0 "$base" -- pyproject.toml Makefile | grep -E '^[-+][^-+].*[a-z_](\])?[<>=]=[0-9]' || true)

@@ -27,7 +27,7 @@ from .hidden_states import tap_of
 from .kv_cache import BlockCache, CachedPrefix, GrowingLayer, can_share, fill, new_cache, select_rows
 from .language_model import Sampling
 from .pooling import BEFORE
-from .tokens import Stops
+from .tokens import Span, Stops
 
 _TRIM = 128  # columns of padding in every row that may gather before they are freed
 
@@ -40,6 +40,8 @@ class LiveText:
         tops: ids and log-probabilities of the ``alternatives`` likeliest tokens at each token.
         text: the text written so far, up to a stop.
         ends: number of its characters after each token.
+        offsets: [start, end) of each token in ``text``, characters; of tokens that are parts of a character
+            once it is whole.
         read: tokens whose states were read and handed out; all of them where no states are read.
         cancelled: set by any thread to make it leave with the next step.
         left: true once it has left its batch.
@@ -58,6 +60,7 @@ class LiveText:
         self.tops: list[list[tuple[int, float]]] = []
         self.text = ""
         self.ends: list[int] = []
+        self.offsets: list[Span] = []
         self.read = self.cached = 0
         self.cancelled = self.left = False
         self.error: RunError | None = None
@@ -96,6 +99,8 @@ class LiveText:
             self.ends.append(len(self.text))
             if self.alternatives:
                 self.tops.append(top)
+        end = len(self.text)  # a stop string may cut tokens off
+        self.offsets += [(min(a, end), min(b, end)) for a, b in self.row.offsets(len(self.offsets))]
 
 
 #: Callback that receives the newest states (texts, layers, d) of some texts: of their last tokens, or of the

@@ -30,7 +30,7 @@ from .hidden_states import broken_state
 from .kv_cache import CachedPrefix, PrefixCache, can_drop, fill, new_cache, select_rows
 from .language_model import Decoding
 from .recorder import CaptureSession
-from .tokens import Prompt, Stops, TextStream
+from .tokens import Prompt, Span, Stops, TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,11 @@ class Row:
     def text(self) -> str:
         """The text so far, up to a stop; "" unless it is decoded as it grows."""
         return "" if self._text is None else self._text.visible[: self._end]
+
+    def offsets(self, first: int) -> tuple[Span, ...]:
+        """List [start, end) of the tokens from ``first``; () while a running text's character lacks bytes."""
+        text = self._text
+        return text.offsets(first) if text is not None and (text.whole or self.stop is not None) else ()
 
     def safe(self) -> int:
         if self._text is None or not self._stops.look_back:

@@ -90,8 +90,15 @@ class TextStream:
         """The text of all tokens read, including a broken character at the end."""
         return self.text + self._tail
 
-    def offsets(self) -> tuple[Span, ...]:
-        return _spans(self._after, self.full)
+    @property
+    def whole(self) -> bool:
+        """True where the last token completes a character."""
+        return not self._tail
+
+    def offsets(self, first: int = 0) -> tuple[Span, ...]:
+        """List [start, end) of the tokens from ``first``, before which the text is ``whole``."""
+        start = self._after[first - 1][0] if first else 0
+        return _spans(self._after[first:], self.full, start)
 
     def settled(self, characters: int) -> int:
         """Count the leading tokens that certainly end at or before a position; the count never decreases."""
@@ -169,10 +176,9 @@ def token_offsets(
     return text, _spans([(0, prefix) for prefix in prefixes], text)
 
 
-def _spans(read: Sequence[tuple[int, str]], text: str) -> tuple[Span, ...]:
+def _spans(read: Sequence[tuple[int, str]], text: str, start: int = 0) -> tuple[Span, ...]:
     """Compute spans from the decoded text of each prefix of the tokens: ``text[:stable] + tail``."""
     spans: list[Span] = []
-    start = 0
     for stable, tail in read:
         known = max(start, stable + _common(tail, text[stable : stable + len(tail)]))
         if known - stable < len(tail):  # its last character is not complete yet

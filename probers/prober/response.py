@@ -7,7 +7,7 @@ Fields that were not set are left out of its wire form: a streamed chunk has the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +17,7 @@ from .risk_control import Promise
 
 if TYPE_CHECKING:
     import pandas as pd
+    from typing_extensions import Self
 
 _PerToken: TypeAlias = tuple[float | None, ...]
 
@@ -78,6 +79,14 @@ class Acted(Frozen):
     scores: tuple[float | None, ...] = ()
 
 
+class Revised(Frozen):
+    """A token whose score has changed after its chunk was sent, by its place among the text's tokens."""
+
+    token: int
+    score: float | None
+    p_wrong: float | None
+
+
 class TokenScores(Frozen):
     """Lists with an entry for each of n tokens: those of a whole text, or of one streamed chunk."""
 
@@ -86,7 +95,7 @@ class TokenScores(Frozen):
         "the same as probabilities; note that calibration was done on spans and whole texts", ()
     )
     token_offsets: tuple[tuple[int, int], ...] = figure(
-        "`[start, end)` of each token in the choice's text, characters", ()
+        "`[start, end)` of each token in the choice's text, characters (Unicode code points)", ()
     )
     token_logprobs: _PerToken | None = figure(
         "log-probability of each token in nats, of the raw distribution", None
@@ -95,9 +104,26 @@ class TokenScores(Frozen):
         "entropy of each token's raw distribution in nats; null from vLLM, which does not return "
         "whole distributions", None
     )  # fmt: skip
+    revised: tuple[Revised, ...] = figure(
+        '`[{"token", "score", "p_wrong"}]` in the last chunk of a stream: tokens of earlier chunks, by their '
+        "place from 0, whose scores are others now; left out if there are none", ()
+    )  # fmt: skip
     reasoning: TokenScores | None = figure(
         "the same fields for the model's thinking, which has its own offsets; left out without thinking", None
     )
+
+    def since(self, sent: Sequence[float | None]) -> Self:
+        """Leave out the first tokens, ``sent`` before with these scores; name those with others now."""
+        if not sent:
+            return self
+        now = zip(sent, self.token_scores, self.token_p_wrong, strict=False)
+        names = [name for name in TokenScores.model_fields if name.startswith("token_")]
+        lists = {name: getattr(self, name) for name in names if name in self.model_fields_set}
+        update: dict[str, Any] = {name: each and each[len(sent) :] for name, each in lists.items()}
+        changed = [(i, score, p) for i, (before, score, p) in enumerate(now) if score != before]
+        if changed:
+            update["revised"] = tuple(Revised(token=i, score=score, p_wrong=p) for i, score, p in changed)
+        return self.model_copy(update=update)
 
 
 class Response(TokenScores):

@@ -13,7 +13,7 @@ export function begin(asked) {
   return { asked, text: "", ...lists, whole: null, rounds: [], finish: null };
 }
 
-/** Adds a streamed chunk; returns whether rounds changed, and whether the lists were replaced by the final ones. */
+/** Adds a streamed chunk; returns whether rounds changed, and whether it was the last one. */
 export function add(recording, chunk) {
   const choice = chunk.choices?.[0];
   if (!choice) return { rounds: false, final: false };
@@ -22,9 +22,10 @@ export function add(recording, chunk) {
   const said = choice.hallucination;
   const final = choice.finish_reason != null;
   if (said) {
-    for (const [name, field] of Object.entries(LISTS)) {
-      const values = said[field] ?? [];
-      recording[name] = final ? values : recording[name].concat(values);
+    for (const [name, field] of Object.entries(LISTS)) recording[name] = recording[name].concat(said[field] ?? []);
+    for (const { token, score, p_wrong } of said.revised ?? []) {
+      recording.scores[token] = score;
+      recording.p_wrong[token] = p_wrong;
     }
   }
   if (final) recording.finish = choice.finish_reason;

@@ -23,6 +23,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.datastructures import State
+from uvicorn.config import HTTP_PROTOCOLS
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -38,7 +39,7 @@ from probers.prober.prober import Prober
 from probers.prompts import turn_ends
 from probers.types import EndToken, UserError
 
-from ..answers import as_events, usage
+from ..answers import as_events, pieces, rounded, usage
 from ..on_high import FINISH, OnHigh, headers
 from ..protocol import ApiError, Hallucination
 from .choice import FORCED, ForeignChoice
@@ -70,7 +71,8 @@ class Scores:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        """Replace vLLM's two routes."""
+        """Replace vLLM's two routes, and the parser that loses bodies (:mod:`probers.serve.http`)."""
+        HTTP_PROTOCOLS["auto"] = "probers.serve.http:Protocol"
         checked = [Depends(validate_json_request), Depends(_check_unicode)]
         app.post("/v1/completions", dependencies=checked)(completions)
         app.post("/v1/chat/completions", dependencies=checked)(chat_completions)
@@ -281,7 +283,10 @@ class _Response:
                     chunk["choices"] = entries
                     if chunk.get("usage"):
                         chunk["usage"] |= self._usage()
-                yield _event(self._without(chunk))
+                chunk = self._without(chunk)
+                parts = list(pieces(entries[0])) if len(entries) == 1 else []
+                for choices in [[part] for part in parts] or [entries]:
+                    yield _event({**chunk, "choices": choices} if entries else chunk)
                 if len(self._over) == self._expected:
                     if self._with_usage:
                         yield _event({**chunk, "choices": [], "usage": self._usage()})
@@ -384,7 +389,10 @@ class _Response:
         return await self._aside(choice.whole, count)
 
     def _without(self, body: dict[str, Any], null: bool = False) -> dict[str, Any]:
-        """Remove the fields that the client did not ask for; in a whole answer they become null."""
+        """Round our numbers, and remove fields that nobody asked for; in a whole answer they become null."""
+        for choice in body.get("choices", ()):
+            if "hallucination" in choice:
+                choice["hallucination"] = rounded(choice["hallucination"])
         for part in (body, *body.get("choices", ())):
             for name in part.keys() & self._unasked:
                 if null:

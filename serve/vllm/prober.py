@@ -137,6 +137,7 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
         called += "-base"
     argv += ["--served-model-name", called, "--dtype", dtype]
     argv += ["--host", settings.host, "--port", str(settings.port), "--worker-cls", _WORKER]
+    argv.append("--enable-request-id-headers")
     argv += ["--additional-config", json.dumps({KEY: served.with_layers(bank)})]
     if bank.spec.pool not in BEFORE:
         argv += ["--scheduler-cls", _SCHEDULER]

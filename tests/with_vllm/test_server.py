@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -137,6 +137,14 @@ def test_an_answer_carries_the_scores_of_our_engine(
         assert choice.logprobs is None and choice.token_ids is None
 
 
+def joined(pieces: Iterable[Any], part: str | None = None) -> dict[str, Any]:
+    """The last chunk's field of a stream, with the lists of all chunks."""
+    fields = [piece.hallucination for piece in pieces if getattr(piece, "hallucination", None)]
+    fields = fields if part is None else [field[part] for field in fields if field.get(part)]
+    lists = [name for name in fields[-1] if name.startswith("token_") and fields[-1][name] is not None]
+    return fields[-1] | {name: [value for field in fields for value in field[name]] for name in lists}
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_stream_tells_the_same_as_it_grows(client: openai.OpenAI, chat: bool) -> None:
     asked: dict[str, Any] = {"model": "testbed", "max_tokens": 30, "temperature": 0}
@@ -152,14 +160,35 @@ def test_a_stream_tells_the_same_as_it_grows(client: openai.OpenAI, chat: bool) 
     check_whole(whole.hallucination, text)
     last = chunks[-1].choices[0]
     assert last.finish_reason == whole.finish_reason
-    check_whole(last.hallucination, text)
-    np.testing.assert_allclose(
-        last.hallucination["token_scores"], whole.hallucination["token_scores"], atol=0.05
+    told = joined(chunks[i].choices[0] for i in range(len(chunks)))
+    check_whole(told, text)
+    np.testing.assert_allclose(told["token_scores"], whole.hallucination["token_scores"], atol=0.05)
+    assert len(last.hallucination["token_scores"]) < 5 < len(told["token_scores"])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_offer_of_http_2_loses_no_body(url: str, apart: bool) -> None:
+    """Claim: Java's standard client gets its answer, and one alone; the body may come by itself."""
+    body = json.dumps({"model": "testbed", "prompt": PROMPT, "max_tokens": 2})
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+        f"Content-Type: application/json\r\nAuthorization: Bearer {KEY}\r\n\r\n"
     )
-    told = [c.choices[0].hallucination for c in chunks[:-1] if hasattr(c.choices[0], "hallucination")]
-    for name in ("token_scores", "token_offsets", "token_logprobs", "token_p_wrong"):
-        parts = [value for each in told for value in each[name]]
-        assert parts and parts == last.hallucination[name][: len(parts)]
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=20) as link:
+        for part in (head, body) if apart else (head + body,):
+            link.sendall(part.encode())
+            time.sleep(0.2 * apart)
+        heard = b""
+        while b"usage" not in heard:
+            more = link.recv(65536)
+            assert more, heard
+            heard += more
+        link.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            link.recv(1)
+    assert heard.startswith(b"HTTP/1.1 200 ") and b"x-request-id: " in heard.lower()
 
 
 def test_several_prompts_and_choices_each_have_their_own(client: openai.OpenAI) -> None:
@@ -234,7 +263,7 @@ async def answers(url: str, count: int, **more: Any) -> list[Any]:
             else:
                 made = (await client.completions.create(**asked)).choices
         ids = [token for c in made for token in c.token_ids or ()]
-        return prompt, "".join(c.text for c in made), ids, made[-1].hallucination
+        return prompt, "".join(c.text for c in made), ids, joined(made)
 
     return list(await asyncio.gather(*(one(i) for i in range(count))))
 
@@ -335,7 +364,7 @@ def test_on_high_stop_ends_before_the_first_unit_above(client: openai.OpenAI, un
         pieces = [c.choices[0] for c in chunks if c.choices]
         assert "".join(p.text for p in pieces) == choice.text
         assert pieces[-1].finish_reason == choice.finish_reason
-        assert (choice.finish_reason == "hallucination") == (first is not None)
+        assert (choice.finish_reason == "content_filter") == (first is not None)
         assert choice.text == (free.text if first is None else free.text[: first["start"]])
         shown = [token for p in pieces if p.logprobs for token in p.logprobs.tokens]
         if first is not None:  # neither text nor tokens behind it are told
@@ -351,7 +380,7 @@ def test_on_high_abstain_and_retry(client: openai.OpenAI) -> None:
             made = complete(client, stream=stream, **own)
             choices = [c.choices[0] for c in made if c.choices] if stream else made.choices
             assert ("".join(c.text for c in choices) == "No idea.") == above
-            assert (choices[-1].finish_reason == "hallucination") == above
+            assert (choices[-1].finish_reason == "content_filter") == above
     free = [complete(client, temperature=1.2, seed=5 + k).choices[0] for k in range(3)]
     made = complete(client, on_high="retry", threshold=-1e9, draws=3, temperature=1.2, seed=5).choices[0]
     scores = [choice.hallucination["score"] for choice in free]
@@ -385,8 +414,8 @@ def test_reasoning_that_a_parser_takes_apart_is_scored_with_the_answer(tmp_path:
                 start = own.text.index(text)
                 tokens = [i for i, (a, b) in enumerate(own.offsets) if a < start + len(text) and b > start]
                 np.testing.assert_allclose(field["token_scores"], scores[tokens], rtol=1e-3, atol=0.05)
-            *_, last = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
-            for whole, streamed in ((told, last.hallucination), (thought, last.hallucination["reasoning"])):
+            chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+            for whole, streamed in ((told, joined(chunks)), (thought, joined(chunks, "reasoning"))):
                 same = pytest.approx(whole["token_scores"], rel=1e-3, abs=0.05)
                 assert streamed["token_scores"] == same
 
