@@ -102,10 +102,10 @@ class Elasticsearch:
         if self.replicas != "auto":
             at_least("retriever.replicas", self.replicas, 0)
         self._check_source()
-        connection = {"timeout": self.timeout, "retries": self.retries, "verify": self.verify}
-        if not self.existing:
-            self.passages = as_passages(self.passages or [])
-        self._server = Server(self.url, ca_file=self.ca_file, **connection)
+        passages = [] if self.existing else as_passages(self.passages or [])
+        self._server = Server(
+            self.url, timeout=self.timeout, retries=self.retries, verify=self.verify, ca_file=self.ca_file
+        )
         self._told, self._clauses = set[str](), CLAUSES
         if self.existing:
             self._index: ServerIndex | ExistingIndex = ExistingIndex(
@@ -115,14 +115,15 @@ class Elasticsearch:
             self._tokens, self._places = False, self._index.places
             return
         recipe = Recipe.of(
-            self.passages, k1=float(self.k1), b=float(self.b), analyzer=self.analyzer, fields=self.fields
+            passages, k1=float(self.k1), b=float(self.b), analyzer=self.analyzer, fields=self.fields
         )
         self._index = ServerIndex(
-            self._server, self.passages, recipe, self.index, shards=self.shards, replicas=self.replicas
+            self._server, passages, recipe, self.index, shards=self.shards, replicas=self.replicas
         )
         self._index.open(rebuild=self.rebuild)
         self._name, self._fields = self._index.searched, recipe.searched
-        self._tokens, self._places = self.analyzer == WORD and not self._index.earlier, not self._index.earlier
+        self._places = not self._index.earlier
+        self._tokens = self._places and self.analyzer == WORD
 
     def __repr__(self) -> str:
         return f"Elasticsearch({len(self):,} passages, index {self._name} ({self._server.name}))"
@@ -182,7 +183,9 @@ class Elasticsearch:
             message = "retriever.existing=true searches an index without a corpus, and passages are given"
             raise UserError(f"{message}: leave one out", "conflict")
         if self.existing and not self.index:
-            raise UserError("retriever.existing=true needs the index's name as retriever.index", "missing-value")
+            raise UserError(
+                "retriever.existing=true needs the index's name as retriever.index", "missing-value"
+            )
 
     @property
     def _words(self) -> int:
@@ -210,9 +213,8 @@ class Elasticsearch:
     def _count(self, groups: Sequence[Sequence[str]]) -> list[int]:
         """Count the passages that hold all phrases of each group."""
         if groups and not self._places:
-            self._tell(
-                "index %s keeps no places of words: rarity counts passages with all words of a phrase", self._name
-            )
+            message = "index %s keeps no places of words: rarity counts passages with all words of a phrase"
+            self._tell(message, self._name)
         searched = [i for i, group in enumerate(groups) if all(self._last_words(each, 1) for each in group)]
         answers = self._multi([groups[i] for i in searched], self._holding, COUNTS)
         counts = [0] * len(groups)

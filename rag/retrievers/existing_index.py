@@ -95,7 +95,7 @@ class ExistingIndex:
             raise UserError(f"{message}: check retriever.index and retriever.text", "empty")
         if not self._read(hits["hits"][0], self._text):
             message = f"documents of index {self.index} do not keep {self.text} in their _source"
-            raise UserError(f"{message}: name the field with the text itself as retriever.text", "unsupported")
+            raise UserError(f"{message}: name another field as retriever.text", "unsupported")
         self.documents = hits["total"]["value"]
 
     def _field(self, option: str, name: str, mappings: Mapping[str, Any]) -> Field | None:

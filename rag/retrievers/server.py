@@ -182,8 +182,9 @@ class Server:
         if isinstance(error, dict):
             first = error | next(iter(error.get("root_cause", [])), {})
             # Of some failures the reason is empty, and that of the cause is not.
-            inner = (error.get("caused_by") or {}).get("reason") or (first.get("caused_by") or {}).get("reason")
-            error = f"{first.get('type')}: {first.get('reason') or ''} {inner or ''}"
+            causes = [each.get("caused_by") or {} for each in (error, first)]
+            inner = next((cause["reason"] for cause in causes if cause.get("reason")), "")
+            error = f"{first.get('type')}: {first.get('reason') or ''} {inner}"
         text = _page(str(error))
         text = re.sub(r"Basic \S+", "Basic ***", text)  # a header holds the password encoded
         for secret in self._secrets:

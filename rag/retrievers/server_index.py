@@ -119,7 +119,7 @@ class ServerIndex:
             self._fill(complete, count)
 
     def drop(self) -> None:
-        """Remove the index and what was left of its making; the next retriever of the corpus makes it again."""
+        """Remove the index and what was left of its making; the next retriever makes it again."""
         if self.earlier:
             self._delete([self._old])
         else:
@@ -132,11 +132,13 @@ class ServerIndex:
         else:
             strange = any(self._number(index) is None for index in indexes)
         if strange:
-            message = f"index {self.searched} ({self.server.name}) has become that of another corpus or setting"
+            message = (
+                f"index {self.searched} ({self.server.name}) has become that of another corpus or setting"
+            )
             raise RunError(f"{message}: start again", "changed")
 
     def _there(self) -> dict[str, Any]:
-        """Return what the server knows of all indexes with our names; refuse those that probers did not make."""
+        """Return all indexes with our names as the server knows them; refuse those of others."""
         names = ",".join([self._old, self.name, f"{self.name}-*"])
         there: dict[str, Any] = self.server.ask(
             self.server.client.indices.get, index=names, ignore_unavailable=True
@@ -272,13 +274,14 @@ class ServerIndex:
             body = b"".join(document.lines for document in left).decode()
             answer = self.server.once(self.server.client.bulk, body=body, index=index)
             results = [item["create"] for item in answer["items"]]
-            # 409: already there
-            failed = [(d, r) for d, r in zip(left, results, strict=True) if r["status"] not in (200, 201, 409)]
-            refused.extend(self._described(d, r) for d, r in failed if not is_passing(r))
-            left[:] = [document for document, result in failed if is_passing(result)]
+            pairs = zip(list(left), results, strict=True)
+            failed = [pair for pair in pairs if pair[1]["status"] not in (200, 201, 409)]  # 409: there
+            refused.extend(self._described(*pair) for pair in failed if not is_passing(pair[1]))
+            postponed = [pair for pair in failed if is_passing(pair[1])]
+            left[:] = [document for document, _ in postponed]
             if left:
-                reasons = [self._described(d, r) for d, r in failed if is_passing(r)]
-                raise PassingError(self.server.error(f"{len(left)} passages are postponed: {reasons[0]}"))
+                reason = self._described(*postponed[0])
+                raise PassingError(self.server.error(f"{len(left)} passages are postponed: {reason}"))
 
         try:
             self.server.patiently(send)
@@ -307,7 +310,8 @@ class ServerIndex:
                 texts = {name: spaced(tokenize(getattr(passage, name))) for name in ("title", "text")}
             fields = {name: utf8(texts[name]) for name in self.recipe.searched}
             lines = [{"create": {"_id": str(row)}}, {"n": row, **fields}]
-            yield Document(row, b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines))
+            text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+            yield Document(row, text.encode())
 
 
 def spaced(tokens: Sequence[str]) -> str:
