@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from probers.types import Passage, RunError, UserError
+from probers.types import Passage, UserError
 
 from .server import Server
 
@@ -61,6 +61,8 @@ class ExistingIndex:
         mappings = self.server.ask(self.server.client.indices.get_mapping, index=self.index)
         if not mappings:
             raise UserError(f"{self.server.name} has no index {self.index}: check retriever.index", "no-file")
+        if any(each["mappings"].get("_source", {}).get("enabled") is False for each in mappings.values()):
+            raise self._no_source()
         text = self._field("text", self.text, mappings)
         title = self._field("title", self.title, mappings)
         assert text is not None
@@ -75,13 +77,16 @@ class ExistingIndex:
     def passage(self, hit: Mapping[str, Any]) -> Passage:
         """Make a passage of a document found."""
         if "_source" not in hit:
-            message = f"index {self.index} keeps no _source"
-            raise RunError(f"{message}, so that its texts cannot be read: make one that does", "unsupported")
+            raise self._no_source()
         title, text = self._read(hit, self._title), self._read(hit, self._text)
         if not text and not self._told:
             self._told = True
             log.warning("document %r of index %s has no %s", hit["_id"], self.index, self.text)
         return Passage(hit["_id"], title, text, score=hit.get("_score"))
+
+    def _no_source(self) -> UserError:
+        message = f"index {self.index} ({self.server.name}) keeps no _source, so its texts cannot be read"
+        return UserError(f"{message}: name an index that does as retriever.index", "unsupported")
 
     def _look(self) -> None:
         """Read one document, and count those with a text."""

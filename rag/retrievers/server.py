@@ -184,7 +184,8 @@ class Server:
             # Of some failures the reason is empty, and that of the cause is not.
             causes = [each.get("caused_by") or {} for each in (error, first)]
             inner = next((cause["reason"] for cause in causes if cause.get("reason")), "")
-            error = f"{first.get('type')}: {first.get('reason') or ''} {inner}"
+            reasons = dict.fromkeys([first.get("reason") or "", inner])
+            error = f"{first.get('type')}: {' '.join(reasons)}"
         text = _page(str(error))
         text = re.sub(r"Basic \S+", "Basic ***", text)  # a header holds the password encoded
         for secret in self._secrets:
