@@ -1,4 +1,4 @@
-"""``retriever=opensearch`` on one real node: ranks, counts, indexes of others, processes, blocks, restarts."""
+"""``retriever=opensearch`` on one real node: ranks, counts, names, processes, indexes of others, failures."""
 
 import gzip
 import json
@@ -20,14 +20,10 @@ from probers.types import Passage, RunError
 DATA = Path(__file__).parents[3] / "shared" / "data"
 ROOT = Path(__file__).parents[2]
 
-CHINESE = [
-    "北京是中华人民共和国的首都，也是全国的政治中心。", "上海是中国最大的城市之一，位于长江入海口。",
-    "长江是亚洲最长的河流，流经上海注入东海。", "黄河是中国第二长的河流。", "東京は日本の首都であり、人口が最も多い都市である。",
-    "富士山は日本で最も高い山である。", "故宫位于北京市中心，是明清两代的皇宫。", "长城是古代中国的军事防御工程。",
-    "孔子是春秋时期的思想家和教育家。", "李白是唐代著名诗人，被称为诗仙。",
-]  # fmt: skip
+CHINESE = ["北京是中华人民共和国的首都，也是全国的政治中心。", "上海是中国最大的城市之一，位于长江入海口。", "长江是亚洲最长的河流，流经上海注入东海。", "黄河是中国第二长的河流。", "東京は日本の首都であり、人口が最も多い都市である。", "富士山は日本で最も高い山である。", "故宫位于北京市中心，是明清两代的皇宫。", "长城是古代中国的军事防御工程。", "孔子是春秋时期的思想家和教育家。", "李白是唐代著名诗人，被称为诗仙。"]
 SCRIPTS = [
-    "The room has 40 km² of H₂O in an oﬃce", "हिन्दी भारत की राजभाषा है", "שָׁלוֹם עֲלֵיכֶם", "Москва́ — столи́ца Росси́и",
+    "The room has 40 km² of H₂O in an oﬃce", "हिन्दी भारत की राजभाषा है", "שָׁלוֹם עֲלֵיכֶם",
+    "Москва́ — столи́ца Росси́и",
     "ประเทศไทยมีกรุงเทพเป็นเมืองหลวง", "Café Zoë in Łódź", "İstanbul STRASSE straße", "x_2 y-3 don't 3.14",
 ]  # fmt: skip
 
@@ -300,7 +296,7 @@ def dragin(one):
     """DRAGIN's and BEIR's index, by their recipe."""
     text = {"type": "text", "analyzer": "english"}
     one.send("PUT", "/dragin", {"mappings": {"properties": {"title": text, "txt": text}}})
-    documents = {"a1": ("The Heron", "It is a bird of the inlet."), "b-2": ("Inlet", "The herons are not in it."),
+    documents = {"a1": ("The Heron", "It is a bird of the inlet."), "b-2": ("Inlet", "Not the herons"),
                  "c": ("Moss", "Of the moss and the kelp.")}  # fmt: skip
     lines = [json.dumps(line) for name, (title, txt) in documents.items()
              for line in ({"index": {"_id": name}}, {"title": title, "txt": txt})]  # fmt: skip
@@ -377,8 +373,9 @@ def test_counts_without_places_say_so(one, caplog):
 
 
 def test_indexes_that_cannot_be_searched_are_refused_in_one_sentence(one):
-    put(one, "odd-1", {"text": TEXT, "tag": {"type": "keyword"}, "doc": {"type": "nested", "properties": {"body": TEXT}},
-                       "all": TEXT, "copied": TEXT | {"copy_to": "all"}},
+    nested = {"type": "nested", "properties": {"body": TEXT}}
+    put(one, "odd-1", {"text": TEXT, "tag": {"type": "keyword"}, "doc": nested, "all": TEXT,
+                       "copied": TEXT | {"copy_to": "all"}},
         {"text": "amber", "tag": "x", "doc": {"body": "amber"}, "copied": "dune"})  # fmt: skip
     cases = {"tag": "keyword", "doc.body": "nested", "txt": "it has", "all": "_source", "doc": "nested"}
     for field, said in cases.items():
