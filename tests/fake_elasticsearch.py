@@ -55,7 +55,12 @@ class FakeIndex:
     @property
     def about(self):
         """What GET answers of it."""
-        return {"aliases": self.aliases, "mappings": self.mappings, "settings": {"index": self.settings}}
+        settings = {key: value if key == "similarity" else str(value) for key, value in self.settings.items()}
+        settings["similarity"] = {
+            name: {key: str(value) for key, value in each.items()}
+            for name, each in settings["similarity"].items()
+        }
+        return {"aliases": self.aliases, "mappings": self.mappings, "settings": {"index": settings}}
 
     def create(self, name, source):
         """Status of the new document, with its error or None."""
@@ -183,7 +188,7 @@ class FakeElasticsearch(Server):
             ("POST", "_msearch"): ("search", lambda: self.searches(name, body)),
             ("PUT", "_bulk"): bulk, ("POST", "_bulk"): bulk,
             ("POST", "_refresh"): ("refresh", lambda: self.index(name).refresh()),
-            ("POST", "_count"): ("count", lambda: {"count": len(self.index(name).visible), "_shards": SHARDS}),
+            ("POST", "_count"): ("count", lambda: self.count(self.index(name))),
         }[method, "/".join(rest)]  # fmt: skip
 
     @property
@@ -232,6 +237,9 @@ class FakeElasticsearch(Server):
 
     def health(self, index):
         return {"cluster_name": "fake", "status": "green", "timed_out": False, "unassigned_shards": 0}
+
+    def count(self, index):
+        return {"count": len(index.visible), "_shards": SHARDS}
 
     def stats(self, index):
         counts = {"index_total": 0, "index_failed": 0, **index.indexing}
@@ -336,7 +344,7 @@ class FakeElasticsearch(Server):
             def judged(self, endpoint, act, size):
                 sent = self.headers.get("Authorization")
                 if size > fake.largest_body:
-                    page = b"<html><head><title>413 Request Entity Too Large</title></head><body>no</body></html>"
+                    page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
                     return 413, {"Content-Type": "text/html"}, page
                 try:  # some servers do say so much
                     if fake.authorization and sent != fake.authorization:

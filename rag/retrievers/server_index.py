@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -310,7 +311,8 @@ class ServerIndex:
                 texts = {name: spaced(tokenize(getattr(passage, name))) for name in ("title", "text")}
             fields = {name: utf8(texts[name]) for name in self.recipe.searched}
             lines = [{"create": {"_id": str(row)}}, {"n": row, **fields}]
-            text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+            dump = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
+            text = "".join(f"{dump(line)}\n" for line in lines)
             yield Document(row, text.encode())
 
 
