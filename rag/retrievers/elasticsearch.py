@@ -102,7 +102,7 @@ class Elasticsearch:
         if self.replicas != "auto":
             at_least("retriever.replicas", self.replicas, 0)
         self._check_source()
-        passages = [] if self.existing else as_passages(self.passages or [])
+        passages = [] if self.existing else as_passages([] if self.passages is None else self.passages)
         self._server = Server(
             self.url, timeout=self.timeout, retries=self.retries, verify=self.verify, ca_file=self.ca_file
         )
@@ -179,7 +179,7 @@ class Elasticsearch:
             other = "retriever.existing=true, which takes an index as it is"
             only = "is for retriever.existing=true" if not self.existing else f"does not go with {other}"
             raise UserError(f"{value} {only}: leave one out", "conflict")
-        if self.existing and self.passages:
+        if self.existing and self.passages is not None and len(self.passages):
             message = "retriever.existing=true searches an index without a corpus, and passages are given"
             raise UserError(f"{message}: leave one out", "conflict")
         if self.existing and not self.index:

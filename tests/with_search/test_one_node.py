@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import fails
+from refusals import exits, fails
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, Elasticsearch, elasticsearch, server, server_index
@@ -484,3 +484,45 @@ def test_a_stored_corpus_is_loaded_and_read_by_position(one, tmp_path):
     (tmp_path / "corpus.jsonl").write_text(lines)
     store = load_corpus(tmp_path / "corpus.jsonl", cache=tmp_path / "cache", in_memory=0)
     assert ids(connect(one, store, index="stored").search(["word41"], 1)) == [["d41"]]
+
+
+# --- commands ---------------------------------------------------------------------------------------
+
+
+def retrieved(folder):
+    """The ids of the passages of every round of every question."""
+    traces = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
+    return {trace["id"]: [each["passage_ids"] for each in trace["rounds"]] for trace in traces}
+
+
+def test_a_run_takes_the_same_passages_as_the_embedded_index(one, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ES_URL", one.url)
+    common = ["limit=8", "trigger=always", "max_new_tokens=4", "max_retrievals=1", "answer_tokens=2"]
+    for retriever in ("bm25", "opensearch"):
+        assert exits("rag", [*common, f"retriever={retriever}", f"out={retriever}"]) == 0
+    found = retrieved(tmp_path / "opensearch")
+    assert found == retrieved(tmp_path / "bm25") and any(rows[0] for rows in found.values())
+
+
+def test_a_run_over_an_existing_index_needs_no_corpus(one, dragin, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ES_URL", one.url)
+    lines = [{"id": "q1", "question": "What is a heron?"}, {"id": "q2", "question": "Where does kelp grow?"}]
+    (tmp_path / "asked.jsonl").write_text(
+        "".join(json.dumps(line | {"answers": ["x"]}) + "\n" for line in lines)
+    )
+    asked = ["questions=asked.jsonl", "split=test", "trigger=always", "max_new_tokens=4", "answer_tokens=2"]
+    there = [
+        "retriever=opensearch",
+        "retriever.existing=true",
+        "retriever.index=dragin",
+        "retriever.text=txt",
+    ]
+    assert exits("rag", [*asked, *there, "out=run"]) == 0
+    found = retrieved(tmp_path / "run")
+    assert set(found["q1"][0]) == {"a1", "b-2"} and found["q2"][0] == ["c"]
+    assert "index dragin" in capsys.readouterr().out
+    (tmp_path / "more.jsonl").write_text('{"text": "amber"}\n')
+    assert exits("rag", [*asked, *there, "corpus=more.jsonl", "out=other"]) == 2
+    assert "retriever.existing=true" in capsys.readouterr().err
