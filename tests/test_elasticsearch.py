@@ -184,7 +184,7 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
     retriever = connect(server, passages[:40])
     assert len(server.indices[f"{retriever._name}-1"].docs) == 40
     assert ids(retriever.search(["amber"] * 64, 1)) == [["p0"]] * 64
-    with fails("too-long", "'p40'", "60,0", "413 Request Entity Too Large"):
+    with fails("too-long", "'p40'", "60,0", "HTTP 413", "passage_words"):
         connect(server, passages, rebuild=True)
 
 

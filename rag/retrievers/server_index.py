@@ -291,8 +291,11 @@ class ServerIndex:
                 raise
             if len(left) == 1:
                 name, size = self.passages[left[0].row].id, len(left[0].lines)
-                message = f"passage {name!r} of {size:,} bytes is too large for one request ({error})"
-                raise UserError(f"{message}: pass passage_words=100 to cut passages", "too-long") from None
+                message = (
+                    f"{self.server.name} takes no request of {size:,} bytes (HTTP 413), as passage {name!r}"
+                )
+                remedy = "pass passage_words=100 to cut passages, or raise its http.max_content_length"
+                raise UserError(f"{message} needs: {remedy}", "too-long") from None
             half = len(left) // 2
             return [*refused, *self._send(index, left[:half]), *self._send(index, left[half:])]
         return refused
