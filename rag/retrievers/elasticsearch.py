@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
+import regex
+
 from probers.data.corpus import as_passages
 from probers.options import Natural
 from probers.types import Passage, ProbersError, RunError, UserError
@@ -25,6 +27,11 @@ log = logging.getLogger(__name__)
 CLAUSES = 1000
 #: Searches, and counts, per request.
 SEARCHES, COUNTS = 64, 200
+#: Words of texts that the server cuts into tokens: any character of a script without spaces may be one.
+_WORDS = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+    r"|(?:(?![\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}])\w)+"
+)
 #: Fields that have no meaning for an index that is there already.
 _OF_CORPUS = ("k1", "b", "analyzer", "fields", "shards", "replicas", "rebuild")
 
@@ -271,7 +278,7 @@ class Elasticsearch:
             if len(tokens) > most > 1:
                 self._tell("only the last %d words of a longer query are searched", most)
             return spaced(tokens[-most:])
-        words = list(re.finditer(r"\w+", text))
+        words = list(_WORDS.finditer(text))
         if len(words) > most > 1:
             self._tell("only the last %d words of a longer query are searched", most)
         return utf8(text[words[-most:][0].start() :]) if words else ""
@@ -279,7 +286,7 @@ class Elasticsearch:
     def _first_words(self, text: str, most: int) -> str:
         """Cut a phrase to its first words."""
         tokens = lexical.tokenize(text) if self._tokens else []
-        words = list(re.finditer(r"\w+", text))
+        words = list(_WORDS.finditer(text))
         if len(tokens or words) > most:
             self._tell("a phrase of more than %d words is counted by its first", most)
         return spaced(tokens[:most]) if self._tokens else utf8(text[: words[:most][-1].end()])

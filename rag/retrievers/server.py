@@ -124,7 +124,7 @@ class Server:
             raise UserError(f"retriever.ca_file={self.ca_file} needs https and verify=true", "conflict")
         if self.ca_file and not Path(self.ca_file).is_file():
             raise UserError(f"retriever.ca_file={self.ca_file} is no file: give a PEM file", "no-file")
-        self._waited = False
+        self._waited = self._answered = False
         self._connect((user, password) if user else None, key)
 
     def ask(self, call: Callable[..., Any], **options: Any) -> Any:
@@ -154,7 +154,7 @@ class Server:
         try:
             answer = call(**options)
             body = getattr(answer, "body", answer)
-            lack = _lack(body)
+            lack, self._answered = _lack(body), True
         except self._failures as error:
             raise self._failed(error) from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -207,7 +207,7 @@ class Server:
         while cause := inner.__cause__ or inner.__context__:  # the innermost tells the reason
             inner = cause
         reason = self.reason(f"{type(inner).__name__}: {inner}")
-        if not re.search("refused|SSL", reason) and any(map(_speaks_tls, self.hosts)):
+        if not (self._answered or re.search("refused|SSL", reason)) and any(map(_speaks_tls, self.hosts)):
             reason = f"the address begins with http://, and it is an HTTPS port ({reason})"
         failure = self.error(reason, "network")
         return failure if isinstance(failure, UserError) else PassingError(failure)
