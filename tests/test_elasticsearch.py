@@ -397,6 +397,17 @@ def test_an_answer_in_part_or_none_is_refused(server, answer, said, kind, ask):
         assert len(ask(retriever)) == 3
 
 
+@pytest.mark.parametrize(
+    "answer", [{}, {"responses": [{}]}, {"responses": 3}, ["a"], {"responses": [WHOLE | {"hits": None}]}]
+)
+@pytest.mark.parametrize("endpoint", ["search", "bulk", "count"])
+def test_garbage_is_one_sentence(server, answer, endpoint):
+    retriever = connect(server, corpus("amber", "basil"))
+    server.faults[endpoint] = [(200, {}, answer)]
+    with fails("server", server.url):
+        retriever.search(["amber"], 2) if endpoint == "search" else connect(server, corpus("cedar"))
+
+
 def test_fewer_answers_than_searches_are_refused(server):
     retriever = connect(server, corpus("amber", "basil"))
     server.faults["search"] = [(200, {}, {"responses": [WHOLE]})]

@@ -113,7 +113,7 @@ class Elasticsearch:
         self._server = Server(
             self.url, timeout=self.timeout, retries=self.retries, verify=self.verify, ca_file=self.ca_file
         )
-        self._told, self._clauses = set[str](), CLAUSES
+        self._warned, self._clauses = set[str](), CLAUSES
         if self.existing:
             self._index: ServerIndex | ExistingIndex = ExistingIndex(
                 self._server, str(self.index), self.title, self.text
@@ -146,12 +146,12 @@ class Elasticsearch:
         """
         at_least("k", k)
         size = min(k, len(self)) if isinstance(self._index, ServerIndex) else k
-        asked = {i: query for i, query in enumerate(queries) if self._last_words(query, self._words)}
-        answers = self._multi(list(asked.values()), lambda query: self._ranking(query, size), SEARCHES)
+        texts = {i: query for i, query in enumerate(queries) if self._last_words(query, self._words)}
+        answers = self._multi(list(texts.values()), lambda query: self._ranking(query, size), SEARCHES)
         if isinstance(self._index, ServerIndex):
             self._index.check([hit["_index"] for answer in answers for hit in answer["hits"]["hits"]])
         results: list[list[Passage]] = [[] for _ in queries]
-        for (i, query), answer in zip(asked.items(), answers, strict=True):
+        for (i, query), answer in zip(texts.items(), answers, strict=True):
             results[i] = [self._passage(hit, query) for hit in answer["hits"]["hits"]]
         return results
 
@@ -221,7 +221,7 @@ class Elasticsearch:
         """Count the passages that hold all phrases of each group."""
         if groups and not self._places:
             message = "index %s keeps no places of words: rarity counts passages with all words of a phrase"
-            self._tell(message, self._name)
+            self._warn_once(message, self._name)
         searched = [i for i, group in enumerate(groups) if all(self._last_words(each, 1) for each in group)]
         answers = self._multi([groups[i] for i in searched], self._holding, COUNTS)
         counts = [0] * len(groups)
@@ -229,38 +229,43 @@ class Elasticsearch:
             counts[i] = answer["hits"]["total"]["value"]
         return counts
 
-    def _multi(self, asked: Sequence[Any], build: Any, most: int) -> list[dict[str, Any]]:
-        """Ask for many searches, ``most`` per request, with fewer words where the server refuses as many."""
+    def _multi(self, searches: Sequence[Any], build: Any, most: int) -> list[dict[str, Any]]:
+        """Send many searches, at most ``most`` per request; return their answers, each with its hits."""
         answers: list[dict[str, Any]] = []
         # Statistics of all shards, so that their number changes no score, and always the same copies of them.
         head = json.dumps({"search_type": "dfs_query_then_fetch", "preference": "probers"})
-        while len(answers) < len(asked):
-            some = asked[len(answers) : len(answers) + most]
+        while len(answers) < len(searches):
+            some = searches[len(answers) : len(answers) + most]
             body = "".join(f"{head}\n{json.dumps(build(each))}\n" for each in some)
             try:
-                got = self._server.ask(self._server.client.msearch, body=body, index=self._name)
-                got = got["responses"]
+                results = self._server.ask(
+                    self._server.client.msearch, read=_responses, body=body, index=self._name
+                )
             except ProbersError as error:
                 if ": HTTP 413" not in str(error) or most == 1:
                     raise
                 most = (most + 1) // 2
                 continue
-            failed = next((i for i, answer in enumerate(got) if "error" in answer), None)
-            if failed is None and len(got) == len(some):
-                answers += got
-                continue
-            if failed is None:
-                message = f"{self._server.name} answered {len(got)} of {len(some)} searches"
-                raise RunError(f"{message}: check retriever.url", "server")
-            reason = self._server.reason(got[failed]["error"])
-            if re.search("too_many_(nested_)?clauses", str(got[failed])) and self._clauses > 1:
-                self._clauses //= 2
-                message = "index %s takes fewer clauses: of longer queries the last %d words are searched"
-                log.warning(message, self._name, self._words)
-                continue
-            status = got[failed].get("status", 500)
-            raise self._server.error(f"HTTP {status} {reason} (asked for {str(some[failed])[:80]!r})")
+            if self._taken(results, some):
+                answers += results
         return answers
+
+    def _taken(self, results: Sequence[Mapping[str, Any]], searches: Sequence[Any]) -> bool:
+        """Tell whether the server took all searches; if they had too many words, later ones get fewer."""
+        if len(results) != len(searches):
+            message = f"{self._server.name} answered {len(results)} of {len(searches)} searches"
+            raise RunError(f"{message}: check retriever.url", "server")
+        failed = next((i for i, answer in enumerate(results) if "error" in answer), None)
+        if failed is None:
+            return True
+        if re.search("too_many_(nested_)?clauses", str(results[failed])) and self._clauses > 1:
+            self._clauses //= 2
+            message = "index %s takes fewer clauses: of longer queries the last %d words are searched"
+            log.warning(message, self._name, self._words)
+            return False
+        reason = self._server.reason(results[failed]["error"])
+        status = results[failed].get("status", 500)
+        raise self._server.error(f"HTTP {status} {reason} (asked for {str(searches[failed])[:80]!r})")
 
     def _passage(self, hit: Mapping[str, Any], query: str) -> Passage:
         if isinstance(self._index, ExistingIndex):
@@ -276,11 +281,11 @@ class Elasticsearch:
         if self._tokens:
             tokens = lexical.tokenize(text)
             if len(tokens) > most > 1:
-                self._tell("only the last %d words of a longer query are searched", most)
+                self._warn_once("only the last %d words of a longer query are searched", most)
             return spaced(tokens[-most:])
         words = list(_WORDS.finditer(text))
         if len(words) > most > 1:
-            self._tell("only the last %d words of a longer query are searched", most)
+            self._warn_once("only the last %d words of a longer query are searched", most)
         return utf8(text[words[-most:][0].start() :]) if words else ""
 
     def _first_words(self, text: str, most: int) -> str:
@@ -288,11 +293,19 @@ class Elasticsearch:
         tokens = lexical.tokenize(text) if self._tokens else []
         words = list(_WORDS.finditer(text))
         if len(tokens or words) > most:
-            self._tell("a phrase of more than %d words is counted by its first", most)
+            self._warn_once("a phrase of more than %d words is counted by its first", most)
         return spaced(tokens[:most]) if self._tokens else utf8(text[: words[:most][-1].end()])
 
-    def _tell(self, message: str, value: Any) -> None:
+    def _warn_once(self, message: str, value: Any) -> None:
         """Log a warning once."""
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._warned:
+            self._warned.add(message)
             log.warning(message, value)
+
+
+def _responses(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Take the answers of a multi-search; LookupError or TypeError for one without hits and error."""
+    answers: list[dict[str, Any]] = body["responses"]
+    for answer in answers:
+        iter(answer["error"] if "error" in answer else answer["hits"]["hits"])
+    return answers

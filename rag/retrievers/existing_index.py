@@ -71,7 +71,7 @@ class ExistingIndex:
         self.places = all(each.places for each in searched)
         self._title, self._text = None if title is None else title.path, text.path
         self.source = [".".join(each.path) for each in searched]
-        self._told = False
+        self._warned = False
         self._look()
 
     def passage(self, hit: Mapping[str, Any]) -> Passage:
@@ -79,8 +79,8 @@ class ExistingIndex:
         if "_source" not in hit:
             raise self._no_source()
         title, text = self._read(hit, self._title), self._read(hit, self._text)
-        if not text and not self._told:
-            self._told = True
+        if not text and not self._warned:
+            self._warned = True
             log.warning("document %r of index %s has no %s", hit["_id"], self.index, self.text)
         return Passage(hit["_id"], title, text, score=hit.get("_score"))
 
@@ -94,19 +94,20 @@ class ExistingIndex:
             "query": {"exists": {"field": self.fields[-1]}}, "size": 1, "track_total_hits": True,
             "_source": self.source,
         }  # fmt: skip
-        hits = self.server.ask(self.server.client.search, index=self.index, body=body)["hits"]
-        if not hits["hits"]:
+        search = self.server.client.search
+        first, total = self.server.ask(search, read=_first_of, index=self.index, body=body)
+        if first is None:
             message = f"index {self.index} ({self.server.name}) holds no document with {self.text}"
             raise UserError(f"{message}: check retriever.index and retriever.text", "empty")
-        if not self._read(hits["hits"][0], self._text):
+        if not self._read(first, self._text):
             message = f"documents of index {self.index} do not keep {self.text} in their _source"
             raise UserError(f"{message}: name another field as retriever.text", "unsupported")
-        self.documents = hits["total"]["value"]
+        self.documents = total
 
     def _field(self, option: str, name: str, mappings: Mapping[str, Any]) -> Field | None:
         """Find a field in the mappings of all indexes; UserError if it cannot be searched by words."""
         key = f"retriever.{option}={name}"
-        each = {index: _located(found["mappings"], name) for index, found in mappings.items()}
+        each = {index: _located(entry["mappings"], name) for index, entry in mappings.items()}
         lacking = [index for index, place in each.items() if place is None]
         if lacking and option == name == "title":
             log.info("index %s has no field title: passages have none", self.index)
@@ -131,6 +132,12 @@ class ExistingIndex:
 
     def _read(self, hit: Mapping[str, Any], path: tuple[str, ...] | None) -> str:
         return "" if path is None else " ".join(_texts(hit.get("_source", {}), path))
+
+
+def _first_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int]:
+    """Take the first document found, and the number of all."""
+    hits = body["hits"]
+    return next(iter(hits["hits"]), None), hits["total"]["value"]
 
 
 def _located(mapping: Mapping[str, Any], name: str) -> Field | None:

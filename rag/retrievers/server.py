@@ -69,6 +69,10 @@ _MENDED: dict[str, tuple[str, Code | None]] = {
 }  # fmt: skip
 
 
+def _whole(body: Any) -> Any:
+    return body
+
+
 class PassingError(Exception):
     """A failure that may pass by itself: what to raise if it does not, and seconds to wait at least."""
 
@@ -127,9 +131,9 @@ class Server:
         self._waited = self._answered = False
         self._connect((user, password) if user else None, key)
 
-    def ask(self, call: Callable[..., Any], **options: Any) -> Any:
-        """Call a method of the client and return the answer's body, whole; repeat what may pass by itself."""
-        return self.patiently(lambda: self.once(call, **options))
+    def ask(self, call: Callable[..., Any], *, read: Callable[[Any], Any] = _whole, **options: Any) -> Any:
+        """Call a method of the client as in :meth:`once`; repeat what may pass by itself."""
+        return self.patiently(lambda: self.once(call, read=read, **options))
 
     def patiently(self, act: Callable[[], T]) -> T:
         """Act, and after each :class:`PassingError` wait and act again."""
@@ -149,12 +153,17 @@ class Server:
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def once(self, call: Callable[..., Any], **options: Any) -> Any:
-        """Call a method of the client and return the answer's body; turn failures into one sentence."""
+    def once(self, call: Callable[..., Any], *, read: Callable[[Any], Any] = _whole, **options: Any) -> Any:
+        """Call a method of the client and return what ``read`` takes of the answer's body.
+
+        Failures become one sentence, and so do answers of another form than ``read`` expects.
+        """
         try:
             answer = call(**options)
             body = getattr(answer, "body", answer)
-            lack, self._answered = _lack(body), True
+            lack = _lack(body)
+            result = None if lack else read(body)
+            self._answered = True
         except self._failures as error:
             raise self._failed(error) from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -163,7 +172,7 @@ class Server:
             raise UserError(f"{self.name}: {reason}; {_OTHER}", "server") from None
         if lack is not None:
             raise PassingError(self.error(self.reason(lack), "server"))
-        return body
+        return result
 
     def error(self, reason: str, code: Code = "server") -> ProbersError:
         """Make the error for a failure, with what the user can do about it."""

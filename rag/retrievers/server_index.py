@@ -204,9 +204,13 @@ class ServerIndex:
 
     def _indexed(self, index: str) -> int:
         """Count the documents that were sent to an index, taken or not."""
-        answer = self.server.ask(self.server.client.indices.stats, index=index, metric="indexing")
-        indexing = answer["_all"]["primaries"].get("indexing", {})
-        return int(indexing.get("index_total", 0) + indexing.get("index_failed", 0))
+
+        def read(body: Mapping[str, Any]) -> int:
+            counts = body["_all"]["primaries"].get("indexing", {})
+            return int(counts.get("index_total", 0) + counts.get("index_failed", 0))
+
+        stats = self.server.client.indices.stats
+        return self.server.ask(stats, read=read, index=index, metric="indexing")  # type: ignore[no-any-return]
 
     def _create(self, index: str) -> bool:
         """Create an index; return False if another process was first."""
@@ -235,7 +239,8 @@ class ServerIndex:
         self.server.ask(self.server.client.cluster.health, index=index)
 
     def _count(self, index: str) -> int:
-        return int(self.server.ask(self.server.client.count, index=index)["count"])
+        count = self.server.client.count
+        return self.server.ask(count, read=lambda body: int(body["count"]), index=index)  # type: ignore[no-any-return]
 
     def _delete(self, indexes: Sequence[str]) -> None:
         if indexes:
@@ -273,8 +278,7 @@ class ServerIndex:
 
         def send() -> None:
             body = b"".join(document.lines for document in left).decode()
-            answer = self.server.once(self.server.client.bulk, body=body, index=index)
-            results = [item["create"] for item in answer["items"]]
+            results = self.server.once(self.server.client.bulk, read=_created, body=body, index=index)
             pairs = zip(list(left), results, strict=True)
             failed = [pair for pair in pairs if pair[1]["status"] not in (200, 201, 409)]  # 409: there
             refused.extend(self._described(*pair) for pair in failed if not is_passing(pair[1]))
@@ -333,6 +337,11 @@ def _cut(token: str) -> str:
 def utf8(text: str) -> str:
     """Make a text that servers accept: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode()
+
+
+def _created(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Take the results of a bulk request."""
+    return [item["create"] for item in body["items"]]
 
 
 def _made_of(index: Mapping[str, Any]) -> Any:
