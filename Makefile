@@ -1,5 +1,5 @@
 # make docs: the documentation.  make demo: the whole job on the embedded testbed.
-# make test, test-all, long, slow, coverage, test-lowest, test-vllm and test-clients: the tests.
+# make test, test-all, long, slow, coverage, test-lowest, test-clients, test-search and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
 # make gpu model=NAME device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
@@ -40,7 +40,10 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real gpu test test-all coverage test-lowest test-vllm test-clients long slow lint docs clean
+# Jars of the search server of make test-search; those of tools/search/pom.xml where the folder is not there.
+SEARCH_JARS ?= $(or $(wildcard ../shared/search/lib),build/search/lib)
+
+.PHONY: demo real gpu test test-all coverage test-lowest test-search test-vllm test-clients long slow lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -73,6 +76,16 @@ coverage: $(VENV)/.installed-test
 # With the lowest versions that pyproject.toml allows of the main dependencies.
 test-lowest: .venv-lowest/.installed
 	$(subst $(VENV),.venv-lowest,$(PYTEST))
+
+# Real OpenSearch nodes on loopback: Java 17 or later (apt-get install openjdk-17-jre-headless), 2 GB of memory.
+test-search: $(VENV)/.installed-test $(SEARCH_JARS)
+	@command -v java > /dev/null || { echo "test-search needs java: apt-get install openjdk-17-jre-headless"; exit 1; }
+	PROBERS_SEARCH_JARS=$(abspath $(SEARCH_JARS)) $(PYTEST) tests/with_search
+
+build/search/lib: tools/search/pom.xml
+	@command -v mvn > /dev/null || { echo "test-search needs mvn, or the jars as SEARCH_JARS=FOLDER"; exit 1; }
+	mvn -q -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@)
+	touch $@
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm

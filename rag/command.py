@@ -215,7 +215,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         log.info("%s", note)
     trigger.check_questions(questions)
     check_counts(trigger, settings.retriever.kind)
-    files = inputs(*source.files, settings.corpus, *prompt_files(settings), *trained)
+    files = inputs(*source.files, settings.searched, *prompt_files(settings), *trained)
     folder = None
     if settings.out is not None or not one:
         config = settings.record | {"inputs": files, "asked": record}
@@ -224,7 +224,8 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
         return folder.path
     what = "the question typed" if one else source.spec
-    log.info("%s, corpus: %s, %s", what, settings.corpus, count(len(corpus), "passage"))
+    passages = f", {count(len(corpus), 'passage')}" if corpus else ""
+    log.info("%s, corpus: %s%s", what, settings.searched, passages)
     if folder is not None and parts is not None:
         answers = join_traces(parts, questions, _TRACES, folder.path)
     else:

@@ -101,7 +101,10 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
             "name": str(settings.prober or spec.model.id), "pool": spec.pool, "site": spec.site,
             "layers": list(spec.layers), "threshold": bank.threshold, "promise": promise,
         }  # fmt: skip
-    retriever = None if settings.corpus is None else settings.retriever.make(load_passages(settings))
+    searched = settings.corpus
+    if settings.retriever.get("existing"):
+        searched = str(settings.retriever.get("index"))
+    retriever = None if searched is None else settings.retriever.make(load_passages(settings))
     lm = load_model(settings, adapter=None if bank is None else bank.adapter)
     if bank is not None:
         bank.check_model(lm.spec)
@@ -115,7 +118,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     served = Served(
         scheduler, settings.served_name or settings.model.name,
         prober=entry,
-        corpus=None if settings.corpus is None else Path(settings.corpus).name,  # its folder stays private
+        corpus=None if searched is None else Path(searched).name,  # its folder stays private
         api_key=key, log_requests=settings.log_requests, max_tokens=settings.max_tokens,
         thinking=Thinking.of(lm.tokenizer, settings.thinking), abstention=settings.abstention,
     )  # fmt: skip

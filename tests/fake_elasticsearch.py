@@ -1,24 +1,20 @@
-"""A server that speaks the part of Elasticsearch's and OpenSearch's REST API the retriever uses.
+"""A server that speaks the part of Elasticsearch's and OpenSearch's REST API the retriever uses, and fails.
 
-It satisfies their official clients, holds documents, scores them with BM25 computed from scratch, is as
-strict as the real ones about what it is sent (unknown keys, content types, documents that are not
-refreshed), and fails on request.
+It is for what a real server cannot be made to do on request: answers that are garbage, cut, late or a lie,
+and the other product. ``tests/with_search/test_imitation.py`` sends the same requests to a real one and
+compares the form of the answers. It satisfies the official clients, holds documents, scores them with BM25
+computed from scratch, and refuses keys that it does not know.
 """
 
 import json
 import math
-import re
 import threading
 from collections import Counter, defaultdict
+from fnmatch import fnmatch
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from http_fakes import Handler, Server
 
-STOP_WORDS = re.findall(  # Lucene's
-    r"\w+",
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there "
-    "these they this to was will with",
-)
 FULL = (
     "index [{}] blocked by: [TOO_MANY_REQUESTS/12/disk usage exceeded flood-stage watermark, index has "
     "read-only-allow-delete block];"
@@ -40,111 +36,93 @@ def only(given, *allowed):
 
 
 class FakeIndex:
-    """Documents, and the postings of those that have been refreshed."""
+    """Documents, and those of them that have been refreshed."""
 
     def __init__(self, name, body):
         only(body, "settings", "mappings")
-        self.name = name
-        self.settings = body["settings"]
-        shapes = ("number_of_shards", "number_of_replicas", "refresh_interval")
-        only(self.settings, *shapes, "similarity", "analysis")
-        self.mappings = body["mappings"]
+        self.name, self.settings, self.mappings = name, body["settings"], body["mappings"]
+        shapes = ("number_of_shards", "number_of_replicas", "auto_expand_replicas", "refresh_interval")
+        only(self.settings, *shapes, "similarity")
         only(self.mappings, "dynamic", "_meta", "properties")
         self.searched = {f: p for f, p in self.mappings["properties"].items() if p.get("analyzer")}
-        for field, properties in self.searched.items():
-            self.analyze(field, "")
-            assert properties["similarity"] in self.settings["similarity"]
-        self.docs, self.visible, self.postings, self.lengths = {}, {}, {}, {}
+        for properties in self.searched.values():
+            assert (
+                properties["analyzer"] == "whitespace"
+                and properties["similarity"] in self.settings["similarity"]
+            )
+        self.docs, self.visible, self.aliases, self.indexing = {}, {}, {}, Counter()
 
-    def analyze(self, field, text):
-        name = self.searched[field]["analyzer"]
-        custom = self.settings.get("analysis", {})
-        if name in custom.get("analyzer", {}):
-            analyzer = custom["analyzer"][name]
-            tokenizer = custom["tokenizer"][analyzer["tokenizer"]]
-            assert tokenizer == {"type": "pattern", "pattern": r"[\p{L}\p{N}_]+", "group": 0}
-            lower, cut = analyzer["filter"]
-            assert lower == "lowercase" and custom["filter"][cut]["type"] == "truncate"
-            return [w[: custom["filter"][cut]["length"]] for w in re.findall(r"\w+", text.lower())]
-        if name not in ("standard", "english"):
-            inner = {"type": "x", "reason": f"analyzer [{name}] has not been configured in mappings"}
-            raise RefusedError(400, "mapper_parsing_exception", "Failed to parse mapping", caused_by=inner)
-        words = re.findall(r"\w+", text.lower())
-        # No stemmer: enough to tell an analyzer with stop words from one without.
-        return [w for w in words if w not in STOP_WORDS] if name == "english" else words
+    @property
+    def about(self):
+        """What GET answers of it."""
+        settings = {key: value if key == "similarity" else str(value) for key, value in self.settings.items()}
+        settings["similarity"] = {
+            name: {key: str(value) for key, value in each.items()}
+            for name, each in settings["similarity"].items()
+        }
+        return {"aliases": self.aliases, "mappings": self.mappings, "settings": {"index": settings}}
 
     def create(self, name, source):
         """Status of the new document, with its error or None."""
         if name in self.docs:
+            self.indexing["index_failed"] += 1
             reason = f"[{name}]: document already exists"
             return 409, {"type": "version_conflict_engine_exception", "reason": reason}
         only(source, *self.mappings["properties"])
-        for field in self.searched:
-            long = [w for w in self.analyze(field, source[field]) if len(w.encode()) > 32766]
-            assert not long, "Document contains at least one immense term"
         self.docs[name] = source
-        if self.settings.get("refresh_interval") != "-1":
-            self.refresh()
+        self.indexing["index_total"] += 1
         return 201, None
 
     def refresh(self):
-
         self.visible = dict(self.docs)
-        self.postings = {f: defaultdict(dict) for f in self.searched}
-        self.lengths = {f: {} for f in self.searched}
-        for name, source in self.visible.items():
-            for field in self.searched:
-                tokens = self.analyze(field, source[field])
-                self.lengths[field][name] = len(tokens)
-                for token, count in Counter(tokens).items():
-                    self.postings[field][token][name] = count
-        return {"_shards": SHARDS}
+        return {"_shards": {"total": 2, "successful": 1, "failed": 0}}  # the copy is not anywhere yet
 
-    def holding(self, query):
-        """Documents with all words of each text."""
-        only(query, "bool")
-        only(query["bool"], "filter")
-        found = set(self.visible)
-        for part in query["bool"]["filter"]:
-            only(part, "multi_match")
-            body = part["multi_match"]
-            only(body, "query", "type", "fields", "operator")
-            assert (body["type"], body["operator"]) == ("cross_fields", "and")
-            tokens = {t for field in body["fields"] for t in self.analyze(field, body["query"])}
-            if not tokens:  # as servers do by default
-                return set()
-            for token in tokens:
-                found &= set().union(*(self.postings[field].get(token, {}) for field in body["fields"]))
-        return found
+    def tokens(self, name, field):
+        return self.visible[name][field].split()
 
-    def scores(self, query, most_clauses):
+    def scores(self, query):
         """Document -> score for those that match."""
-        only(query, "multi_match")
+        only(query, "multi_match", "bool")
+        if "bool" in query:
+            return dict.fromkeys(self.holding(query["bool"]), 0.0)
         body = query["multi_match"]
         only(body, "query", "type", "fields", "tie_breaker")
         assert body["type"] == "best_fields"
-        parts = [self.bm25(f, body["query"], most_clauses) for f in body["fields"]]
-        found = {}
-        for name in set().union(*parts):
-            values = [part.get(name, 0.0) for part in parts]
-            found[name] = max(values) + body["tie_breaker"] * (sum(values) - max(values))
-        return found
+        parts = [self.bm25(field, body["query"].split()) for field in body["fields"]]
+        return {
+            name: max(values) + body["tie_breaker"] * (sum(values) - max(values))
+            for name in set().union(*parts)
+            for values in [[part.get(name, 0.0) for part in parts]]
+        }
 
-    def bm25(self, field, text, most_clauses):
-        tokens = self.analyze(field, text)
-        if len(tokens) > most_clauses:
-            inner = {"type": "too_many_clauses", "reason": f"maxClauseCount is set to {most_clauses}"}
-            raise RefusedError(400, "query_shard_exception", "failed to create query", caused_by=inner)
+    def holding(self, query):
+        """Documents with each phrase in one of the fields."""
+        only(query, "filter")
+        found = set(self.visible)
+        for part in query["filter"]:
+            only(part, "multi_match")
+            body = part["multi_match"]
+            only(body, "query", "type", "fields")
+            assert body["type"] == "phrase"
+            phrase = f" {' '.join(body['query'].split())} "
+            texts = {n: [f" {' '.join(self.tokens(n, f))} " for f in body["fields"]] for n in self.visible}
+            found &= {
+                name for name, each in texts.items() if phrase.strip() and any(phrase in t for t in each)
+            }
+        return sorted(found, key=int)
+
+    def bm25(self, field, asked):
         options = self.settings["similarity"][self.searched[field]["similarity"]]
-        k1, b, lengths = options["k1"], options["b"], self.lengths.get(field, {})
-        mean = sum(lengths.values()) / max(1, len(lengths))
-        total = defaultdict(float)
-        for token in tokens if lengths else ():
-            holding = self.postings[field].get(token, {})
+        k1, b = options["k1"], options["b"]
+        counts = {name: Counter(self.tokens(name, field)) for name in self.visible}
+        lengths = {name: each.total() for name, each in counts.items()}
+        mean, total = sum(lengths.values()) / max(1, len(lengths)), defaultdict(float)
+        for token in asked:
+            holding = [name for name, each in counts.items() if token in each]
             idf = math.log(1 + (len(lengths) - len(holding) + 0.5) / (len(holding) + 0.5))
-            for name, tf in holding.items():
-                length = lengths[name]
-                total[name] += (k1 + 1) * idf * tf / (tf + k1 * (1 - b + b * length / mean))
+            for name in holding:
+                tf = counts[name][token]
+                total[name] += (k1 + 1) * idf * tf / (tf + k1 * (1 - b + b * lengths[name] / mean))
         return total
 
 
@@ -167,10 +145,11 @@ class FakeElasticsearch(Server):
         self.indices, self.faults, self.requests = {}, defaultdict(list), []
         self.put_off, self.refuse, self.lose = {}, {}, set()
         self.room = None
-        self.most_clauses, self.largest_body = 1024, 100_000_000
+        self.largest_body = 100_000_000
         self.authorization = None
         self.forbidden = set()
         self.path = ""  # before that of every request
+        self.sent = []  # method, path and body of all requests
         self._stop = threading.Event()
         super().__init__(self._handler(), tls)
 
@@ -191,23 +170,26 @@ class FakeElasticsearch(Server):
     def answer(self, method, path, body):
         """(endpoint, function that does it)."""
         assert path.startswith(self.path)
-        asked = parse_qs(urlsplit(path).query)
         parts = [unquote(p) for p in urlsplit(path.removeprefix(self.path)).path.split("/") if p]
+        asked = parse_qs(urlsplit(path).query)
         if method == "GET" and not parts:
             return "root", lambda: self.greeting
+        if parts == ["_aliases"]:
+            return "aliases", lambda: self.move(json.loads(body)["actions"])
+        if parts[:2] == ["_cluster", "health"]:
+            return "health", lambda: self.health(self.index(parts[2]))
         name, *rest = parts
         bulk = "bulk", lambda: self.bulk(name, body)
         return {
-            ("HEAD", ""): ("exists", lambda: self.index(name) and {}),
+            ("GET", ""): ("get", lambda: self.get(name, asked)),
             ("PUT", ""): ("create", lambda: self.create(name, json.loads(body))),
-            ("DELETE", ""): ("delete", lambda: self.delete(name, asked)),
-            ("GET", "_mapping"): ("mapping", lambda: {name: {"mappings": self.index(name).mappings}}),
-            ("POST", "_search"): ("search", lambda: self.search(name, json.loads(body), asked)),
-            ("POST", "_msearch"): ("msearch", lambda: self.searches(name, body)),
+            ("DELETE", ""): ("delete", lambda: self.delete(name)),
+            ("GET", "_stats/indexing"): ("stats", lambda: self.stats(self.index(name))),
+            ("POST", "_msearch"): ("search", lambda: self.searches(name, body)),
             ("PUT", "_bulk"): bulk, ("POST", "_bulk"): bulk,
             ("POST", "_refresh"): ("refresh", lambda: self.index(name).refresh()),
-            ("POST", "_count"): ("count", lambda: {"count": len(self.index(name).visible)}),
-        }[method, "".join(rest)]  # fmt: skip
+            ("POST", "_count"): ("count", lambda: self.count(self.index(name))),
+        }[method, "/".join(rest)]  # fmt: skip
 
     @property
     def elastic(self):
@@ -215,22 +197,60 @@ class FakeElasticsearch(Server):
         number = self.greeting["version"]["number"]
         return "for Search" in self.greeting["tagline"] and number.startswith(("8.", "9."))
 
+    @property
+    def only_index(self):
+        (index,) = self.indices.values()
+        return index
+
     def index(self, name):
-        if name not in self.indices:
-            raise RefusedError(404, "index_not_found_exception", f"no such index [{name}]")
-        return self.indices[name]
+        """The index of a name or alias."""
+        for index in self.indices.values():
+            if name in (index.name, *index.aliases):
+                return index
+        raise RefusedError(404, "index_not_found_exception", f"no such index [{name}]")
+
+    def get(self, names, asked):
+        assert asked["ignore_unavailable"] == ["true"]
+        found = [
+            index for index in self.indices.values()
+            if any(fnmatch(own, name) for name in names.split(",") for own in (index.name, *index.aliases))
+        ]  # fmt: skip
+        return {index.name: index.about for index in found}
 
     def create(self, name, body):
         if name in self.indices:
             raise RefusedError(400, "resource_already_exists_exception", f"index [{name}] already exists")
-        if name.startswith(("_", "-", "+")) or name != name.lower() or re.search(r'[\\/*?"<>| ,#:]', name):
+        if name != name.lower():
             raise RefusedError(400, "invalid_index_name_exception", f"Invalid index name [{name}]")
         self.indices[name] = FakeIndex(name, body)
         return {"acknowledged": True, "shards_acknowledged": True, "index": name}
 
-    def delete(self, name, asked):
-        if name in self.indices or asked.get("ignore_unavailable") != ["true"]:
-            del self.indices[self.index(name).name]
+    def move(self, actions):
+        for action in actions:
+            ((what, given),) = action.items()
+            if what == "add":
+                self.indices[given["index"]].aliases[given["alias"]] = {}
+            else:
+                assert what == "remove_index"
+                del self.indices[given["index"]]
+        return {"acknowledged": True}
+
+    def health(self, index):
+        return {"cluster_name": "fake", "status": "green", "timed_out": False, "unassigned_shards": 0}
+
+    def count(self, index):
+        return {"count": len(index.visible), "_shards": SHARDS}
+
+    def stats(self, index):
+        counts = {"index_total": 0, "index_failed": 0, **index.indexing}
+        return {
+            "_shards": {"total": 1, "successful": 1, "failed": 0},
+            "_all": {"primaries": {"indexing": counts}},
+        }
+
+    def delete(self, names):
+        for name in names.split(","):
+            self.indices.pop(name, None)
         return {"acknowledged": True}
 
     def bulk(self, name, body):
@@ -259,35 +279,36 @@ class FakeElasticsearch(Server):
             return 201, None
         return index.create(name, source)
 
-    def search(self, name, body, asked):
-        assert asked["search_type"] == ["dfs_query_then_fetch"]
-        index = self.index(name)
-        only(body, "query", "size", "sort", "track_total_hits", "_source")
-        if body["size"] > 10_000:
-            raise RefusedError(400, "illegal_argument_exception", "Result window is too large")
-        found = index.scores(body["query"], self.most_clauses)
-        assert body["sort"] == [{"_score": "desc"}, {"n": "asc"}]
-        ranked = sorted(found, key=lambda d: (-found[d], index.visible[d]["n"]))[: body["size"]]
-        hits = [
-            {"_index": name, "_id": d, "_score": None, "sort": [found[d], index.visible[d]["n"]]}
-            for d in ranked
-        ]
-        return {"took": 1, "timed_out": False, "_shards": SHARDS, "hits": {"max_score": None, "hits": hits}}
-
     def searches(self, name, body):
         assert body.endswith(b"\n")
-        index, lines = self.index(name), [json.loads(line) for line in body.decode().split("\n")[:-1]]
-        answers = []
-        for header, asked in zip(lines[::2], lines[1::2], strict=True):
-            assert header == {}
-            only(asked, "query", "size", "track_total_hits", "_source")
-            found = sorted(index.holding(asked["query"]), key=int)
-            hits = [{"_index": name, "_id": d, "_score": 0.0} for d in found[: asked["size"]]]
-            total = {"value": len(found), "relation": "eq"}
-            assert asked["track_total_hits"] is True
-            answers.append({"took": 1, "timed_out": False, "_shards": SHARDS, "status": 200,
-                            "hits": {"total": total, "max_score": None, "hits": hits}})  # fmt: skip
-        return {"took": 1, "responses": answers}
+        lines = [json.loads(line) for line in body.decode().split("\n")[:-1]]
+        for head in lines[::2]:
+            assert head == {"search_type": "dfs_query_then_fetch", "preference": "probers"}
+        return {"took": 1, "responses": [self.search(name, asked) for asked in lines[1::2]]}
+
+    def search(self, name, asked):
+        try:
+            index = self.index(name)
+            only(asked, "query", "size", "sort", "track_total_hits", "_source")
+            found = index.scores(asked["query"])
+        except RefusedError as error:
+            return {"error": error.error, "status": error.status}
+        hits = {"max_score": None, "hits": []}
+        if asked["track_total_hits"]:
+            hits["total"] = {"value": len(found), "relation": "eq"}
+        else:
+            assert asked["sort"] == [{"_score": "desc"}, {"n": "asc"}]
+            ranked = sorted(found, key=lambda d: (-found[d], index.visible[d]["n"]))[: asked["size"]]
+            hits["hits"] = [
+                {
+                    "_index": index.name,
+                    "_id": d,
+                    "_score": found[d],
+                    "sort": [found[d], index.visible[d]["n"]],
+                }
+                for d in ranked
+            ]
+        return {"took": 1, "timed_out": False, "_shards": SHARDS, "status": 200, "hits": hits}
 
     def _handler(fake):
         class Speaking(Handler):
@@ -300,6 +321,7 @@ class FakeElasticsearch(Server):
                 # OpenSearch's client asks what the server is, and that of Elasticsearch makes sure.
                 assert endpoint == "root" or ("compatible-with=8" in kind) == fake.elastic, kind
                 fake.requests.append((endpoint, body))
+                fake.sent.append((self.command, self.path, body))
                 fault = fake.faults[endpoint].pop(0) if fake.faults[endpoint] else None
                 if fault == "hang":
                     fake._stop.wait(5)
@@ -322,7 +344,8 @@ class FakeElasticsearch(Server):
             def judged(self, endpoint, act, size):
                 sent = self.headers.get("Authorization")
                 if size > fake.largest_body:
-                    return 413, {"Content-Type": "text/html"}, b"<html>too large</html>"
+                    page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
+                    return 413, {"Content-Type": "text/html"}, page
                 try:  # some servers do say so much
                     if fake.authorization and sent != fake.authorization:
                         raise RefusedError(401, "security_exception", f"unable to authenticate with {sent}")

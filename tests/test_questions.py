@@ -393,7 +393,7 @@ def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
     kept = [q.split for q in load_questions(write_lines(tmp_path / "q.jsonl", records))]
     assert kept[:4] == ["validation", "train", "test", "validation"] and kept[4]
     alone = write_lines(tmp_path / "dev.jsonl", asked(5, split="dev"))
-    with fails("empty", "test", "5 validation", kind=EmptySplitError):
+    with fails("empty", "test", "5 validation", "split=validation", kind=EmptySplitError):
         open_questions(alone, split="test")
     dealt = open_questions("file", path=alone, splits="deal").questions
     assert {q.split for q in dealt} == {"train", "validation", "test"}

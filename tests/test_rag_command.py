@@ -380,7 +380,7 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
     asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}",
              "retriever.retries=1"]  # fmt: skip
     whole = (rag(*asked, "out=whole") / "traces.jsonl").read_text()
-    server.faults["search"] = [None] * 20 + ["reset"] * 9
+    server.faults["search"] = [None] * 2 + ["reset"] * 9
     assert exits("rag", [*COMMON, *asked, "out=parts"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("probers-rag: ") and server.url in error

@@ -230,6 +230,12 @@ class Corpus:
         """Open the passages; return a function that makes the retriever of them."""
         if not isinstance(self.retriever, (str, Component)):
             return lambda: self.retriever  # type: ignore[no-any-return]
+        component = component_of("retriever", self.retriever)
+        if component.get("existing"):
+            if self.passages != "testbed":
+                message = "retriever.existing=true searches an index without a corpus, and corpus= is given"
+                raise UserError(f"{message}: leave one out", "conflict")
+            return component.make
         if isinstance(self.passages, str):
             passages: Sequence[Passage] = load_corpus(
                 self.passages, on_bad_line=options.on_bad_line, passage_words=self.passage_words,
@@ -240,12 +246,12 @@ class Corpus:
                 text if isinstance(text, Passage) else Passage(str(number), "", text)
                 for number, text in enumerate(self.passages, 1)
             ]
-        component = component_of("retriever", self.retriever)
         return lambda: component.make(passages)  # type: ignore[no-any-return]
 
     @property
     def corpus_files(self) -> list[str]:
-        return [self.passages] if isinstance(self.passages, str) else []
+        existing = isinstance(self.retriever, Component) and self.retriever.get("existing")
+        return [self.passages] if isinstance(self.passages, str) and not existing else []
 
 
 @dataclass(frozen=True, kw_only=True)

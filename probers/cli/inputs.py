@@ -14,7 +14,7 @@ from ..prompts import AS_GIVEN, MESSAGES, PromptTemplate, form_name
 from ..types import OF_PASSAGES, Passage, UserError
 from .components import Component, choices
 from .runs import RunFolder, read_state
-from .settings import plain
+from .settings import TESTBED, plain
 
 if TYPE_CHECKING:
     from ..data.questions import QuestionSource
@@ -96,9 +96,19 @@ def _loaded(kind: type[CausalLM], options: dict[str, Any]) -> CausalLM:
 
 
 def load_passages(settings: Any) -> Sequence[Passage]:
-    """Open the passages of ``settings.corpus``; passages of large files are read on demand."""
+    """Open the passages of ``settings.corpus``; passages of large files are read on demand.
+
+    There are none with ``retriever.existing``, whose passages are in the index.
+    """
     from ..data import load_corpus
 
+    if settings.retriever.get("existing"):
+        if settings.corpus not in (None, TESTBED):
+            message = (
+                f"corpus={settings.corpus} and retriever.existing=true, which searches an index as it is"
+            )
+            raise UserError(f"{message}: leave one out", "conflict")
+        return []
     return load_corpus(
         settings.corpus, on_bad_line=settings.on_bad_line, passage_words=settings.passage_words,
         cache=settings.corpus_cache,

@@ -37,8 +37,8 @@ NOT_IDENTITY = (
     "save_every", "shard_size", "suffix", "memory", "corpus_cache", "wikipedia.cache", "typed",
     "retriever.cache", "retriever.device", "retriever.batch_size",
     # The server of retriever=elasticsearch and the connection.
-    "retriever.url", "retriever.shards", "retriever.timeout", "retriever.retries", "retriever.verify",
-    "retriever.ca_file", "retriever.rebuild",
+    "retriever.url", "retriever.shards", "retriever.replicas", "retriever.timeout", "retriever.retries",
+    "retriever.verify", "retriever.ca_file", "retriever.rebuild",
 )  # fmt: skip
 
 #: Keys that change figures and pages of a command's runs, but none of their answers.

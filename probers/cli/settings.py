@@ -242,8 +242,13 @@ class Reading(Run):
             object.__setattr__(self, "prompt", Component.of("prompt", made_for))
 
     @property
+    def searched(self) -> str:
+        """Name of the corpus, or of the index of a server that is searched without one."""
+        return f"index {self.retriever.get('index')}" if self.retriever.get("existing") else self.corpus
+
+    @property
     def of_testbed(self) -> Sequence[str]:
-        named = {"questions": getattr(self.questions.kind, "name", None), "corpus": self.corpus}
+        named = {"questions": getattr(self.questions.kind, "name", None), "corpus": self.searched}
         return [key for key, name in named.items() if name == TESTBED]
 
 

@@ -15,8 +15,7 @@ from ..words import Entity
 class Counts(Protocol):
     """A retriever that counts phrases in its passages, title and text as one.
 
-    Case and Unicode form do not matter. For phrases whose words meet in many passages, an index without
-    places may count the passages with all words (:mod:`probers.rag.retrievers.lexical`).
+    Case and Unicode form do not matter.
     """
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:

@@ -43,7 +43,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         log.info("%s", line)
     record = settings.record
     record["methods"] = Selection(settings.triggers, record["methods"]).varied(settings.vary).table
-    files = inputs(*source.files, settings.corpus, *prompt_files(settings), *plan.read)
+    files = inputs(*source.files, settings.searched, *prompt_files(settings), *plan.read)
     config = record | {"inputs": files, "asked": choice.chosen.record}
     folder = RunFolder(out if part is None else part.folder(out), "compare", config)
     if not (folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")):
@@ -52,7 +52,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         _take_answers(parts, choice.questions, folder.path)
     log.info(
         "%d questions, %s (split %s), corpus %s with %d passages, model %s", len(choice.questions),
-        source.spec, choice.split, settings.corpus, len(plan.passages), settings.model.name,
+        source.spec, choice.split, settings.searched, len(plan.passages), settings.model.name,
     )  # fmt: skip
     adapter = next((bank.adapter for bank in plan.banks.values()), None)  # all read one model
     lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine, adapter=adapter)
@@ -66,7 +66,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         log.info("wrote the traces of %d questions, part %s, to %s/traces", count, part, folder.path)
         log.info("when every part is there: %s", merge_line(folder.path.parent))
         return folder.path
-    heading = {"command": _typed(settings, plan), "model": settings.model.name, "corpus": settings.corpus}
+    heading = {"command": _typed(settings, plan), "model": settings.model.name, "corpus": settings.searched}
     comparison = plan.run(lm, folder.path, config, heading=heading, parts=parts)
     comparison.save(folder.path)
     folder.finish(comparison.summary)

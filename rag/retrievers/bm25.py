@@ -39,7 +39,7 @@ from probers.files import cache_folder, write_text
 from probers.types import Passage, first_line
 
 from . import lexical
-from .lexical import NOWHERE
+from .places import NOWHERE, Places, write_places
 
 # Importing bm25s starts JAX where that is installed, and JAX takes three quarters of a GPU's memory.
 sys.modules.setdefault("jax", None)  # type: ignore[arg-type]
@@ -79,9 +79,10 @@ class BM25(lexical.LexicalRetriever):
     ) -> None:  # fmt: skip
         super().__init__(passages, k1, b)
         self._index: Any
+        self._cache = Path(cache or cache_folder("bm25"))
         if isinstance(passages, PassageStore):
-            self._index, vocabulary = _open_index(passages, k1, b, Path(cache or cache_folder("bm25")))
-            self._number = vocabulary.get
+            self._index, self._vocabulary = _open_index(passages, k1, b, self._cache)
+            self._number = self._vocabulary.get
         else:
             documents = lexical.document_tokens(self._passages)
             self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
@@ -103,6 +104,20 @@ class BM25(lexical.LexicalRetriever):
         start, end = scores["indptr"][number : number + 2]
         rows: np.ndarray = scores["indices"][start:end]
         return rows
+
+    def _make_places(self) -> Places:
+        passages = self._passages
+        if not isinstance(passages, PassageStore):
+            return super()._make_places()
+        folder = self._cache / f"{passages.fingerprint}-{_SCHEMA}.{lexical.TOKENS_VERSION}-places"
+        documents, total = map(lexical.tokens_of, passages), passages.nbytes
+        build_once(
+            folder,
+            f"places of words in {len(passages):,} passages",
+            lambda path: write_places(documents, path, self._number, len(self._vocabulary)),
+            lambda: Estimate(total * _SECONDS, total * _PLACES, _MEMORY[0] + total * _MEMORY[1]),
+        )
+        return Places.load(folder, self._number)
 
     def _candidates(self, scores: np.ndarray, k: int) -> np.ndarray:
         if not self._compiled:
@@ -228,6 +243,8 @@ _SCHEMA = 1
 # Measured by benchmarks/retrieval.py on one core. Per byte of passages: seconds, and bytes on the disk while
 # building. Bytes of memory: at first, and per byte of passages.
 _SECONDS, _DISK, _MEMORY = 1e-7, 2.1, (4.5e8, 0.07)
+#: Bytes on the disk per byte of passages while places are made.
+_PLACES = 1.4
 
 
 def _open_index(passages: PassageStore, k1: float, b: float, cache: Path) -> tuple[Any, Vocabulary]:

@@ -8,10 +8,8 @@ Both BM25 engines score Lucene's BM25, which is Elasticsearch's::
 whose idf is never negative, so that a score above 0 means "shares a token". Both break ties by the order of
 the corpus. They rank alike and can be exchanged without changing a result.
 
-They also count the passages that hold phrases, alone and together, from the postings of tokens. Postings
-name the passages that hold a token, without its places. The candidates of a phrase are the passages
-that hold all of its tokens. Up to :data:`READ` candidates are read, and those with the tokens in a row count.
-A larger number counts as it is, since a phrase whose words meet that often is not rare either way.
+They also count the passages that hold phrases, alone and together, from the places of tokens
+(:mod:`.places`), which are gathered when the first phrase is counted.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ import importlib.util
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -34,6 +32,7 @@ from probers.types import Passage, UserError
 from probers.words.text import tokenize as tokenize
 
 from ..protocol import at_least
+from .places import NOWHERE, PhraseCounts, Places
 
 log = logging.getLogger(__name__)
 
@@ -60,78 +59,6 @@ def document_tokens(passages: Sequence[Passage]) -> list[list[str]]:
 def no_word(passages: int) -> UserError:
     """Make the error for a corpus without a token."""
     return UserError(f"none of the {passages} passages of the corpus contains a word", "empty")
-
-
-#: Most candidates that are read for one count.
-READ = 16
-#: Numbers kept in memory: phrases with their passages, and passages with their tokens.
-_PHRASES, _TEXTS = 2048, 4096
-
-#: The postings of an unknown token.
-NOWHERE = np.zeros(0, dtype=np.int32)
-
-#: Tokens of a phrase, in order.
-Phrase = tuple[str, ...]
-
-
-class PhraseReader:
-    """Finder of phrases in passages; ``tokens`` gives those of the passage at a row of the corpus."""
-
-    def __init__(self, tokens: Callable[[int], Sequence[str]]) -> None:
-        self._text = lru_cache(_TEXTS)(lambda row: _joined(tokens(row)))
-
-    def holding(self, rows: Sequence[int], phrases: Sequence[Phrase]) -> list[int]:
-        """List the rows whose passages hold the tokens of each phrase in a row."""
-        wanted = [_joined(phrase) for phrase in phrases]
-        return [row for row in rows if all(map(self._text(row).__contains__, wanted))]
-
-
-def _joined(tokens: Sequence[str]) -> str:
-    return f" {' '.join(tokens)} "  # no token contains a space
-
-
-class PhraseCounts:
-    """Counts from postings in memory, or mapped to it.
-
-    Args:
-        tokenize: cuts a phrase into the index's tokens.
-        postings: the rows of the passages that hold a token, in order; empty for an unknown one.
-        tokens: the tokens of the passage at a row.
-    """
-
-    def __init__(
-        self, tokenize: Callable[[str], Sequence[str]], postings: Callable[[str], np.ndarray],
-        tokens: Callable[[int], Sequence[str]],
-    ) -> None:  # fmt: skip
-        self._tokenize, self._postings, self._reader = tokenize, postings, PhraseReader(tokens)
-        self._candidates = lru_cache(_PHRASES)(self._find)
-
-    def count(self, group: Sequence[str]) -> int:
-        """Count the passages that hold all phrases of a group; 0 for an empty phrase."""
-        candidates = [self._candidates(phrase) for phrase in group]
-        rows = intersection([rows for rows, _ in candidates])
-        unread = [phrase for _, phrase in candidates if len(phrase) > 1]
-        if not 0 < len(rows) <= READ or not unread:
-            return len(rows)
-        return len(self._reader.holding(rows.tolist(), unread))
-
-    def _find(self, text: str) -> tuple[np.ndarray, Phrase]:
-        """Find the candidates of a phrase, and its tokens."""
-        phrase = tuple(self._tokenize(text))
-        return intersection([self._postings(token) for token in dict.fromkeys(phrase)]), phrase
-
-
-def intersection(lists: Sequence[np.ndarray]) -> np.ndarray:
-    """Intersect sorted arrays without repeats; no arrays give an empty one.
-
-    Each element of the shortest is looked up in the others by bisection, so that a frequent token costs
-    little beside a rare one.
-    """
-    common, *longer = sorted(lists, key=len) or [NOWHERE]
-    for rows in longer if len(common) else ():
-        places = np.minimum(np.searchsorted(rows, common), len(rows) - 1)
-        common = common[rows[places] == common]
-    return common
 
 
 def inverted(documents: Iterable[Iterable[str]]) -> dict[str, np.ndarray]:
@@ -165,7 +92,10 @@ class LexicalRetriever:
 
     @cached_property
     def _counts(self) -> PhraseCounts:
-        return PhraseCounts(tokenize, self._rows, lambda row: tokens_of(self._passages[row]))
+        return PhraseCounts(self._rows, self._make_places)
+
+    def _make_places(self) -> Places:
+        return Places.of(map(tokens_of, self._passages))
 
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
         """Compute scores (len(passages),) of any float type; None if the corpus knows none of the tokens."""

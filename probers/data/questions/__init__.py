@@ -181,6 +181,8 @@ def _shortage(
     if not available:
         counts = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
         message = f"{source.spec} has no question in the {split} split (its questions are: {counts})"
+        if "validation" in drawn.splits and key == "limit":
+            message += ": pass split=validation"
         raise EmptySplitError(message, "empty")
     if most is None or available >= most:
         return []

@@ -1,0 +1,185 @@
+"""Index of others on a search server, searched as it is; nothing is ever written to it."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from probers.types import Passage, UserError
+
+from .server import Server
+
+log = logging.getLogger(__name__)
+
+#: Types of fields that are searched by words.
+_TEXTS = ("text", "match_only_text", "search_as_you_type", "annotated_text")
+
+
+class Field(NamedTuple):
+    """A field of an index's documents.
+
+    Attributes:
+        name: name to search by.
+        path: where ``_source`` has its text, which is elsewhere for aliases and for fields within a field.
+        kind: type in the mapping.
+        nested: True if it is in an object of its own, which ordinary searches do not see.
+        places: True if the index keeps the places of words.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    kind: str
+    nested: bool
+    places: bool
+
+
+@dataclass(eq=False)
+class ExistingIndex:
+    """Titles and texts of an index, alias, data stream or pattern of indexes that is there already.
+
+    Attributes:
+        index: its name.
+        title: field of titles; an index without a field "title" has none.
+        text: field of texts; ``doc.body`` is the field "body" of an object "doc".
+        fields: names of the fields to search, known at once.
+        places: True if the index keeps the places of words in all of them.
+        documents: number of documents with a text.
+    """
+
+    server: Server
+    index: str
+    title: str = "title"
+    text: str = "text"
+    fields: list[str] = field(init=False)
+    places: bool = field(init=False)
+    documents: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        mappings = self.server.ask(self.server.client.indices.get_mapping, index=self.index)
+        if not mappings:
+            raise UserError(f"{self.server.name} has no index {self.index}: check retriever.index", "no-file")
+        if any(each["mappings"].get("_source", {}).get("enabled") is False for each in mappings.values()):
+            raise self._no_source()
+        text = self._field("text", self.text, mappings)
+        title = self._field("title", self.title, mappings)
+        assert text is not None
+        searched = [text] if title is None else [title, text]
+        self.fields = [each.name for each in searched]
+        self.places = all(each.places for each in searched)
+        self._title, self._text = None if title is None else title.path, text.path
+        self.source = [".".join(each.path) for each in searched]
+        self._warned = False
+        self._look()
+
+    def passage(self, hit: Mapping[str, Any]) -> Passage:
+        """Make a passage of a document found."""
+        if "_source" not in hit:
+            raise self._no_source()
+        title, text = self._read(hit, self._title), self._read(hit, self._text)
+        if not text and not self._warned:
+            self._warned = True
+            log.warning("document %r of index %s has no %s", hit["_id"], self.index, self.text)
+        return Passage(hit["_id"], title, text, score=hit.get("_score"))
+
+    def _no_source(self) -> UserError:
+        message = f"index {self.index} ({self.server.name}) keeps no _source, so its texts cannot be read"
+        return UserError(f"{message}: name an index that does as retriever.index", "unsupported")
+
+    def _look(self) -> None:
+        """Read one document, and count those with a text."""
+        body = {
+            "query": {"exists": {"field": self.fields[-1]}}, "size": 1, "track_total_hits": True,
+            "_source": self.source,
+        }  # fmt: skip
+        search = self.server.client.search
+        first, total = self.server.ask(search, read=_first_of, index=self.index, body=body)
+        if first is None:
+            message = f"index {self.index} ({self.server.name}) holds no document with {self.text}"
+            raise UserError(f"{message}: check retriever.index and retriever.text", "empty")
+        if not self._read(first, self._text):
+            message = f"documents of index {self.index} do not keep {self.text} in their _source"
+            raise UserError(f"{message}: name another field as retriever.text", "unsupported")
+        self.documents = total
+
+    def _field(self, option: str, name: str, mappings: Mapping[str, Any]) -> Field | None:
+        """Find a field in the mappings of all indexes; UserError if it cannot be searched by words."""
+        key = f"retriever.{option}={name}"
+        each = {index: _located(entry["mappings"], name) for index, entry in mappings.items()}
+        lacking = [index for index, place in each.items() if place is None]
+        if lacking and option == name == "title":
+            log.info("index %s has no field title: passages have none", self.index)
+            return None
+        if lacking:
+            known = sorted(_names(mappings[lacking[0]]["mappings"]))
+            near = difflib.get_close_matches(name, known, n=8, cutoff=0) or ["none"]
+            message = f"{key}: index {lacking[0]} ({self.server.name}) has no such field of words"
+            raise UserError(f"{message}; it has {', '.join(near)}", "bad-value")
+        places = [place for place in each.values() if place is not None]
+        first = places[0]
+        if first.nested:
+            message = f"{key} lies in a nested object of index {self.index}, which a search does not see"
+            raise UserError(f"{message}: name a field outside", "unsupported")
+        if first.kind not in _TEXTS:
+            message = f"{key} is of type {first.kind} in index {self.index}, which is not searched by words"
+            raise UserError(f"{message}: name a field of type text", "unsupported")
+        if any(place.path != first.path or place.kind not in _TEXTS for place in places):
+            message = f"{key} is not the same in all indexes of {self.index}"
+            raise UserError(f"{message}: name one index as retriever.index", "conflict")
+        return first._replace(places=all(place.places for place in places))
+
+    def _read(self, hit: Mapping[str, Any], path: tuple[str, ...] | None) -> str:
+        return "" if path is None else " ".join(_texts(hit.get("_source", {}), path))
+
+
+def _first_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int]:
+    """Take the first document found, and the number of all."""
+    hits = body["hits"]
+    return next(iter(hits["hits"]), None), hits["total"]["value"]
+
+
+def _located(mapping: Mapping[str, Any], name: str) -> Field | None:
+    """Find a field by its dotted name in one mapping."""
+    node, path, nested, rest = mapping, list[str](), False, name.split(".")
+    while rest:
+        inner = {**node.get("fields", {}), **node.get("properties", {})}
+        # A name with dots may stand as a whole.
+        taken = next((n for n in range(len(rest), 0, -1) if ".".join(rest[:n]) in inner), None)
+        if taken is None:
+            return None
+        step, rest = ".".join(rest[:taken]), rest[taken:]
+        if step in node.get("properties", {}):  # those of "fields" have the text of the field itself
+            path.append(step)
+        node = inner[step]
+        nested |= node.get("type") == "nested"
+    if node.get("type") == "alias":
+        target = _located(mapping, node["path"])
+        return None if target is None else target._replace(name=name)
+    places = node.get("index_options", "positions") in ("positions", "offsets")
+    return Field(name, tuple(path), node.get("type", "object"), nested, places)
+
+
+def _names(node: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the names of all fields that are searched by words."""
+    for name, inner in node.get("properties", {}).items():
+        if inner.get("type") in _TEXTS:
+            yield above + name
+        yield from _names(inner, f"{above}{name}.")
+
+
+def _texts(node: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the texts at a path of a document, whose objects may be lists and whose names may hold dots."""
+    if isinstance(node, list):
+        for each in node:
+            yield from _texts(each, path)
+    elif not path:
+        if node is not None:
+            yield str(node)
+    elif isinstance(node, Mapping):
+        parts = ".".join(path).split(".")
+        for n in range(len(parts), 0, -1):
+            if (key := ".".join(parts[:n])) in node:
+                yield from _texts(node[key], tuple(parts[n:]))
+                break

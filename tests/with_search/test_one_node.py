@@ -1,0 +1,538 @@
+"""``retriever=opensearch`` on one real node: ranks, counts, names, processes, indexes of others, failures."""
+
+import gzip
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import exits, fails
+
+from probers.data.corpus import load_corpus
+from probers.rag.retrievers import BM25, Elasticsearch, elasticsearch, server, server_index
+from probers.rag.retrievers.lexical import tokens_of
+from probers.types import Passage, RunError
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+ROOT = Path(__file__).parents[2]
+
+CHINESE = [
+    "北京是中华人民共和国的首都，也是全国的政治中心。",
+    "上海是中国最大的城市之一，位于长江入海口。",
+    "长江是亚洲最长的河流，流经上海注入东海。",
+    "黄河是中国第二长的河流。",
+    "東京は日本の首都であり、人口が最も多い都市である。",
+    "富士山は日本で最も高い山である。",
+    "故宫位于北京市中心，是明清两代的皇宫。",
+    "长城是古代中国的军事防御工程。",
+    "孔子是春秋时期的思想家和教育家。",
+    "李白是唐代著名诗人，被称为诗仙。",
+]
+SCRIPTS = [
+    "The room has 40 km² of H₂O in an oﬃce", "हिन्दी भारत की राजभाषा है", "שָׁלוֹם עֲלֵיכֶם",
+    "Москва́ — столи́ца Росси́и",
+    "ประเทศไทยมีกรุงเทพเป็นเมืองหลวง", "Café Zoë in Łódź", "İstanbul STRASSE straße", "x_2 y-3 don't 3.14",
+]  # fmt: skip
+
+
+def corpus(*texts):
+    return [Passage(f"p{i}", "", text) for i, text in enumerate(texts)]
+
+
+def connect(node, passages=None, **options):
+    return Elasticsearch(passages, **{"url": node.url, "timeout": 20, **options})
+
+
+def ids(rows):
+    return [[p.id for p in row] for row in rows]
+
+
+def skewed(count, seed=0):
+    """Passages of up to 38 words with the frequencies of a text, and titles of two."""
+    rng = np.random.default_rng(seed)
+    draw = lambda n: " ".join(f"t{min(int(x), 300)}" for x in rng.zipf(1.4, n))  # noqa: E731
+    return [Passage(f"id {i}", draw(2), draw(int(rng.integers(3, 37)))) for i in range(count)]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Take over soon what nobody fills, and wait for little."""
+    monkeypatch.setattr(server_index, "QUIET", 0.3)
+    monkeypatch.setattr(server_index, "LOOK", 0.1)
+
+
+@pytest.fixture(scope="module")
+def real():
+    """Real passages of at most 40 words, and 200 real questions."""
+    if not (DATA / "passages.jsonl.gz").is_file():
+        pytest.skip("../shared/data is not here")
+    with gzip.open(DATA / "passages.jsonl.gz", "rt", encoding="utf-8") as file:
+        records = [json.loads(line) for _, line in zip(range(4000), file, strict=False)]
+    passages = [Passage(str(i), r["title"], " ".join(r["text"].split()[:28])) for i, r in enumerate(records)]
+    lines = (DATA / "qa" / "nq.jsonl").read_text().splitlines()[:200]
+    short = [passage for passage in passages if len(tokens_of(passage)) <= 40]
+    return short, [json.loads(line)["question"] for line in lines]
+
+
+def same_passages(ours, theirs):
+    """Whether two rankings have the same passages, but for equal scores."""
+    for own, other in zip(ours, theirs, strict=True):
+        scores = {p.id: p.score for p in own}
+        assert len(own) == len(other)
+        for a, b in zip(own, other, strict=True):
+            assert abs(scores.get(b.id, own[-1].score) - a.score) <= 1e-5 * a.score, (a, b)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_real_questions_and_chinese_ones_rank_as_in_the_embedded_index(one, real, shards):
+    passages, questions = real
+    passages = [*passages, *(Passage(f"c{i}", "", t) for i, t in enumerate(CHINESE + SCRIPTS))]
+    chinese = [text[i : i + n] for text in CHINESE for i in (0, 3, 6) for n in (4, 7)][:50]
+    asked = [*questions, *chinese, *SCRIPTS, "km2 H2O office", "Москва столица", "שלום", "first 北京"]
+    ours, theirs = BM25(passages), connect(one, passages, shards=shards, index="ranks")
+    try:
+        found = theirs.search(asked, 10)
+        same_passages(ours.search(asked, 10), found)
+        assert all(found[len(questions) : len(questions) + len(chinese)])
+        ratio = [b.score / a.score for a, b in zip(ours.search(asked[:1], 5)[0], found[0], strict=False)]
+        assert ratio == pytest.approx([2.2] * len(ratio), rel=1e-4)
+        # Several at once give what each gives alone.
+        alone = [theirs.search([query], 10)[0] for query in asked[:20]]
+        assert [[p.id for p in row] for row in alone] == ids(found[:20])
+        assert [[p.score for p in row] for row in alone] == [[p.score for p in row] for row in found[:20]]
+    finally:
+        theirs.drop()
+
+
+def test_all_counts_are_those_of_the_embedded_index(one, real):
+    passages, _ = real
+    passages = [*passages, *(Passage(f"c{i}", "", t) for i, t in enumerate(CHINESE + SCRIPTS))]
+    ours, theirs = BM25(passages), connect(one, passages, index="counts")
+    rng = np.random.default_rng(0)
+    phrases = ["of the", "the first", "北京", "中国", "H2O", "", "?!", "unknown wordsalad", "New York City"]
+    for _ in range(150):
+        words = tokens_of(passages[rng.integers(len(passages))])
+        start = int(rng.integers(max(1, len(words) - 3)))
+        phrases.append(" ".join(words[start : start + int(rng.integers(1, 5))]))
+    pairs = list(zip(phrases, phrases[3:], strict=False))
+    assert theirs.frequency(phrases) == ours.frequency(phrases)
+    assert theirs.together(pairs) == ours.together(pairs)
+    assert max(ours.frequency(phrases)) > 500
+    theirs.drop()
+
+
+def test_odd_texts_are_words_and_nothing_else(one):
+    passages = [
+        *skewed(400),
+        Passage("é", "", "日本 É y_2 " + "z" * 40_000),
+        Passage("n", "", "a\x00b\ud800c\u2028d"),
+    ]
+    asked = [
+        '"t1" AND (t2',
+        "É",
+        "日本",
+        "y_2",
+        "the",
+        "",
+        "t9 " * 5000,
+        '{"match_all": {}}',
+        "t1* ~2 +t3 -t4",
+    ]
+    asked += [p.text for p in skewed(40, seed=1)] + ["z" * 40_000, "b c"]
+    retriever = connect(one, passages, index="odd")
+    assert ids(retriever.search(asked, 10)) == ids(BM25(passages).search(asked, 10))
+    again = connect(one, passages, index="odd")
+    assert again._name == retriever._name and ids(again.search(asked, 10)) == ids(retriever.search(asked, 10))
+    retriever.drop()
+
+
+def test_long_queries_and_phrases_are_cut_and_said(one, caplog):
+    passages = corpus("amber basil", "cedar dune", "early heron", "城市" * 2000)
+    retriever = connect(one, passages, fields="separate", index="long")
+    assert ids(retriever.search(["early " * 200 + "cedar " * 999], 5)) == [["p1"]]
+    assert "only the last 500 words" in caplog.text
+    caplog.clear()
+    assert retriever.frequency(["amber " * 1200, "cedar dune"]) == [0, 1]
+    assert "counted by its first" in caplog.text
+    retriever.drop()
+    caplog.clear()
+    # Of a script without spaces each character counts; the server's analyzer makes a token of it.
+    standard = connect(one, passages, analyzer="standard", index="long")
+    found = standard.search(["城市" * 2000 + " heron", "amber", "城市" * 3000], 5)
+    assert ids(found) == [["p3", "p2"], ["p0"], ["p3"]] and "only the last 1000 words" in caplog.text
+    standard.drop()
+    # An analyzer that makes many tokens of a word: the server refuses, and gets less.
+    pieces = {"tokenizer": {"pieces": {"type": "ngram", "min_gram": 2, "max_gram": 3}},
+              "analyzer": {"pieces": {"tokenizer": "pieces"}}}  # fmt: skip
+    mapping = {"properties": {"text": {"type": "text", "analyzer": "pieces"}}}
+    one.send("PUT", "/pieces", {"settings": {"analysis": pieces}, "mappings": mapping})
+    one.send("PUT", "/pieces/_doc/1?refresh=true", {"text": "amber"})
+    start = time.monotonic()
+    query = " ".join(f"word{i}" for i in range(900)) + " amber"
+    assert ids(connect(one, index="pieces", existing=True).search([query], 5)) == [["1"]]
+    assert "takes fewer clauses" in caplog.text and time.monotonic() - start < 15
+
+
+def test_k_above_what_an_index_returns_names_k_and_the_setting(one):
+    one.send("PUT", "/few/_doc/1?refresh=true", {"title": "amber", "text": "basil"})
+    existing = connect(one, index="few", existing=True)
+    with fails("server", "HTTP 400", "max_result_window", "k"):
+        existing.search(["amber"], 10_001)
+    assert ids(existing.search(["amber"], 10_000)) == [["1"]]
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+def test_another_corpus_under_the_same_name_is_another_index(one, quick):
+    first = connect(one, corpus("amber", "basil"), index="wiki")
+    second = connect(one, corpus("cedar", "basil", "dune"), index="wiki")
+    assert ids(first.search(["amber", "basil"], 2)) == [["p0"], ["p1"]]
+    assert ids(second.search(["amber", "cedar"], 2)) == [[], ["p0"]]
+    names = {name for name in one.indexes() if name.startswith("wiki-")}
+    assert names == {f"{first._name}-1", f"{second._name}-1"}
+    # Made anew, it is another index behind the same alias; who searches goes on.
+    connect(one, corpus("amber", "basil"), index="wiki", rebuild=True)
+    assert f"{first._name}-2" in one.indexes() and f"{first._name}-1" not in one.indexes()
+    assert ids(first.search(["amber", "basil"], 2)) == [["p0"], ["p1"]]
+    second.drop()
+    with fails("server", "no such index", second._name):
+        second.search(["cedar"], 1)
+    # An alias that leads elsewhere stops the search.
+    other = connect(one, corpus("ember", "basil"), index="another")
+    swap = [{"remove": {"index": f"{first._name}-2", "alias": first._name}},
+            {"add": {"index": f"{other._name}-1", "alias": first._name}}]  # fmt: skip
+    one.send("POST", "/_aliases", {"actions": swap})
+    with fails("changed", first._name, kind=RunError):
+        first.search(["basil"], 1)
+
+
+def test_an_index_of_others_is_never_touched(one):
+    one.send("PUT", "/theirs", {"mappings": {"properties": {"text": {"type": "text"}}}})
+    one.send("PUT", "/theirs/_doc/1?refresh=true", {"text": "amber"})
+    before = one.get("/theirs")
+    for rebuild in (False, True):
+        with fails("out-taken", "theirs", "retriever.existing=true"):
+            connect(one, corpus("amber"), index="theirs", rebuild=rebuild)
+    retriever = connect(one, index="theirs", existing=True)
+    retriever.search(["amber"], 1), retriever.frequency(["amber"])
+    with fails("conflict", "theirs"):
+        retriever.drop()
+    assert one.get("/theirs") == before and not any(name.startswith("theirs-") for name in one.indexes())
+
+
+OLD = {"type": "pattern", "pattern": r"[\p{L}\p{N}_]+", "group": 0}
+
+
+def test_an_index_of_an_earlier_version_is_read_and_its_change_stops_the_search(one, caplog):
+    passages = corpus("amber basil", "basil, amber", "cedar")
+    recipe = server_index.Recipe.of(passages, k1=1.2, b=0.75, analyzer="word", fields="joined").record(3)
+    text = {"type": "text", "analyzer": "word", "similarity": "probers", "index_options": "freqs"}
+    analysis = {"tokenizer": {"words": OLD}, "analyzer": {
+        "word": {"type": "custom", "tokenizer": "words", "filter": ["lowercase"]}}}  # fmt: skip
+    body = {
+        "settings": {"analysis": analysis, "similarity": {"probers": {"type": "BM25", "k1": 1.2, "b": 0.75}}},
+        "mappings": {"dynamic": "strict", "_meta": {"probers": recipe},
+                     "properties": {"n": {"type": "integer"}, "contents": text}},
+    }  # fmt: skip
+    one.send("PUT", "/old", body)
+    for i, passage in enumerate(passages):
+        one.send("PUT", f"/old/_doc/{i}?refresh=true", {"n": i, "contents": passage.text})
+    retriever = connect(one, passages, index="old")
+    assert retriever._name == "old" and "earlier version" in caplog.text
+    assert ids(retriever.search(["CEDAR", "basil"], 3)) == [["p2"], ["p0", "p1"]]
+    assert retriever.frequency(["amber basil"]) == [2] and "no places" in caplog.text
+    one.send("PUT", "/old/_mapping", {"_meta": {"probers": recipe | {"corpus": "another"}}})
+    with fails("changed", "old", kind=RunError):
+        retriever.search(["cedar"], 1)
+    # That of another corpus stays as it is, beside the new one.
+    new = connect(one, passages, index="old")
+    assert new._name != "old" and new.frequency(["amber basil"]) == [1] and "old" in one.indexes()
+
+
+# --- processes --------------------------------------------------------------------------------------
+
+LOAD = """
+import logging, sys
+from probers.rag.retrievers import Elasticsearch, server_index
+from probers.types import Passage
+logging.basicConfig(level="INFO", format="%(message)s")
+server_index.BULK["passages"] = int(sys.argv[3])
+passages = [Passage(f"p{i}", "", f"word{i} amber " + "basil " * 20) for i in range(int(sys.argv[2]))]
+retriever = Elasticsearch(passages, url=sys.argv[1], index=sys.argv[4], timeout=20)
+print("found", retriever.search([f"word{len(passages) - 1}"], 1)[0][0].id, flush=True)
+"""
+
+
+def load(node, count, chunk, index):
+    command = [sys.executable, "-c", LOAD, node.url, str(count), str(chunk), index]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_of_four_processes_at_once_one_loads_and_all_search(one):
+    running = [load(one, 6000, 200, "four") for _ in range(4)]
+    ended = [each.communicate(timeout=120) for each in running]
+    assert [each.returncode for each in running] == [0] * 4, ended
+    assert [out.strip() for out, _ in ended] == ["found p5999"] * 4
+    (index,) = (name for name in one.indexes() if name.startswith("four-"))
+    indexing = one.get(f"/{index}/_stats/indexing")["_all"]["primaries"]["indexing"]
+    assert indexing["index_total"] == 6000 and indexing["index_failed"] == 0
+    assert sum("being filled by another process" in err for _, err in ended) >= 3
+
+
+def test_a_loader_that_is_killed_is_gone_on_with(one, quick, caplog):
+    running = load(one, 6000, 20, "killed")
+    index, end = "", time.monotonic() + 60
+    while time.monotonic() < end:
+        index = next((name for name in one.indexes() if name.startswith("killed-")), "")
+        if (
+            index
+            and one.get(f"/{index}/_stats/indexing")["_all"]["primaries"]
+            .get("indexing", {})
+            .get("index_total", 0)
+            > 400
+        ):
+            break
+        time.sleep(0.02)
+    running.kill()
+    running.communicate()
+    there = one.get(f"/{index}/_stats/indexing")["_all"]["primaries"]["indexing"]["index_total"]
+    assert 400 < there < 6000
+    passages = [Passage(f"p{i}", "", f"word{i} amber " + "basil " * 20) for i in range(6000)]
+    retriever = connect(one, passages, index="killed")
+    assert f"{retriever._name}-1" == index and "going on with it" in caplog.text
+    found = retriever.search(["word0", "word5999"], 1)
+    assert ids(found) == [["p0"], ["p5999"]] and retriever.frequency(["amber basil"]) == [6000]
+
+
+# --- an index of others -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dragin(one):
+    """DRAGIN's and BEIR's index, by their recipe."""
+    text = {"type": "text", "analyzer": "english"}
+    one.send("PUT", "/dragin", {"mappings": {"properties": {"title": text, "txt": text}}})
+    documents = {"a1": ("The Heron", "It is a bird of the inlet."), "b-2": ("Inlet", "Not the herons"),
+                 "c": ("Moss", "Of the moss and the kelp.")}  # fmt: skip
+    lines = [json.dumps(line) for name, (title, txt) in documents.items()
+             for line in ({"index": {"_id": name}}, {"title": title, "txt": txt})]  # fmt: skip
+    one.send("POST", "/dragin/_bulk?refresh=true", "\n".join(lines) + "\n", "application/x-ndjson")
+    return documents
+
+
+def test_an_existing_index_is_searched_without_a_corpus(one, dragin, caplog):
+    before = one.get("/dragin")
+    retriever = connect(one, index="dragin", existing=True, text="txt")
+    assert len(retriever) == 3
+    (heron, kelp, stop) = retriever.search(["heron inlet", "kelp", "of the and"], 5)
+    assert {p.id for p in heron} == {"a1", "b-2"} and stop == []
+    assert [(p.id, p.title, p.text) for p in kelp] == [("c", *dragin["c"])] and kelp[0].score > 0
+    # DRAGIN's own request gives the same.
+    match = {"query": "heron inlet", "fields": ["title", "txt"], "type": "best_fields", "tie_breaker": 0.5}
+    hits = one.send("POST", "/dragin/_search", {"query": {"multi_match": match}})["hits"]["hits"]
+    assert [(hit["_id"], hit["_score"]) for hit in hits] == [(p.id, p.score) for p in heron]
+    assert retriever.frequency(["the heron", "moss kelp", "moss and the kelp", "of"]) == [2, 0, 1, 0]
+    assert retriever.together([("heron", "inlet"), ("heron", "kelp")]) == [2, 0]
+    assert one.get("/dragin") == before and "places" not in caplog.text
+
+
+def put(node, index, properties, *documents, **settings):
+    node.send("PUT", f"/{index}", {"mappings": {"properties": properties, **settings}})
+    for i, document in enumerate(documents):
+        node.send("PUT", f"/{index}/_doc/{i}?refresh=true", document)
+
+
+TEXT = {"type": "text"}
+
+
+def test_layouts_of_others_are_read(one, caplog):
+    inner = {"properties": {"body": TEXT, "head": TEXT}}
+    put(one, "inner", {"doc": inner}, {"doc": {"body": "amber", "head": "one"}}, {"doc.body": "amber dune"},
+        {"doc": [{"body": ["amber", "fjord"]}, {"body": "grove"}]})  # fmt: skip
+    found = connect(one, index="inner", existing=True, text="doc.body", title="doc.head").search(
+        ["amber"], 9
+    )[0]
+    assert {p.id: (p.title, p.text) for p in found} == {
+        "0": ("one", "amber"), "1": ("", "amber dune"), "2": ("", "amber fjord grove")
+    }  # fmt: skip
+    # No title at all; a field within a field; an alias of a field; an alias of indexes.
+    put(one, "plain", {"text": TEXT | {"fields": {"en": {"type": "text", "analyzer": "english"}}},
+                       "other": {"type": "alias", "path": "text"}}, {"text": "the herons"})  # fmt: skip
+    for field in ("text", "text.en", "other"):
+        asked = "heron" if field == "text.en" else "herons"
+        found = connect(one, index="plain", existing=True, text=field).search([asked], 1)
+        assert [(p.id, p.title, p.text) for p in found[0]] == [("0", "", "the herons")]
+    assert "no field title" in caplog.text
+    one.send("POST", "/_aliases", {"actions": [{"add": {"index": "plain", "alias": "named"}}]})
+    assert ids(connect(one, index="named", existing=True).search(["herons"], 1)) == [["0"]]
+    # A data stream.
+    template = {
+        "index_patterns": ["stream*"],
+        "data_stream": {},
+        "template": {"mappings": {"properties": {"text": TEXT}}},
+    }
+    one.send("PUT", "/_index_template/stream", template)
+    one.send("POST", "/stream/_doc?refresh=true", {"@timestamp": "2026-01-01", "text": "amber"})
+    assert connect(one, index="stream", existing=True).search(["amber"], 1)[0][0].text == "amber"
+
+
+def test_counts_without_places_say_so(one, caplog):
+    put(
+        one,
+        "noplaces",
+        {"text": TEXT | {"index_options": "freqs"}},
+        {"text": "amber basil"},
+        {"text": "basil amber"},
+    )
+    retriever = connect(one, index="noplaces", existing=True)
+    assert retriever.frequency(["amber basil"]) == [2] and "no places" in caplog.text
+
+
+def test_indexes_that_cannot_be_searched_are_refused_in_one_sentence(one):
+    nested = {"type": "nested", "properties": {"body": TEXT}}
+    put(one, "odd-1", {"text": TEXT, "tag": {"type": "keyword"}, "doc": nested, "all": TEXT,
+                       "copied": TEXT | {"copy_to": "all"}},
+        {"text": "amber", "tag": "x", "doc": {"body": "amber"}, "copied": "dune"})  # fmt: skip
+    cases = {"tag": "keyword", "doc.body": "nested", "txt": "it has", "all": "_source", "doc": "nested"}
+    for field, said in cases.items():
+        with fails(None, f"retriever.text={field}" if field != "all" else "all", said):
+            connect(one, index="odd-1", existing=True, text=field)
+    with fails(None, "retriever.title=name"):
+        connect(one, index="odd-1", existing=True, title="name")
+    put(one, "odd-2", {"text": TEXT}, {"text": "amber"}, _source={"enabled": False})
+    with fails("unsupported", "_source"):
+        connect(one, index="odd-2", existing=True)
+    put(one, "odd-3", {"text": TEXT})
+    with fails("empty", "odd-3"):
+        connect(one, index="odd-3", existing=True)
+    with fails("server", "no such index", "retriever.index"):
+        connect(one, index="odd-4", existing=True)
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+def test_a_read_only_block_is_told_and_lifted(one, quick):
+    passages = corpus(*(f"word{i}" for i in range(10)))
+    retriever = connect(one, passages, index="blocked")
+    one.send("DELETE", f"/{retriever._name}-1/_doc/3?refresh=true")
+    for block, code, said in (
+        ("read_only_allow_delete", "disk", "index.blocks.read_only_allow_delete"),
+        ("write", "server", "lift the block"),
+    ):
+        one.send("PUT", f"/{retriever._name}/_settings", {f"index.blocks.{block}": True})
+        with fails(code, "cluster_block_exception", said, kind=RunError):
+            connect(one, passages, index="blocked")
+        one.send("PUT", f"/{retriever._name}/_settings", {f"index.blocks.{block}": None})
+    assert ids(connect(one, passages, index="blocked").search(["word3"], 1)) == [["p3"]]
+
+
+def test_impossible_options_are_told_in_one_sentence(one):
+    for options, named in (
+        ({"index": "_x"}, "[_x"), ({"index": "Wiki"}, "[Wiki-"), ({"index": "a,b"}, "[a,b"),
+        ({"analyzer": "klingon"}, "klingon"), ({"shards": 5000}, "shards"),
+    ):  # fmt: skip
+        with fails(None, named) as error:
+            connect(one, corpus("amber"), **options)
+        assert "HTTP 400 ;" not in str(error.value)
+    assert not [name for name in one.indexes() if name.startswith("a,b")]
+
+
+def test_a_plain_address_and_a_secure_one_name_the_other(one):
+    with fails("network", "http://"):
+        connect(one, corpus("amber"), url=one.url.replace("http:", "https:"), retries=0)
+
+
+def test_a_node_that_is_started_again_is_waited_for(startable, tmp_path, caplog, monkeypatch):
+    """Killed between searches and while passages are loaded; the run goes on where it was."""
+    from search_nodes import alone
+
+    node = alone(tmp_path)
+    try:
+        node.start()
+        node.wait()
+        passages = corpus(*(f"word{i} amber" for i in range(900)))
+        retriever = connect(node, passages)
+        node.kill()
+        node.start()  # it answers in some seconds
+        found = retriever.search(["word17", "word899"], 1)
+        assert ids(found) == [["p17"], ["p899"]]
+        assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "waiting" in r.msg]
+        monkeypatch.setitem(server_index.BULK, "passages", 100)
+        sent = server_index.ServerIndex._send
+
+        def send(self, index, documents):
+            if documents[0].row == 500:
+                node.kill()
+                node.start()
+            return sent(self, index, documents)
+
+        monkeypatch.setattr(server_index.ServerIndex, "_send", send)
+        again = connect(node, corpus(*(f"word{i} basil" for i in range(900))))
+        assert again.frequency(["basil", "word500 basil"]) == [900, 1]
+        monkeypatch.undo()
+        node.pause(on=True)
+        with fails("network", "timed out", kind=RunError):
+            connect(node, passages, timeout=0.5, retries=0)
+        node.pause(on=False)
+        assert ids(retriever.search(["word3"], 1)) == [["p3"]]
+    finally:
+        node.close()
+
+
+def test_the_words_of_the_module_are_those_of_the_docs():
+    assert (elasticsearch.CLAUSES, server.FIRST_PAUSE) == (1000, 0.25)
+
+
+def test_a_stored_corpus_is_loaded_and_read_by_position(one, tmp_path):
+    lines = "".join(json.dumps({"id": f"d{i}", "text": f"word{i} amber"}) + "\n" for i in range(50))
+    (tmp_path / "corpus.jsonl").write_text(lines)
+    store = load_corpus(tmp_path / "corpus.jsonl", cache=tmp_path / "cache", in_memory=0)
+    assert ids(connect(one, store, index="stored").search(["word41"], 1)) == [["d41"]]
+
+
+# --- commands ---------------------------------------------------------------------------------------
+
+
+def retrieved(folder):
+    """The ids of the passages of every round of every question."""
+    traces = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
+    return {trace["id"]: [each["passage_ids"] for each in trace["rounds"]] for trace in traces}
+
+
+def test_a_run_takes_the_same_passages_as_the_embedded_index(one, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ES_URL", one.url)
+    common = ["limit=8", "trigger=always", "max_new_tokens=4", "max_retrievals=1", "answer_tokens=2"]
+    for retriever in ("bm25", "opensearch"):
+        assert exits("rag", [*common, f"retriever={retriever}", f"out={retriever}"]) == 0
+    found = retrieved(tmp_path / "opensearch")
+    assert found == retrieved(tmp_path / "bm25") and any(rows[0] for rows in found.values())
+
+
+def test_a_run_over_an_existing_index_needs_no_corpus(one, dragin, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ES_URL", one.url)
+    lines = [{"id": "q1", "question": "What is a heron?"}, {"id": "q2", "question": "Where does kelp grow?"}]
+    (tmp_path / "asked.jsonl").write_text(
+        "".join(json.dumps(line | {"answers": ["x"]}) + "\n" for line in lines)
+    )
+    asked = ["questions=asked.jsonl", "split=test", "trigger=always", "max_new_tokens=4", "answer_tokens=2"]
+    there = [
+        "retriever=opensearch",
+        "retriever.existing=true",
+        "retriever.index=dragin",
+        "retriever.text=txt",
+    ]
+    assert exits("rag", [*asked, *there, "out=run"]) == 0
+    found = retrieved(tmp_path / "run")
+    assert set(found["q1"][0]) == {"a1", "b-2"} and found["q2"][0] == ["c"]
+    assert "index dragin" in capsys.readouterr().out
+    (tmp_path / "more.jsonl").write_text('{"text": "amber"}\n')
+    assert exits("rag", [*asked, *there, "corpus=more.jsonl", "out=other"]) == 2
+    assert "retriever.existing=true" in capsys.readouterr().err
