@@ -214,6 +214,11 @@ class Needs:
         """Tell whether the two highest probabilities are read, for themselves or beside states."""
         return self.top or any("probabilities" in (f.site, *f.beside) for f in self.features)
 
+    @property
+    def of_passages(self) -> bool:
+        """Tell whether something is read that takes passages, and a second pass without them."""
+        return any(site in OF_PASSAGES for f in self.features for site in (f.site, *f.beside))
+
     @classmethod
     def of(cls, layers: Sequence[int], site: Site = "resid_post", pool: Pool = "mean", **more: Any) -> Needs:
         """Ask for one feature, and any of the other attributes."""

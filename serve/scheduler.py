@@ -1,7 +1,7 @@
 """Thread of generation, on which all passes of the model and all scores run.
 
 Other threads submit :class:`ScoredText`. All are written together in one
-:class:`probers.model.continuous.ContinuousBatch` and are read by their makers while they grow: lists are
+:class:`.continuous.ContinuousBatch` and are read by their makers while they grow: lists are
 only appended to, and ``changed`` is called when there is more. :class:`SharedLM` is the same model for the
 loop of retrieval.
 """
@@ -27,7 +27,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
 from probers.model.causal_lm import CausalLM
-from probers.model.continuous import ContinuousBatch, LiveText
 from probers.model.decode import Request
 from probers.model.kv_cache import BlockCache
 from probers.model.language_model import Decoding, GenerationRequest, Sampling, ScoreRequest, Scoring
@@ -38,6 +37,7 @@ from probers.prober.prober import Prober
 from probers.prober.token_scores import GrowingScores, GrowingSentences, pools_sentences
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
+from .continuous import ContinuousBatch, LiveText
 from .protocol import ApiError
 
 T = TypeVar("T")

@@ -11,11 +11,11 @@ from tiny import FAMILIES, PROMPTS, tiny_lm
 from torch import Tensor
 
 from probers.model.causal_lm import CausalLM
-from probers.model.continuous import ContinuousBatch, LiveText
 from probers.model.decode import Request
 from probers.model.kv_cache import BlockCache
 from probers.model.language_model import Sampling
 from probers.model.tokens import encode_prompts
+from probers.serve.continuous import ContinuousBatch, LiveText
 from probers.types import Feature, Needs
 
 LIMITS = (9, 14, 6, 11, 12)
@@ -204,7 +204,7 @@ def test_a_broken_row_goes_and_the_others_stay() -> None:
 
 
 def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probers.model.continuous._TRIM", 8)
+    monkeypatch.setattr("probers.serve.continuous._TRIM", 8)
     lm = tiny_lm("mistral")
     texts = asked(lm, [PROMPTS[2], PROMPTS[1], PROMPTS[1]], (5, 30, 30))
     widths = []
@@ -218,6 +218,6 @@ def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.
 
 
 def test_a_family_with_another_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probers.model.continuous.can_share", lambda config: False)
+    monkeypatch.setattr("probers.serve.continuous.can_share", lambda config: False)
     with fails("model", "LlamaForCausalLM"):
         ContinuousBatch(tiny_lm("llama"))

@@ -12,8 +12,8 @@ from probers.data import load_corpus, load_questions
 from probers.data.texts import TextSource
 from probers.datagen.labels.grounded import CONDITIONS, Grounded, _text
 from probers.datagen.settings import Options
-from probers.prober.grounding import Pointer, evidence
 from probers.rag.triggers import Ungrounded
+from probers.signals.grounding import Pointer, evidence
 from probers.types import OF_PASSAGES, Passage, Question
 
 SITES = ["resid_diff", "passages"]

@@ -18,13 +18,13 @@ from probers.data import load_corpus
 from probers.heads import LinearHead
 from probers.model.blocks import decoder_layers, decoder_of
 from probers.model.causal_lm import CausalLM
-from probers.model.continuous import ContinuousBatch
 from probers.model.language_model import Sampling
 from probers.prober.prober import Prober
 from probers.prober.token_scores import GrowingScores
 from probers.rag import RAG, triggers
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers import BM25
+from probers.serve.continuous import ContinuousBatch
 from probers.store.spec import FeatureSpec
 from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
 from probers.words import EntityMatcher

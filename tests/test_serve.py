@@ -23,7 +23,6 @@ from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.model.blocks import decoder_layers
-from probers.model.continuous import LiveText
 from probers.model.decode import Request as Wanted
 from probers.model.language_model import Sampling
 from probers.model.tokens import encode_prompts, shown_bytes, token_bytes, token_offsets
@@ -32,6 +31,7 @@ from probers.prober.token_scores import GrowingScores, GrowingSentences, text_ne
 from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
 from probers.serve.answers import Choice, Frame, as_json
+from probers.serve.continuous import LiveText
 from probers.serve.on_high import Judgement, OnHigh
 from probers.serve.protocol import ApiError, ChatRequest
 from probers.serve.scheduler import Scheduler, ScoredText
@@ -798,7 +798,7 @@ def test_without_a_prober_there_are_no_scores(lm):
 
 def test_what_the_model_breaks_on_ends_alone(lm, server, monkeypatch):
     broken = Mock(side_effect=RuntimeError("out of memory"))
-    monkeypatch.setattr("probers.model.continuous.ContinuousBatch._write", broken)
+    monkeypatch.setattr("probers.serve.continuous.ContinuousBatch._write", broken)
     with pytest.raises(openai.InternalServerError, match="out of memory"):
         completion(server)
     monkeypatch.undo()

@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from probers import CausalLM
 from probers.data.texts.base import read_text, token_labels
-from probers.model.continuous import ContinuousBatch, LiveText
 from probers.model.decode import Request
 from probers.model.language_model import Sampling
 from probers.model.tokens import (
@@ -34,6 +33,7 @@ from probers.model.tokens import (
     token_bytes,
     token_offsets,
 )
+from probers.serve.continuous import ContinuousBatch, LiveText
 from probers.types import Needs, UserError
 from probers.words.text import letters_of
 

@@ -30,8 +30,8 @@ from .evaluate import Evaluator, summarise
 from .examples import Examples, SplitRequest
 from .heads import Fitted, Task, build, joins_layers, of_tasks, part_tasks
 from .methods import Method, make_method, method_of
+from .methods.pointing import fit_pointer
 from .plots import write_plots
-from .pointing import fit_pointer
 from .report import Origin, compare_runs, use_command, write_card
 from .settings import Stores, Train
 

@@ -12,7 +12,6 @@ import numpy as np
 from probers.data.texts import Mark, Text, token_labels
 from probers.data.texts.shown import overlap
 from probers.model.language_model import LanguageModel
-from probers.model.passages import about_passages
 from probers.model.pooling import pool_tokens, span_of, token_pool
 from probers.signals import rind_scores, signals, signals_before, surprise
 from probers.store.store import FeatureStore
@@ -140,7 +139,7 @@ def recorded(
 
 def _gain(generation: Generation, tokens: Sequence[int]) -> dict[str, float]:
     """Compute by how much the passages raised the log-probability of some tokens; 0 without passages."""
-    if not about_passages(generation.needs):
+    if not generation.needs.of_passages:
         return {}
     gains = None if generation.passages is None else generation.passages.gains
     return {"context_gain": 0.0 if gains is None or not tokens else float(gains[tokens].mean())}
@@ -209,7 +208,7 @@ class MarkedRows:
                 "question_type": mark.type, "answer_kind": mark.type, "cut_at": mark.start,
                 "sentence": number, "entity_start": mark.start, "entity_end": mark.end,
             }  # fmt: skip
-            if about_passages(self.needs):
+            if self.needs.of_passages:
                 row |= overlap(row["answer"], passages)
             if mark.evidence:
                 row |= {"match_stage": mark.rule, "match_evidence": mark.evidence}

@@ -25,7 +25,7 @@ from .hidden_states import check_needs
 from .kv_cache import CachedPrefix, can_share
 from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
 from .loading import Loading, context_length, fingerprint, load, model_source
-from .passages import compared, read_once, refuse_written
+from .passages import compared, read_once
 from .pooling import PER_TOKEN
 from .recorder import tapped
 from .tokens import (
@@ -198,7 +198,9 @@ class CausalLM(LanguageModel):
         self, requests: Sequence[GenerationRequest], how: Decoding, known: Container[int]
     ) -> Iterator[dict[int, Generation]]:
         self.check(how.needs)
-        refuse_written(how.needs)
+        if how.needs.of_passages:
+            message = "what a text takes from its passages is read of finished texts"
+            raise UserError(f"{message}: score it once it is written", "unsupported")
         stops = self.stops(how.stop)
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from ..types import Generation, StopReason
+from ..words.text import Span
 from .forward import Decoder, broken_logits, token_scores
 from .hidden_states import broken_state
 from .kv_cache import CachedPrefix, PrefixCache, can_drop, fill, new_cache, select_rows
 from .language_model import Decoding
 from .recorder import CaptureSession
-from .tokens import Prompt, Span, Stops, TextStream
+from .tokens import Prompt, Stops, TextStream
 
 
 @dataclass(frozen=True, slots=True)

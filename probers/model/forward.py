@@ -307,11 +307,11 @@ def score_batch(
         recorded = scores[row].cpu().numpy()
         if beginnings and (beginning := beginnings[row]) is not None:
             _begin(beginning, continuations[row], recorded, states, rows)
-        generations.append(prompt.continued(
+        text = prompt.continued(
             tokenizer, continuations[row], recorded, stop="length", needs=needs,
             states=joined(needs, states, recorded), attention=rows,
-            passages=_use(by_passage, passages[row], row, length),
-        ))  # fmt: skip
+        )  # fmt: skip
+        generations.append(replace(text, passages=_use(by_passage, passages[row], row, length)))
     return generations
 
 

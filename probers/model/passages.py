@@ -29,7 +29,7 @@ from torch import Tensor
 from ..data.texts import Text
 from ..data.texts.shown import place_passages, subjects
 from ..prompts import PromptTemplate
-from ..types import OF_PASSAGES, TWICE, Feature, Generation, Needs, PassageReading, Passages, UserError
+from ..types import TWICE, Feature, Generation, Needs, PassageReading, Passages, UserError
 from .attention import HeadsTap
 from .language_model import ScoreRequest
 from .tokens import Prompt, encode_answer, read_offsets
@@ -113,18 +113,6 @@ def numbers_of(weights: Tensor, subject: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([about, shares.amax(dim=-1), spread, total], dim=-1)
 
 
-def about_passages(needs: Needs) -> bool:
-    """Tell whether something is read that takes passages, and a second pass without them."""
-    return any(site in OF_PASSAGES for each in needs.features for site in (each.site, *each.beside))
-
-
-def refuse_written(needs: Needs) -> None:
-    """Refuse needs that are read of finished texts alone, while a text is written (UserError)."""
-    if about_passages(needs):
-        message = "what a text takes from its passages is read of finished texts"
-        raise UserError(f"{message}: score it once it is written", "unsupported")
-
-
 def read_once(needs: Needs) -> Needs:
     """Return what one pass has to record for ``needs``: the states themselves in place of :data:`TWICE`."""
     features = (_of_one_pass(feature) for feature in needs.features)
@@ -192,7 +180,7 @@ def request(
         listed = ", ".join(map(str, range(shown + 1, len(one.passages) + 1)))
         log.warning("%s %s: passages %s left out, beyond the model's context", file, one.where, listed)
     ready = ScoreRequest(prompt, tokens, name, one.answer)
-    if not about_passages(needs) or not (one.passages_at or shown):
+    if not needs.of_passages or not (one.passages_at or shown):
         return ready
     return replace(ready, passages=_passages(lm, one, template, file, prompt, shown))
 

@@ -28,7 +28,6 @@ from ..types import (
     Feature,
     Generation,
     Needs,
-    PassageReading,
     StopReason,
     UserError,
 )
@@ -273,14 +272,13 @@ class Prompt:
     def continued(
         self, tokenizer: Any, ids: Sequence[int], scores: np.ndarray, *, stop: StopReason, needs: Needs,
         states: Mapping[Feature, np.ndarray] | None = None, attention: AttentionRows | None = None,
-        passages: PassageReading | None = None,
     ) -> Generation:  # fmt: skip
         """Build the generation of ``ids`` (n,); ``scores`` (2, n), or (4, n) with the top two of each."""
         text, offsets = read_offsets(tokenizer, ids, self.ids, self.source)
         return Generation(
             self.text, self.ids, self.offsets, tuple(ids), text, offsets,
             scores[0].copy(), scores[1].copy(), stop, needs, states or {}, attention,
-            scores[2:].copy() if len(scores) > 2 else None, passages,
+            scores[2:].copy() if len(scores) > 2 else None,
         )  # fmt: skip
 
 

@@ -21,13 +21,13 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from ..signals import surprise
+from ..signals.grounding import Pointer
 from ..types import Generation, UserError
 from ..words import Recogniser, tokens_of, with_scores, written_entities
 from ..words.language import ENGLISH
 from ..words.text import split_sentences
 from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
 from .domain import Domain
-from .grounding import Pointer
 from .response import DomainDistance, Response, ScoredSpan, TokenScores
 from .risk_control import Promise
 from .token_scores import PIECES, Scorer, aggregate

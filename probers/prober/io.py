@@ -33,6 +33,7 @@ from ..files import (
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..model import adapters
 from ..options import Name, Natural, check_options, check_record, nearest, shown
+from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec
 from ..types import UserError, first_line
 from . import value_head
@@ -40,7 +41,6 @@ from .calibration import EntropyModel, calibration_from_dict
 from .decision import Ensemble
 from .domain import FILE as DOMAIN
 from .domain import Domain
-from .grounding import Pointer
 from .risk_control import Promise
 
 if TYPE_CHECKING:

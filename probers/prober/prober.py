@@ -23,12 +23,12 @@ from ..data.records import BadLine
 from ..data.splits import Seen
 from ..data.texts import TextSource
 from ..heads import CORRECT, WRONG, Memory, ProbeHead, head_name
+from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, sigmoid
 from .decision import Ensemble, checked_logits, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
-from .grounding import Pointer
 from .io import HubOptions, locate, read_parts, save
 from .report import Report
 from .report import report as make_report

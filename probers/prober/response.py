@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..signals.grounding import Ground
 from .figures import Part, figure
 from .risk_control import Promise
 
@@ -52,22 +53,6 @@ class DomainDistance(Frozen):
     unlike: bool
     surprise: float | None = None
     surprise_range: tuple[float, float] | None = None
-
-
-class Ground(Frozen):
-    """What characters [start, end) of an answer rest on, in the passages that the prompt shows.
-
-    ``source`` is "passage", or of an unsupported part "memory" or "neither". ``passage`` is the number, from
-    1, of the one that attention points to with this ``share`` of all, and ``evidence`` the characters of its
-    nearest sentence.
-    """
-
-    start: int
-    end: int
-    source: str
-    passage: int
-    share: float
-    evidence: tuple[int, int]
 
 
 class Acted(Frozen):

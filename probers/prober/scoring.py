@@ -15,13 +15,13 @@ from ..checksums import Journal
 from ..data.texts import Text, TextSource
 from ..model.causal_lm import CausalLM
 from ..model.language_model import Decoding, Sampling, ScoreRequest, Scoring
-from ..model.passages import about_passages, request
+from ..model.passages import request
 from ..model.tokens import encode_answer, without_end
 from ..options import refuse_unknown, shown
 from ..prompts import chat_text, form_with, turn_ends
+from ..signals.grounding import ground
 from ..types import EndToken, Generation, UserError, count
 from .assessment import Assessor, Bank, WrittenText
-from .grounding import ground
 from .response import Acted, Response, Scored, ScoredSpan
 from .token_scores import check_growing, text_needs, text_scores
 
@@ -105,13 +105,14 @@ def assessed_each(
 
 def _assessed(prober: Bank, assess: Assessor, written: Generation, asked: ScoreRequest) -> Response:
     """Assess a text that was read, and ground it in its passages if the prober reads these."""
-    if about_passages(text_needs(prober)) and asked.passages is None:
+    if text_needs(prober).of_passages and asked.passages is None:
         empty = assess(WrittenText(written.prompt, ""))
         return empty.model_copy(update={"grounds": (), "not_scored": "the prompt shows no passage"})
     response = assess(_scored_tokens(prober, assess, written))
     if prober.pointer is None or asked.passages is None:
         return response
-    grounds = ground(prober.pointer, written, asked.passages, response.spans, assess.threshold)
+    spans = {(span.start, span.end): span.score <= assess.threshold for span in response.spans}
+    grounds = ground(prober.pointer, written, asked.passages, spans)
     return response.model_copy(update={"grounds": grounds})
 
 

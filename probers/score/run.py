@@ -29,10 +29,11 @@ from ..files import canonical_json, write_text
 from ..pages import num, render
 from ..prober.assessment import Assessor
 from ..prober.prober import Prober
-from ..prober.response import DomainDistance, Ground, Response, ScoredSpan
+from ..prober.response import DomainDistance, Response, ScoredSpan
 from ..prober.risk_control import Promise
 from ..prober.scoring import readable, score_texts
 from ..prober.token_scores import check_growing
+from ..signals.grounding import Ground
 from ..types import SPLITS, count
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import numpy as np
 
 from probers.data.texts.shown import place_passages, subjects
 from probers.model.language_model import ScoreRequest
-from probers.model.passages import about_passages
 from probers.types import Decision, Generation, Needs, Passages
 
 from ..protocol import UNANSWERED, State, verdict
@@ -43,7 +42,7 @@ class Ungrounded(ReadsBank):
 
     def __post_init__(self) -> None:
         bank = self.load()
-        if not about_passages(bank.needs):
+        if not bank.needs.of_passages:
             raise self.unfit("what an answer takes from its passages", f"{bank.spec.site} states alone")
         self._bank = bank
         self._threshold = bank.threshold if self.threshold is None else float(self.threshold)

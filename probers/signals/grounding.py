@@ -1,12 +1,12 @@
 """Grounding of an answer: the passage that each part of it rests on, or that it rests on none.
 
-Attention says where a part comes from, the prober whether it is right, and the same text read without the
+Attention says where a part comes from, a prober whether it is right, and the same text read without the
 passages whether the model would have written it from memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,6 @@ import numpy as np
 from ..types import Generation, Passages
 from ..words import tokens_of
 from ..words.text import split_sentences, tokenize
-from .response import Ground, ScoredSpan
 
 #: Origin of a part: a passage, what the model knew before, or neither of them.
 Origin = Literal["passage", "memory", "neither"]
@@ -44,34 +43,48 @@ class Pointer:
         return total / max(float(total.sum()), np.finfo(np.float64).tiny)
 
 
-def ground(
-    pointer: Pointer, written: Generation, passages: Passages, spans: Sequence[ScoredSpan], threshold: float
-) -> tuple[Ground, ...]:
-    """Ground each span of an answer in the passages that its prompt shows.
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What characters [start, end) of an answer rest on, in the passages that the prompt shows.
 
-    ``written`` was recorded with the site "passages" and compared with the text read without them; a span
-    above ``threshold`` is not supported.
+    ``passage`` is the number, from 1, of the one that attention points to with this ``share`` of all, and
+    ``evidence`` the characters of its nearest sentence.
+    """
+
+    start: int
+    end: int
+    source: Origin
+    passage: int
+    share: float
+    evidence: tuple[int, int]
+
+
+def ground(
+    pointer: Pointer, written: Generation, passages: Passages, spans: Mapping[tuple[int, int], bool]
+) -> tuple[Ground, ...]:
+    """Ground spans of an answer in the passages that its prompt shows.
+
+    ``written`` was recorded with the site "passages" and compared with the text read without them. ``spans``
+    maps the characters [start, end) of each to whether it is supported.
     """
     use = written.passages
     if use is None or use.weights is None or not passages.at:
         return ()
     texts = [written.prompt[start:end] for start, end in passages.at]
     grounds = []
-    for span in spans:
-        tokens = tokens_of(written.offsets, span.start, span.end)
+    for (start, end), supported in spans.items():
+        tokens = tokens_of(written.offsets, start, end)
         if not tokens:
             continue
         shares = pointer.shares(use.weights[tokens])
         best = int(shares.argmax())
         source: Origin = "passage"
-        if span.score > threshold:
+        if not supported:
             gains = np.zeros(len(tokens)) if use.gains is None else use.gains[tokens]
             alone = float((written.logprobs[tokens] - gains).mean())
             source = "memory" if alone >= pointer.remembered else "neither"
-        grounds.append(Ground(
-            start=span.start, end=span.end, source=source, passage=best + 1, share=float(shares[best]),
-            evidence=evidence(written.text[span.start : span.end], texts[best]),
-        ))  # fmt: skip
+        nearest = evidence(written.text[start:end], texts[best])
+        grounds.append(Ground(start, end, source, best + 1, float(shares[best]), nearest))
     return tuple(grounds)
 
 

@@ -3,7 +3,7 @@
 This is iteration-level scheduling (Yu et al. 2022, Orca, section 3.1): a text that ends makes room at once,
 and a new text waits for no other to end. Prompts are read in pieces between the steps of the texts being
 written, so that a long prompt delays them by one piece only. The tokens, records and states of a text equal
-those of :meth:`.CausalLM.generate`, to rounding, whatever runs beside it.
+those of :meth:`probers.model.causal_lm.CausalLM.generate`, to rounding, whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import Feature, Generation, Needs, RunError, UserError
-from .causal_lm import CausalLM
-from .decode import Request, Row, closed
-from .forward import broken_logits, token_scores
-from .hidden_states import tap_of
-from .kv_cache import BlockCache, CachedPrefix, GrowingLayer, can_share, fill, new_cache, select_rows
-from .language_model import Sampling
-from .pooling import BEFORE
-from .tokens import Span, Stops
+from probers.model.causal_lm import CausalLM
+from probers.model.decode import Request, Row, closed
+from probers.model.forward import broken_logits, token_scores
+from probers.model.hidden_states import tap_of
+from probers.model.kv_cache import (
+    BlockCache,
+    CachedPrefix,
+    GrowingLayer,
+    can_share,
+    fill,
+    new_cache,
+    select_rows,
+)
+from probers.model.language_model import Sampling
+from probers.model.pooling import BEFORE
+from probers.model.tokens import Stops
+from probers.types import Feature, Generation, Needs, RunError, UserError
+from probers.words.text import Span
 
 _TRIM = 128  # columns of padding in every row that may gather before they are freed
 

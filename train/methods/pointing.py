@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from probers.evaluation.metrics import auroc
-from probers.prober.grounding import REMEMBERED, Pointer
+from probers.signals.grounding import REMEMBERED, Pointer
 from probers.store.joined import Stored
 
-from .assemble import Detector
-from .examples import Examples
+from ..assemble import Detector
+from ..examples import Examples
 
 #: One head of so many points; a model of few heads has :data:`_LEAST`.
 _ONE_OF, _LEAST = 32, 4
