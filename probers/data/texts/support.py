@@ -77,7 +77,7 @@ def faithdial(record: Record, place: Place) -> Iterator[Line]:
     yield {
         "prompt": optional(record, "history"), "passages": [knowledge], "answer": f" {text(record, named)}",
         "wrong": wrong, "group": _mark(knowledge), "writer": "people" if gold else named,
-        "dataset": "faithdial",
+        "dataset": f"faithdial-{place.path.name.partition('.')[0]}",
     }  # fmt: skip
 
 
