@@ -31,6 +31,7 @@ from .endpoint import Endpoint, Served
 from .http import new_id
 from .protocol import ApiError, ChatRequest, CompletionRequest
 from .retrieval import Replay, replay
+from .scoring import Detection, ScoreRequest, Scoring
 
 #: Security policy of the page: it loads only its own files and runs no inline script.
 _POLICY = (
@@ -74,6 +75,20 @@ def make_app(served: Served) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest, http: HttpRequest) -> Response:
         return await endpoint(request, http)
+
+    scoring = Scoring(served)
+
+    @app.post("/v1/score")
+    def scored(request: ScoreRequest) -> Response:
+        return Response(as_json(scoring.score(request)), media_type="application/json")
+
+    @app.post("/v1/lettucedetect/spans")
+    def detected_spans(request: Detection) -> Response:
+        return Response(as_json(scoring.spans(request)), media_type="application/json")
+
+    @app.post("/v1/lettucedetect/token")
+    def detected_tokens(request: Detection) -> Response:
+        return Response(as_json(scoring.tokens(request)), media_type="application/json")
 
     @app.post("/v1/replay")
     def replayed(request: Replay) -> Response:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from probers.prober.prober import Prober
 
 #: Options of backend=transformers only; vLLM has its own.
-_OWN = ("thinking", "rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
+_OWN = ("scorer", "thinking", "rows", "threads", "queue", "max_tokens", "cache_megabytes", "log_requests")
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     import uvicorn
 
     from probers.model.blocks import decoder_layers
+    from probers.prober.io import shipped
     from probers.prober.prober import Prober
     from probers.prober.token_scores import check_growing
     from probers.words.thinking import Thinking
@@ -115,8 +116,12 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     scheduler = Scheduler(
         lm, bank, rows=settings.rows, most_waiting=settings.queue, cache_megabytes=settings.cache_megabytes
     )
+    scorer: Prober | None = None
+    if name := settings.scorer or shipped(f"{settings.model.name}-grounding"):
+        scorer = Prober.from_pretrained(name, allow_other=settings.allow_other)
+        scorer.check_model(lm.spec)
     served = Served(
-        scheduler, settings.served_name or settings.model.name,
+        scheduler, settings.served_name or settings.model.name, scorer=scorer,
         prober=entry,
         corpus=None if searched is None else Path(searched).name,  # its folder stays private
         api_key=key, log_requests=settings.log_requests, max_tokens=settings.max_tokens,

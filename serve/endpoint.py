@@ -30,6 +30,8 @@ from .scheduler import Scheduler, ScoredText
 from .settings import Serve
 
 if TYPE_CHECKING:
+    from probers.prober.prober import Prober
+
     from .retrieval import Retrieving
 
 _POLL = 0.5  # seconds between checks of whether a waiting client is still there
@@ -47,6 +49,7 @@ class Served:
     Attributes:
         name: name of the model in requests.
         prober: entry of the prober in the list of models.
+        scorer: prober of finished answers; None is the one that scores what the server writes.
         thinking: marks around the model's thinking; None for a model that does not think.
         abstention: sentence of ``on_high=abstain``, unless the request has its own.
         max_tokens: most tokens per text. Without a limit of its own, a completion gets 16, as with OpenAI,
@@ -57,6 +60,7 @@ class Served:
     scheduler: Scheduler
     name: str
     prober: Mapping[str, Any] | None = None
+    scorer: Prober | None = None
     retrieving: Retrieving | None = None
     corpus: str | None = None
     thinking: Thinking | None = None

@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from probers.prober.prober import Prober
 from probers.prober.response import Scored
 
+from .endpoint import Served
 from .protocol import ApiError, Id, Strict
-from .scheduler import Scheduler, SharedLM
+from .scheduler import SharedLM
 
 
 class ShownPassage(Strict):
@@ -66,11 +66,12 @@ class Detection(Strict):
 class Scoring:
     """Endpoints that score finished answers by one prober."""
 
-    def __init__(self, scheduler: Scheduler, prober: Prober | None) -> None:
-        self._scheduler, self._prober = scheduler, prober
+    def __init__(self, served: Served) -> None:
+        self._served, self._scheduler = served, served.scheduler
 
     def score(self, request: ScoreRequest) -> dict[str, Any]:
-        """Score an answer; ``hallucination`` is the response of a text that the server wrote."""
+        """Score an answer; ``hallucination`` is as in the response to a text that the server wrote."""
+        self._served.check_name(request.model)
         one = self._score(request.row(), threshold=request.threshold, unit=request.unit)
         response = None if one.response is None else one.response.wire()
         return {
@@ -108,8 +109,9 @@ class Scoring:
         return self._score(row)
 
     def _score(self, row: Mapping[str, Any], **how: Any) -> Scored:
-        if self._prober is None:
+        prober = self._served.scorer or self._scheduler.bank
+        if prober is None:
             message = "this server has no prober that scores finished answers: start it with prober="
             raise ApiError(400, message, code="no_prober")
-        (one,) = self._prober.score(SharedLM(self._scheduler), [row], **how)
+        (one,) = prober.score(SharedLM(self._scheduler), [row], **how)
         return one

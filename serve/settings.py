@@ -15,7 +15,7 @@ class Serve(Settings):
     """Serve a model through OpenAI's API, with the scores of a prober beside every answer, and a page to look
     at.
 
-    POST /v1/completions and /v1/chat/completions; /v1/models, /health and /metrics; the page at /
+    POST /v1/completions, /v1/chat/completions and /v1/score; /v1/models, /health and /metrics; the page at /
     (docs/serving.md).
     """
 
@@ -43,6 +43,9 @@ class Serve(Settings):
     prober: Name | None = None
     """prober folder or hub id; null is the newest of this model, or the one that comes with the package; none
     scores nothing"""
+    scorer: Name | None = None
+    """prober of POST /v1/score, which scores finished answers; null is the one for answers from passages that
+    comes with the package, else prober"""
     abstention: Name = "I am not sure enough to answer this."
     """sentence that a request with on_high=abstain gets in place of an answer with too high a score"""
     thinking: Name = "auto"

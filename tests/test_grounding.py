@@ -3,9 +3,11 @@
 import json
 from dataclasses import replace
 
+import httpx
 import numpy as np
 import pytest
 from refusals import fails
+from serving import bank_for, running
 
 import probers
 from probers.data import load_corpus, load_questions
@@ -161,6 +163,41 @@ def test_the_loop_asks_again_without_the_passage_that_an_unsupported_answer_lean
         assert never(question).retrievals == 1  # with the question, before anything is written
     with fails("mismatch"):
         Ungrounded(probers.Prober.from_pretrained("smollm2"))
+
+
+def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, prober):
+    subject, other = (each.text for each in load_corpus("testbed")[:2])
+    answer = f"{subject.split('.')[0]}."
+    asked = {"contexts": [subject, other], "question": "Who is it?", "answer": answer}
+    row = {"prompt": "Who is it?", "passages": [subject, other], "answer": answer}
+    (one,) = prober.score(lm, [row])
+    with running(lm, bank_for(lm), scorer=prober) as server:
+
+        def post(path, **body):
+            reply = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+            return reply.status_code, reply.json()
+
+        status, scored = post("/v1/score", model="testbed", **row)
+        response = scored["hallucination"]
+        assert (status, scored["text"], response["score"]) == (
+            200,
+            answer,
+            pytest.approx(one.score, abs=1e-4),
+        )
+        assert response["grounds"][0]["passage"] == one.response.grounds[0].passage
+        status, titled = post("/v1/score", model="testbed", **row | {"passages": [{"text": subject}, other]})
+        assert (status, len(titled["hallucination"]["grounds"])) == (200, 1)
+        status, spans = post("/v1/lettucedetect/spans", **asked)
+        assert status == 200 and len(spans["predictions"]) == int(one.fires)
+        status, tokens = post("/v1/lettucedetect/token", **asked)
+        assert "".join(each["token"] for each in tokens["predictions"]) == answer
+        assert all(0 <= each["hallucination_score"] <= 1 for each in tokens["predictions"])
+        nothing = {"contexts": [], "question": "", "answer": ""}
+        assert post("/v1/lettucedetect/spans", **nothing) == (200, {"predictions": []})
+        assert post("/v1/score", model="other", **row)[0] == 404
+        assert post("/v1/score", model="testbed", **row | {"messages": []})[0] == 400
+    with running(lm, None) as server:
+        assert post("/v1/score", model="testbed", **row)[0] == 400  # no prober
 
 
 def test_a_pointer_adds_up_the_attention_of_its_heads():
