@@ -1,5 +1,6 @@
 """A shared prefix changes what is computed, and nothing of what comes out."""
 
+import numpy as np
 import pytest
 import torch
 from test_lm import assert_all_same
@@ -107,3 +108,16 @@ def test_rows_that_stay_are_not_moved():
     assert torch.equal(layer.keys[:, :, :4], numbers[[4, 1, 3]]) and layer.keys.shape[2] == 6
     layer.batch_select_indices(torch.tensor([1, 0]))  # any other order as well
     assert torch.equal(layer.keys[:, :, :4], numbers[[1, 4]])
+
+
+@pytest.mark.parametrize("pool", ["mean", "tokens", "predicting"])
+def test_a_text_that_begins_another_after_the_same_prompt_is_read_as_if_alone(pool):
+    lm = tiny_lm()
+    needs = Needs((Feature((1, 2), pool=pool),), attention=True, top=True)
+    texts = [" and more", " and more of it in the end."]
+    together = lm.score([PROMPTS[0]] * 2, texts, needs=needs)
+    for text, one in zip(texts, together, strict=True):
+        (alone,) = lm.score([PROMPTS[0]], [text], needs=needs)
+        for name in ("logprobs", "entropies", "top", "state"):
+            np.testing.assert_allclose(getattr(one, name), getattr(alone, name), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(one.attention.rows, alone.attention.rows, rtol=0, atol=1e-4)

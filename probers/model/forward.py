@@ -330,12 +330,13 @@ def _begin(
     A text's numbers depend in the last digits on the texts beside it in a batch, and on its padding. What is
     known before two texts after one prompt part is thus the same number in both.
     """
-    read = len(beginning.token_ids)
+    read = min(len(beginning.token_ids), len(ids))  # this text may be the beginning of another
     same = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(beginning.token_ids, ids, strict=False))
     )
     scores[0, :same] = beginning.logprobs[:same]
-    scores[1:, :read] = [beginning.entropies, *([] if beginning.top is None else beginning.top)]
+    others = [beginning.entropies, *([] if beginning.top is None else beginning.top)]
+    scores[1:, :read] = [values[:read] for values in others]
     for feature, values in states.items():
         if feature not in beginning.states:
             continue
@@ -347,8 +348,8 @@ def _begin(
             values[:count] = beginning.states[feature][:count]
     if rows is not None and beginning.attention is not None:
         count = min(read, same + 1)
-        known = beginning.attention.rows[:count]
-        rows.rows[:count, : known.shape[1]] = known
+        width = min(beginning.attention.rows.shape[1], rows.rows.shape[1])
+        rows.rows[:count, :width] = beginning.attention.rows[:count, :width]
 
 
 @torch.inference_mode()
