@@ -3,7 +3,8 @@
     probers-serve model=testbed prober=runs/train/cot-all &
     OPENAI_API_KEY=- python examples/llama_index_gate.py http://127.0.0.1:8000/v1 testbed
 
-The gate wraps your retriever, so it fits into any query engine.
+The gate wraps your retriever, so it fits into any query engine. Two lines are the testbed's, change them
+to yours: ``retriever = ..`` and ``questions = ..``.
 """
 
 import sys
@@ -21,14 +22,14 @@ client = openai.OpenAI(base_url=url)
 
 
 def write(question: str, passages: str = ""):
-    """The model's answer with what the prober says of it (docs/serving.md)."""
+    """Return the model's answer with the prober's score (docs/serving.md)."""
     prompt = f"{passages}Question: {question}\nAnswer:"
     made = client.completions.create(model=model, prompt=prompt, max_tokens=48, temperature=0, stop=["\n"])
     return made.choices[0]
 
 
 class Gate(BaseRetriever):
-    """What ``inner`` finds where a draft of the answer is probably wrong, and nothing elsewhere."""
+    """Passages from ``inner`` where a draft of the answer is probably wrong, none elsewhere."""
 
     def __init__(self, inner: BaseRetriever) -> None:
         super().__init__()
@@ -36,23 +37,26 @@ class Gate(BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         draft = write(query_bundle.query_str)
-        told = draft.hallucination
-        print(f"P(wrong) {told['p_wrong']:.2f}{', retrieving' if told['fires'] else ''}: {draft.text!r}")
-        return self._inner.retrieve(query_bundle) if told["fires"] else []
+        score = draft.hallucination
+        print(f"P(wrong) {score['p_wrong']:.2f}{', retrieving' if score['fires'] else ''}: {draft.text!r}")
+        return self._inner.retrieve(query_bundle) if score["fires"] else []
 
 
 class Passages(BaseRetriever):
-    """Stands for your retriever."""
+    """The testbed's passages, by BM25."""
 
     index = BM25(load_corpus("testbed"))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        found = self.index.search([query_bundle.query_str], 3)[0]
-        return [NodeWithScore(node=TextNode(text=p.text, id_=p.id), score=p.score) for p in found]
+        passages = self.index.search([query_bundle.query_str], 3)[0]
+        return [NodeWithScore(node=TextNode(text=p.text, id_=p.id), score=p.score) for p in passages]
 
 
-gate = Gate(Passages())
-for question in load_questions()[:4]:
-    nodes = gate.retrieve(question.question)
+retriever = Passages()  # change to your retriever
+questions = [question.question for question in load_questions()[:4]]  # change to your questions
+
+gate = Gate(retriever)
+for question in questions:
+    nodes = gate.retrieve(question)
     context = "Context:\n" * bool(nodes) + "".join(f"{node.text}\n" for node in nodes)
-    print(f"{question.question} {write(question.question, context).text.strip()}")
+    print(f"{question} {write(question, context).text.strip()}")

@@ -18,11 +18,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from documents import ROOT, Page, faults, page, read, written_to
 
 from probers.cli.compose import COMMANDS
+from probers.cli.help import help_of
+from probers.types import Code
 
 #: Whose blocks other tests run: tests/test_tables.py, and that of the notebook below.
 ELSEWHERE = ("docs/tables.md", "docs/notebooks/reading_a_store.md")
@@ -65,6 +68,20 @@ def test_every_command_has_its_page_in_the_reference(command):
     folder = ROOT / "docs" / "reference" / "commands"
     assert f"{{command-help}} {command}\n" in (folder / f"{command}.md").read_text()
     assert command in (folder / "index.md").read_text().partition("{toctree}")[2].split()
+
+
+def test_troubleshooting_has_every_error_code_in_its_order():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert tuple(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == get_args(Code)
+
+
+def test_the_reference_names_keys_and_groups_that_commands_have():
+    for command in COMMANDS:
+        there = {key.name for key in help_of(command).keys} | set(help_of(command).groups)
+        text = (ROOT / "docs" / "reference" / "commands" / f"{command}.md").read_text()
+        line = text.partition("Keys that people set:")[2].partition("Below,")[0]
+        named = set(re.findall(r"`([\w.]+)`", line))
+        assert named and named <= there, command
 
 
 def documented() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from docutils import nodes
@@ -16,8 +17,10 @@ _LOG = logging.getLogger(__name__)
 
 def drawn(node: nodes.math | nodes.math_block, as_block: bool = False) -> str:
     """A formula as MathML; what cannot be read is a warning, and stands as it was written."""
+    # docutils knows neither the short form of a fraction nor this name of three dots.
+    formula = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", node.astext()).replace(r"\dots", r"\ldots")
     try:
-        return tex2mathml(node.astext(), as_block=as_block)
+        return tex2mathml(formula, as_block=as_block)
     except MathError as error:
         _LOG.warning("formula %r: %s", node.astext(), error, location=node)
         return f"<code>{escape(node.astext())}</code>"

@@ -116,8 +116,8 @@ def ece_interval(bootstrap: Bootstrap, labels: np.ndarray, probabilities: np.nda
 
     Percentiles of resamples miss it: noise in a bin counts as an error, and twice in a resample. Let d be the
     signed errors of the bins, whose absolute values add up to the ECE, e their noise, and s the signs of the
-    true errors. The true sum is at least ECE - sum |e| (triangle inequality) and at most ECE - sum s e. The
-    limits take the 97.5% quantile of either, with a resample's d less that of the texts as e (the basic
+    true errors. The true sum is at least ECE - ``sum |e|`` (triangle inequality) and at most ECE - sum s e.
+    The limits take the 97.5% quantile of either, with a resample's d less that of the texts as e (the basic
     bootstrap, Davison and Hinkley 1997, section 5.2) and the signs of d as s. In simulated worlds of 40 to
     1,000 texts they cover in 92 to 100%, and in 89% for exact probabilities of texts in 20 groups.
     """

@@ -66,7 +66,7 @@ class ProbeHead(nn.Module):
         joint: each head reads the states (L, d) of several layers at once; the constructor takes their
             number L after the width.
         beside: joins its inputs, so that some of the L places may hold other numbers than states
-            (:attr:`.Feature.beside`).
+            (:attr:`probers.types.Feature.beside`).
         tokens: reads all tokens' states and pools them itself, by :meth:`_token_logits` instead.
         causal: scores every token by its own states and those of tokens before it, by
             :meth:`_sequence_logits` instead.

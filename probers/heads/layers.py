@@ -27,8 +27,8 @@ from .single import normed
 class ConcatHead(StandardisedHead):
     """Logistic regression on the standardised states of all layers, joined to one vector.
 
-    With ``group_lasso`` the loss also has that number times the sum over layers of sqrt(d) |W_l|, where W_l
-    are the weights of layer l (Yuan and Lin 2006, equation 2.1). Each step ends in the penalty's proximal
+    With ``group_lasso`` the loss also has that number times the sum over layers of ``sqrt(d) |W_l|``, where
+    W_l are the weights of layer l (Yuan and Lin 2006, equation 2.1). Each step ends in the penalty's proximal
     map in the metric of the optimiser (Yun et al. 2021, with the mean rate of each layer), so that the
     weights of layers without information become exactly zero.
 

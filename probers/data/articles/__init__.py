@@ -29,7 +29,7 @@ def open_articles(
     The network of ``wikipedia`` is first used during iteration, that of ``hf:`` here.
 
     Args:
-        spec: testbed, the path of a file (:func:`..records.file_rows`), wikipedia,
+        spec: testbed, the path of a file (:func:`probers.data.records.file_rows`), wikipedia,
             ``hf:<dataset id>[:<config>][:<split>]``, or rows with title and text or sentences
             (:func:`probers.data.rows.records_of`).
         limit: largest number of usable articles, drawn by ``seed``; None takes all.
