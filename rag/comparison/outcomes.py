@@ -142,7 +142,7 @@ class Evaluation:
     ) -> None:  # fmt: skip
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
-        self.rule = wrong
+        self.rule, self._answered = wrong, len(answered)
         units = len(set(groups))
         unit = "question" if units == len(groups) else "group"
         self.unit = {"unit": unit, "units": units, "resamples": resamples}
@@ -180,9 +180,23 @@ class Evaluation:
         entry["ci95"] = {name: i.limits for name, i in intervals.items() if i.limits is not None}
         return entry
 
-    def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
-        """Compare each method with each earlier one, paired; Holm's correction is over a figure's pairs."""
-        samples = {name: self._samples(run) for name, run in runs.items()}
+    def samples(self, figures: Callable[[np.ndarray], Sequence[np.ndarray]]) -> list[Sample]:
+        """Compute figures (r,) of weights (n, r) of the questions with gold answers, with their resamples."""
+        assert self._scored is not None
+
+        def every(_: np.ndarray, weights: np.ndarray) -> Sequence[Any]:
+            return figures(weights) if weights.ndim > 1 else [of[0] for of in figures(weights[:, None])]
+
+        return self._scored.samples(np.zeros(self._answered), every)
+
+    def pairs(
+        self, runs: Mapping[str, Outcomes], more: Mapping[str, Mapping[str, Sample]] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Compare each method with each earlier one, paired; Holm's correction is over a figure's pairs.
+
+        ``more`` are further figures of methods, of this evaluation's resamples.
+        """
+        samples = {name: {**self._samples(run), **(more or {}).get(name, {})} for name, run in runs.items()}
         differences: dict[str, dict[str, Any]] = {}
         for i, (later, ones) in enumerate(samples.items()):
             for earlier, others in list(samples.items())[:i]:
@@ -249,7 +263,15 @@ def table_lines(
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
+    # Left out where they are unknown of all methods.
+    gains = [
+        ("gain share", "gain_share", 3),
+        ("saved", "retrievals_saved", 2),
+        ("gained", "accuracy_gained", 3),
+    ]
+    first = [column for column in gains if any(e.get(column[1]) is not None for e in methods.values())]
     columns = [
+        *first,
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
         ("ACC chars", "acc_substring", 3), ("retrievals", "retrievals", 2), ("calls", "generations", 2),
         ("tokens", "tokens", 1), ("kept", "kept_tokens", 1), ("read", "read_tokens", 0),
