@@ -72,7 +72,7 @@ class OracleOfHelps:
 
     def means(self, weights: np.ndarray) -> Points:
         """Compute means as :meth:`Curve.means`, a point for each retrieval."""
-        shares = weights / weights.sum(axis=0)
+        shares = weights.astype(np.float64) / weights.sum(axis=0)
         bought = (np.cumsum((shares[self._of].T * v).T, axis=0) for v in (self._retrievals, self._gains))
         x, y = (np.concatenate([np.zeros((1, shares.shape[1])), values]) for values in bought)
         return x, self._start @ shares + y
