@@ -92,8 +92,13 @@ def test_the_oracle_is_the_best_of_all_choices_at_every_budget():
         assert np.interp(budget, x, y) == pytest.approx(expected)
     at_random = [(j * len(KINDS), right[:, j].sum()) for j in range(3)]
     expected = (area(corners) - area(at_random)) / (len(KINDS) * 2 * len(KINDS))
-    value = gains(trajectory, {"any": replayed(trajectory, "any")}).by_query["answer"].value
-    assert value == pytest.approx(expected)
+    found = gains(trajectory, {"any": replayed(trajectory, "any")})
+    assert found.record["answer"]["gain"] == pytest.approx(expected)
+    highest = max(best.values())
+    fewest = min(budget for budget, right in best.items() if right == highest)
+    assert (found.record["answer"]["highest"], found.record["answer"]["retrievals"]) == pytest.approx(
+        (highest / len(KINDS), fewest / len(KINDS))
+    )
 
 
 ONCE = ["helped"] * 6 + ["harmed"] * 4 + ["known"] * 5 + ["never"] * 5
@@ -194,8 +199,9 @@ def test_the_interval_is_of_paired_resamples_of_questions():
 def test_a_world_where_choosing_gains_nothing_has_no_shares_and_says_so():
     trajectory = world(["helped"] * 5, {"mine": np.arange(5.0)}, steps=2)
     found = gains(trajectory, {"mine": replayed(trajectory, "mine")})
-    assert found.figures("mine")[SHARE] is None and found.notes()
-    assert not gains(world(ONCE, steps=2), {}).notes()
+    assert found.figures("mine")[SHARE] is None and "gains nothing" in found.notes()[0]
+    told = gains(world(ONCE, {"mine": np.zeros(20)}, steps=2), {"mine": replayed(trajectory, "mine")}).notes()
+    assert "reaches 0.750 with 0.30 retrievals" in told[0]
 
 
 def test_a_method_with_a_retriever_of_its_own_is_not_measured_with_another():

@@ -30,6 +30,8 @@ from .trajectories import thinned
 #: Share of the oracle's gain, retrievals per question saved at the accuracy of ``always``, and accuracy
 #: gained at its number of retrievals.
 SHARE, SAVED, GAINED = GAINS = ("gain_share", "retrievals_saved", "accuracy_gained")
+#: Figures of the oracle: its mean gain over random retrieval, its highest figure, the retrievals for that.
+_OF_ORACLE = ("gain", "highest", "retrievals")
 #: Oracle's gain below which nothing can be a share of it.
 _NONE = 1e-9
 
@@ -142,8 +144,11 @@ class Reference:
         random = self.steps.means(weights)
         return _share(_area(points) - _area(random), random[0][-1], np.nan)
 
-    def oracle_gain(self, weights: np.ndarray) -> list[np.ndarray]:
-        return [self.gained(self.oracle.means(weights), weights)]
+    def of_oracle(self, weights: np.ndarray) -> list[np.ndarray]:
+        """Compute the figures (r,) of :data:`_OF_ORACLE`."""
+        points = self.oracle.means(weights)
+        highest = points[1].max(axis=0)
+        return [self.gained(points, weights), highest, _reached(points, highest)]
 
 
 @dataclass(frozen=True)
@@ -153,12 +158,14 @@ class Gains:
     Attributes:
         by_method: samples of :data:`GAINS` of each method that retrieves and does not go by chance; the last
             two only beside a run of ``always``.
-        by_query: sample of the oracle's gain for each query that methods are measured with.
+        by_query: samples of the oracle's figures for each query that methods are measured with: its gain
+            over random retrieval (averaged over the budgets), the highest figure on its curve, and the
+            fewest retrievals with that.
         curves: the oracle's curve for each of these.
     """
 
     by_method: Mapping[str, Mapping[str, Sample]]
-    by_query: Mapping[str, Sample]
+    by_query: Mapping[str, Mapping[str, Sample]]
     curves: Mapping[str, Mapping[str, list[float]]]
 
     @classmethod
@@ -170,7 +177,7 @@ class Gains:
         figure, references = evaluation.headline, dict[str, Reference]()
         always = next((run for run in runs.values() if isinstance(run.method.trigger, Always)), None)
         by_method: dict[str, Mapping[str, Sample]] = {}
-        by_query: dict[str, Sample] = {}
+        by_query: dict[str, Mapping[str, Sample]] = {}
         for name, run in runs.items():
             if run.method.trigger.decides_by == "chance" or not run.cost("retrievals").any():
                 continue
@@ -178,7 +185,8 @@ class Gains:
                 continue
             if entry.name not in references:
                 references[entry.name] = Reference.of(entry, figure)
-                (by_query[entry.name],) = evaluation.samples(references[entry.name].oracle_gain)
+                measured = evaluation.samples(references[entry.name].of_oracle)
+                by_query[entry.name] = dict(zip(_OF_ORACLE, measured, strict=True))
             reference = references[entry.name]
             curve = _curve(run, entry, reruns.get(name), reference, figure)
             other = None if run is always else always
@@ -196,7 +204,7 @@ class Gains:
         """Return the values of :data:`GAINS`; null where one is undefined."""
         samples = self.by_method.get(method, {})
         values = {name: samples[name].value if name in samples else np.nan for name in GAINS}
-        return {name: None if np.isnan(value) else float(value) for name, value in values.items()}
+        return {name: _known(value) for name, value in values.items()}
 
     def intervals(self, method: str) -> dict[str, list[float]]:
         """Return the 95% limits of each gain that has them."""
@@ -204,21 +212,34 @@ class Gains:
         return {name: ends for name, ends in limits.items() if ends is not None}
 
     def notes(self) -> list[str]:
-        """Tell queries with which nothing can be gained over random retrieval."""
-        return [
-            f"With the query {name}, retrieving at the right questions gains nothing over retrieving at "
-            "random: no method has a share of the oracle's gain."
-            for name, one in self.by_query.items()
-            if not one.value > _NONE
-        ]
+        """Tell what the oracle reaches, and with which queries nothing can be gained."""
+        notes = []
+        for name, samples in self.by_query.items():
+            gain, highest, retrievals = (samples[key].value for key in _OF_ORACLE)
+            if gain > _NONE:
+                notes.append(
+                    f"With the query {name}, the oracle of helps reaches {highest:.3f} with {retrievals:.2f} "
+                    f"retrievals per question, and gains {gain:.3f} over random retrieval on average."
+                )
+            else:
+                notes.append(
+                    f"With the query {name}, retrieving for the right questions gains nothing over "
+                    "retrieving at random: no method has a share of the oracle's gain."
+                )
+        return notes
 
     @property
     def record(self) -> dict[str, Any]:
-        """The oracle's gain by query, for results.json."""
+        """The oracle's figures by query, for results.json."""
         return {
-            name: {"value": one.value, "ci95": one.interval.limits}
-            for name, one in self.by_query.items() if not np.isnan(one.value)
-        }  # fmt: skip
+            name: {key: _known(sample.value) for key, sample in samples.items()}
+            | {"ci95": {key: sample.interval.limits for key, sample in samples.items()}}
+            for name, samples in self.by_query.items()
+        }
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 @dataclass(frozen=True)
@@ -231,7 +252,7 @@ class _Measure:
 
     def __call__(self, weights: np.ndarray) -> list[np.ndarray]:
         points = self.curve.means(weights)
-        (oracle,), gained = self.reference.oracle_gain(weights), self.reference.gained(points, weights)
+        oracle, gained = self.reference.of_oracle(weights)[0], self.reference.gained(points, weights)
         share = _share(gained, oracle, np.nan)
         if self.always is None:
             return [share]
