@@ -263,15 +263,9 @@ def table_lines(
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
-    # Left out where they are unknown of all methods.
-    gains = [
-        ("gain share", "gain_share", 3),
-        ("saved", "retrievals_saved", 2),
-        ("gained", "accuracy_gained", 3),
-    ]
-    first = [column for column in gains if any(e.get(column[1]) is not None for e in methods.values())]
+    optional = (MATCH, "retrievals_saved", "accuracy_gained")  # shown if they are known of a method
     columns = [
-        *first,
+        ("saved", "retrievals_saved", 2), ("gained", "accuracy_gained", 3),
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
         ("ACC chars", "acc_substring", 3), ("retrievals", "retrievals", 2), ("calls", "generations", 2),
         ("tokens", "tokens", 1), ("kept", "kept_tokens", 1), ("read", "read_tokens", 0),
@@ -281,17 +275,20 @@ def table_lines(
     columns = [
         (title, key, digits)
         for title, key, digits in columns
-        if key != MATCH or any(MATCH in e for e in methods.values())
+        if key not in optional or any(e.get(key) is not None for e in methods.values())
         if key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
     ]
     width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)
-    heads = [f"{f'{short} 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
+    shares = any(entry.get("gain_share") is not None for entry in methods.values())
+    heads = [f"{'share of gain':>22}"] if shares else []
+    heads += [f"{f'{short} 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
     heads += [f"{f'{short} vs random':>23}"] if at_random else []
     lines = [" ".join([" " * width, *heads])]
     for name, entry in methods.items():
         ci = entry["ci95"].get(headline)
-        cells = [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
+        cells = [f"{_bounded(entry, 'gain_share'):>22}"] if shares else []
+        cells += [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
         for title, key, digits in columns:
             value = entry["trigger"]["auroc"] if key == "trigger.auroc" else entry.get(key)
             cells.append(f"{'-' if value is None else f'{value:.{digits}f}':>{max(6, len(title))}}")
@@ -299,6 +296,13 @@ def table_lines(
             cells.append(f"{_compared(at_random.get(name), headline):>23}")
         lines.append(" ".join([f"{name:<{width}}", *cells]))
     return lines
+
+
+def _bounded(entry: Mapping[str, Any], figure: str) -> str:
+    value, ci = entry.get(figure), entry["ci95"].get(figure)
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if ci is None else f"{value:.3f} ({ci[0]:.3f} {ci[1]:.3f})"
 
 
 def _compared(entry: Mapping[str, Any] | None, figure: str) -> str:
