@@ -178,6 +178,8 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
     assert 0 < pair["ci95"][0] <= 0.6 <= pair["ci95"][1]
     assert {f"probing vs {other}" for other in methods} - results["pairs"].keys() == {"probing vs probing"}
     assert results["pairs"]["entropy vs always"]["em"]["diff"] == 0.0
+    share = results["pairs"]["entropy vs always"]["gain_share"]
+    assert share["diff"] == pytest.approx(1) and 0 < share["p"] <= share["p_holm"] < 0.05
     assert results["config"]["limit"] is None
     # The same questions with the same prompts.
     for method in methods:
