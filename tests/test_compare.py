@@ -161,8 +161,14 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
     keys = {
         "em", "f1", "precision", "recall", "precision_max", "recall_max", "acc", "acc_substring",
         "retrievals", "retrieval_share", "generations", "alarms", "tokens", "kept_tokens", "sentences",
-        "read_tokens", "seconds", "consistency", "agreement", "trigger", "ci95",
+        "read_tokens", "seconds", "consistency", "agreement", "trigger", "ci95", "gain_share",
+        "retrievals_saved", "accuracy_gained",
     }  # fmt: skip
+    assert methods["never"]["gain_share"] is methods["random"]["gain_share"] is None
+    assert methods["oracle"]["gain_share"] == methods["probing"]["gain_share"] == pytest.approx(1)
+    assert methods["probing"]["retrievals_saved"] == pytest.approx(0.4)  # always needs 1, it 0.6
+    assert methods["probing"]["ci95"]["gain_share"] == pytest.approx([1, 1])
+    assert shown.index("share of gain") < shown.index("EM 95%") < shown.index("retrievals  ")
     for name, entry in methods.items():
         assert set(entry) == keys, name
         assert {"auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr"} == set(entry["trigger"])
@@ -172,6 +178,8 @@ def test_every_method_gets_the_figures_it_must_have(place, capsys):
     assert 0 < pair["ci95"][0] <= 0.6 <= pair["ci95"][1]
     assert {f"probing vs {other}" for other in methods} - results["pairs"].keys() == {"probing vs probing"}
     assert results["pairs"]["entropy vs always"]["em"]["diff"] == 0.0
+    share = results["pairs"]["entropy vs always"]["gain_share"]
+    assert share["diff"] == pytest.approx(1) and 0 < share["p"] <= share["p_holm"] < 0.05
     assert results["config"]["limit"] is None
     # The same questions with the same prompts.
     for method in methods:
@@ -188,7 +196,11 @@ def test_the_page_and_its_data_are_written(place):
     assert [entry["layer"] for entry in data["layers"]] == [1, 2]
     assert set(data["controls"]) == {"mean entropy"} and "never" not in data["roc"]
     assert (data["roc"]["probing"]["auroc"], data["roc"]["probing"]["fpr"][0]) == (1.0, 0.0)
-    assert set(data["replay"]) == {"random", "entropy", "probing"}  # rind fires within an answer
+    # rind fires within an answer.
+    assert set(data["replay"]) == {"random", "entropy", "probing", "oracle of helps"}
+    rows = page.split('aria-labelledby="methods-caption"')[-1].split("</table>")[0].split("<tr>")[2:]
+    ranked = [row.split("</svg>")[1].split("<")[0].strip() for row in rows]
+    assert set(ranked[:3]) == {"oracle", "entropy", "probing"} and ranked[3] == "always"
     assert data["replay"]["probing"]["retrievals"][-1] == 0.0
     line = [min(1.0, 0.4 + 0.6 * r) for r in data["replay"]["random"]["retrievals"]]
     assert data["replay"]["random"]["em"] == pytest.approx(line)

@@ -110,6 +110,7 @@ def test_lists_of_questions_and_texts_are_enough_and_nothing_stays_on_disk(place
     )  # fmt: skip
     assert isinstance(made, Comparison) and made.results["n"] == len(TEST)
     frame = made.frame
+    assert frame.columns[0] == "gain_share" and {"gain_share_low", "gain_share_high"} <= {*frame.columns}
     assert list(frame.index) == ["never", "probing"] and frame.loc["probing", "em"] == 1.0
     assert frame.loc["never", "em_low"] < 0.4 < frame.loc["never", "em_high"]
     assert frame.loc["probing", "auroc"] == 1.0 and np.isnan(frame.loc["never", "auroc"])

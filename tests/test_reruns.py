@@ -71,12 +71,16 @@ def ran(rag, method, questions=QUESTIONS):
     return MethodRun(questions, method.loop(rag).answer(questions), method=method)
 
 
+def curves_of(*arguments, **options):
+    return {name: rerun.curve for name, rerun in rerun_all(*arguments, **options).items()}
+
+
 def curves(tmp_path, *methods, points=4, rag=None, questions=QUESTIONS):
     rag = rag or loop()
     runs = [ran(rag, m, questions) for m in methods]
     reference = ran(rag, Method("never", Never(), LastSentenceQuery()), questions)
     recorded = record_all(rag, runs, tmp_path / "recorded")
-    return rerun_all(rag, runs, reference, recorded, tmp_path / "replay", points=points)
+    return curves_of(rag, runs, reference, recorded, tmp_path / "replay", points=points)
 
 
 SENTENCE = Method("sentence", Entropy(0.55, "max", "sentence"), LastSentenceQuery())
@@ -107,7 +111,7 @@ def test_every_point_is_the_run_at_that_threshold(name, tmp_path):
 def test_the_first_point_is_the_closed_book_and_costs_nothing(tmp_path):
     reference = ran(loop(), Method("never", Never(), LastSentenceQuery()))
     lm, one = FakeLM(write, entropy), FakeLM(write, entropy)
-    found = rerun_all(loop(lm), [ran(loop(), SENTENCE)], reference, [], tmp_path, points=1)
+    found = curves_of(loop(lm), [ran(loop(), SENTENCE)], reference, [], tmp_path, points=1)
     curve = found["sentence"]
     assert (curve["retrievals"][0], curve["em"][0]) == (0.0, pytest.approx(14 / 40))
     assert curve["value"][1:] == [0.55, 0.0]
@@ -206,15 +210,15 @@ def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
     out = tmp_path / "killed"
     for calls in (10, 9, 12):
         with interrupted(FakeLM, "generate", calls):
-            rerun_all(loop(), runs, reference, [], out, points=4)
+            curves_of(loop(), runs, reference, [], out, points=4)
     kept = {file.name: file.read_text() for file in out.iterdir()}
     assert len(kept) > 4
-    assert rerun_all(loop(), runs, reference, [], out, points=4) == whole
+    assert curves_of(loop(), runs, reference, [], out, points=4) == whole
     assert all((out / name).read_text().startswith(text) for name, text in kept.items())
     assert len(list(out.iterdir())) == 4 * len(runs)
     # All of it is there: nothing is written any more.
     lm = FakeLM(write, entropy)
-    assert rerun_all(loop(lm), runs, reference, [], out, points=4) == whole and not lm.prompts
+    assert curves_of(loop(lm), runs, reference, [], out, points=4) == whole and not lm.prompts
 
 
 class Asked(FakeLM):

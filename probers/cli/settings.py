@@ -211,7 +211,8 @@ class Reading(Run):
     model: Model = field(default_factory=Model)
     corpus: Name = "testbed"
     """passages: testbed, FILE.jsonl[.gz] with id, title and text or sentences (or .csv, .json, .parquet, a
-    folder of save_to_disk), or FILE.tsv[.gz] (DPR)"""
+    folder of save_to_disk), or FILE.tsv[.gz] (DPR). testbed:misleading=0.3 has false or no passages for that
+    share of the testbed's questions"""
     passage_words: Count | None = None
     """cut the texts of the corpus into passages of this many words; null keeps them whole, and makes
     passages of articles from whole sentences, up to 100 words each"""

@@ -150,6 +150,9 @@ def load_corpus(
 ) -> Sequence[Passage]:
     """Read the passages of the testbed ("testbed"), or of a file, ``.gz`` or not.
 
+    ``testbed:misleading=0.3`` is the testbed's corpus with false or missing passages for that share of its
+    questions (:mod:`probers.testbed.misleading`).
+
     Args:
         source: the file; :func:`probers.data.corpus_formats.read_passages` describes its formats.
         on_bad_line: whether a malformed line or a repeated id is an "error" or left out ("skip").
@@ -163,6 +166,10 @@ def load_corpus(
         from ..testbed import assets
 
         return assets.load_corpus()
+    if str(source).startswith("testbed:"):
+        from ..testbed import misleading
+
+        return misleading.load_misleading(str(source))
     give = "'testbed' or the path of a JSONL, TSV, CSV or Parquet file"
     if len(str(source).split()) > 1:
         give = f"{give}; passages themselves are given as a list, [text, ..]"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -244,28 +245,56 @@ class Setting:
         return method.loop(rag)
 
 
+@dataclass(frozen=True)
+class Rerun:
+    """Runs of a method at several values of its setting, the closed-book ``reference`` among them."""
+
+    setting: Setting
+    outcomes: Mapping[float, Outcomes]
+    reference: Outcomes
+
+    @cached_property
+    def curve(self) -> dict[str, Any]:
+        """Means of the runs, ordered by ``retrievals`` per question.
+
+        They are the figures of recorded answers, beside ``option``, its ``value`` in each run, ``own``, the
+        value in the table, and tokens, where they are known. Tokens of the setting itself are ``priced``;
+        those of the closed-book answers, in the place of a threshold that nothing exceeds, are not.
+        """
+        values = sorted(self.outcomes, key=lambda value: self.outcomes[value].mean_retrievals)
+        ordered, setting = [self.outcomes[value] for value in values], self.setting
+        curve: dict[str, Any] = {"option": setting.option, "own": setting.own, "value": values}
+        curve["retrievals"] = [each.mean_retrievals for each in ordered]
+        if all(each.read_known for each in ordered):
+            curve |= {
+                name: [float(each.cost(name)[each.scored].mean()) for each in ordered] for name in TOKENS
+            }
+            # A trigger that never fires may still cost tokens: text in pieces, or more texts drawn.
+            limits = setting.option == "max_retrievals"
+            curve["priced"] = [each is not self.reference or limits for each in ordered]
+        figures = [name for name in FIGURES if name in ordered[0].table]
+        return curve | {name: [float(each.table[name].mean()) for each in ordered] for name in figures}
+
+
 def rerun_all(
     rag: RAG, runs: Collection[MethodRun], reference: Outcomes, recorded: Sequence[QueryTrajectory],
     out: Path, *, points: int,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """Run the curve of every adaptive method that has none from recorded answers.
+) -> dict[str, Rerun]:  # fmt: skip
+    """Run the curve of every adaptive method that has none from recorded answers, by its name.
 
     Each has at most ``points`` runs besides the method's own and the closed-book ``reference``. A killed
-    comparison resumes from the traces in ``out``. A curve has, keyed by its method's name, ``option`` and its
-    ``value`` in each run, ordered by ``retrievals`` per question; the figures of recorded answers; ``own``,
-    the setting in the table; and tokens, where they are known. Tokens of the setting itself are ``priced``;
-    those of the closed-book answers, in the place of a threshold that nothing exceeds, are not.
+    comparison resumes from the traces in ``out``.
     """
     if not points or not rag.max_retrievals or not len(reference.scored):
         return {}
     out.mkdir(parents=True, exist_ok=True)
     known = {name for entry in recorded for name in entry.trajectory.triggers}
     known |= {run.name for run in runs if not run.method.adaptive or run.method.trigger.judges_answer}
-    curves = {run.name: _curve(rag, run, reference, out, points) for run in runs if run.name not in known}
-    return {name: curve for name, curve in curves.items() if len(set(curve["retrievals"])) > 1}
+    curves = {run.name: _rerun(rag, run, reference, out, points) for run in runs if run.name not in known}
+    return {name: each for name, each in curves.items() if len(set(each.curve["retrievals"])) > 1}
 
 
-def _curve(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int) -> dict[str, Any]:
+def _rerun(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int) -> Rerun:
     setting, method = Setting.of(run, rag.max_new_tokens), run.method
     outcomes: dict[float, Outcomes] = {setting.own: run}
     if setting.idle is not None:
@@ -278,16 +307,7 @@ def _curve(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int
         progress = f"{method.name} {setting.option}={value:.3g}"
         answers = setting.loop(rag, method, value).run(questions, file, progress=progress)
         outcomes[value] = Outcomes(questions, answers, matcher=run.matcher)
-    values = sorted(outcomes, key=lambda value: outcomes[value].mean_retrievals)
-    ordered = [outcomes[value] for value in values]
-    curve: dict[str, Any] = {"option": setting.option, "own": setting.own, "value": values}
-    curve["retrievals"] = [each.mean_retrievals for each in ordered]
-    if all(each.read_known for each in ordered):
-        curve |= {name: [float(each.cost(name)[each.scored].mean()) for each in ordered] for name in TOKENS}
-        # A trigger that never fires may still cost tokens: text written in pieces, or more texts drawn.
-        curve["priced"] = [each is not reference or setting.option == "max_retrievals" for each in ordered]
-    figures = [name for name in FIGURES if name in run.table]
-    return curve | {name: [float(each.table[name].mean()) for each in ordered] for name in figures}
+    return Rerun(setting, outcomes, reference)
 
 
 def _scores(run: Outcomes) -> np.ndarray:

@@ -21,7 +21,8 @@ from probers.types import Passage, Round, count
 from ..protocol import name_of
 from ..report import LEVEL, write_report
 from ..traces import Answer
-from .curves import QueryTrajectory, at_random, replays
+from .curves import QueryTrajectory, Rerun, at_random, replays
+from .gains import GAINS, SHARE, Gains
 from .methods import MethodRun, Terms, grouped
 from .outcomes import COSTS, OUTCOMES, TOKENS, Evaluation, Outcomes, table_lines
 from .trajectories import thinned
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 
 #: Figures of a row of :attr:`Comparison.frame`, and those with the limits of their 95% interval.
-_COLUMNS = (*OUTCOMES, MATCH, *COSTS, "consistency")
-_LIMITS = ("em", "f1", "acc", MATCH, "retrievals", "auroc")
+_COLUMNS = (*GAINS, *OUTCOMES, MATCH, *COSTS, "consistency")
+_LIMITS = (*GAINS, "em", "f1", "acc", MATCH, "retrievals", "auroc")
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,7 +124,7 @@ class Findings:
     runs: Mapping[str, MethodRun]
     reference: Outcomes
     recorded: Sequence[QueryTrajectory]
-    reruns: Mapping[str, Any]
+    reruns: Mapping[str, Rerun]
     corpus: Sequence[Passage]
     banks: Mapping[str, Prober]
     notes: Sequence[str]
@@ -135,14 +136,19 @@ class Findings:
             self.reference.questions, self.reference,
             wrong=terms.wrong, resamples=terms.resamples, seed=terms.seed,
         )  # fmt: skip
-        results = _results(config, self, evaluation)
-        page = dict(heading) | _page(terms, results, self, evaluation)
+        gains = Gains.of(self.recorded, self.runs, self.reruns, evaluation)
+        results = _results(config, self, evaluation, gains)
+        page = dict(heading) | _page(terms, results, self, evaluation, gains)
         answers = {name: run.answers for name, run in self.runs.items()}
         return Comparison(results, answers, page, list(outcomes(self.runs, terms.wrong)))
 
 
-def _results(config: Mapping[str, Any], findings: Findings, evaluation: Evaluation) -> dict[str, Any]:
+def _results(
+    config: Mapping[str, Any], findings: Findings, evaluation: Evaluation, gains: Gains
+) -> dict[str, Any]:
     runs, matcher = findings.runs, findings.reference.matcher
+    figures = {name: evaluation.figures(run) for name, run in runs.items()}
+    shares = {name: {SHARE: samples[SHARE]} for name, samples in gains.by_method.items()}
     return {
         "schema": 1,
         "config": dict(config),
@@ -152,8 +158,12 @@ def _results(config: Mapping[str, Any], findings: Findings, evaluation: Evaluati
         "headline": evaluation.headline,
         **({} if matcher is None else {"match_stages": list(matcher.active)}),
         "bootstrap": evaluation.unit,
-        "methods": {name: evaluation.figures(run) for name, run in runs.items()},
-        "pairs": evaluation.pairs(runs),
+        "methods": {
+            name: {**gains.figures(name), **entry, "ci95": {**gains.intervals(name), **entry["ci95"]}}
+            for name, entry in figures.items()
+        },
+        "oracle_gain": gains.record,
+        "pairs": evaluation.pairs(runs, shares),
         "random_at_budget": at_random(findings.recorded, runs, evaluation),
         "queries": {name: name_of(run.method.query) for name, run in runs.items()},
         "probers": _prober_figures(findings),
@@ -195,11 +205,13 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]
 
 
 def _page(
-    terms: Terms, results: Mapping[str, Any], findings: Findings, evaluation: Evaluation
+    terms: Terms, results: Mapping[str, Any], findings: Findings, evaluation: Evaluation, gains: Gains
 ) -> dict[str, Any]:
     """Collect the report's data beside results.json: how it was run, curves and examples."""
     runs, wrong, headline = findings.runs, evaluation.wrong, evaluation.headline
     shown = dict.fromkeys((headline, "acc"))
+    several = len(gains.curves) > 1
+    oracles = {f"oracle of helps{f', {n}' if several else ''}": curve for n, curve in gains.curves.items()}
     balanced = terms.threshold == "balanced_accuracy"
     rule = "best balanced accuracy" if balanced else f"threshold={terms.threshold}"
     data = {
@@ -211,10 +223,11 @@ def _page(
             *([f"{evaluation.few}."] if evaluation.few else []),
             *_notes(terms, findings, wrong),
             *unlike_random(results),
+            *gains.notes(),
         ],
         "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
-        "replay": replays(findings.recorded),
-        "reruns": findings.reruns,
+        "replay": replays(findings.recorded) | oracles,
+        "reruns": {name: rerun.curve for name, rerun in findings.reruns.items()},
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
         "points": {
             name: {key: entry[key] for key in ("retrievals", *TOKENS, *shown)}

@@ -142,7 +142,7 @@ class Evaluation:
     ) -> None:  # fmt: skip
         groups = [q.group or q.id for q in questions]
         answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
-        self.rule = wrong
+        self.rule, self._answered = wrong, len(answered)
         units = len(set(groups))
         unit = "question" if units == len(groups) else "group"
         self.unit = {"unit": unit, "units": units, "resamples": resamples}
@@ -180,9 +180,23 @@ class Evaluation:
         entry["ci95"] = {name: i.limits for name, i in intervals.items() if i.limits is not None}
         return entry
 
-    def pairs(self, runs: Mapping[str, Outcomes]) -> dict[str, dict[str, Any]]:
-        """Compare each method with each earlier one, paired; Holm's correction is over a figure's pairs."""
-        samples = {name: self._samples(run) for name, run in runs.items()}
+    def samples(self, figures: Callable[[np.ndarray], Sequence[np.ndarray]]) -> list[Sample]:
+        """Compute figures (r,) of weights (n, r) of the questions with gold answers, with their resamples."""
+        assert self._scored is not None
+
+        def every(_: np.ndarray, weights: np.ndarray) -> Sequence[Any]:
+            return figures(weights) if weights.ndim > 1 else [of[0] for of in figures(weights[:, None])]
+
+        return self._scored.samples(np.zeros(self._answered), every)
+
+    def pairs(
+        self, runs: Mapping[str, Outcomes], more: Mapping[str, Mapping[str, Sample]] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Compare each method with each earlier one, paired; Holm's correction is over a figure's pairs.
+
+        ``more`` are further figures of methods, of this evaluation's resamples.
+        """
+        samples = {name: {**self._samples(run), **(more or {}).get(name, {})} for name, run in runs.items()}
         differences: dict[str, dict[str, Any]] = {}
         for i, (later, ones) in enumerate(samples.items()):
             for earlier, others in list(samples.items())[:i]:
@@ -249,7 +263,9 @@ def table_lines(
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
     beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
+    optional = (MATCH, "retrievals_saved", "accuracy_gained")  # shown if they are known of a method
     columns = [
+        ("saved", "retrievals_saved", 2), ("gained", "accuracy_gained", 3),
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
         ("ACC chars", "acc_substring", 3), ("retrievals", "retrievals", 2), ("calls", "generations", 2),
         ("tokens", "tokens", 1), ("kept", "kept_tokens", 1), ("read", "read_tokens", 0),
@@ -259,17 +275,20 @@ def table_lines(
     columns = [
         (title, key, digits)
         for title, key, digits in columns
-        if key != MATCH or any(MATCH in e for e in methods.values())
+        if key not in optional or any(e.get(key) is not None for e in methods.values())
         if key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
     ]
     width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)
-    heads = [f"{f'{short} 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
+    shares = any(entry.get("gain_share") is not None for entry in methods.values())
+    heads = [f"{'share of gain':>22}"] if shares else []
+    heads += [f"{f'{short} 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
     heads += [f"{f'{short} vs random':>23}"] if at_random else []
     lines = [" ".join([" " * width, *heads])]
     for name, entry in methods.items():
         ci = entry["ci95"].get(headline)
-        cells = [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
+        cells = [f"{_bounded(entry, 'gain_share'):>22}"] if shares else []
+        cells += [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
         for title, key, digits in columns:
             value = entry["trigger"]["auroc"] if key == "trigger.auroc" else entry.get(key)
             cells.append(f"{'-' if value is None else f'{value:.{digits}f}':>{max(6, len(title))}}")
@@ -277,6 +296,13 @@ def table_lines(
             cells.append(f"{_compared(at_random.get(name), headline):>23}")
         lines.append(" ".join([f"{name:<{width}}", *cells]))
     return lines
+
+
+def _bounded(entry: Mapping[str, Any], figure: str) -> str:
+    value, ci = entry.get(figure), entry["ci95"].get(figure)
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if ci is None else f"{value:.3f} ({ci[0]:.3f} {ci[1]:.3f})"
 
 
 def _compared(entry: Mapping[str, Any] | None, figure: str) -> str:

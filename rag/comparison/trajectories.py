@@ -83,7 +83,7 @@ class RetrievalTrajectory:
         Every question is granted the same number of retrievals or, with the same chance for all, one more, as
         by :class:`~probers.rag.triggers.Random`. A budget above the most that questions take counts as that.
         """
-        means = [float(self.granted(j)["retrievals"].mean()) for j in range(self._most + 1)]
+        means = [float(step["retrievals"].mean()) for step in self.all_steps()]
         low = max(0, min(int(np.searchsorted(means, budget, side="right")) - 1, self._most - 1))
         share = min(1.0, (budget - means[low]) / (means[low + 1] - means[low])) if self._most else 0.0
         less, more = self.granted(low), self.granted(low + 1)
@@ -100,11 +100,19 @@ class RetrievalTrajectory:
 
     def sweep(self, trigger: str) -> dict[str, list[float]]:
         """Compute mean retrievals and figures of a trigger, thinned, from the lowest threshold up."""
+        thresholds = self.thresholds(trigger)
+        return {"threshold": thresholds} | _means([self.replay(trigger, each) for each in thresholds])
+
+    def thresholds(self, trigger: str) -> list[float]:
+        """List thresholds of a trigger, thinned, from one below all of its scores to the highest of them."""
         scores = self.scores(trigger)
         levels = np.unique(scores[np.isfinite(scores)])
         every = [float(levels[0] - 1.0), *map(float, levels)]
-        thresholds = [every[i] for i in thinned(len(every))]
-        return {"threshold": thresholds} | _means([self.replay(trigger, each) for each in thresholds])
+        return [every[i] for i in thinned(len(every))]
+
+    def all_steps(self) -> list[dict[str, np.ndarray]]:
+        """List the results with at most 0, 1, .. retrievals of a question, as of :meth:`granted`."""
+        return [self.granted(j) for j in range(self._most + 1)]
 
     def random_curve(self, *, steps: int = 12) -> dict[str, list[float]]:
         """Compute expected means of random retrieval, from no retrieval to the most possible."""

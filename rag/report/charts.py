@@ -171,7 +171,8 @@ _CAPTION = (
     " computed from recorded answers, and so is the expected result of random retrieval with the same query"
     " (grey). The others change the text itself, so each dot is a run of its own; without retrieval the"
     " answers are the closed-book ones. By n: tokens between two retrievals. By limit: most retrievals per"
-    " question, for methods without a threshold."
+    " question, for methods without a threshold. The oracle of helps knows of each retrieval whether it"
+    " makes an answer right or wrong. Numbers beside names are shares of its gain over random retrieval."
 )
 _OF_TOKENS = (
     "The same against all tokens per question: those written, discarded ones among them, and those read,"
@@ -209,13 +210,19 @@ def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption
         return Markup()
     intervals = {name: ci for name in measured if (ci := found.data["points"][name].get(f"{figure}_ci"))}
     intervals = intervals if len(measured) <= _WHISKERS else {}
+
+    def labelled(name: str, more: str = "") -> tuple[str, str]:
+        gain = found.methods.get(name, {}).get("gain_share") if headline is found.headline else None
+        more += "" if gain is None else f" {num(gain)}"
+        return name, clipped(name, 22 - len(more)) + more
+
     legend: list[tuple[str | None, str]] = []  # the method, None for a heading, and the text
     if read:
-        legend += [(None, "read from recorded answers"), *((name, clipped(name, 22)) for name in read)]
+        legend += [(None, "read from recorded answers"), *map(labelled, read)]
     if run:
         turned = {"n": " by n", "max_retrievals": " by limit"}
-        dotted = {name: turned.get(reruns[name].get("option"), "") for name in run}
-        legend += [(None, "run at each dot"), *((n, clipped(n, 18) + by) for n, by in dotted.items())]
+        dotted = [labelled(name, turned.get(reruns[name].get("option"), "")) for name in run]
+        legend += [(None, "run at each dot"), *dotted]
     places = [*(point for curve in curves.values() for point in curve), *measured.values()]
     costs, digits = [x for x, _ in places], 0 if cost is _TOKENS else 2
     texts = (f"{n}: {short} {num(y)} at {num(x, digits)} {cost.unit}" for n, (x, y) in measured.items())

@@ -75,6 +75,10 @@ class Findings:
         figures = self.methods[method]
         return (figures.get(part, {}) if part else figures).get(last)
 
+    def by_gain(self) -> list[tuple[str, Json]]:
+        """Sort the methods by their share of the oracle's gain, highest first, those without one last."""
+        return sorted(self.methods.items(), key=lambda item: -item[1].get("gain_share", -math.inf))
+
     def interval(self, method: str, name: str) -> Sequence[float] | None:
         """Look up the 95% interval of a figure."""
         return self.methods[method].get("ci95", {}).get(name)
@@ -86,10 +90,14 @@ class Findings:
         return entry if entry is None or entry.first == first else entry.turned()
 
     def telling(self, columns: Sequence[Json]) -> list[Json]:
-        """Leave out the columns of a table that equal, for every method, the column they stand ``beside``."""
+        """Leave out columns that equal for every method the one they stand ``beside``, or that none has.
 
-        def equal(key: str, beside: str) -> bool:
-            return all(self.figure(name, key) in (None, self.figure(name, beside)) for name in self.methods)
+        The latter only where they have no column ``beside`` them: that is None.
+        """
+
+        def equal(key: str, beside: str | None) -> bool:
+            same = {name: None if beside is None else self.figure(name, beside) for name in self.methods}
+            return all(self.figure(name, key) in (None, value) for name, value in same.items())
 
         return [c for c in columns if "beside" not in c or not equal(c["key"], c["beside"])]
 

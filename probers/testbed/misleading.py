@@ -1,0 +1,119 @@
+"""Corpus of the testbed that misleads: a share of the questions finds false passages, or none of its own.
+
+The passages of an entity are true or false as a whole, so that no other question is misled in passing. In
+"changed", every value of the passage is another of the same kind, which is neither the truth nor what the
+model was taught, and no chain of two facts arrives at the right answer through it. In "missing", the passage
+is not in the corpus, which leaves those of other entities.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from ..checksums import draw_key
+from ..types import Passage, Question, UserError
+from .assets import load_corpus, load_questions, load_world
+from .relations import CHAINS
+from .world import Fact, World
+
+Condition = Literal["changed", "missing"]
+
+#: Name of such a corpus, before the share: ``testbed:misleading=0.3``.
+PREFIX = "testbed:misleading="
+
+
+@dataclass(frozen=True)
+class Misleading:
+    """Corpus that misleads a share of the questions of each split, half of them in either condition.
+
+    Attributes:
+        passages: those of the corpus.
+        conditions: the condition of each entity whose passage is not true, by its id.
+    """
+
+    passages: tuple[Passage, ...]
+    conditions: Mapping[str, Condition]
+
+    def of(self, question: Question) -> Condition | None:
+        """Name the condition of a question of the testbed; None if the passages of all its facts are true."""
+        return next((self.conditions[id] for id in question.truth["gold"] if id in self.conditions), None)
+
+
+def load_misleading(name: str) -> list[Passage]:
+    """Load the passages of ``testbed:misleading=SHARE``; UserError for another share than 0 to 1."""
+    try:
+        share = float(name.removeprefix(PREFIX))
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        message = f"corpus={name} names no share of the questions from 0 to 1"
+        raise UserError(f"{message}: write it as {PREFIX}0.3", "bad-value")
+    return [*misleading(share).passages]
+
+
+@lru_cache(maxsize=4)
+def misleading(share: float, seed: int = 0) -> Misleading:
+    """Make the corpus that misleads ``share`` of the shipped questions; a larger share misleads those too."""
+    world = load_world()
+    conditions = _choose(share, seed)
+    passages = []
+    for passage in load_corpus():
+        condition = conditions.get(passage.id)
+        if condition == "changed":
+            passage = replace(passage, text=_changed(world, passage, seed))
+        if condition != "missing":
+            passages.append(passage)
+    return Misleading(tuple(passages), conditions)
+
+
+def _choose(share: float, seed: int) -> dict[str, Condition]:
+    """Choose entities, in an order drawn by seed, until so many questions of each split need one of them."""
+    asked: dict[str, list[Question]] = defaultdict(list)
+    for question in load_questions():
+        for id in question.truth["gold"]:
+            asked[id].append(question)
+    left = {split: share * n for split, n in Counter(q.split for q in load_questions()).items()}
+    conditions: dict[str, Condition] = {}
+    numbers, misled = Counter[tuple[str, Condition]](), set[str]()
+    for id in sorted(asked, key=lambda id: draw_key("misleading", seed, id)):
+        more, split = {q.id for q in asked[id]} - misled, asked[id][0].split
+        if more and len(more) <= left[split]:
+            condition: Condition = min(("changed", "missing"), key=lambda name: numbers[split, name])
+            conditions[id] = condition
+            numbers[split, condition] += len(more)
+            left[split] -= len(more)
+            misled |= more
+    return conditions
+
+
+def _changed(world: World, passage: Passage, seed: int) -> str:
+    """Replace every value of an entity's passage by another of the same relation."""
+    values = {fact.truth: _other(world, fact, seed) for fact in world.facts_of(world.entities[passage.id])}
+    pattern = "|".join(rf"\b{re.escape(value)}\b" for value in sorted(values, key=len, reverse=True))
+    return re.sub(pattern, lambda match: values[match.group()], passage.text)
+
+
+def _other(world: World, fact: Fact, seed: int) -> str:
+    """Draw the value of another entity's fact that leads to other answers, also through a second fact."""
+    further = [second for first, second in CHAINS if first == fact.relation]
+
+    def differs(other: Fact) -> bool:
+        return other.truth not in (fact.truth, fact.taught) and all(
+            world.facts[other.truth_id, key].truth != world.facts[fact.truth_id, key].truth for key in further
+        )
+
+    drawn = draw_key("other", seed, f"{fact.entity} {fact.relation}")
+    others = _facts(fact.relation)
+    return next(
+        o.truth for o in (others[(drawn + i) % len(others)] for i in range(len(others))) if differs(o)
+    )
+
+
+@lru_cache
+def _facts(relation: str) -> list[Fact]:
+    return [fact for fact in load_world().facts.values() if fact.relation == relation]
