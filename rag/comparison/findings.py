@@ -19,7 +19,7 @@ from probers.files import canonical_json, write_text
 from probers.types import Passage, Round, count
 
 from ..protocol import name_of
-from ..report import LEVEL, write_report
+from ..report import LEVEL, conclusion, write_report
 from ..traces import Answer
 from .curves import QueryTrajectory, at_random, replays
 from .methods import MethodRun, Terms, grouped
@@ -73,6 +73,11 @@ class Comparison:
         return self.page["notes"]  # type: ignore[no-any-return]
 
     @property
+    def verdict(self) -> str:
+        """The outcome in one sentence; of few questions it begins by saying that they settle nothing."""
+        return str(self.page["verdict"])
+
+    @property
     def lines(self) -> list[str]:
         """Lines of the table on the terminal."""
         return table_lines(
@@ -104,7 +109,7 @@ class Comparison:
         return f"Comparison({count(self.results['n'], 'question')}; {key}: {methods})"
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines, *self.notes])
+        return "\n".join([self.verdict, *self.lines, *self.notes])
 
     def _repr_html_(self) -> str:
         columns = [self.results["headline"], "f1", "acc", "retrievals", "tokens", "consistency", "auroc"]
@@ -137,6 +142,7 @@ class Findings:
         )  # fmt: skip
         results = _results(config, self, evaluation)
         page = dict(heading) | _page(terms, results, self, evaluation)
+        page["verdict"] = conclusion(results, page)
         answers = {name: run.answers for name, run in self.runs.items()}
         return Comparison(results, answers, page, list(outcomes(self.runs, terms.wrong)))
 

@@ -248,7 +248,7 @@ def table_lines(
     headline: str = "em",
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
-    beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
+    beside = {"acc": "em", "acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
     columns = [
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
         ("ACC chars", "acc_substring", 3), ("retrievals", "retrievals", 2), ("calls", "generations", 2),
@@ -260,7 +260,7 @@ def table_lines(
         (title, key, digits)
         for title, key, digits in columns
         if key != MATCH or any(MATCH in e for e in methods.values())
-        if key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
+        if key == headline or key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
     ]
     width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)

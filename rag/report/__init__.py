@@ -10,10 +10,11 @@ from probers.files import write_text
 from probers.pages import render
 
 from .charts import controls_chart, layers_chart, roc_chart, tradeoff_charts
+from .conclusions import advice, conclusion
 from .lookup import LEVEL, LEVELS, Findings, level, scales, shown_at_once, stem, token_scores, verdict
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
 
-__all__ = ["LEVEL", "write_report"]
+__all__ = ["LEVEL", "conclusion", "write_report"]
 
 
 def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> None:
