@@ -20,6 +20,11 @@ _FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}, {desc}"
 _running: ContextVar[Whole | None] = ContextVar("running", default=None)
 
 
+def running() -> bool:
+    """Tell whether a whole shows the one bar, beside which no other should be drawn."""
+    return _running.get() is not None
+
+
 class Bar(tqdm):  # type: ignore[type-arg]
     """Bar of one piece of work, with the arguments of tqdm; it moves the bar of a running whole."""
 

@@ -28,10 +28,14 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
     found = Findings(results, data)
     glyphs = (mark_glyph, interval_glyph, level_glyph, shares_glyph)
     functions = (*glyphs, stem, verdict, level, token_scores, shown_at_once)
+    first, further = tradeoff_charts(found)
     page = render(
         "probers.rag.report/page.html.j2",
         found=found,
-        decisions=tradeoff_charts(found) + roc_chart(found),
+        verdict_sentence=conclusion(results, data),
+        advice=advice(found),
+        first=first,
+        decisions=further + roc_chart(found),
         layers=layers_chart(found) + controls_chart(found),
         scales=scales(found.data.get("examples", ())),
         levels=LEVELS,

@@ -36,7 +36,7 @@ def conclusion(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     few = found.n is not None and groups is not None and groups < LEAST_GROUPS
     said = _outcome(found)
     if not few:
-        return said[0].upper() + said[1:]
+        return f"In short: {said}"
     # The unit is a group where several questions belong together.
     noun = "question" if groups == found.n else "group"
     verb = "settles" if groups == 1 else "settle"
@@ -78,7 +78,8 @@ def _outcome(found: Findings) -> str:
     others = [name for name in ("always", "never") if name in ranked and name != best]
     against = " and ".join(f"{_share(ranked[name])} for {name}{_cost(found, name)}" for name in others)
     of_questions = " of the questions" if found.n is None else f" of {count(int(found.n), 'question')}"
-    said = f"{best} is right on {_share(ranked[best])}{of_questions}{_cost(found, best)}"
+    said = f"{best}, the best {'trigger' if deciding else 'method'}, is right on"
+    said += f" {_share(ranked[best])}{of_questions}{_cost(found, best)}"
     said += f", against {against}" if against else ""
     entry = found.results.get("random_at_budget", {}).get(best, {})
     lead = (entry.get("common") or entry).get(key, {})

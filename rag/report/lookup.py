@@ -89,7 +89,8 @@ class Findings:
         """Leave out the columns of a table that equal, for every method, the column they stand ``beside``."""
 
         def equal(key: str, beside: str) -> bool:
-            return all(self.figure(name, key) in (None, self.figure(name, beside)) for name in self.methods)
+            pairs = ((self.figure(name, key), self.figure(name, beside)) for name in self.methods)
+            return key != self.headline.key and all(one in (None, other) for one, other in pairs)
 
         return [c for c in columns if "beside" not in c or not equal(c["key"], c["beside"])]
 
@@ -116,6 +117,16 @@ class Findings:
         known = {name: entry[key] for name, entry in self._but_oracle() if key in entry}
         best = [name for name, value in known.items() if value == max(known.values())]
         return dict(sorted(known.items(), key=lambda item: -item[1])), best
+
+    @property
+    def sorted(self) -> list[str]:
+        """All methods by the headline, highest first, then by retrievals, lowest first."""
+
+        def order(name: str) -> tuple[float, float]:
+            value = self.figure(name, self.headline.key)
+            return (math.inf if value is None else -value), self.figure(name, "retrievals") or 0.0
+
+        return sorted(self.methods, key=order)
 
     def leads(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """List the methods with a paired interval of the best one's lead in the headline.
