@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from probers.progress import Bar
-
 from probers.data.corpus import fingerprint, passages_from
 from probers.files import canonical_json, digest
+from probers.progress import Bar
 from probers.types import Passage, ProbersError, RunError, UserError
 
 from .lexical import tokenize, tokens_of
