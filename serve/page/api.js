@@ -26,6 +26,11 @@ export async function replay(body) {
   return (await post("v1/replay", body)).json();
 }
 
+/** What the prober says of a finished text. */
+export async function score(body, signal) {
+  return (await post("v1/score", body, signal)).json();
+}
+
 function post(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   return request(path, { method: "POST", body: JSON.stringify(body), signal, headers });
