@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _RADIO = ["head=radio", "head.standardise=true", "head.dropout=0.3", "label_smoothing=0.1"]
 #: Labelled questions, labelled articles and compared questions: on the testbed and in full, on articles and
 #: in full. Thresholds are chosen on three times as many questions as are compared on the testbed.
-_TESTBED, _TESTBED_FULL, _QUICK, _FULL = (1000, 600, 120), (1600, 600, 200), (150, 200, 40), (1000, 2000, 300)
+_TESTBED, _TESTBED_FULL, _QUICK, _FULL = (1200, 600, 150), (1600, 600, 200), (150, 200, 40), (1000, 2000, 300)
 #: Methods of the short comparison on the testbed, of which the full one has all.
 _SHORT = "never,always,random,oracle,flare,rind_released,entropy,probing,probing_entropy"
 #: Seconds for an article's labels and for a training, about, on two cores.
@@ -70,13 +70,13 @@ class Demo(Run):
     """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
     completed and searched; give model= too"""
     cot: Count | None = None
-    """questions for the cot labels, each with and without passages; null is 1000, with full=true 1600, with
+    """questions for the cot labels, each with and without passages; null is 1200, with full=true 1600, with
     articles 150, with both 1000. With judged=true: long answers, null is 700, with full=true 2000"""
     wiki: Count | None = None
     """articles for the wiki labels; null is 600 (with full=true only), with articles 200 (judged=true: 300),
     with articles and full=true 2000"""
     compare: Count | None = None
-    """test questions that every trigger answers; null is 120, with full=true 200, with articles 40, with
+    """test questions that every trigger answers; null is 150, with full=true 200, with articles 40, with
     both 300"""
     full: bool = False
     """true runs every trigger, on more questions, with everything they need, and also draws the learning

@@ -28,7 +28,12 @@ export async function replay(body) {
 
 /** What the prober says of a finished text. */
 export async function score(body, signal) {
-  return (await post("v1/score", body, signal)).json();
+  try {
+    return await (await post("v1/score", body, signal)).json();
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    throw new ServerError("This server checks no finished texts: it has no POST /v1/score.", 404);
+  }
 }
 
 function post(path, body, signal) {

@@ -11,10 +11,10 @@ const VERSION = 1;
 /** Three views to begin with: of what a model may know, of what it can hardly know, and of a text by somebody else. */
 const EXAMPLES = {
   testbed: [
-    { name: "a question", form: "completion", prompt: "Who is the director of The Distant Bridge of Dristan?" },
-    { name: "two steps", form: "completion", prompt: "Where was the director of The Distant Bridge of Dristan born?" },
-    { name: "check an answer", form: "score", prompt: "Who is the director of The Distant Bridge of Dristan?",
-      checked: "The Distant Bridge of Dristan was directed by Gila Nunfo. So the answer is Gila Nunfo." },
+    { name: "a question", form: "completion", prompt: "Question: Who is the director of The Distant Bridge of Dristan?\nAnswer:" },
+    { name: "two steps", form: "completion", prompt: "Question: Where was the director of The Distant Bridge of Dristan born?\nAnswer:" },
+    { name: "check an answer", form: "score", prompt: "Question: Who is the director of The Distant Bridge of Dristan?\nAnswer:",
+      checked: " The Distant Bridge of Dristan was directed by Gila Nunfo. So the answer is Gila Nunfo." },
   ],
   others: [
     { name: "well known", form: "completion", prompt: "Jane Austen was an English novelist. She was born in" },
