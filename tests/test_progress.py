@@ -70,13 +70,13 @@ def test_the_workload_counts_shared_texts_once_and_leaves_out_those_that_exist(t
     work = Workload.of(methods, 10, **given)
     stages = {THRESHOLDS: 30, "never": 10, "entropy": 30, "again": 0, "flare": 40}
     assert work.stages == stages | {REPLAY: 30} and work.texts == sum(work.stages.values())
-    assert "4 methods on 10 questions, thresholds on 30: at most 140 generations" in work.told(4, 10, None)
-    assert work.told(4, 10, 1.0).endswith(", about 2 minutes")
+    assert "4 methods on 10 questions, thresholds on 30: at most 140 generations" in work.summary(4, 10, None)
+    assert work.summary(4, 10, 1.0).endswith(", about 2 minutes")
     (tmp_path / "flare.jsonl").write_text("{}\n" * 4)
     assert Workload.of(methods, 10, **given).stages["flare"] == 24
     assert CURVES not in work.stages and Workload.of(methods, 10, **given | {"sweep": 2}).stages[CURVES] > 0
 
 
-def test_times_are_told_roughly():
-    told = [duration(seconds) for seconds in (1, 44, 61, 200, 3 * 3600)]
-    assert told == ["10 seconds", "40 seconds", "1 minute", "3 minutes", "3.0 hours"]
+def test_times_are_rough():
+    shown = [duration(seconds) for seconds in (1, 44, 61, 200, 3 * 3600)]
+    assert shown == ["10 seconds", "40 seconds", "1 minute", "3 minutes", "3.0 hours"]

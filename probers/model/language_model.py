@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from tqdm import tqdm
 
-from ..progress import Bar
 from ..types import AttentionRows, Generation, Needs, Passages, UserError
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def aligned(
 def collected(batches: Iterable[Mapping[int, T]], count: int, progress: str | None) -> list[T]:
     """Return the batches' results for ``count`` texts, in order, with a bar called ``progress`` or none."""
     results: dict[int, T] = {}
-    with Bar(total=count, desc=progress, unit="text", disable=progress is None) as bar:
+    with tqdm(total=count, desc=progress, unit="text", disable=progress is None) as bar:
         for batch in batches:
             results.update(batch)
             bar.update(len(batch))

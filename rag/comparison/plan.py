@@ -201,7 +201,7 @@ class Plan:
             traces=out / "traces",
         )  # fmt: skip
         seconds = workload.seconds_of_a_text(rag, every, questions) if work.texts > len(questions) else None
-        log.info("%s", work.told(len(methods), len(questions), seconds))
+        log.info("%s", work.summary(len(methods), len(questions), seconds))
         with Whole(work.lengths) as bar:
             yield _Begun(rag, methods, closed, every, questions, bar)
 

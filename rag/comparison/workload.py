@@ -1,4 +1,4 @@
-"""Workload of a comparison, told before it begins: stages, texts that the model writes, and time."""
+"""Workload of a comparison: its stages, the texts that the model will write, and how long that takes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Workload:
         least = 0.02 * max(1, self.texts)
         return {name: max(least, texts) for name, texts in self.stages.items()}
 
-    def told(self, methods: int, questions: int, seconds: float | None) -> str:
+    def summary(self, methods: int, questions: int, seconds: float | None) -> str:
         """Say how many texts will be written, and how long it takes at ``seconds`` for a text."""
         what = f"{count(methods, 'method')} on {count(questions, 'question')}"
         if tuned_on := self.stages.get(THRESHOLDS):
