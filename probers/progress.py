@@ -25,7 +25,7 @@ def running() -> bool:
     return _running.get() is not None
 
 
-class Bar(tqdm):  # type: ignore[type-arg]
+class Bar(tqdm):  # type: ignore[misc]
     """Bar of one piece of work, with the arguments of tqdm; it moves the bar of a running whole."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
