@@ -74,6 +74,10 @@ def test_the_workload_counts_shared_texts_once_and_leaves_out_those_that_exist(t
     assert work.summary(4, 10, 1.0).endswith(", about 2 minutes")
     (tmp_path / "flare.jsonl").write_text("{}\n" * 4)
     assert Workload.of(methods, 10, **given).stages["flare"] == 24
+    assert work.answers_due
+    for name in work.stages:
+        (tmp_path / f"{name}.jsonl").write_text("{}\n" * 10)
+    assert not Workload.of(methods, 10, **given | {"tuned_on": 0}).answers_due
     assert CURVES not in work.stages and Workload.of(methods, 10, **given | {"sweep": 2}).stages[CURVES] > 0
 
 

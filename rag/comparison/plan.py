@@ -200,7 +200,7 @@ class Plan:
             retrievals=rag.max_retrievals, sweep=0 if part is not None else self.terms.sweep,
             traces=out / "traces",
         )  # fmt: skip
-        seconds = workload.seconds_of_a_text(rag, every, questions) if work.texts > len(questions) else None
+        seconds = workload.seconds_of_a_text(rag, every, questions) if work.answers_due else None
         log.info("%s", work.summary(len(methods), len(questions), seconds))
         with Whole(work.lengths) as bar:
             yield _Begun(rag, methods, closed, every, questions, bar)

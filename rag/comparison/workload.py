@@ -55,6 +55,7 @@ class Workload:
             stages[name] = texts * max(0, questions - _lines(traces / f"{name}.jsonl"))
         adaptive = [method for method in methods if method.adaptive]
         if adaptive and retrievals:
+            # What of these is recorded already is not looked up: they are the smaller part.
             stages[REPLAY] = questions * retrievals * len({id(method.retriever) for method in adaptive})
             if sweep:
                 stages[CURVES] = questions * sweep * (1 + retrievals) * len(adaptive)
@@ -63,6 +64,11 @@ class Workload:
     @property
     def texts(self) -> int:
         return sum(self.stages.values())
+
+    @property
+    def answers_due(self) -> bool:
+        """Tell whether answers are missing; a finished comparison asks the model for nothing."""
+        return any(texts for name, texts in self.stages.items() if name not in (REPLAY, CURVES))
 
     @property
     def lengths(self) -> dict[str, float]:
