@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,13 +36,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Begun:
-    """Loop, methods, closed-book method, everything that one pass records, questions, and the one bar."""
+    """Loop, methods, closed-book method, all that one pass records, questions, workload, and the one bar."""
 
     rag: SharedRAG
     methods: Sequence[Method]
     closed: Method
     every: Needs
     questions: Sequence[Question]
+    work: workload.Workload
     bar: Whole
 
 
@@ -200,19 +202,21 @@ class Plan:
             retrievals=rag.max_retrievals, sweep=0 if part is not None else self.terms.sweep,
             traces=out / "traces",
         )  # fmt: skip
-        seconds = workload.seconds_of_a_text(rag, every, questions) if work.answers_due else None
-        log.info("%s", work.summary(len(methods), len(questions), seconds))
+        log.info("%s", work.summary(len(methods), len(questions)))
         with Whole(work.lengths) as bar:
-            yield _Begun(rag, methods, closed, every, questions, bar)
+            yield _Begun(rag, methods, closed, every, questions, work, bar)
 
     def _answer(
         self, begun: _Begun, out: Path, notes: list[str], part: Partition | None = None
     ) -> tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned]]:
         """Choose thresholds, and answer with every method; return also the loop and the closed-book run."""
+        started = time.monotonic()
         tuned = self._tune(begun, out / THRESHOLDS, notes)
         rag, methods = begun.rag, begun.methods
         begun.bar.stage(begun.closed.name)
         reference = self._run(replace(rag, also=begun.every), begun.closed, None, begun.questions, out)
+        if left := begun.work.left(begun.closed.name, time.monotonic() - started):
+            log.info("%s", left)
         # Attention is large, and read in the middle of answers, which methods hardly ever share.
         rag = replace(rag, also=replace(begun.every, attention=False, attention_layer=None))
         if part is not None and any(method.name == self.terms.match for method in methods):

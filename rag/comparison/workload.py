@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from probers.types import Needs, Question, count
+from probers.types import count
 
 from ..queries.text import AnswerQuery
-from ..remote import RemoteLM
 from .methods import Method
-from .shared_generations import GenerationCache, SharedRAG
 
 #: Names of the stages that are no method.
 THRESHOLDS, REPLAY, CURVES = "thresholds", "replay", "curves"
-_TIMED = 16  # questions that are answered closed-book to learn the model's speed
 
 
 @dataclass(frozen=True)
@@ -66,23 +62,26 @@ class Workload:
         return sum(self.stages.values())
 
     @property
-    def answers_due(self) -> bool:
-        """Tell whether answers are missing; a finished comparison asks the model for nothing."""
-        return any(texts for name, texts in self.stages.items() if name not in (REPLAY, CURVES))
-
-    @property
     def lengths(self) -> dict[str, float]:
         """Relative lengths of the stages: every one has answers to write down, whoever wrote their texts."""
         least = 0.02 * max(1, self.texts)
         return {name: max(least, texts) for name, texts in self.stages.items()}
 
-    def summary(self, methods: int, questions: int, seconds: float | None) -> str:
-        """Say how many texts will be written, and how long it takes at ``seconds`` for a text."""
+    def summary(self, methods: int, questions: int) -> str:
+        """Say how many texts will be written."""
         what = f"{count(methods, 'method')} on {count(questions, 'question')}"
         if tuned_on := self.stages.get(THRESHOLDS):
             what += f", thresholds on {tuned_on:,}"
-        what += f": at most {count(self.texts, 'generation')}"
-        return what if seconds is None else f"{what}, about {duration(seconds * self.texts)}"
+        return f"{what}: at most {count(self.texts, 'generation')}"
+
+    def left(self, closed: str, seconds: float) -> str:
+        """Say how long the rest takes after the closed-book answers took ``seconds``; "" if that is unknown.
+
+        Closed-book answers are needed anyway, so that no text is written only to learn the model's speed.
+        """
+        written = self.stages.get(THRESHOLDS, 0) + self.stages[closed]
+        rest = self.texts - written
+        return f"about {duration(seconds / written * rest)} more, at most" if written and rest else ""
 
 
 def _lines(file: Path) -> int:
@@ -90,16 +89,6 @@ def _lines(file: Path) -> int:
         return 0
     with file.open("rb") as lines:
         return sum(1 for _ in lines)
-
-
-def seconds_of_a_text(rag: SharedRAG, also: Needs, questions: Sequence[Question]) -> float | None:
-    """Measure how long one closed-book answer takes; None for the model of a server, which may cost money."""
-    if isinstance(rag.lm, RemoteLM) or not questions:
-        return None
-    timed, loop = questions[:_TIMED], replace(rag, also=also, cache=GenerationCache(megabytes=0))
-    started = time.perf_counter()
-    loop.answer(timed)
-    return (time.perf_counter() - started) / len(timed)
 
 
 def duration(seconds: float) -> str:
