@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from probers.checksums import draw_key, sha256
 from probers.cli.merge import PartRuns
 from probers.data.splits import Partition
 from probers.files import write_text, writing
+from probers.progress import Bar
 from probers.store.store import FeatureStore
 from probers.types import SPLITS, UserError
 
@@ -51,7 +51,7 @@ def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None
     shares of this run; the first example is logged.
     """
     quotas = quotas_of(source) if part is None else Quotas({}, by=source.balance_by, parts=source.parts)
-    with tqdm(total=source.total, unit=f" {source.item_name}s", dynamic_ncols=True) as bar:
+    with Bar(total=source.total, unit=f" {source.item_name}s", dynamic_ncols=True) as bar:
         progress = _Progress(source, bar)
         for before, units in _shards(store, source, quotas, part):
             if not bar.n:  # what an earlier run has made
@@ -193,7 +193,7 @@ class LabelledParts:
 class _Progress:
     """Bar over a source's items; rates are of this run alone."""
 
-    def __init__(self, source: Source, bar: tqdm[Any]) -> None:
+    def __init__(self, source: Source, bar: Bar) -> None:
         self._source, self._bar, self._start = source, bar, time.monotonic()
         self._tokens, self._labels = 0, Counter[int]()
 

@@ -336,13 +336,13 @@ class RAG:
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
         """Answer questions into a trace file, in its order; resume where an earlier run of it stopped."""
-        from tqdm import tqdm
+        from probers.progress import Bar
 
         file = TraceFile(path)
         answers = file.resume(questions)
         total, known = len(questions), sum(answer is not None for answer in answers)
         options = {"desc": progress, "unit": "question", "disable": progress is None}
-        with tqdm(total=total, initial=known, **options) as bar:
+        with Bar(total=total, initial=known, **options) as bar:
             # Use the chunks of an uninterrupted run: the last digits of scores depend on the batch.
             for start in range(0, total, _CHUNK):
                 chunk = [i for i in range(start, min(start + _CHUNK, total)) if answers[i] is None]

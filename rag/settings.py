@@ -96,8 +96,9 @@ class Compare(Answering):
     wrong: Name = "em"
     """rule by which an answer is wrong, for thresholds, AUROC, oracle and consistency: failing em, acc,
     acc_substring, match or f1>=0.8"""
-    sweep: Natural = 4
-    """further settings at which triggers that fire within an answer are run, for their curves; 0 for none"""
+    sweep: Natural = 0
+    """further settings at which triggers that fire within an answer are run, for their curves, such as 4;
+    each takes about as long as the method itself"""
     probers: list[Name] = field(default_factory=lambda: [])
     """several probers in place of one: folders, or folders of folders such as PROBER/sizes or
     PROBER/layers; probing becomes a method for each, named after its folder, with a table of them in

@@ -134,6 +134,12 @@ class FakeServer(Server):
                     self.replay(body)
                     return
                 fake.asked.append(body | {"path": self.path})
+                if self.path == "/v1/score":
+                    if (scored := fake.prepared.get(body["answer"])) is None:
+                        self.send(404, {"error": {"message": "POST /v1/score is not offered"}})
+                    else:
+                        self.send(200, {"text": body["answer"], "hallucination": scored.whole()})
+                    return
                 chat = self.path == "/v1/chat/completions"
                 found = fake.prepared[body["messages"][-1]["content"] if chat else body["prompt"]]
                 if found.status != 200:

@@ -36,8 +36,8 @@ ROOMS = [
 ]  # fmt: skip
 #: Modules that stand in no folder, and the two rooms that only hold what is shared.
 SHARED = {
-    "types", "parts", "options", "checkpoints", "checksums", "files", "pages", "prompts", "testbed",
-    "configs",
+    "types", "parts", "options", "checkpoints", "checksums", "files", "pages", "progress", "prompts",
+    "testbed", "configs",
 }  # fmt: skip
 #: Those of them that never import each other.
 TOP = {"datagen", "train", "rag"}

@@ -379,7 +379,7 @@ def test_thresholds_come_from_validation_questions_unless_they_are_given(place):
     assert not (place.path / "own" / "thresholds.json").exists()
     theta = "+methods.probing.trigger_options={theta: -1.5}"
     given = "+methods.entropy.trigger_options={threshold: 99}"
-    results = place.compare("triggers=[never,entropy,probing]", theta, given, out="given")
+    results = place.compare("triggers=[never,entropy,probing]", "sweep=4", theta, given, out="given")
     assert place.trace("probing", "given")[0]["rounds"][0]["decision"]["threshold"] == 1.5
     assert results["options"]["entropy"]["threshold"] == 99
     assert results["methods"]["entropy"]["retrievals"] == 0

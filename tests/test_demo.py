@@ -1,6 +1,7 @@
 """probers-demo: which commands it runs with what, and that it goes on where it stopped."""
 
 import json
+import logging
 from functools import cache
 from pathlib import Path
 
@@ -46,6 +47,8 @@ class Commands:
         if command == "compare":
             for name in ("report.html", "results.json"):
                 (out / name).write_text(f"{name} of the comparison")
+            (out / "report_data.json").write_text('{"verdict": "In short: it depends."}')
+            logging.getLogger("probers.rag").info("a detail of the comparison")
 
 
 @pytest.fixture
@@ -57,10 +60,12 @@ def commands(tmp_path, monkeypatch):
 
 
 def test_every_trigger_gets_what_it_needs(commands, caplog):
-    demo.run(cli.request("demo", ["out=d", "cot=9", "wiki=8", "compare=7", "seed=3"]))
+    demo.run(cli.request("demo", ["out=d", "cot=9", "wiki=8", "compare=7", "seed=3", "full=true"]))
     asked = commands.asked
     assert [command for command, _ in asked] == ["datagen"] * 2 + ["train"] * 4 + ["compare"]
-    cot, wiki, heads, article_heads, tokens, classifier, compared = (given for _, given in asked)
+    by_out = {given["out"].removeprefix("d/"): given for _, given in asked}
+    names = ("cot", "wiki", "prober", "prober-wiki", "prober-tokens", "classifier", "compare")
+    cot, wiki, heads, article_heads, tokens, classifier, compared = (by_out[name] for name in names)
     read = [heads, article_heads, tokens, classifier]
     assert (cot["source"], cot["limit"]) == ("cot", "9")
     assert (wiki["source"], wiki["limit"], wiki["pool"]) == ("wiki", "8", "tokens")
@@ -73,35 +78,50 @@ def test_every_trigger_gets_what_it_needs(commands, caplog):
     assert len({given["out"] for _, given in asked}) == 7
     # With these no method of the comparison is left out, but for those of probers of what comes before.
     cfg = cli.compose("compare", [f"{key}={value}" for key, value in compared.items()])
-    before = {None, "entity_prober", "prompt_prober"}
+    before = {None, "entity_prober", "prompt_prober", "grounding_prober"}
     keys = {method.get("if_given") for method in cfg.methods.values()} - before
     assert keys == {"token_prober", "classifier"} and all(cfg[key] for key in keys)
     shown = caplog.text
     assert [f"[{i}/7]" in shown for i in range(1, 9)] == [True] * 7 + [False]
-    assert "$ probers-compare limit=7 prober=d/prober token_prober=d/prober-tokens" in shown
+    assert "$ probers-compare limit=7 validation=21 prober=d/prober token_prober=d/prober-tokens" in shown
     assert "wrote d/report.html and d/results.json" in shown
     assert Path("d/report.html").read_text() == "report.html of the comparison"
     assert json.loads(Path("d/run.json").read_text())["complete"]
 
 
-def test_curves_are_drawn_where_they_are_asked_for_and_change_no_other_step(commands):
+def test_the_short_demo_has_steps_of_the_full_one_and_compares_some_of_its_methods(commands):
+    """Equal numbers of questions give equal rows: nothing differs but curves and what else is compared."""
     ran = {}
     for full in (False, True):
-        demo.run(cli.request("demo", [f"out=d-{full}", f"full={str(full).lower()}"]))
-        ran[full], commands.asked = commands.asked, []
-    for (command, quick), (_, full) in zip(ran[False], ran[True], strict=True):
-        curves = {key: value for key, value in quick.items() if key not in full}
-        heads = command == "train" and quick.get("head") != "adaptive"
-        expected = {"learning_curve": "false"} if heads else {"sweep": "0"} if command == "compare" else {}
-        assert curves == expected
+        typed = [f"out=d-{full}", f"full={str(full).lower()}", "cot=9", "compare=7"]
+        demo.run(cli.request("demo", typed))
+        ran[full], commands.asked = {given["out"].split("/")[-1]: given for _, given in commands.asked}, []
+    assert list(ran[False]) == ["cot", "prober", "compare"]
+    extra = {"prober": {"learning_curve": "false"}, "compare": {"triggers": f"[{demo._SHORT}]"}}
+    for name, quick in ran[False].items():
+        full = ran[True][name]
+        assert {key: value for key, value in quick.items() if key not in full} == extra.get(name, {})
         same = {key: value.replace("d-False", "d-True") for key, value in quick.items() if key in full}
-        assert same == full
-    assert (cli.compose("compare", []).sweep, cli.compose("train", []).learning_curve) == (4, True)
+        assert same.items() <= full.items()
+    assert ran[True]["compare"]["sweep"] == "4"
+    cfg = cli.compose("compare", [])
+    assert set(demo._SHORT.split(",")) <= set(cfg.triggers) and cfg.sweep == 0
+    assert cli.compose("train", []).learning_curve is True
+
+
+def test_the_terminal_has_the_way_and_the_finding_and_the_file_has_the_details(commands, capsys):
+    with cli.console():
+        demo.run(cli.request("demo", ["out=d"]))
+    shown = capsys.readouterr().out
+    assert shown.startswith("3 steps into d, about ") and "[3/3]" in shown
+    place = Path("d/report.html").resolve().as_uri()
+    assert shown.index("In short: it depends.") < shown.index(f"open {place}")
+    assert "a detail" not in shown and "a detail of the comparison" in Path("d/log.txt").read_text()
 
 
 @pytest.mark.parametrize("at", [0, 3, 6])
 def test_an_interrupted_demo_asks_for_the_same_again_and_goes_on(commands, at):
-    settings = cli.request("demo", ["out=d"])
+    settings = cli.request("demo", ["out=d", "full=true"])
     commands.fails_at = at
     with pytest.raises(KeyboardInterrupt):
         demo.run(settings)

@@ -255,6 +255,45 @@ def test_the_request_is_what_was_set(page: Page) -> None:
     assert completion == shared | {"prompt": "plain", "retrieval": retrieval, "path": "/v1/completions"}
 
 
+def test_three_examples_are_asked_by_a_click(page: Page) -> None:
+    buttons = page.all("[data-example]")
+    assert len(buttons) == 3 and all(button.text for button in buttons)
+    page.server.prepared |= {"Jane Austen was an English novelist. She was born in": PLAIN}
+    buttons[0].click()
+    page.until(lambda: page.text("#status").startswith("11 tokens"))
+    assert page.server.asked[-1]["prompt"].startswith("Jane Austen") and page.shown("#text")
+    buttons[2].click()  # a text to check, of which this server knows nothing
+    page.until(lambda: page.shown("#failure"))
+    assert page.server.asked[-1]["path"] == "/v1/score" and "POST /v1/score" in page.text("#failure")
+    page.server.model = page.server.model | {"prober": None}  # nothing can be checked without one
+    page.open()
+    assert [button.is_displayed() for button in page.all("[data-example]")] == [True, True, False]
+    assert not page.find("[name=form][value=score]").is_enabled()
+
+
+def test_a_text_of_ones_own_is_checked_and_nothing_is_written(page: Page) -> None:
+    assert page.shown("#legend") and "likelier it is wrong" in page.text("#legend")
+    page.server.prepared |= {PLAIN.text: PLAIN}
+    page.find("[name=form][value=score]").click()
+    assert page.shown("#checking") and not page.shown("#limits") and not page.shown("#switch")
+    page.find("#send").click()  # without a text there is nothing to check
+    assert not page.server.asked
+    page.find("#checked").send_keys(PLAIN.text)
+    page.find("#send").click()
+    page.until(lambda: "P(wrong) 90%" in page.text("#status"))
+    assert page.server.asked == [{"model": "smollm2", "answer": PLAIN.text, "path": "/v1/score"}]
+    assert page.text("#text").startswith("Jane Austen") and page.all("#text .span.begins")
+    page.find("#link").click()
+    page.until(lambda: page.text("#linked"))
+    page.open(page.js("return location.hash"))
+    page.until(lambda: page.shown("#checking"))
+    assert page.find("#checked").get_property("value") == PLAIN.text and "P(wrong) 90%" in page.text(
+        "#status"
+    )
+    page.find("[name=form][value=completion]").click()
+    assert not page.shown("#checking") and page.shown("#limits")
+
+
 def test_model_line_and_what_it_cannot(page: Page) -> None:
     assert page.text("#about") == (
         "Model smollm2 · prober smollm2 (tokens, layers 15, 22, 30; threshold 0.5) · passages passages.jsonl"

@@ -228,8 +228,8 @@ def test_escaped_text_reads_back_as_itself(text: str) -> None:
 
 def summary_of(results: dict[str, Any], folder: Path) -> str:
     text, _ = render(results, sample_data(), folder)
-    header = text.split("<header>")[1].split("<dl")[0]
-    return Page(re.sub("</?b>", "", header)).text
+    told = text.split('<h2 id="summary">')[1].split("</summary>")[1].split("</details>")[0]
+    return Page(re.sub("</?b>", "", told)).text
 
 
 def test_summary_says_who_is_above_whoever_it_is(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ def test_null_figures_are_dashes(tmp_path: Path) -> None:
     results["methods"] = {"entropy": dict.fromkeys(results["methods"]["entropy"])}
     results["pairs"] = {}
     text, page = render(results, {}, tmp_path)
-    row = text.split('<th scope="row">')[1].split("</tr>")[0]
-    assert row.count("<td") == row.count("–") == 14
+    shown, others = (row.split("</tr>")[0] for row in text.split('<th scope="row">')[1:3])
+    assert shown.count("<td") == shown.count("–") == 3 and others.count("<td") == others.count("–") > 8
     assert "None" not in page.text and "nan" not in page.text.lower().split()
     assert "no gold answers" in page.text
     _, page = render({"schema": 1, "methods": {}}, {}, tmp_path)  # nothing at all still makes a page
@@ -327,16 +327,72 @@ def test_one_method_and_one_layer(tmp_path: Path) -> None:
     assert 'class="band' not in layers and 'class="whisker m1"' in layers
 
 
-def test_the_method_table_shows_the_numbers(sample: tuple[str, Page]) -> None:
+def rows_of(text: str, key: str) -> dict[str, str]:
+    """The rows of a table by their head."""
+    table = text.split(f'aria-labelledby="{key}-caption"')[-1].split("</table>")[0]
+    rows = (row.split('<th scope="row">')[1] for row in table.split("<tr>")[2:])
+    return {re.sub("<svg.*?</svg>", "", row).split("<")[0].strip(): row for row in rows}
+
+
+def test_the_first_table_is_sorted_and_has_five_columns_and_every_figure_is_there_once(
+    sample: tuple[str, Page],
+) -> None:
     text, _ = sample
-    row = next(row for row in text.split("<tr>") if "probing_with_entropy</th>" in row and "<small>" in row)
-    cells = [re.sub("<svg.*?</svg>", "", cell).split("</td>")[0] for cell in row.split("<td>")[1:]]
-    assert cells[0] == "<b>0.724</b><small>0.69 to 0.76</small>"
-    assert cells[3:5] == ["0.66", "39 / 57 / 4"]
-    assert cells[5:8] == ["1.66", "35.5", "258"]  # calls of the model, tokens written and read
-    assert cells[10:12] == ["<b>0.834</b><small>0.80 to 0.86</small>", "0.79<small>base 0.54</small>"]
-    oracle = next(row for row in text.split("<tr>") if "oracle</th>" in row)
-    assert "<b>" not in oracle
+    rows, others = rows_of(text, "methods"), rows_of(text, "more")
+    assert [*rows] == [*others] == sorted(METHODS, key=lambda name: -METHODS[name][0])
+    cells, more = (
+        [re.sub("<svg.*?</svg>", "", cell).split("</td>")[0] for cell in row.split("<td>")[1:]]
+        for row in (rows["probing_with_entropy"], others["probing_with_entropy"])
+    )
+    assert cells == [
+        "<b>0.724</b><small>0.69 to 0.76</small>",
+        "0.66",
+        "<b>0.834</b><small>0.80 to 0.86</small>",
+    ]
+    assert more[2:6] == ["39 / 57 / 4", "1.66", "35.5", "258"]  # calls of the model, tokens written and read
+    assert "0.79<small>base 0.54</small>" in more
+    assert "<b>" not in rows["oracle"]
+    heads = re.findall(r'<th scope="col" title="[^"]*">([^<]+)', text.split("</section>")[0])
+    assert len(heads) == len(set(heads)) and {"EM", "ACC", "AUROC", "Seconds"} <= set(heads)
+
+
+def test_accuracy_that_equals_exact_match_is_shown_once(tmp_path: Path) -> None:
+    results, data = sample_results(), sample_data()
+    for name, method in results["methods"].items():
+        method["acc"] = method["em"]
+        data["points"][name] |= {"acc": method["em"]}
+    text, _ = render(results, data, tmp_path)
+    assert ">ACC<" not in text and "tradeoff-acc" not in text and ">EM<" in text
+    results["headline"] = "acc"  # the figure that ranks is never the one left out
+    assert ">ACC<" in render(results, data, tmp_path)[0]
+
+
+def verdict_of(results: dict[str, Any], data: dict[str, Any], folder: Path) -> str:
+    (sentence,) = render(results, data, folder)[1].within("p", "verdict")
+    return sentence
+
+
+def test_the_verdict_is_one_sentence_about_the_best_trigger(tmp_path: Path) -> None:
+    results, data = sample_results(), sample_data()
+    best = "In short: probing_with_entropy, the best trigger, is right on 72% of 800 questions with 0.66"
+    assert verdict_of(results, data, tmp_path).startswith(best)
+    figure = {"value": 0.6, "diff": 0.106, "ci95": [0.05, 0.16], "p_holm": 0.01}
+    results["random_at_budget"] = {"probing_with_entropy": {"query": "answer", "em": figure}}
+    assert "; it is above random retrieval" in verdict_of(results, data, tmp_path)
+    for changed in ({"p_holm": 0.2}, {"ci95": [-0.01, 0.2]}):
+        results["random_at_budget"]["probing_with_entropy"]["em"] = figure | changed
+        assert "it is not shown to differ from random" in verdict_of(results, data, tmp_path)
+    for method in results["methods"].values():
+        method["em"] = 0.5
+    assert "all methods are right on 50%" in verdict_of(results, data, tmp_path)
+
+
+@pytest.mark.parametrize("n", [1, 12, 29, 30])
+def test_few_questions_settle_nothing_and_that_is_said_first(n: int, tmp_path: Path) -> None:
+    results = sample_results() | {"n": n, "bootstrap": {"unit": "question", "units": n}}
+    said = verdict_of(results, sample_data() | {"n": n}, tmp_path)
+    noun = "1 question settles" if n == 1 else f"{n} questions settle"
+    assert said.startswith(f"{noun} nothing: ") == (n < 30)
 
 
 def test_charts_draw_every_series(sample: tuple[str, Page]) -> None:
@@ -366,12 +422,11 @@ def test_random_at_the_same_budget_is_a_column_and_queries_are_named(tmp_path: P
         },
     }  # fmt: skip
     text, page = render(results, sample_data(), tmp_path)
-    table = text.split('aria-labelledby="methods-caption"')[-1].split("</table>")[0]
-    rows = {re.sub("<.*", "", row.split("</svg>")[1]): row for row in table.split("<tr>")[2:]}
+    rows, others = rows_of(text, "methods"), rows_of(text, "more")
     assert "<td><b>+0.106</b><small>+0.050 to +0.160</small></td>" in rows["probing"]
     assert "<td>−0.010<small>" in rows["entropy"]  # not settled, so not bold
     assert "+0.051" in rows["rind_paper"] and "+0.351" not in rows["rind_paper"]
-    assert "asks with: qfs" in rows["rind_paper"] and "asks with" not in rows["never"]
+    assert "asks with: qfs" in others["rind_paper"] and "asks with" not in others["never"]
     assert "Methods differ in when they retrieve" in page.text
 
 

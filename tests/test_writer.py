@@ -105,7 +105,7 @@ def test_a_run_killed_between_two_batches_makes_its_shard_again_and_nothing_else
     assert 0 < len(asked) - len(undisturbed.prompts) <= 2 * shard
 
 
-class Bar(writer.tqdm):
+class Bar(writer.Bar):
     """A bar that remembers how it moved."""
 
     made: ClassVar[list["Bar"]] = []
@@ -150,7 +150,7 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
 @pytest.mark.parametrize("make", [wiki, cot])
 def test_the_bar_moves_with_every_shard_and_ends_at_its_total(tmp_path, make, monkeypatch):
     monkeypatch.setattr(Bar, "made", [])
-    monkeypatch.setattr(writer, "tqdm", Bar)
+    monkeypatch.setattr(writer, "Bar", Bar)
     with pytest.raises(Killed):
         filled(tmp_path, "s", make, Scripted(6))
     store = filled(tmp_path, "s", make, Scripted())

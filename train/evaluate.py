@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from probers.evaluation import metrics
 from probers.evaluation.bootstrap import UNDEFINED, Bootstrap, Interval, few_groups
@@ -20,6 +19,7 @@ from probers.prober.calibration import fit_platt, sigmoid
 from probers.prober.decision import ALWAYS, ThresholdRule
 from probers.prober.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detection, Figures
 from probers.prober.risk_control import passing_groups
+from probers.progress import Bar
 
 from .assemble import Detector, Trained, surprise_of
 from .before_after import auroc_samples, moment_figures, paired
@@ -190,7 +190,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
     detectors = [*trained.layers.values(), *trained.ensembles.values(), *with_entropy, *trained.controls]
     detectors += trained.members
     detectors += [detector for point in trained.curve for detector in (point.layer, point.ensemble)]
-    bar = tqdm(detectors, desc="test figures", unit="detector", leave=False)
+    bar = Bar(detectors, desc="test figures", unit="detector", leave=False)
     figures = {id(detector): evaluator.figures(detector) for detector in bar}
     controls = {d.name: schema.Control(**dict(figures[id(d)])) for d in trained.controls}
     if shuffled := controls.get(SHUFFLED):  # the interval must hold 0.5 19 times in 20

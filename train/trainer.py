@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from probers.files import digest, regular, write_bytes, writing
+from probers.progress import Bar
 from probers.types import first_line
 
 from .module import ProberModule, Schedule, below
@@ -149,7 +149,7 @@ def train(
         done, callbacks = saved.stretches, [saved]
     large = module.reads_model or sum(p.numel() for p in head.parameters()) >= _LARGE
     layers = list(dict.fromkeys(filter(None, names)))
-    bar = tqdm(
+    bar = Bar(
         total=schedule.steps, initial=[0, *schedule.ends][done], unit="step", mininterval=0.3,
         desc=what or (layers[0] if len(layers) == 1 else f"{len(layers)} layers"), disable=not schedule.steps,
     )  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,21 @@ from .main import run as run_command
 from .runs import RunFolder
 from .settings import BatchSize, Run, Screen
 
-#: Title, command and overrides.
-Step = tuple[str, str, list[str]]
+#: Title, command, overrides, and about how many seconds it takes on two cores.
+Step = tuple[str, str, list[str], float]
 
 log = logging.getLogger(__name__)
 
 # The prober is the mean of the three best layers on validation questions: AUROC 0.79, the sum over all 0.77.
 #: RaDIO's head regularised for few examples: AUROC 0.85 against 0.83 on validation articles.
 _RADIO = ["head=radio", "head.standardise=true", "head.dropout=0.3", "label_smoothing=0.1"]
-#: Labelled questions, labelled articles and compared questions: on the testbed, on articles, in full.
-_TESTBED, _QUICK, _FULL = (1600, 600, 200), (150, 200, 40), (1000, 2000, 300)
+#: Labelled questions, labelled articles and compared questions: on the testbed and in full, on articles and
+#: in full. Thresholds are chosen on three times as many questions as are compared on the testbed.
+_TESTBED, _TESTBED_FULL, _QUICK, _FULL = (1200, 600, 150), (1600, 600, 200), (150, 200, 40), (1000, 2000, 300)
+#: Methods of the short comparison on the testbed, of which the full one has all.
+_SHORT = "never,always,random,oracle,flare,rind_released,entropy,probing,probing_entropy"
+#: Seconds for an article's labels and for a training, about, on two cores.
+_OF_ARTICLE, _OF_TRAINING = 0.2, 15.0
 #: Triggers of the comparison on articles: without a prober, or with one of answers or of entities.
 _TRIGGERS = (
     "never,always,always_answer,random,oracle,flare,entropy,entropy_sentence,rind_released,before_entity,"
@@ -46,13 +52,14 @@ class DemoModel:
 class Demo(Run):
     """Run the whole job on the embedded testbed.
 
-    Both kinds of labels with cached hidden states, heads on all layers and on single tokens, a classifier of
-    questions, every trigger on the same questions, and a report of who was right. With articles=FILE
-    model=smollm2 it does the same on a real model and real text.
+    Labels with cached hidden states, heads on all layers, nine ways of deciding when to retrieve on the same
+    questions, and a report of who was right. full=true adds labels on articles, heads on single tokens, a
+    classifier of questions and every other trigger. With articles=FILE model=smollm2 it does the job on a
+    real model and real text.
     """
 
     screen = Screen(
-        "probers-demo", "5 to 8 minutes",
+        "probers-demo", "about 3 minutes",
         "out model.name articles full judged cot wiki compare batch_size seed overwrite",
     )  # fmt: skip
 
@@ -63,18 +70,18 @@ class Demo(Run):
     """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
     completed and searched; give model= too"""
     cot: Count | None = None
-    """questions for the cot labels, each with and without passages; null is 1600, with articles 150, with
-    articles and full=true 1000. With judged=true: long answers, null is 700, with full=true 2000"""
+    """questions for the cot labels, each with and without passages; null is 1200, with full=true 1600, with
+    articles 150, with both 1000. With judged=true: long answers, null is 700, with full=true 2000"""
     wiki: Count | None = None
-    """articles for the wiki labels; null is 600, with articles 200 (judged=true: 300), with articles and
-    full=true 2000"""
+    """articles for the wiki labels; null is 600 (with full=true only), with articles 200 (judged=true: 300),
+    with articles and full=true 2000"""
     compare: Count | None = None
-    """test questions that every trigger answers; null is 200, with articles 40, with articles and
-    full=true 300"""
+    """test questions that every trigger answers; null is 150, with full=true 200, with articles 40, with
+    both 300"""
     full: bool = False
-    """true also draws the learning curves of the heads and the curves of triggers that fire within an
-    answer (sweep=4 of probers-compare), which takes as long again; with articles it also takes more of
-    them"""
+    """true runs every trigger, on more questions, with everything they need, and also draws the learning
+    curves of the heads and the curves of triggers that fire within an answer (sweep=4 of probers-compare);
+    with articles it also takes more of them"""
     judged: bool = False
     """true instead has the model write long answers about the articles, judges their entities by these, and
     compares heads on them with heads on cut articles, each tested on both; the tables are in report.md"""
@@ -87,35 +94,91 @@ def run(settings: Demo) -> Path:
 
     Each step is a run of its own below ``out``, so that an interrupted demo resumes.
     """
+    from ..progress import Whole
+
     out = Path(settings.out)
     folder = RunFolder(out, "demo", settings.record)
     folder.claim()
-    started = time.monotonic()
+    started, steps = time.monotonic(), _steps(settings)
+    seconds = sum(length for *_, length in steps)
+    took = f"{_about(seconds)} on 2 quiet cores"
+    log.info("%d steps into %s, %s; details go to %s", len(steps), out, took, out / _LOG)
+    with Whole({title: length for title, *_, length in steps}) as bar:
+        for number, (title, command, overrides, _) in enumerate(steps, 1):
+            bar.stage(title)
+            log.info("[%d/%d] %s\n$ %s", number, len(steps), title, command_line(command, *overrides))
+            # Batches depend on the size of shards, and the figures of the documentation on batches.
+            sized = ["shard_size=256"] if command == "datagen" else []
+            with _details(out / _LOG):
+                run_command(command, [*_filled(overrides, out), *sized])
     if settings.judged:
-        count, steps = 6, on_judged(settings)
-    elif settings.articles == "testbed":
-        count, steps = 7, on_testbed(settings)
-    else:
-        count, steps = 6 + 2 * settings.full, on_articles(settings)
-    for number, (title, command, overrides) in enumerate(steps, 1):
-        log.info("\n[%d/%d] %s\n$ %s", number, count, title, command_line(command, *overrides))
-        # Batches depend on the size of shards, and the figures of the documentation on batches.
-        run_command(command, [*overrides, *(["shard_size=256"] if command == "datagen" else [])])
-    if settings.judged:
-        files = ["report.md"]
+        files, finding = ["report.md"], "The tables say how heads tell on answers of the other kind."
         following = f"open {for_shell(f'{out}/judged/sample.html')} and read the verdicts"
         write_text(out / "report.md", judged_report(out))
     else:
         files = ["report.html", "results.json"]
-        asking = command_line("rag", "trigger=probing", "question=..", prober=f"{out}/prober")
-        following = f"open {for_shell(f'{out}/report.html')}, or {asking}"
+        following = command_line("rag", "trigger=probing", "question=..", prober=f"{out}/prober")
+        finding = str(read_json(out / "compare" / "report_data.json")["verdict"])
         for name in files:
             shutil.copyfile(out / "compare" / name, out / name)
     folder.finish({"model": settings.model.name})
     written, minutes = " and ".join(f"{out}/{name}" for name in files), (time.monotonic() - started) / 60
-    log.info("\nwrote %s in %.1f minutes", written, minutes)
+    log.info("\n%s\n", finding)
+    log.info("wrote %s in %.1f minutes", written, minutes)
+    log.info("open %s", (out / files[0]).resolve().as_uri())
     log.info("next: %s", following)
     return out / files[0]
+
+
+#: File with everything that the steps say.
+_LOG = "log.txt"
+
+
+@contextmanager
+def _details(file: Path) -> Iterator[None]:
+    """Append what the package logs to a file; only warnings are shown as well."""
+    logger = logging.getLogger("probers")
+    writer = logging.FileHandler(file, encoding="utf-8")
+    shown = list(logger.handlers)
+
+    def warns(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    for handler in shown:
+        handler.addFilter(warns)
+    logger.addHandler(writer)
+    try:
+        yield
+    finally:
+        logger.removeHandler(writer)
+        writer.close()
+        for handler in shown:
+            handler.removeFilter(warns)
+
+
+def _about(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"about {minutes} minute{'s' if minutes > 1 else ''}"
+
+
+def _steps(settings: Demo) -> Sequence[Step]:
+    if settings.judged:
+        return on_judged(settings)
+    return on_testbed(settings) if settings.articles == "testbed" else on_articles(settings)
+
+
+#: In place of the last layer of the stored token states, which is known once they are stored.
+_LAST = "LAST"
+
+
+def _filled(overrides: Sequence[str], out: Path) -> list[str]:
+    """Put in the last layer of the stored token states where a step asks for it."""
+    if f"layer={_LAST}" not in overrides:
+        return list(overrides)
+    from ..store.store import FeatureStore
+
+    last = FeatureStore.open(out / "wiki", checksums=False).spec.layers[-1]
+    return [f"layer={last}" if each == f"layer={_LAST}" else each for each in overrides]
 
 
 #: Judged answers and cut articles: quick and in full.
@@ -124,23 +187,29 @@ _JUDGED, _JUDGED_FULL = (700, 300), (2000, 2000)
 _FORMS = {"judged": "long answers", "wiki": "cut articles"}
 
 
-def on_judged(settings: Demo) -> Iterator[Step]:
-    """Yield the steps on long answers that are judged by the articles, beside cuts of the same articles."""
+def on_judged(settings: Demo) -> list[Step]:
+    """List the steps on long answers that are judged by the articles, beside cuts of the same articles."""
     out, (answers, cut) = Path(settings.out), _JUDGED_FULL if settings.full else _JUDGED
     _, generating, training, _ = _shared(settings)
+    answers, cut = settings.cot or answers, settings.wiki or cut
     prompts = ("testbed", "testbed") if settings.articles == "testbed" else ("chat", "mind")
     written = [f"articles={settings.articles}", "pool=[predicting,mean]", "layers=stride", *generating]
-    yield ("labels: long answers, whose entities are judged by the article", "datagen",
-           ["source=judged", f"prompt={prompts[0]}", "max_new_tokens=128", f"limit={settings.cot or answers}",
-            f"out={out}/judged", *written])  # fmt: skip
-    yield ("labels: articles cut before an entity", "datagen",
-           ["source=wiki", f"prompt={prompts[1]}", "per_article=4", "within=null", "max_new_tokens=16",
-            f"limit={settings.wiki or cut}", f"out={out}/wiki", *written])  # fmt: skip
+    steps: list[Step] = [
+        ("labels: long answers, whose entities are judged by the article", "datagen",
+         ["source=judged", f"prompt={prompts[0]}", "max_new_tokens=128", f"limit={answers}",
+          f"out={out}/judged", *written], 0.5 * answers),
+        ("labels: articles cut before an entity", "datagen",
+         ["source=wiki", f"prompt={prompts[1]}", "per_article=4", "within=null", "max_new_tokens=16",
+          f"limit={cut}", f"out={out}/wiki", *written], _OF_ARTICLE * cut),
+    ]  # fmt: skip
     for form, other in zip(_FORMS, reversed(_FORMS), strict=True):
         for pool, when in (("predicting", "before"), ("mean", "after")):
-            yield (f"heads {when} an entity is written, on {_FORMS[form]}", "train",
-                   [f"data={out}/{form}", f"test=[{out}/{other}]", "layer=all", f"pool={pool}",
-                    "combine=best", f"out={out}/{form}-{when}", *training])  # fmt: skip
+            steps.append(
+                (f"heads {when} an entity is written, on {_FORMS[form]}", "train",
+                 [f"data={out}/{form}", f"test=[{out}/{other}]", "layer=all", f"pool={pool}",
+                  "combine=best", f"out={out}/{form}-{when}", *training], _OF_TRAINING)
+            )  # fmt: skip
+    return steps
 
 
 def judged_report(out: Path) -> str:
@@ -177,36 +246,46 @@ def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]
     common = [f"seed={settings.seed}"]
     generating = [*common, f"model.name={settings.model.name}", f"batch_size={settings.batch_size}"]
     # Curves take half of the time and change no table.
-    training, curves = (common, []) if settings.full else (["learning_curve=false", *common], ["sweep=0"])
+    training = common if settings.full else ["learning_curve=false", *common]
+    curves = ["sweep=4"] if settings.full else []
     return common, generating, training, [*curves, *generating]
 
 
-def on_testbed(settings: Demo) -> Iterator[Step]:
-    """Yield the steps on the testbed; a step may read the results of those before it."""
-    from ..store.store import FeatureStore
-
-    out, (cot, wiki, tested) = Path(settings.out), _counts(settings, *_TESTBED)
+def on_testbed(settings: Demo) -> list[Step]:
+    """List the steps on the testbed; the rows of the short comparison are rows of the full one."""
+    full = settings.full
+    out, (cot, wiki, tested) = Path(settings.out), _counts(settings, *(_TESTBED_FULL if full else _TESTBED))
     common, generating, training, comparing = _shared(settings)
-    yield ("labels: questions with and without passages", "datagen",
-           ["source=cot", f"limit={cot}", f"out={out}/cot", *generating])  # fmt: skip
-    yield ("labels: articles cut before an entity, with the states of its tokens", "datagen",
-           ["source=wiki", "pool=tokens", f"limit={wiki}", f"out={out}/wiki", *generating])  # fmt: skip
-    yield ("heads on the question labels", "train",
-           ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training])  # fmt: skip
-    yield ("heads on the article labels", "train",
-           ["layer=all", f"data={out}/wiki", f"out={out}/prober-wiki", *training])  # fmt: skip
-    last = FeatureStore.open(out / "wiki", checksums=False).spec.layers[-1]
-    yield ("RaDIO's head of single tokens, on the last layer", "train",
-           [*_RADIO, f"layer={last}", f"data={out}/wiki", f"out={out}/prober-tokens", *training])  # fmt: skip
-    yield ("a classifier of questions", "train",
-           ["head=adaptive", f"data={out}/cot", f"out={out}/classifier", *common])  # fmt: skip
-    yield ("every trigger on the same questions", "compare",
-           [f"limit={tested}", f"prober={out}/prober", f"token_prober={out}/prober-tokens",
-            f"classifier={out}/classifier", f"out={out}/compare", *comparing])  # fmt: skip
+    # The first three and what they need; a step may read the results of those before it.
+    labels: Step = ("labels: questions with and without passages", "datagen",
+                    ["source=cot", f"limit={cot}", f"out={out}/cot", *generating], 0.06 * cot)  # fmt: skip
+    heads: Step = ("heads on the question labels", "train",
+                   ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training],
+                   _OF_TRAINING)  # fmt: skip
+    asked = [f"limit={tested}", f"validation={3 * tested}", f"prober={out}/prober"]
+    if not full:
+        compared = [*asked, f"triggers=[{_SHORT}]", f"out={out}/compare", *comparing]
+        return [labels, heads, ("nine triggers on the same questions", "compare", compared, 0.5 * tested)]
+    return [
+        labels,
+        ("labels: articles cut before an entity, with the states of its tokens", "datagen",
+         ["source=wiki", "pool=tokens", f"limit={wiki}", f"out={out}/wiki", *generating], _OF_ARTICLE * wiki),
+        heads,
+        ("heads on the article labels", "train",
+         ["layer=all", f"data={out}/wiki", f"out={out}/prober-wiki", *training], _OF_TRAINING),
+        ("RaDIO's head of single tokens, on the last layer", "train",
+         [*_RADIO, f"layer={_LAST}", f"data={out}/wiki", f"out={out}/prober-tokens", *training],
+         _OF_TRAINING),
+        ("a classifier of questions", "train",
+         ["head=adaptive", f"data={out}/cot", f"out={out}/classifier", *common], 5.0),
+        ("every trigger on the same questions", "compare",
+         [*asked, f"token_prober={out}/prober-tokens", f"classifier={out}/classifier",
+          f"out={out}/compare", *comparing], 2.5 * tested),
+    ]  # fmt: skip
 
 
-def on_articles(settings: Demo) -> Iterator[Step]:
-    """Yield the steps on real articles: entities before and after they are written, and completions.
+def on_articles(settings: Demo) -> list[Step]:
+    """List the steps on real articles: entities before and after they are written, and completions.
 
     The comparison asks about articles of the test split. With ``full=true`` probers of the attention heads'
     lookback ratios are trained as well.
@@ -221,22 +300,29 @@ def on_articles(settings: Demo) -> Iterator[Step]:
         completing.append("questions.max_articles=1500")
     layers = ["layers=stride", *generating]
     sites = ["site=[resid_post,lookback]"] if settings.full else []
-    yield ("labels: articles cut before an entity, with the states before it and of all of it", "datagen",
-           ["source=wiki", f"articles={settings.articles}", "pool=[predicting,mean]", *sites, "prompt=mind",
-            "per_article=4", "within=null", "max_new_tokens=16", f"limit={wiki}", f"out={out}/wiki",
-            *layers])  # fmt: skip
-    yield ("labels: completions with and without a passage", "datagen",
-           ["source=cot", *completing, "label=match", f"limit={cot}", f"out={out}/cot", *layers])  # fmt: skip
+    steps: list[Step] = [
+        ("labels: articles cut before an entity, with the states before it and of all of it", "datagen",
+         ["source=wiki", f"articles={settings.articles}", "pool=[predicting,mean]", *sites, "prompt=mind",
+          "per_article=4", "within=null", "max_new_tokens=16", f"limit={wiki}", f"out={out}/wiki",
+          *layers], _OF_ARTICLE * wiki),
+        ("labels: completions with and without a passage", "datagen",
+         ["source=cot", *completing, "label=match", f"limit={cot}", f"out={out}/cot", *layers], 0.2 * cot),
+    ]  # fmt: skip
     for pool, when in (("predicting", "before"), ("mean", "after")):
         trained = ["layer=all", f"pool={pool}", f"data={out}/wiki", *training]
-        yield (f"heads on the states {when} an entity is written", "train",
-               [*trained, "combine=best", f"out={out}/{when}"])  # fmt: skip
+        steps.append((f"heads on the states {when} an entity is written", "train",
+                      [*trained, "combine=best", f"out={out}/{when}"], _OF_TRAINING))  # fmt: skip
         if settings.full:
-            yield (f"a head on where attention lies {when} it is written", "train",
-                   [*trained, "site=lookback", f"out={out}/{when}-lookback"])  # fmt: skip
-    yield ("heads on the completions", "train",
-           ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training])  # fmt: skip
-    yield ("every trigger on the same completions", "compare",
-           [*completing, "wrong=match", f"limit={tested}", f"validation={tested}", f"triggers=[{_TRIGGERS}]",
-            f"prober={out}/prober", f"entity_prober={out}/before", f"out={out}/compare",
-            *comparing])  # fmt: skip
+            lookback = [*trained, "site=lookback", f"out={out}/{when}-lookback"]
+            steps.append(
+                (f"a head on where attention lies {when} it is written", "train", lookback, _OF_TRAINING)
+            )
+    return [
+        *steps,
+        ("heads on the completions", "train",
+         ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training], _OF_TRAINING),
+        ("every trigger on the same completions", "compare",
+         [*completing, "wrong=match", f"limit={tested}", f"validation={tested}", f"triggers=[{_TRIGGERS}]",
+          f"prober={out}/prober", f"entity_prober={out}/before", f"out={out}/compare", *comparing],
+         2.5 * tested),
+    ]  # fmt: skip

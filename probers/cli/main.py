@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -60,9 +60,12 @@ class Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        # A bar that is being drawn makes room for the line.
+        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
         try:
-            stream.write(f"{printable(self.format(record))}\n")
-            stream.flush()
+            with nullcontext() if tqdm is None else tqdm.external_write_mode(file=stream):
+                stream.write(f"{printable(self.format(record))}\n")
+                stream.flush()
         except BrokenPipeError:
             raise
         except Exception:

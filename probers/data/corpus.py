@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-from tqdm import tqdm
 
 from ..checksums import draw_key, file_digest, inputs
 from ..files import cache_folder, digest
+from ..progress import Bar
 from ..types import Passage, Retriever, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
@@ -269,7 +269,7 @@ class _Request:
         # 64 bits of every id and every text find all repeated ones.
         offsets, hashes, texts = array("q", [0]), array("Q"), array("Q")
         with (
-            tqdm(total=_size(self.path), desc="passages", unit="B", unit_scale=True) as bar,
+            Bar(total=_size(self.path), desc="passages", unit="B", unit_scale=True) as bar,
             (folder / PASSAGES).open("wb") as file,
         ):
             progress = lambda done: bar.update(done - bar.n)  # noqa: E731

@@ -26,6 +26,7 @@ from ..checksums import file_digest, sampled, unsealed
 from ..data.cache import MANIFEST, Estimate, build_once
 from ..files import cache_folder, digest, impostor
 from ..options import nearest
+from ..progress import running
 from ..prompts import fix_date
 from ..types import UserError, count, first_line
 from .adapters import active_digest, attach, mark
@@ -235,7 +236,12 @@ def whole(kind: Any, source: str | Path, what: str, **options: Any) -> Any:
 
 @contextmanager
 def load_reports() -> Iterator[list[str]]:
-    """Keep transformers' tables of missing weights off the terminal, and collect them."""
+    """Keep transformers' tables of missing weights off the terminal, and collect them.
+
+    Its own bar of loaded weights is not drawn beside the one bar of a whole.
+    """
+    from transformers.utils import logging as theirs
+
     reports: list[str] = []
 
     def collect(record: logging.LogRecord) -> bool:
@@ -245,10 +251,15 @@ def load_reports() -> Iterator[list[str]]:
 
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(collect)
+    quiet = running() and theirs.is_progress_bar_enabled()
+    if quiet:
+        theirs.disable_progress_bar()
     try:
         yield reports
     finally:
         logger.removeFilter(collect)
+        if quiet:
+            theirs.enable_progress_bar()
 
 
 def check_capped(config: Any, attn: str | None) -> None:

@@ -36,7 +36,9 @@ def report(metrics: Mapping[str, Any] | Figures, pictures: Mapping[str, bytes] |
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """Figures to look at: ``str()`` is about ten lines of at most 100 columns; a notebook shows tables."""
+    """Figures to look at: ``str()`` has the AUROC of the prober and of the best control, and one sentence
+    whether it is better than words alone, in lines of at most 100 columns; a notebook shows tables.
+    """
 
     figures: Figures
     pictures: Mapping[str, bytes] = field(default_factory=dict)
@@ -87,8 +89,6 @@ class Report:
         figures, single = self.figures, len(self.figures.layers) == 1
         name = layer_name(figures, figures.best) if single else ENSEMBLE
         rows: list[tuple[str, Detection]] = [(name, figures.ensemble)]
-        if not single:
-            rows.append((f"best layer ({best_name(figures)})", figures.best))
         if figures.members:
             best = best_member(figures)
             rows.append((f"best member: {best}", figures.members[best]))
@@ -98,33 +98,26 @@ class Report:
         if rivals:
             best = max(sorted(rivals), key=lambda name: rivals[name].auroc or 0.0)
             rows.append((f"best control: {best}", rivals[best]))
-            if (words := self._words) and words != best:
-                rows.append((f"control: {words}", rivals[words]))
-        if SHUFFLED in figures.controls:
-            rows.append((f"control: {SHUFFLED}", figures.controls[SHUFFLED]))
         return rows
 
     @property
     def sentences(self) -> list[str]:
-        """Lead over words alone and over the best member, calibration, promise, and what more there is."""
-        figures, calibration = self.figures, self.figures.calibration
+        """Lead over words alone and over the best member, promise, and where the rest is."""
+        figures = self.figures
         lines = []
         if words := self._words:
             low, high = figures.pairs[f"{ENSEMBLE} vs {words}"]["auroc"].ci95 or (0.0, 0.0)
             verdict = "better" if low > 0 else "worse" if high < 0 else "not shown to be better"
             verdict = f"It is {verdict} than words alone ({words})"
-            lines.append(f"{verdict}: difference in AUROC {self._pair(words)}.")
+            lines.append(f"{verdict}: AUROC {self._pair(words)}.")
         if figures.members:
             best = best_member(figures)
             weights = ", ".join(f"{name} {entry.weight:.2f}" for name, entry in figures.members.items())
             lines.append(f"Stack minus {best}: AUROC {self._pair(best)}; weights: {weights}.")
         for name, before, after in adapter_rows(figures):
             lines.append(f"{name}: {before} without adapters, {after} with them.")
-        before, after = number(calibration.before.ece), number(calibration.after.ece)
-        fires = f"It fires on {figures.ensemble.fired:.0%} of the texts"
-        lines.append(f"{fires}; ECE of P(wrong) {before} before {calibration.method}, {after} after.")
         lines += [promised(figures)] if figures.promise else []
-        more = "Every layer, control and group of texts: README.md, metrics.json and plots of the prober."
+        more = "Every layer, control, calibration and group of texts: README.md and plots of the prober."
         return [*lines, more]
 
     @property

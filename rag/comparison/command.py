@@ -83,8 +83,8 @@ def _typed(settings: Compare, plan: Plan) -> str:
 
 
 def _report(comparison: Comparison, out: Path, took: str) -> None:
-    """Log the table, the notes, and the next step."""
-    log.info("%s", "\n".join(comparison.lines))
+    """Log the verdict, the table, the notes, and the next step."""
+    log.info("%s\n\n%s", comparison.verdict, "\n".join(comparison.lines))
     for flag, names in grouped(comparison.page["flags"]).items():
         them = "it" if len(names) == 1 else "them"
         log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)

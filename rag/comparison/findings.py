@@ -19,7 +19,7 @@ from probers.files import canonical_json, write_text
 from probers.types import Passage, Round, count
 
 from ..protocol import name_of
-from ..report import LEVEL, write_report
+from ..report import LEVEL, conclusion, write_report
 from ..traces import Answer
 from .curves import QueryTrajectory, Rerun, at_random, replays
 from .gains import GAINS, SHARE, Gains
@@ -74,6 +74,11 @@ class Comparison:
         return self.page["notes"]  # type: ignore[no-any-return]
 
     @property
+    def verdict(self) -> str:
+        """The outcome in one sentence; of few questions it begins by saying that they settle nothing."""
+        return str(self.page["verdict"])
+
+    @property
     def lines(self) -> list[str]:
         """Lines of the table on the terminal."""
         return table_lines(
@@ -105,7 +110,7 @@ class Comparison:
         return f"Comparison({count(self.results['n'], 'question')}; {key}: {methods})"
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines, *self.notes])
+        return "\n".join([self.verdict, *self.lines, *self.notes])
 
     def _repr_html_(self) -> str:
         columns = [self.results["headline"], "f1", "acc", "retrievals", "tokens", "consistency", "auroc"]
@@ -139,6 +144,8 @@ class Findings:
         gains = Gains.of(self.recorded, self.runs, self.reruns, evaluation)
         results = _results(config, self, evaluation, gains)
         page = dict(heading) | _page(terms, results, self, evaluation, gains)
+        page["verdict"] = conclusion(results, page)
+
         answers = {name: run.answers for name, run in self.runs.items()}
         return Comparison(results, answers, page, list(outcomes(self.runs, terms.wrong)))
 

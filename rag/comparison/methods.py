@@ -47,7 +47,7 @@ class Terms:
     wrong: str = "em"
     threshold: str = "balanced_accuracy"
     match: str | None = "probing"
-    sweep: int = 4
+    sweep: int = 0
     resamples: int = 10000
     seed: int = 0
     examples: int = 10

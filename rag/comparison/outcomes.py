@@ -262,7 +262,7 @@ def table_lines(
     headline: str = "em",
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
-    beside = {"acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
+    beside = {"acc": "em", "acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
     optional = (MATCH, "retrievals_saved", "accuracy_gained")  # shown if they are known of a method
     columns = [
         ("saved", "retrievals_saved", 2), ("gained", "accuracy_gained", 3),
@@ -276,7 +276,7 @@ def table_lines(
         (title, key, digits)
         for title, key, digits in columns
         if key not in optional or any(e.get(key) is not None for e in methods.values())
-        if key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
+        if key == headline or key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
     ]
     width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.cli.components import Component
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
+from probers.progress import Whole
 from probers.types import SPLITS, Needs, Passage, Question, Retriever, UserError
 
 from ..build import Contamination
 from ..traces import own
 from ..triggers.rules import Never
+from . import workload
 from .curves import REPLAY, index, record_all, rerun_all
 from .findings import Comparison, Findings
 from .methods import Method, MethodRun, Terms, with_retrievers
@@ -28,6 +32,20 @@ if TYPE_CHECKING:
     from probers.prober.prober import Prober
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Loop, methods, closed-book method, all that one pass records, questions, workload, and the one bar."""
+
+    rag: SharedRAG
+    methods: Sequence[Method]
+    closed: Method
+    every: Needs
+    questions: Sequence[Question]
+    work: workload.Workload
+    bar: Whole
+
 
 #: File of chosen thresholds in a comparison.
 THRESHOLDS = "thresholds.json"
@@ -142,29 +160,32 @@ class Plan:
         finished ``parts`` of a run are taken from them.
         """
         notes = list(self.notes)
-        rag, reference, runs, tuned = self._answer(lm, out, notes)
-        recorded = record_all(rag, runs.values(), out / REPLAY, parts=parts)
-        reruns = rerun_all(rag, runs.values(), reference, recorded, out / REPLAY, points=self.terms.sweep)
+        with self._begun(lm, out, notes) as begun:
+            rag, reference, runs, tuned = self._answer(begun, out, notes)
+            begun.bar.stage(workload.REPLAY)
+            recorded = record_all(rag, runs.values(), out / REPLAY, parts=parts)
+            begun.bar.stage(workload.CURVES)
+            reruns = rerun_all(rag, runs.values(), reference, recorded, out / REPLAY, points=self.terms.sweep)
         findings = Findings(runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned))
         return findings.compared(self.terms, config, heading)
 
     def run_part(self, lm: Any, out: Path, part: Partition) -> int:
         """Answer the questions of a part into ``out``; return their number."""
-        rag, _, runs, _ = self._answer(lm, out, [], part)
-        index(record_all(rag, runs.values(), out / REPLAY, every=True), out / REPLAY)
-        return len(own(self.choice.questions, part))
+        with self._begun(lm, out, [], part) as begun:
+            rag, _, runs, _ = self._answer(begun, out, [], part)
+            begun.bar.stage(workload.REPLAY)
+            index(record_all(rag, runs.values(), out / REPLAY, every=True), out / REPLAY)
+        return len(begun.questions)
 
-    def _answer(
-        self, lm: Any, out: Path, notes: list[str], part: Partition | None = None
-    ) -> tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned]]:
-        """Choose thresholds, and answer with every method; return also the loop and the closed-book run."""
+    @contextmanager
+    def _begun(self, lm: Any, out: Path, notes: list[str], part: Partition | None = None) -> Iterator[_Begun]:
+        """Make the loop, say how many texts will be written and how long that takes, and show one bar."""
         retriever, cache = self.retriever, GenerationCache(megabytes=self.terms.memory)
         retriever = retriever.make(self.passages) if isinstance(retriever, Component) else retriever
         rag = SharedRAG(lm, retriever, Never(), **self.terms.loop, cache=cache)
         methods = with_retrievers(self.methods, self.passages)
         for method in methods:  # a model is refused before anything runs
             method.loop(rag)
-        tuned = self._tune(rag, methods, out / THRESHOLDS, notes)
         # The closed-book pass records as much as one pass can of what all methods need; states of tokens are
         # large and come last.
         needs = [part.needs for method in methods for part in (method.trigger, method.query)]
@@ -175,26 +196,55 @@ class Plan:
             notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
             closed = Method("never", Never(), rag.query)
         questions = own(self.choice.questions, part)
-        reference = self._run(replace(rag, also=every), closed, None, questions, out)
+        tunes = any(m.tunable or m.calibrated for m in methods) and not (out / THRESHOLDS).exists()
+        work = workload.Workload.of(
+            methods, len(questions), tuned_on=len(self._tuned_on) if tunes else 0, reference=closed.name,
+            retrievals=rag.max_retrievals, sweep=0 if part is not None else self.terms.sweep,
+            traces=out / "traces",
+        )  # fmt: skip
+        log.info("%s", work.summary(len(methods), len(questions)))
+        with Whole(work.lengths) as bar:
+            yield _Begun(rag, methods, closed, every, questions, work, bar)
+
+    def _answer(
+        self, begun: _Begun, out: Path, notes: list[str], part: Partition | None = None
+    ) -> tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned]]:
+        """Choose thresholds, and answer with every method; return also the loop and the closed-book run."""
+        started = time.monotonic()
+        tuned = self._tune(begun, out / THRESHOLDS, notes)
+        rag, methods = begun.rag, begun.methods
+        begun.bar.stage(begun.closed.name)
+        reference = self._run(replace(rag, also=begun.every), begun.closed, None, begun.questions, out)
+        if left := begun.work.left(begun.closed.name, time.monotonic() - started):
+            log.info("%s", left)
         # Attention is large, and read in the middle of answers, which methods hardly ever share.
-        rag = replace(rag, also=replace(every, attention=False, attention_layer=None))
+        rag = replace(rag, also=replace(begun.every, attention=False, attention_layer=None))
         if part is not None and any(method.name == self.terms.match for method in methods):
             methods = [method for method in methods if not method.matched]  # run when the parts are joined
-        return rag, reference, self._run_all(rag, methods, tuned, reference, out, notes), tuned
+        begun = replace(begun, rag=rag, methods=methods)
+        return rag, reference, self._run_all(begun, tuned, reference, out, notes), tuned
 
-    def _tune(
-        self, rag: SharedRAG, methods: Sequence[Method], file: Path, notes: list[str]
-    ) -> Mapping[str, Tuned]:
+    @cached_property
+    def _tuned_on(self) -> list[Question]:
+        """Questions of another split, for thresholds and calibration."""
+        try:
+            return self.choice.validation().questions
+        except EmptySplitError:  # a file that marks every question as test
+            return []
+
+    def _tune(self, begun: _Begun, file: Path, notes: list[str]) -> Mapping[str, Tuned]:
         """Choose thresholds and calibration on questions of another split, for triggers that bring none."""
+        methods = begun.methods
         triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
         if not triggers:
             return {}
-        tunable, split = [m.name for m in methods if m.tunable], self.choice.tuned_on
-        try:
-            questions = self.choice.validation().questions
-        except EmptySplitError:  # a file that marks every question as test
-            questions = []
-        tuned = tune_once(file, rag, triggers, questions, self.terms.right, self.terms.rule)
+        tunable, split, questions = (
+            [m.name for m in methods if m.tunable],
+            self.choice.tuned_on,
+            self._tuned_on,
+        )
+        begun.bar.stage(workload.THRESHOLDS)
+        tuned = tune_once(file, begun.rag, triggers, questions, self.terms.right, self.terms.rule)
         if tuned and tunable:
             chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
             log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
@@ -207,10 +257,10 @@ class Plan:
         return tuned
 
     def _run_all(
-        self, rag: SharedRAG, methods: Sequence[Method], tuned: Mapping[str, Tuned], reference: MethodRun,
-        out: Path, notes: list[str],
+        self, begun: _Begun, tuned: Mapping[str, Tuned], reference: MethodRun, out: Path, notes: list[str]
     ) -> dict[str, MethodRun]:  # fmt: skip
         """Answer the questions with every method, each into its trace file; keep the order of the methods."""
+        methods = begun.methods
         done, wanted = {reference.name: reference}, self.terms.match
         match = wanted if any(method.name == wanted for method in methods) else None
         # A method with a matched budget runs after the method that it is matched to.
@@ -228,7 +278,8 @@ class Plan:
                 )
             elif method.matched and wanted is not None:
                 notes.append(f"The budget of {method.name} is its own rate: {wanted} was not run.")
-            done[method.name] = self._run(rag, method, calibration, reference.questions, out)
+            begun.bar.stage(method.name)
+            done[method.name] = self._run(begun.rag, method, calibration, reference.questions, out)
         return {m.name: done[m.name] for m in methods}
 
     def _run(

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from probers.checksums import made_once
 from probers.evaluation.answers import MATCH, Rule, right_by_em
 from probers.prober.calibration import Platt, fit_platt
 from probers.prober.decision import ThresholdRule
+from probers.progress import Bar
 from probers.types import Decision, Generation, Needs, Question
 from probers.words import EntityMatcher
 
@@ -166,7 +166,7 @@ def record(
     """
     recorder = _Recorder(triggers)
     loop = replace(rag, trigger=recorder)
-    with tqdm(total=len(questions), desc=progress, unit="question", disable=progress is None) as bar:
+    with Bar(total=len(questions), desc=progress, unit="question", disable=progress is None) as bar:
         for start in range(0, len(questions), _CHUNK):
             loop.answer(questions[start : start + _CHUNK], ended=bar.update)
     unseen = Step("", "", dict.fromkeys(triggers, 0.0), 0, 0)

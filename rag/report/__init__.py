@@ -10,10 +10,11 @@ from probers.files import write_text
 from probers.pages import render
 
 from .charts import controls_chart, layers_chart, roc_chart, tradeoff_charts
+from .conclusions import advice, conclusion
 from .lookup import LEVEL, LEVELS, Findings, level, scales, shown_at_once, stem, token_scores, verdict
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
 
-__all__ = ["LEVEL", "write_report"]
+__all__ = ["LEVEL", "conclusion", "write_report"]
 
 
 def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> None:
@@ -27,10 +28,14 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
     found = Findings(results, data)
     glyphs = (mark_glyph, interval_glyph, level_glyph, shares_glyph)
     functions = (*glyphs, stem, verdict, level, token_scores, shown_at_once)
+    first, further = tradeoff_charts(found)
     page = render(
         "probers.rag.report/page.html.j2",
         found=found,
-        decisions=tradeoff_charts(found) + roc_chart(found),
+        verdict_sentence=conclusion(results, data),
+        advice=advice(found),
+        first=first,
+        decisions=further + roc_chart(found),
         layers=layers_chart(found) + controls_chart(found),
         scales=scales(found.data.get("examples", ())),
         levels=LEVELS,

@@ -163,15 +163,16 @@ class Cost(NamedTuple):
 
 _RETRIEVALS = Cost(("retrievals",), "retrievals", "retrievals per question")
 _TOKENS = Cost(("tokens", "read_tokens"), "tokens", "tokens per question, written and read")
-#: Captions of the headline's charts.
-_CAPTION = (
-    " against retrievals per question. Large markers are the methods of the table, with 95% intervals where"
-    " there is room; hollow grey ones bound the others. Lines are the same methods at other settings,"
-    " thresholds unless something else is named. For methods that judge whole answers, every threshold is"
-    " computed from recorded answers, and so is the expected result of random retrieval with the same query"
-    " (grey). The others change the text itself, so each dot is a run of its own; without retrieval the"
-    " answers are the closed-book ones. By n: tokens between two retrievals. By limit: most retrievals per"
-    " question, for methods without a threshold. The oracle of helps knows of each retrieval whether it"
+#: Captions of the headline's charts: one sentence, and how to read them.
+_CAPTION = " against retrievals per question: higher and further left is better."
+_HOW = (
+    "Large markers are the methods of the table, with 95% intervals where there is room; hollow grey ones"
+    " bound the others. Lines are the same methods at other settings, thresholds unless something else is"
+    " named. For methods that judge whole answers, every threshold is computed from recorded answers, and so"
+    " is the expected result of random retrieval with the same query (grey): a trigger is worth its height"
+    " above that line. The others change the text itself, so each dot is a run of its own; without retrieval"
+    " the answers are the closed-book ones. By n: tokens between two retrievals. By limit: most retrievals"
+    " per question, for methods without a threshold. The oracle of helps knows of each retrieval whether it"
     " makes an answer right or wrong. Numbers beside names are shares of its gain over random retrieval."
 )
 _OF_TOKENS = (
@@ -181,21 +182,24 @@ _OF_TOKENS = (
     " Points that come from the closed-book answers are left out of the lines here."
 )
 _WHISKERS = 10  # most methods with intervals; more would hide the markers
-_ROOM = 210  # for the legend, in user units
+_BROAD, _HEIGHT = 520, 360  # of a chart without its legend, in user units; readable on a phone
 
 
-def tradeoff_charts(found: Findings) -> Markup:
-    """Draw the headline against retrievals and against tokens, and also ACC if that is not the headline."""
+def tradeoff_charts(found: Findings) -> tuple[Markup, Markup]:
+    """Draw the headline against retrievals; and against tokens, and ACC where it is another figure."""
     first = found.headline
-    charts = _tradeoff(found, first, _RETRIEVALS, "tradeoff", first.words.capitalize() + _CAPTION)
-    charts += _tradeoff(found, first, _TOKENS, "tradeoff-tokens", _OF_TOKENS)
-    if first.key != "acc":
+    chart = _tradeoff(found, first, _RETRIEVALS, "tradeoff", first.words.capitalize() + _CAPTION, _HOW)
+    further = _tradeoff(found, first, _TOKENS, "tradeoff-tokens", _OF_TOKENS)
+    points = found.data.get("points", {}).values()
+    if any(point.get("acc") != point.get(first.key) for point in points):
         caption = "ACC (a gold answer is in the text) against retrievals per question."
-        charts += _tradeoff(found, HEADLINES["acc"], _RETRIEVALS, "tradeoff-acc", caption)
-    return charts
+        further += _tradeoff(found, HEADLINES["acc"], _RETRIEVALS, "tradeoff-acc", caption)
+    return chart, further
 
 
-def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption: str) -> Markup:
+def _tradeoff(
+    found: Findings, headline: Headline, cost: Cost, key: str, caption: str, how: str = ""
+) -> Markup:
     """Draw a figure against a cost per question: methods as markers, curves as lines, with dots where run."""
     figure, short, long = headline
     reruns = found.data.get("reruns", {})
@@ -224,6 +228,8 @@ def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption
         dotted = [labelled(name, turned.get(reruns[name].get("option"), "")) for name in run]
         legend += [(None, "run at each dot"), *dotted]
     places = [*(point for curve in curves.values() for point in curve), *measured.values()]
+    lines = -(-len(legend) // 2)
+    below = _ROW * lines + 6 if legend else 0
     costs, digits = [x for x, _ in places], 0 if cost is _TOKENS else 2
     texts = (f"{n}: {short} {num(y)} at {num(x, digits)} {cost.unit}" for n, (x, y) in measured.items())
     plot = Plot(
@@ -232,8 +238,8 @@ def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption
         "; ".join(texts) + ".",
         Axis.wide(cost.words, costs) if cost is _TOKENS else Axis.fit(cost.words, costs, least=(0.0, 1.0)),
         Axis.fit(long, [y for _, y in places] + [end for ci in intervals.values() for end in ci]),
-        (2 * WIDTH + 40, max(460, 80 + _ROW * len(legend))),
-        (42, _ROOM, 42),
+        (_BROAD, _HEIGHT + below),
+        (42, 14, 42 + below),
     )
     obstacles: list[Box] = []
     for name, curve in curves.items():
@@ -254,18 +260,18 @@ def _tradeoff(found: Findings, headline: Headline, cost: Cost, key: str, caption
     named = [name for name in measured if found.looks[name].reference or name not in curves]
     anchors = [(plot.at(measured[name]), clipped(name)) for name in named]
     left, top, right, bottom = plot.box
-    labels = place(anchors, (left + 2, top - 4, right + 18, bottom - 2), obstacles)
+    labels = place(anchors, (left + 2, top - 4, right + 12, bottom - 2), obstacles)
     for ((x, y), text), label in zip(anchors, labels, strict=True):
         if label.leader:
             plot.path([(x, y), (min(max(x, label.box[0]), label.box[2]), label.at[1])], "leader")
         plot.text(*label.at, text, css="label halo", anchor=label.anchor)
     for row, (entry, text) in enumerate(legend):
-        at = plot.size[0] - _ROOM + 26, top + 8 + _ROW * row
+        at = (row // lines) * _BROAD / 2 + 4, plot.size[1] - _ROW * (lines - row % lines) + 6
         if entry is None:
             plot.text(*at, text, css="label muted")
         else:
             plot.key(*at, found.looks[entry], text)
-    return plot.figure(caption)
+    return plot.figure(caption, how)
 
 
 def _curves(entries: Json, cost: Cost, figure: str) -> dict[str, list[Point]]:

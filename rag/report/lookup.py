@@ -97,7 +97,8 @@ class Findings:
 
         def equal(key: str, beside: str | None) -> bool:
             same = {name: None if beside is None else self.figure(name, beside) for name in self.methods}
-            return all(self.figure(name, key) in (None, value) for name, value in same.items())
+            shown = key != self.headline.key
+            return shown and all(self.figure(name, key) in (None, value) for name, value in same.items())
 
         return [c for c in columns if "beside" not in c or not equal(c["key"], c["beside"])]
 
@@ -124,6 +125,16 @@ class Findings:
         known = {name: entry[key] for name, entry in self._but_oracle() if key in entry}
         best = [name for name, value in known.items() if value == max(known.values())]
         return dict(sorted(known.items(), key=lambda item: -item[1])), best
+
+    @property
+    def sorted(self) -> list[str]:
+        """All methods by the headline, highest first, then by retrievals, lowest first."""
+
+        def order(name: str) -> tuple[float, float]:
+            value = self.figure(name, self.headline.key)
+            return (math.inf if value is None else -value), self.figure(name, "retrievals") or 0.0
+
+        return sorted(self.methods, key=order)
 
     def leads(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """List the methods with a paired interval of the best one's lead in the headline.

@@ -162,18 +162,17 @@ class Plot:
         self.add(marker(look.marker, (x + 14, y), look.mark, size=4))
         self.text(x + 34, y, text, css="label")
 
-    def figure(self, caption: str) -> Markup:
-        """Finish the chart; one wider than a column takes the page's width and scrolls on narrow screens."""
+    def figure(self, caption: str, how: str = "") -> Markup:
+        """Finish the chart; ``how`` to read it stands behind a click. A wide chart takes the page's width."""
         (width, height), ids = self.size, f"{self.name}-title {self.name}-desc"
-        opening, closing = '<figure><svg class="chart"', "</svg>"
-        if width > WIDTH:
-            region = '<div class="scroll" role="region" aria-label="chart" tabindex="0">'
-            opening, closing = f'<figure class="broad">{region}<svg class="chart broad"', "</svg></div>"
+        broad = ' class="broad"' if width > WIDTH else ""
+        reading = f"<details><summary>How to read the chart</summary>{esc(how)}</details>" if how else ""
         return Markup(
-            f'{opening} viewBox="0 0 {width} {height}" role="img" aria-labelledby="{ids}">'
+            f'<figure{broad}><svg class="chart" viewBox="0 0 {width} {height}" role="img"'
+            f' aria-labelledby="{ids}">'
             f'<title id="{self.name}-title">{esc(self.title)}</title>'
-            f'<desc id="{self.name}-desc">{esc(self.description)}</desc>{"".join(self._parts)}{closing}'
-            f"<figcaption>{esc(caption)}</figcaption></figure>"
+            f'<desc id="{self.name}-desc">{esc(self.description)}</desc>{"".join(self._parts)}</svg>'
+            f"<figcaption>{esc(caption)}{reading}</figcaption></figure>"
         )
 
 

@@ -30,12 +30,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from scipy.sparse import coo_array
-from tqdm import tqdm
 
 from probers.checksums import sealed, take, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import PassageStore, Rows
 from probers.files import cache_folder, write_text
+from probers.progress import Bar
 from probers.types import Passage, first_line
 
 from . import lexical
@@ -299,7 +299,7 @@ def _count(passages: PassageStore, work: Path, tokens: int) -> list[Shard]:
         shards.append(Shard(work, len(shards), about["first"], about["passages"]))
     row = sum(s.passages for s in shards)
     rest = passages.since(row)
-    with tqdm(total=len(passages), initial=row, desc="count tokens", unit="passage", unit_scale=True) as bar:
+    with Bar(total=len(passages), initial=row, desc="count tokens", unit="passage", unit_scale=True) as bar:
         while row < len(passages):
             shards.append(count_shard(work, len(shards), row, rest, tokens))
             row += shards[-1].passages
@@ -338,7 +338,7 @@ def _merge(shards: Sequence[Shard], folder: Path, k1: float, b: float, tokens: i
     with (
         (folder / "data.csc.index.npy").open("wb") as data,
         (folder / "indices.csc.index.npy").open("wb") as indices,
-        tqdm(total=total, desc="merge", unit="posting", unit_scale=True) as bar,
+        Bar(total=total, desc="merge", unit="posting", unit_scale=True) as bar,
     ):
         _header(data, np.dtype(np.float32), total)
         _header(indices, np.dtype(np.int32), total)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from tqdm import tqdm
 
 from probers.checksums import sealed, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import as_passages, fingerprint, passages_from
 from probers.files import cache_folder, digest, write_text
 from probers.model.loading import load_reports
+from probers.progress import Bar
 from probers.types import Passage, RunError, UserError, first_line
 
 from ..protocol import at_least, one_of
@@ -92,7 +92,7 @@ def build(method: Method, vectors: np.ndarray, folder: Path) -> dict[str, Any]:
         sample = min(count, max(_PER_CELL * index.nlist, 40 * 256))
         rows = np.sort(np.random.default_rng(0).choice(count, sample, replace=False))
         index.train(np.ascontiguousarray(vectors[rows]))
-    for start in tqdm(range(0, count, _BLOCK), desc=f"index ({method})", disable=count < _BLOCK):
+    for start in Bar(range(0, count, _BLOCK), desc=f"index ({method})", disable=count < _BLOCK):
         index.add(np.ascontiguousarray(vectors[start : start + _BLOCK]))
     temporary = folder / ".index.tmp"
     faiss.write_index(index, str(temporary))
@@ -312,7 +312,7 @@ def encode_corpus(
     total, rest = len(passages), passages_from(passages, done)
     with (
         (folder / _VECTORS).open("r+b" if done else "wb") as file,
-        tqdm(total=total, initial=done, desc="encode", unit="passage", disable=total < _ANNOUNCED) as bar,
+        Bar(total=total, initial=done, desc="encode", unit="passage", disable=total < _ANNOUNCED) as bar,
     ):
         # Bytes beyond the recorded number are a truncated piece.
         file.seek(done * width * 4)

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from probers.data.corpus import fingerprint, passages_from
 from probers.files import canonical_json, digest
+from probers.progress import Bar
 from probers.types import Passage, ProbersError, RunError, UserError
 
 from .lexical import tokenize, tokens_of
@@ -262,7 +261,7 @@ class ServerIndex:
     def _load(self, index: str) -> None:
         """Send all passages; replace none, as the idf would still count a deleted version."""
         refused: list[str] = []
-        with tqdm(desc="index", total=len(self.passages), disable=len(self.passages) <= 20_000) as bar:
+        with Bar(desc="index", total=len(self.passages), disable=len(self.passages) <= 20_000) as bar:
             for documents in _chunks(self._documents()):
                 refused += self._send(index, documents)
                 bar.update(len(documents))

@@ -26,6 +26,16 @@ export async function replay(body) {
   return (await post("v1/replay", body)).json();
 }
 
+/** What the prober says of a finished text. */
+export async function score(body, signal) {
+  try {
+    return await (await post("v1/score", body, signal)).json();
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    throw new ServerError("This server checks no finished texts: it has no POST /v1/score.", 404);
+  }
+}
+
 function post(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   return request(path, { method: "POST", body: JSON.stringify(body), signal, headers });

@@ -1,13 +1,28 @@
 // The page: a question to the server, its answer as it comes, and the view as a link.
 
-import { models, stream, useKey } from "./api.js";
+import { models, score, stream, useKey } from "./api.js";
 import { pack, unpack } from "./link.js";
-import { add, begin, spans, texts, tokens } from "./recording.js";
+import { add, begin, scored, spans, texts, tokens } from "./recording.js";
 import { Panel } from "./replay.js";
 import { drawRounds } from "./rounds.js";
 import { element, Inspector, number, percent, TokenText } from "./tokens.js";
 
 const VERSION = 1;
+/** Three views to begin with: of what a model may know, of what it can hardly know, and of a text by somebody else. */
+const EXAMPLES = {
+  testbed: [
+    { name: "a question", form: "completion", prompt: "Question: Who is the director of The Distant Bridge of Dristan?\nAnswer:" },
+    { name: "two steps", form: "completion", prompt: "Question: Where was the director of The Distant Bridge of Dristan born?\nAnswer:" },
+    { name: "check an answer", form: "score", prompt: "Question: Who is the director of The Distant Bridge of Dristan?\nAnswer:",
+      checked: " The Distant Bridge of Dristan was directed by Gila Nunfo. So the answer is Gila Nunfo." },
+  ],
+  others: [
+    { name: "well known", form: "completion", prompt: "Jane Austen was an English novelist. She was born in" },
+    { name: "hardly known", form: "completion", prompt: "Wilhelmina Drupsteen was a Dutch illustrator. She was born in" },
+    { name: "check a text", form: "score", prompt: "Tell me about Jane Austen.",
+      checked: "Jane Austen was born in 1775 in Steventon. She wrote Emma and Middlemarch, and died in Paris in 1850." },
+  ],
+};
 const at = (id) => document.getElementById(id);
 const inspector = new Inspector(at("inspector"));
 const answer = new TokenText(at("text"), inspector, "Tokens of the answer");
@@ -63,13 +78,37 @@ function introduce() {
   at("retrieve").disabled = !able;
   at("retrieve").checked &&= able;
   say(at("no-retrieval"), able ? "" : "This server has no passages to retrieve: start it with corpus=FILE.");
+  document.querySelector("[name=form][value=score]").disabled = !prober;
+  for (const button of document.querySelectorAll("[data-example]")) {
+    const { name, form: kind } = example(button);
+    button.textContent = name;
+    button.hidden = kind === "score" && !prober;
+  }
   arrange();
 }
 
+const HINTS = { chat: "sent as one message of the user", score: "what the text answers or goes on from; may be empty",
+  completion: "the model goes on from it" };
+
 function arrange() {
-  at("retrieval").hidden = !at("retrieve").checked;
-  const chat = form() === "chat";
-  say(at("hint"), chat ? "sent as one message of the user" : "the model goes on from it");
+  const kind = form();
+  const checks = kind === "score";
+  at("retrieval").hidden = checks || !at("retrieve").checked;
+  say(at("hint"), HINTS[kind]);
+  at("before").textContent = checks ? "Question or beginning" : "Text";
+  at("checking").hidden = !checks;
+  at("checked").required = checks;
+  at("prompt").required = !checks;
+  at("limits").hidden = at("switch").hidden = checks;
+  if (!running) at("send").textContent = checks ? "Check" : "Ask";
+}
+
+const example = (button) => EXAMPLES[model()?.id === "testbed" ? "testbed" : "others"][Number(button.dataset.example)];
+
+/** Fills in an example and asks it. */
+function tryOut({ form: kind, prompt, checked = "" }) {
+  fill({ ...request(), form: kind, prompt, checked, retrieval: null });
+  ask();
 }
 
 // A question
@@ -79,6 +118,7 @@ const form = () => document.querySelector("[name=form]:checked").value;
 function request() {
   const asked = { form: form(), model: at("model").value, prompt: at("prompt").value,
     max_tokens: Number(at("max-tokens").value), temperature: Number(at("temperature").value), retrieval: null };
+  if (form() === "score") return { ...asked, checked: at("checked").value };
   if (at("retrieve").checked) {
     const { value: trigger } = at("trigger");
     asked.retrieval = { trigger };
@@ -90,8 +130,9 @@ function request() {
   return asked;
 }
 
-function fill({ form: kind, model: id, prompt, max_tokens: most, temperature, retrieval }) {
-  document.querySelector(`[name=form][value=${kind === "chat" ? "chat" : "completion"}]`).checked = true;
+function fill({ form: kind, model: id, prompt, checked = "", max_tokens: most, temperature, retrieval }) {
+  document.querySelector(`[name=form][value=${kind in HINTS ? kind : "completion"}]`).checked = true;
+  at("checked").value = checked;
   if (known.some((each) => each.id === id)) at("model").value = id;
   at("prompt").value = prompt;
   at("max-tokens").value = most;
@@ -117,12 +158,15 @@ async function ask() {
   say(at("failure"), "");
   show();
   write(true);
-  const { form: kind, prompt, retrieval, ...rest } = asked;
+  const { form: kind, prompt, checked, retrieval, ...rest } = asked;
   const [path, question] = kind === "chat"
     ? ["v1/chat/completions", { messages: [{ role: "user", content: prompt }] }]
     : ["v1/completions", { prompt }];
   try {
-    for await (const chunk of stream(path, { ...rest, ...question, ...(retrieval && { retrieval }) }, mine.signal)) {
+    if (kind === "score") {
+      const body = { model: asked.model, answer: checked, ...(prompt && { prompt }) };
+      scored(recording, await score(body, mine.signal));
+    } else for await (const chunk of stream(path, { ...rest, ...question, ...(retrieval && { retrieval }) }, mine.signal)) {
       if (running !== mine) return;
       update(add(recording, chunk));
     }
@@ -140,8 +184,9 @@ async function ask() {
 function write(on) {
   at("answer").classList.toggle("writing", on);
   at("stop").hidden = !on;
-  at("send").textContent = on ? "Ask anew" : "Ask";
-  if (on) say(at("status"), "Writing …");
+  const checks = form() === "score";
+  at("send").textContent = checks ? "Check" : on ? "Ask anew" : "Ask";
+  if (on) say(at("status"), checks ? "Reading …" : "Writing …");
 }
 
 function fail(error) {
@@ -304,6 +349,7 @@ at("prompt").addEventListener("keydown", (event) => {
 });
 at("ask").addEventListener("change", arrange);
 at("model").addEventListener("change", introduce);
+at("examples").addEventListener("click", ({ target }) => target.dataset.example && tryOut(example(target)));
 at("stop").addEventListener("click", () => running?.abort());
 at("unlock").addEventListener("click", unlock);
 at("key").addEventListener("keydown", (event) => {

@@ -29,14 +29,24 @@ export function add(recording, chunk) {
     }
   }
   if (final) recording.finish = choice.finish_reason;
-  if (final && said) {
-    const { score, p_wrong, threshold, fires, spans, domain } = said;
-    recording.whole = { score, p_wrong, threshold, fires, spans: spans ?? [], domain: domain ?? null };
-  }
+  if (final && said) recording.whole = whole(said);
   if (content && recording.rounds.length) recording.rounds.at(-1).written = true;
   const event = choice.retrieval?.type; // the last chunk's is a summary
   if (event) addEvent(recording.rounds, choice.retrieval);
   return { rounds: Boolean(event), final };
+}
+
+/** Fills in a text that was scored and not written. */
+export function scored(recording, { text, hallucination }) {
+  const said = hallucination ?? {};
+  recording.text = text;
+  for (const [name, field] of Object.entries(LISTS)) recording[name] = said[field] ?? [];
+  if (hallucination) recording.whole = whole(said);
+  recording.finish = "scored";
+}
+
+function whole({ score, p_wrong, threshold, fires, spans, domain }) {
+  return { score, p_wrong, threshold, fires, spans: spans ?? [], domain: domain ?? null };
 }
 
 function addEvent(rounds, { type, ...event }) {

@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from ...files import digest
 from ...options import nearest, refuse_unknown
 from ...parts import PARTS, load_part
+from ...progress import Bar
 from ...types import SPLITS, Question, UserError, count
 from ..records import (
     BadLine,
@@ -210,7 +209,7 @@ class _Reading:
     def __iter__(self) -> Iterator[Question]:
         rows = self.source.rows()
         # A large file or a stream takes minutes and shows a bar, a small file does not.
-        for row in tqdm(rows, self.source.name, unit=" records", delay=5, leave=False, disable=None):
+        for row in Bar(rows, self.source.name, unit=" records", delay=5, leave=False, disable=None):
             if row.problem:
                 self._check_dataset(row)
                 self._malformed(row.where, row.problem)

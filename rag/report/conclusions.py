@@ -1,0 +1,103 @@
+"""Conclusions from a comparison: its verdict in one sentence, and what to try next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from probers.evaluation.bootstrap import LEAST_GROUPS
+from probers.pages import num, span
+from probers.types import count
+
+from .lookup import Findings, stem, verdict
+
+#: Kinds of methods that decide by rule, by chance or by the gold answer.
+_RULES = ("never", "always", "random", "oracle", "fixed")
+#: Questions from which an interval of a share is at most about 0.1 wide.
+_ENOUGH = 400
+
+
+class Advice(NamedTuple):
+    """Next step: why, and what to add to the command or to run."""
+
+    why: str
+    command: str
+
+
+def conclusion(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Say in one sentence how a comparison came out; ``results`` and ``data`` as of :func:`write_report`.
+
+    The sentence is about the best method that decides for itself, whether or not it is the best of all: how
+    often it is right, at how many retrievals, against always and never retrieving, and whether it is above
+    random retrieval at the same budget. Of few questions it says first that they settle nothing.
+    """
+    found = Findings(results, data)
+    groups = found.results.get("bootstrap", {}).get("units", found.n)
+    few = found.n is not None and groups is not None and groups < LEAST_GROUPS
+    said = _outcome(found)
+    if not few:
+        return f"In short: {said}"
+    # The unit is a group where several questions belong together.
+    noun = "question" if groups == found.n else "group"
+    verb = "settles" if groups == 1 else "settle"
+    return f"{count(int(groups), noun)} {verb} nothing: {said}"
+
+
+def advice(found: Findings) -> list[Advice]:
+    """List what to try next, the most telling first."""
+    steps = []
+    if found.n is not None and found.n < _ENOUGH and found.methods:
+        why = f"More questions: with {count(int(found.n), 'question')} only large differences show."
+        steps.append(Advice(why, f"limit={10 * _ENOUGH // 4}"))
+    if found.data.get("replay") and not found.data.get("reruns"):
+        why = "Curves of the triggers that fire within an answer, each run at four further settings."
+        steps.append(Advice(why, "sweep=4"))
+    probers = {
+        name: row["prober"] for name, row in found.results.get("probers", {}).items() if "prober" in row
+    }
+    ranked, _ = found.ranked()
+    best = next((name for name in ranked if name in probers and stem(name) == "probing"), None)
+    if best is not None:
+        command = f'probers-rag trigger=probing prober={probers[best]} question=".."'
+        steps.append(Advice("A question of your own, answered where the prober is unsure.", command))
+    command = "probers-compare questions=FILE.jsonl corpus=PASSAGES.jsonl model=MODEL"
+    return [*steps, Advice("Your own questions, passages and model.", command)] if found.methods else steps
+
+
+def _outcome(found: Findings) -> str:
+    key = found.headline.key
+    ranked, _ = found.ranked()
+    if not found.methods:
+        return "no method was run."
+    if not ranked:
+        return "the questions have no gold answers, so that no method can be called right."
+    if (shared := found.shared()) is not None:
+        return f"all methods are right on {_share(shared)}, so that they are not told apart."
+    deciding = [name for name in ranked if stem(name) not in _RULES]
+    best = deciding[0] if deciding else next(iter(ranked))
+    others = [name for name in ("always", "never") if name in ranked and name != best]
+    against = " and ".join(f"{_share(ranked[name])} for {name}{_cost(found, name)}" for name in others)
+    of_questions = " of the questions" if found.n is None else f" of {count(int(found.n), 'question')}"
+    said = f"{best}, the best {'trigger' if deciding else 'method'}, is right on"
+    said += f" {_share(ranked[best])}{of_questions}{_cost(found, best)}"
+    said += f", against {against}" if against else ""
+    entry = found.results.get("random_at_budget", {}).get(best, {})
+    lead = (entry.get("common") or entry).get(key, {})
+    if "diff" not in lead or "ci95" not in lead:
+        return f"{said}."
+    settled = verdict(lead["ci95"])
+    if settled != "not settled" and lead.get("p_holm", 0.0) >= 0.05:
+        settled = "not settled"
+    interval = span((100 * end for end in lead["ci95"]), 0, sign=True)
+    shown = f"{num(100 * lead['diff'], 0, sign=True)} points, 95% interval {interval}"
+    word = {"above": "above", "below": "below"}.get(settled, "not shown to differ from")
+    return f"{said}; it is {word} random retrieval at the same number of retrievals ({shown})."
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f}%"
+
+
+def _cost(found: Findings, name: str) -> str:
+    retrievals = found.figure(name, "retrievals")
+    return "" if not retrievals else f" with {num(retrievals)} retrievals each"
