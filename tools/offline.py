@@ -170,9 +170,7 @@ def gather(
                 tried.add(missing[1])
                 build(missing[1], built, tag)
             elif constraints is not None and present:
-                say(
-                    f"note: versions of {constraints.name} do not go with the packages there, others are packed"
-                )
+                say(f"note: versions of {constraints.name} do not fit the packages there: others are packed")
                 constraints = None
                 file.write_text("\n".join(pins(present, None)) + "\n", "utf-8")
             else:
