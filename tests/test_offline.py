@@ -15,7 +15,8 @@ from probers.model.loading import PACKAGED
 TAG = offline.Tag("3.12", "manylinux_2_28_aarch64")
 
 
-def test_wheels_are_those_of_the_other_machine_without_what_it_has(tmp_path):
+@pytest.mark.parametrize("version", ["2.4", "2.4+own"])
+def test_wheels_are_those_of_the_other_machine_without_what_it_has(version, tmp_path):
     """Requirements of another Python and another processor, and a package of a version of its own."""
     index, wheels = tmp_path / "index", tmp_path / "wheels"
     for folder in (index, wheels):
@@ -29,16 +30,29 @@ def test_wheels_are_those_of_the_other_machine_without_what_it_has(tmp_path):
         offline.wheel(index, name, "1")
     offline.wheel(index, "newer", "2", ["there<2.5"])
     offline.wheel(index, "there", "3", ["beneath"])
+    offline.wheel(index, "there", "2.4", ["beneath"], "cp312-cp312-manylinux_2_28_aarch64")
     pinned = tmp_path / "constraints.txt"
     pinned.write_text("there==3\nnewer==1\n")
     away = ["--no-index", "--find-links", str(index)]
-    offline.gather(wheels, "root", TAG, {"there": "2.4+own"}, pinned, *away)
+    offline.gather(wheels, "root", TAG, {"there": version}, pinned, *away)
     names = [each.name.removesuffix("-py3-none-any.whl") for each in sorted(wheels.iterdir())]
     assert names == ["arm-1", "newer-1", "root-1"]
-    for each in wheels.iterdir():
-        each.unlink()
-    offline.gather(wheels, "root", TAG, {}, pinned, *away)
-    assert len(list(wheels.glob("there-3-*"))) == len(list(wheels.glob("beneath-*"))) == 1
+
+
+def test_a_machine_without_packages_gets_all(tmp_path):
+    offline.wheel(tmp_path, "root", "1", ["there>=2"])
+    offline.wheel(tmp_path, "there", "3", ["beneath"])
+    offline.wheel(tmp_path, "there", "4")
+    offline.wheel(tmp_path, "beneath", "1")
+    (tmp_path / "wheels").mkdir()
+    pinned = tmp_path / "constraints.txt"
+    pinned.write_text("there==3\n")
+    offline.gather(tmp_path / "wheels", "root", TAG, {}, pinned, "--no-index", "--find-links", str(tmp_path))
+    assert {each.name.split("-")[0] for each in (tmp_path / "wheels").iterdir()} == {
+        "root",
+        "there",
+        "beneath",
+    }
 
 
 def test_packages_there_that_do_not_do_are_named(tmp_path, capsys):

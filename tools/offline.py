@@ -128,8 +128,10 @@ def installed(file: Path, upgraded: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-def wheel(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
-    """Write an empty wheel; it stands for a package that the machine has already."""
+def wheel(
+    folder: Path, name: str, version: str, requires: Sequence[str] = (), tag: str = "py3-none-any"
+) -> None:
+    """Write an empty wheel; ``tag`` ends its file's name, with a build number before it or not."""
     stem = f"{canonical(name).replace('-', '_')}-{version}"
     about = [
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
@@ -137,10 +139,9 @@ def wheel(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -
     ]
     files = {"METADATA": "\n".join(about) + "\n", "RECORD": ""}
     files["WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
+    with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as archive:
         for file, text in files.items():
             archive.writestr(f"{stem}.dist-info/{file}", text)
-    return folder / f"{stem}-py3-none-any.whl"
 
 
 def gather(
@@ -156,7 +157,9 @@ def gather(
         for folder in (beside, built):
             folder.mkdir()
         for name, version in present.items():
-            wheel(beside, name, version)
+            # Of the same version, pip takes the narrowest tag and the highest build.
+            python = "cp" + tag.python.replace(".", "")
+            wheel(beside, name, version, tag=f"9999-{python}-{python}-{tag.platforms()[0]}")
         file = Path(temporary) / "constraints.txt"
         file.write_text("\n".join(pins(present, constraints)) + "\n", "utf-8")
         command = [
@@ -363,10 +366,7 @@ def unpack(args: argparse.Namespace) -> None:
     if target.exists():
         target.rmdir()
     part.rename(target)
-    here = "{}.{}".format(*sys.version_info)
-    if here != about["python"]:
-        say(f"note: this is Python {here}; the kit is for {about['python']}")
-    print(line(target, about, sys.executable if here == about["python"] else f"python{about['python']}"))
+    print(line(target, about))
 
 
 def _damage(kit: Path, piece: dict[str, Any]) -> str:
@@ -388,18 +388,21 @@ def extract(archive: tarfile.TarFile, folder: Path) -> None:
     archive.extractall(folder, **safe)
 
 
-def line(folder: Path, about: dict[str, Any], python: str) -> str:
+def line(folder: Path, about: dict[str, Any]) -> str:
     """Make the line that installs in an environment of its own, which sees the machine's packages."""
-    venv, install = (
-        ["-m", "venv"],
-        ["venv/bin/python", "-m", "pip", "install", "--no-index", "--find-links", "wheels"],
-    )
-    if about["platform"].startswith("win"):
-        install[0] = "venv/Scripts/python"
-    if about["installed"]:
-        venv.append("--system-site-packages")
+    here, steps = "{}.{}".format(*sys.version_info), [["cd", str(folder.resolve())]]
+    python = sys.executable if here == about["python"] else f"python{about['python']}"
+    if here != about["python"]:
+        say(f"note: this is Python {here}; the kit is for {about['python']}")
+    if about["installed"] and sys.prefix != sys.base_prefix:
+        say("note: the line installs into this virtual environment, whose packages another would not see")
+    else:
+        system = ["--system-site-packages"] if about["installed"] else []
+        steps.append([python, "-m", "venv", *system, "venv"])
+        python = "venv/Scripts/python" if about["platform"].startswith("win") else "venv/bin/python"
+    install = [python, "-m", "pip", "install", "--no-index", "--find-links", "wheels"]
     extras = f"[{','.join(about['extras'])}]" if about["extras"] else ""
-    steps = [["cd", str(folder.resolve())], [python, *venv, "venv"], [*install, "-e", f"checkout{extras}"]]
+    steps.append([*install, "-e", f"checkout{extras}"])
     if about["weights"]:
         steps.append([*install, "--no-deps", WEIGHTS])
     return " && ".join(map(shlex.join, steps))
