@@ -2,9 +2,9 @@
 
     python benchmarks/compiled.py [--models testbed smollm2] [--batches 1 8] [--write]
 
-One step of decoding over a static cache is compiled whole (``torch.compile(fullgraph=True)``), with the taps of
-all layers in the graph and without. On a CUDA device ``mode="reduce-overhead"`` adds CUDA graphs. Prompts of one
-length run as usual first; seconds of compiling are apart.
+One step of decoding over a static cache is compiled whole (``torch.compile(fullgraph=True)``), with the taps
+of all layers in the graph and without. On a CUDA device ``mode="reduce-overhead"`` adds CUDA graphs. Prompts
+of one length run as usual first; seconds of compiling are apart.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{torch.get_num_threads()} thread(s), {(time.monotonic() - begun) / 60:.1f} minutes.",
     )
     publish(
-        {f"{TITLE} ({device.type})": results.body("compiled")},
+        {f"{TITLE}: {', '.join(args.models)} ({device.type})": results.body("compiled")},
         invocation("compiled.py", typed),
         write=args.write,
     )
