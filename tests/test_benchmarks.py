@@ -464,7 +464,7 @@ LEAST = replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", sections.TINY[1:])
+@pytest.mark.parametrize("model", [sections.TINY[1], pytest.param(sections.TINY[2], marks=pytest.mark.long)])
 def test_sections_of_an_accelerator_run_on_a_pretended_one(model):
     """Random weights are made on the device, and all ways write the same there."""
     with pretending():
@@ -503,6 +503,7 @@ def test_the_benchmarks_of_an_accelerator_all_run(written, tmp_path, capsys):
     assert [lines[0] for lines in tables.values()] == [f"| {gpu.HEADS[name]} |" for name in tables]
     rows = {name: len(lines) - 2 for name, lines in tables.items()}
     assert rows == {
-        "capture": 16, "memory": 6, "serve": 8, "attention": 6, "heads": 6, "labels": 2, "train": 2, "vllm": 2,
+        "capture": 16, "memory": 6, "serve": 8, "attention": 6, "heads": 6, "labels": 2, "train": 2,
+        "vllm": 2,
     }  # fmt: skip
     assert "PASS: testbed" in capsys.readouterr().out
