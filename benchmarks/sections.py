@@ -302,6 +302,7 @@ def free(device: torch.device) -> None:
 def load(job: Job) -> CausalLM:
     """Load the model, or make its random weights on its device."""
     lm = build(job.model, job.device, job.dtype)
+    lm.model.name_or_path = ""  # untrained probers are of the name alone, wherever the weights came from
     if job.model in SHAPES and job.device.type != "cpu":
         job.results.note("capture", f"{job.model}: {SHAPES[job.model].about}, made on the device.")
     return lm

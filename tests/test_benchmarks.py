@@ -496,7 +496,7 @@ def test_ways_of_others_that_do_not_fit_are_left_out_and_named(lm, monkeypatch):
 def test_the_benchmarks_of_an_accelerator_all_run(written, tmp_path, capsys):
     file = tmp_path / "gpu.md"
     models = ["--models", *sections.TINY[:2]]
-    assert gpu.main(["--device", "cpu", *models, "--write", "--minutes", "20", "--out", str(file)]) == 0
+    assert gpu.main(["--device", "cpu", *models, "--write", "--out", str(file)]) == 0
     titles = [f"make gpu: {title} ({', '.join(models[1:])}, cpu)" for title in gpu.TITLES.values()]
     assert list(written) == titles and all(f"## {title}" in file.read_text("utf-8") for title in titles)
     tables = {name: table(body) for name, (_, body) in zip(gpu.TITLES, written.values(), strict=True)}
