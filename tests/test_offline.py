@@ -39,6 +39,17 @@ def test_wheels_are_those_of_the_other_machine_without_what_it_has(version, tmp_
     assert names == ["arm-1", "newer-1", "root-1"]
 
 
+def test_an_extra_of_a_package_there_is_packed_without_it(tmp_path):
+    offline.wheel(tmp_path, "root", "1", ["there[more]>=2"])
+    offline.wheel(tmp_path, "there", "2", ['beneath; extra == "more"\nProvides-Extra: more', "base"])
+    for name in ("beneath", "base"):
+        offline.wheel(tmp_path, name, "1")
+    (tmp_path / "wheels").mkdir()
+    away = ["--no-index", "--find-links", str(tmp_path)]
+    offline.gather(tmp_path / "wheels", "root", TAG, {"there": "2", "base": "1"}, None, *away)
+    assert {each.name.split("-")[0] for each in (tmp_path / "wheels").iterdir()} == {"root", "beneath"}
+
+
 def test_a_machine_without_packages_gets_all(tmp_path):
     offline.wheel(tmp_path, "root", "1", ["there>=2"])
     offline.wheel(tmp_path, "there", "3", ["beneath"])

@@ -166,8 +166,9 @@ def gather(
             "download", "--dest", str(wheels), "--constraint", str(file), *tag.options(), *more,
             *("--find-links", str(beside), "--find-links", str(built), requirement),
         ]  # fmt: skip
-        tried = set[str]()
-        while (problem := pip(command, tag)) is not None:
+        tried, extras = set[str](), set[tuple[str, str]]()
+        while (problem := pip(command, tag, extras)) is not None:
+            extras.clear()
             missing = re.search(r"No matching distribution found for ([^\s(]+)", problem)
             if missing is not None and missing[1] not in tried:
                 tried.add(missing[1])
@@ -183,6 +184,13 @@ def gather(
             (wheels / each.name).unlink(missing_ok=True)
         for each in built.glob("*.whl"):
             shutil.copy(each, wheels)
+    for name, extra in sorted(each for each in extras if each[0] in present):
+        # A package that is there may lack what one of its extras requires.
+        others = {other: version for other, version in present.items() if other != name}
+        gather(wheels, f"{name}[{extra}]=={present[name]}", tag, others, constraints, *more)
+        for each in wheels.glob("*.whl"):
+            if canonical(each.name.partition("-")[0]) == name:
+                each.unlink()
 
 
 def pins(present: dict[str, str], constraints: Path | None) -> list[str]:
@@ -202,11 +210,19 @@ def build(requirement: str, folder: Path, tag: Tag) -> None:
             fail(f"{requirement} has no wheel for {tag}, and machine code in its source")
 
 
-def pip(arguments: Sequence[str], tag: Tag | None = None) -> str | None:
-    """Run pip, for the machine of a tag where one is given; return the errors if it fails."""
+def pip(
+    arguments: Sequence[str], tag: Tag | None = None, extras: set[tuple[str, str]] | None = None
+) -> str | None:
+    """Run pip, for the machine of a tag where one is given; return the errors if it fails.
+
+    ``extras`` takes the packages that lack an extra, with its name: those that stand for others have none.
+    """
     environment = json.dumps({} if tag is None else tag.environment())
     command = [sys.executable, "-c", _PIP, environment, *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
+    if extras is not None:
+        lacking = re.findall(r"(\S+) \S+ does not provide the extra '([^']+)'", done.stdout + done.stderr)
+        extras.update((canonical(name), extra) for name, extra in lacking)
     if not done.returncode:
         return None
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
