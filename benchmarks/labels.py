@@ -32,7 +32,7 @@ from probers.datagen import Articles
 from probers.datagen.settings import Options
 from probers.datagen.writer import fill
 from probers.store.spec import FeatureSpec
-from probers.types import Needs
+from probers.types import Needs, RunError
 from probers.words import EntityMatcher, Recogniser
 
 #: Number of tokens that MIND continues beyond the entity's.
@@ -86,12 +86,22 @@ def ours(lm: CausalLM, given: str, articles: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         store = FeatureStore.create(Path(folder) / "s", [FeatureSpec(lm.spec, layers, lm.width)], config={})
         fill(store, source, partial(source.examples, lm))
-        store.finish({})
-        spans = len(store)
+        spans = finished(store)
     return {
         "articles": source.cuts.articles, "cuts": source.cuts.cuts, "spans": spans,
         "matching": matcher.seconds, "entities": recogniser.seconds,
     }  # fmt: skip
+
+
+def finished(store: FeatureStore) -> int:
+    """Finish a store; return its number of spans, which is 0 for random weights that write no entity."""
+    try:
+        store.finish({})
+    except RunError as error:
+        if error.code != "empty":
+            raise
+        return 0
+    return len(store)
 
 
 @torch.inference_mode()

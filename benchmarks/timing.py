@@ -95,7 +95,7 @@ def by_turns(
 
 def now(device: torch.device | None) -> float:
     """Return the time once the accelerator has finished its work; None stands for the present one, if any."""
-    if device.type != "cpu" if device else torch.accelerator.is_available():
+    if torch.accelerator.is_available() and (device is None or device.type != "cpu"):
         torch.accelerator.synchronize(device)
     return time.perf_counter()
 

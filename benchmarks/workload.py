@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from probers import CausalLM
 from probers.prompts import TESTBED_PROMPT
@@ -30,6 +30,7 @@ class Options:
         answer_tokens: new tokens in the measurement of prefix reuse; batching uses half.
         dtype: number format of models; None leaves each its usual one.
         target: share of plain generation's speed that capture must reach; None goes by the model.
+        second_pass: True to compare capture with all hidden states and a second pass for the attention too.
     """
 
     batches: tuple[int, ...] = (1, 8, 32)
@@ -45,15 +46,17 @@ class Options:
     slow: bool = False
     dtype: str | None = None
     target: float | None = None
+    second_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Shape of a Llama with random weights and untied embeddings.
+    """Shape of a Llama or a Qwen3 with random weights.
 
     Attributes:
         spread: standard deviation of the weights.
         cuda_only: True if too large for a CPU; it is then in bfloat16.
+        groups: heads of keys and values; None for as many as of queries.
     """
 
     about: str
@@ -64,13 +67,41 @@ class Shape:
     vocab: int
     spread: float = 0.02
     cuda_only: bool = False
+    kind: str = "llama"
+    groups: int | None = None
+    head: int | None = None
+    tied: bool = False
+
+    def config(self) -> Any:
+        """Make the configuration of transformers."""
+        more = {} if self.head is None else {"head_dim": self.head}
+        return AutoConfig.for_model(
+            self.kind, vocab_size=self.vocab, hidden_size=self.width, intermediate_size=self.mlp,
+            num_hidden_layers=self.layers, num_attention_heads=self.heads,
+            num_key_value_heads=self.groups or self.heads, max_position_embeddings=CONTEXT,
+            initializer_range=self.spread, tie_word_embeddings=self.tied, bos_token_id=None,
+            eos_token_id=None, **more,
+        )  # fmt: skip
 
 
+#: Shapes of models that others published, for the accelerator; ``tiny-..`` have their parts and no size.
+LLAMA, QWEN = "llama-3.1-8b", "qwen3-1.7b"
 SHAPES = {
     "tiny": Shape("random, 3 layers of width 32", 3, 32, 4, 48, 512, spread=0.3),
     "random": Shape("random, 12 layers of width 768, untied", 12, 768, 12, 2048, 32_000),
     "7b": Shape("random, 7B, bfloat16, untied", 32, 4096, 32, 11_008, 32_000, cuda_only=True),
-}
+    LLAMA: Shape(
+        "random, shape of Llama-3.1-8B", 32, 4096, 32, 14_336, 128_256, cuda_only=True, groups=8,
+    ),
+    QWEN: Shape(
+        "random, shape of Qwen3-1.7B", 28, 2048, 16, 6144, 151_936, cuda_only=True, kind="qwen3", groups=8,
+        head=128, tied=True,
+    ),
+    f"tiny-{LLAMA}": Shape("random, 3 layers", 3, 32, 4, 48, 512, spread=0.3, groups=2),
+    f"tiny-{QWEN}": Shape(
+        "random, 3 layers", 3, 32, 4, 48, 512, spread=0.3, kind="qwen3", groups=2, head=16, tied=True
+    ),
+}  # fmt: skip
 #: The pretrained model.
 REAL = "smollm2"
 _GIVEN = {REAL: "SmolLM2-135M, bfloat16", "testbed": "testbed"}
@@ -102,21 +133,9 @@ def about(name: str, options: Options) -> str:
 
 
 def _random(shape: Shape, device: torch.device, dtype: torch.dtype) -> Any:
-    config = LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.width,
-        intermediate_size=shape.mlp,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=CONTEXT,
-        initializer_range=shape.spread,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
     torch.manual_seed(0)
     with torch.device(device):  # made on its device: 7B parameters are slow to draw and to move
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(shape.config(), dtype=dtype)
     return model.eval()
 
 

@@ -5,8 +5,10 @@ Nothing here looks at the clock: what the figures are is for the machine that ru
 
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,14 +20,16 @@ import clock
 import cost
 import fits
 import gpu
-import labels
 import memory
 import peers
 import report
+import sections
 import serve_vllm
+import supervised
 import texts
 import workload
 from artefacts import write_lines
+from pretended import pretending
 from released import Plain, Released
 from synthetic import synthetic
 from timing import Results, verdict
@@ -191,7 +195,7 @@ def test_a_failure_keeps_what_was_measured(monkeypatch, capsys):
         (rag_benchmark.main, "--questions x", "whole numbers"),
         (gpu.main, "--device tpu", "tpu is not a device"),
         (gpu.main, "--device mps:99", "this machine has . mps"),
-        (gpu.main, "--device cpu --model tiny", "tiny has no folder"),
+        (gpu.main, "--device cpu --models llama-3.1-8b", "tiny-llama-3.1-8b"),
         (gpu.main, "--device cpu --dtypes float32,float8", "float8: cpu has float32"),
         (gpu.main, "--device cpu --only speed", "'speed'"),
     ],
@@ -345,16 +349,19 @@ def test_a_section_of_the_results_is_replaced_and_the_others_stay(tmp_path):
 
 
 @pytest.fixture
-def verdicts(monkeypatch):
+def verdicts(monkeypatch, tmp_path):
     """What the sections of gpu.py find of the target of the server, in place of running them."""
     found: list[bool] = []
 
-    def run(job: gpu.Job, only: object, missed: list[str], *, training: bool) -> None:
+    def measured(command, names, limits, until, results, arrived) -> list[str]:
         for reached in found:
-            cells = ("server with scores", "", "", "", ">= 0.95 of no scores", verdict(reached))
-            job.results.row("serve", job.title, 16, *cells)
+            cells = ("server with scores", "", "", "", ">= 0.97 of no scores", verdict(reached))
+            results.row("serve", "some/model, float32", 16, *cells)
+            arrived("serve")
+        return []
 
-    monkeypatch.setattr(gpu, "run", run)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "measured", measured)
     monkeypatch.setattr(gpu, "dtypes_of", lambda device: ["float32"])
     return found
 
@@ -363,23 +370,24 @@ def test_a_missed_target_fails_the_run_and_is_named(verdicts, monkeypatch, capsy
     monkeypatch.setattr(gpu, "pick_device", lambda name: torch.device("meta"))
     monkeypatch.setattr(gpu, "device_name", lambda device: "a card")
     verdicts += [True, True]
-    assert gpu.main(["--model", "some/model"]) == 0
+    assert gpu.main(["--models", "some/model"]) == 0
     out = capsys.readouterr().out
     assert "PASS: some/model on a card" in out and "missed" not in out and gpu.NOT_JUDGED not in out
     verdicts[1] = False
-    assert gpu.main(["--model", "some/model"]) == 1
+    assert gpu.main(["--models", "some/model"]) == 1
     out = capsys.readouterr().out
     (missed,) = [line for line in out.splitlines() if line.startswith("missed: ")]
     assert missed.startswith("missed: server: some/model, float32 | 16 | server with scores")
     assert "FAIL: some/model on a card" in out and "| met |" in out
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main([])
-    assert "name the model" in capsys.readouterr().err
+    assert "**not met**" in Path("runs/gpu.md").read_text("utf-8")
+    verdicts.clear()
+    assert gpu.main([]) == 0
+    assert f"PASS: {', '.join(sections.MODELS)} on a card" in capsys.readouterr().out
 
 
 def test_no_target_is_judged_on_a_cpu(verdicts, capsys):
     verdicts += [True, False]
-    assert gpu.main(["--device", "cpu"]) == 0
+    assert gpu.main(["--device", "cpu", "--models", "testbed"]) == 0
     out = capsys.readouterr().out
     assert out.count(f"| {gpu.NOT_JUDGED} |") == 2 and "met" not in out and "PASS: testbed on CPU" in out
 
@@ -391,29 +399,111 @@ def test_other_texts_fail_the_run_on_a_cpu_too():
     assert "did not write the same" in gpu.judge(results, CPU)[0]
 
 
-def test_a_section_that_fails_is_named_and_the_others_run(monkeypatch, capsys):
-    def fail(*_: object) -> dict[str, float]:
+#: A process whose sections send a row and then fail, hang, die or finish.
+WORKER = """
+import json, os, sys, time
+pipe, *names = sys.argv[1:]
+def send(**event):
+    os.write(int(pipe), (json.dumps({**event, "same": True}) + chr(10)).encode())
+for name in names:
+    send(begun=name)
+    send(row=[name, name])
+    if name == "fails":
+        send(failed="RunError: no example was kept")
+    if name == "hangs":
+        time.sleep(60)
+    if name == "dies":
+        os._exit(3)
+    send(done=name)
+"""
+
+
+def test_a_section_that_fails_hangs_or_dies_is_named_and_the_others_run():
+    names = ["first", "fails", "hangs", "dies", "last"]
+    results, arrived = Results(dict.fromkeys(names, "name")), list[str]()
+    limits = {**dict.fromkeys([supervised.START, *names], 20.0), "hangs": 0.2}
+
+    def command(left, pipe) -> list[str]:
+        return [sys.executable, "-c", WORKER, str(pipe), *left]
+
+    until = time.monotonic() + 60
+    problems = supervised.measured(command, names, limits, until, results, arrived.append)
+    assert [problem.split()[0] for problem in problems] == ["fails", "hangs", "dies"]
+    assert "no example was kept" in problems[0] and "took more than" in problems[1] and "3" in problems[2]
+    assert arrived == names and results.rows == {name: [name] for name in names}
+    problems = supervised.measured(command, names, limits, time.monotonic(), results, arrived.append)
+    assert problems == [f"{name} was not run" for name in names] and arrived == names
+    problems = supervised.measured(
+        lambda left, pipe: [sys.executable, "-c", "raise SystemExit(1)"], names, limits, until, results, print
+    )
+    assert problems[1:] == [f"{name} was not run" for name in names] and "start" in problems[0]
+
+
+def test_a_section_that_raises_is_sent_and_the_next_runs(monkeypatch):
+    def fail(*_: object) -> None:
         raise RunError("no example was kept")
 
-    monkeypatch.setattr(labels, "ours", fail)
+    sent: list[dict[str, object]] = []
+    pipe = supervised.Sending(gpu.HEADS)
+    monkeypatch.setattr(supervised.Sending, "send", lambda self, **event: sent.append(event))
+    monkeypatch.setattr(sections, "load", lambda job: None)
+    monkeypatch.setitem(sections.SECTIONS, "labels", fail)
     monkeypatch.setattr(serve_vllm, "find_spec", lambda name: None)
-    assert gpu.main(["--device", "cpu", "--dtypes", "float32", "--only", "labels", "vllm"]) == 1
-    out = capsys.readouterr().out
-    assert "missed: labels from articles, testbed, float32 failed: RunError: no example was kept" in out
-    assert "skipped: vLLM is not installed in this environment" in out
-    assert "missed" not in out.partition("labels from articles, ")[2] and "FAIL: testbed" in out
+    gpu.work(
+        sections.Job("testbed", CPU, "float32", "testbed", sections.SMALL, pipe), ["labels", "vllm"], pipe
+    )
+    assert [next(iter(event)) for event in sent] == ["begun", "failed", "done", "begun", "row", "done"]
+    assert sent[1] == {"failed": "RunError: no example was kept"}
+    assert "skipped: vLLM is not installed in this environment" in sent[4]["row"][1]
+
+
+#: Sizes of the sections in tests.
+LEAST = replace(
+    sections.SMALL, articles=3, examples=240, streams=(2,), rounds=1,
+    options=replace(sections.SMALL.options, repeats=1, batches=(2,), prompt_tokens=24, new_tokens=4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [sections.TINY[1], pytest.param(sections.TINY[2], marks=pytest.mark.long)])
+def test_sections_of_an_accelerator_run_on_a_pretended_one(model):
+    """Random weights are made on the device, and all ways write the same there."""
+    with pretending():
+        job = sections.Job(
+            model, torch.device("privateuseone:0"), "float32", "testbed", LEAST, Results(gpu.HEADS)
+        )
+        lm = sections.load(job)
+        assert lm.device == job.device and all(each.device == job.device for each in lm.model.parameters())
+        for name in ("capture", "attention", "heads"):
+            sections.SECTIONS[name](job, lm)
+    rows = {name: len(rows) for name, rows in job.results.rows.items()}
+    assert rows == {"capture": 4, "attention": 3, "heads": 3} and job.results.same
+    notes = [note for notes in job.results.notes.values() for note in notes]
+    assert any("made on the device" in note for note in notes) and not any("**" in note for note in notes)
+
+
+def test_ways_of_others_that_do_not_fit_are_left_out_and_named(lm, monkeypatch):
+    def large(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    ways = {cost.PASSES: large, "plain": large}
+    assert cost.too_large(ways, lm, [], 1) == []  # on a CPU nothing is tried
+    device = type("Device", (), {"type": "cuda"})()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: MagicMock())
+    assert cost.too_large(ways, type("Model", (), {"device": device}), [], 1) == [cost.PASSES]
 
 
 @pytest.mark.slow
-def test_the_benchmarks_of_an_accelerator_all_run(written, monkeypatch, capsys):
-    small = replace(gpu.SMALL.options, repeats=1, batches=(2,), prompt_tokens=24, new_tokens=4)
-    sizes = replace(gpu.SMALL, options=small, articles=20, examples=240, streams=(1, 3), rounds=1)
-    monkeypatch.setattr(gpu, "SMALL", sizes)
-    monkeypatch.setattr(serve_vllm, "find_spec", lambda name: None)
-    assert gpu.main(["--device", "cpu", "--dtypes", "float32", "--write"]) == 0
-    assert list(written) == [f"make gpu: {title} (testbed, cpu)" for title in gpu.TITLES.values()]
+def test_the_benchmarks_of_an_accelerator_all_run(written, tmp_path, capsys):
+    file = tmp_path / "gpu.md"
+    models = ["--models", *sections.TINY[:2]]
+    assert gpu.main(["--device", "cpu", *models, "--write", "--out", str(file)]) == 0
+    titles = [f"make gpu: {title} ({', '.join(models[1:])}, cpu)" for title in gpu.TITLES.values()]
+    assert list(written) == titles and all(f"## {title}" in file.read_text("utf-8") for title in titles)
     tables = {name: table(body) for name, (_, body) in zip(gpu.TITLES, written.values(), strict=True)}
     assert [lines[0] for lines in tables.values()] == [f"| {gpu.HEADS[name]} |" for name in tables]
     rows = {name: len(lines) - 2 for name, lines in tables.items()}
-    assert rows == {"capture": 4, "memory": 3, "labels": 1, "train": 1, "serve": 4, "vllm": 1}
-    assert "PASS: testbed on CPU" in capsys.readouterr().out
+    assert rows == {
+        "capture": 16, "memory": 6, "serve": 8, "attention": 6, "heads": 6, "labels": 2, "train": 2,
+        "vllm": 2,
+    }  # fmt: skip
+    assert "PASS: testbed" in capsys.readouterr().out

@@ -267,6 +267,42 @@ def test_a_tap_keeps_nothing_unless_armed_and_misses_a_layer_that_is_not_run():
             tap.take()
 
 
+class Blocks(nn.Module):
+    """The least that has blocks to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_compiled_model_is_read_exactly_or_not_at_all(guarded):
+    """A graph runs no hook that came after it, unless hooks are among its guards."""
+    torch.compiler.reset()
+    model, given = Blocks(), torch.ones(1, 2, 4)
+    step = torch.compile(model, backend="eager", fullgraph=True)
+
+    def states(run) -> torch.Tensor:
+        with StateTap(model, Feature((0, 2))) as tap:
+            tap.read_last(1)
+            run(given)
+            return tap.take()
+
+    hooks = torch._dynamo.config.patch(skip_nnmodule_hook_guards=not guarded)
+    with hooks, torch.no_grad():
+        step(given)
+        if guarded:
+            assert torch.equal(states(step), states(model))
+        else:
+            with fails("model", "skip_nnmodule_hook_guards", kind=RunError):
+                states(step)
+
+
 def test_blocks_and_their_parts_are_found_by_structure():
     model = nn.Module()
     model.heads = nn.ModuleList([nn.Linear(2, 2)])

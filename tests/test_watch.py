@@ -427,13 +427,26 @@ def assisted(own: Loop, count: int, **options: Any) -> Any:
     return own.model.generate(**one, max_new_tokens=count, prompt_lookup_num_tokens=3, **options)
 
 
+def replayed(own: Loop, count: int, **options: Any) -> Any:
+    """Blocks that run without their hooks, as in a graph that was compiled or captured before."""
+    blocks = decoder_layers(own.model)
+    hooks = [(block._forward_hooks, block._forward_pre_hooks) for block in blocks]
+    for block in blocks:
+        block._forward_hooks, block._forward_pre_hooks = {}, {}
+    try:
+        return own.whole(count, **options)
+    finally:
+        for block, (after, before) in zip(blocks, hooks, strict=True):
+            block._forward_hooks, block._forward_pre_hooks = after, before
+
+
 #: Functions in place of ``Loop.whole`` that cannot be followed, and what the error names.
 REFUSED: list[tuple[Any, str]] = [
     (partial(Loop.whole, prefill_chunk_size=5), "chunked prefill"),
     (partial(Loop.whole, num_beams=3), "num_beams=1"),
     (partial(Loop.whole, use_cache=False), "use_cache=True"),
     (partial(Loop.whole, cache_implementation="static"), "static cache"),
-    (assisted, "assisted"), (filled, "cache"),
+    (assisted, "assisted"), (filled, "cache"), (replayed, "skip_nnmodule_hook_guards"),
 ]  # fmt: skip
 
 

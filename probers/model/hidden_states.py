@@ -82,6 +82,13 @@ def broken_state(feature: Feature, index: int, where: str) -> RunError:
     return RunError(message, "model")
 
 
+#: Remedy for a compiled model: its graph runs no hooks but those that were there when it was made.
+COMPILED = (
+    "set torch._dynamo.config.skip_nnmodule_hook_guards=False before its first pass; a CUDA graph that was "
+    "captured by hand cannot be read"
+)
+
+
 class StateTap(ExitStack):
     """Reader of one site at chosen layers, reduced inside the hook; call :func:`check_needs` before."""
 
@@ -131,10 +138,13 @@ class StateTap(ExitStack):
         """Return the states read, (batch, .., layers, width) float32 in the feature's order, or None.
 
         Raises:
-            RunError: the pass did not reach a layer.
+            RunError: the pass did not reach a layer, or ran a graph that was compiled without this tap.
         """
-        self._reduce = None
+        armed, self._reduce = self._reduce is not None and bool(self._layers), None
         read, self._read, self._of_layer = self._read, None, ()
+        if armed and read is None:
+            message = f"no block of {type(self._model).__name__} was seen to run: no state"
+            raise RunError(f"{message}; if it is compiled, {COMPILED}", "model")
         if read is not None and self._lacking:
             message = f"layer {min(self._lacking)} of {type(self._model).__name__} was not run: no state"
             raise RunError(message, "model")

@@ -293,7 +293,11 @@ class GenerationWatcher(ExitStack):
         batch, given = self.batch, dict(zip(self._names, args, strict=False)) | kwargs
         if batch is None:
             return
-        states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
+        try:
+            states = self._tap.take_last(*batch.lengths(given.get("attention_mask")))
+        except RunError as error:  # a loop of others is not broken off
+            batch.refuse(str(error))
+            return
         cache = _find_cache(given if isinstance(output, tuple) else output)
         if cache is None and not isinstance(output, tuple):
             batch.refuse(_NO_CACHE)
