@@ -1,5 +1,5 @@
 # make docs: the documentation.  make demo: the whole job on the embedded testbed.
-# make test, test-all, long, slow, coverage, test-lowest and test-vllm: the tests.
+# make test, test-all, long, slow, coverage, test-lowest, test-engines and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
 # make gpu model=NAME device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
@@ -20,7 +20,8 @@ write ?= false
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # What the tests of a file share is made once. Plugins that other packages bring would be loaded by every process.
 PLUGINS := -p xdist -p pytest_cov -p hypothesispytest
-PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGINS) -n $(workers) --dist loadfile
+PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGINS) -n $(workers) --dist loadfile \
+	--ignore=tests/with_engines
 
 # Files of tests that try many of a kind: presets, devices, kills, parts, servers and pages, other languages,
 # damaged inputs, and the procedures that others released.
@@ -40,7 +41,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 endif
 
-.PHONY: demo real gpu test test-all coverage test-lowest test-vllm long slow lint docs clean
+.PHONY: demo real gpu test test-all coverage test-lowest test-engines test-vllm long slow lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -73,6 +74,10 @@ coverage: $(VENV)/.installed-test
 # With the lowest versions that pyproject.toml allows of the main dependencies.
 test-lowest: .venv-lowest/.installed
 	$(subst $(VENV),.venv-lowest,$(PYTEST))
+
+# The loop over llama.cpp's server with SmolLM2; skipped by name where one of them is missing.
+test-engines: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -rs tests/with_engines
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm

@@ -100,6 +100,7 @@ class RemoteLM(LanguageModel):
         tops = [] if first.logprobs is None else first.logprobs.top_logprobs
         self.top = min(self._asked, max((len(top or ()) for top in tops), default=0))
         if not self.top:
+            self._asked = 0
             message = "%s: the words of a text count as its tokens, and triggers that read tokens are refused"
             log.warning(message, self.without)
         if others:
