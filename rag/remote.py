@@ -167,7 +167,8 @@ class RemoteLM(LanguageModel):
         written = {place: each for place, each in answers.items() if isinstance(each, ServedGeneration)}
         self._leave_out({requests[place].name or str(place): each for place, each in failed.items()}, written)
         self._notice(requests, written, how.sampling)
-        yield written | {place: nothing_written(requests[place].prompt, how.needs) for place in failed}
+        empty = {place: nothing_written(requests[place].prompt, how.needs) for place in failed}
+        yield {**written, **empty}
 
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()

@@ -32,7 +32,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     source, server = question_source(settings), remote(settings)
     plan = plan_of(
         settings, source, load_passages(settings), retriever=settings.retriever,
-        triggers=settings.triggers, validation=settings.validation, server=server,
+        triggers=settings.triggers, validation=settings.validation, given={"server": server},
     )  # fmt: skip
     part, out, choice = settings.partition, Path(settings.out), plan.choice
     for line in choice.chosen.lines():

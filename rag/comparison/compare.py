@@ -34,7 +34,6 @@ from .plan import Choice, Plan
 if TYPE_CHECKING:
     from probers.prober.prober import Prober
 
-    from ..remote import RemoteLM
 
 __all__ = ["Comparison", "compare", "plan_of"]
 
@@ -99,7 +98,7 @@ def compare(
         corpus = load_corpus(passages) if isinstance(passages, (str, Path)) else as_passages(passages)
     plan = plan_of(
         settings, source, corpus, retriever=common, triggers=triggers, validation=others,
-        prober=options.get("prober"),
+        given={"prober": options.get("prober")},
     )  # fmt: skip
     plan = replace(plan, notes=[*plan.notes, *notes])
     if "prompt" in options:
@@ -152,16 +151,17 @@ def _filled(value: Any, settings: Compare) -> Any:
 def plan_of(
     settings: Compare, source: QuestionSource, passages: Sequence[Passage], *,
     retriever: Component | Retriever, triggers: Sequence[Any], validation: QuestionSource | int | None,
-    prober: Any = None, server: RemoteLM | None = None,
+    given: Mapping[str, Any],
 ) -> Plan:  # fmt: skip
     """Make the plan of a comparison: its methods, and the questions that no trained part has seen.
 
     ``settings`` has the terms; ``validation`` are other questions to choose thresholds on, or the largest
-    number of the source's own; ``prober`` is a trained prober in place of that of the settings,
-    ``server`` the model behind a URL.
+    number of the source's own; ``given`` may have a trained ``prober`` in place of that of
+    the settings, and the ``server`` behind a URL.
     """
     from probers.prober.prober import Prober
 
+    prober = given.get("prober")
     banks, objects = dict[str, Prober](), dict[str, Prober]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
     terms = Terms.of(settings, matcher)
@@ -181,7 +181,7 @@ def plan_of(
 
     selection = _with_objects(Selection.of(settings), triggers, bank, objects)
     searched = retriever.kind if isinstance(retriever, Component) else retriever
-    selection, notes = selection.supported(searched, server)
+    selection, notes = selection.supported(searched, given.get("server"))
     find = partial(available, model=settings.model.name, prober=settings.prober)
     selection, left_out = selection.completed(find)
     selection = selection.varied(settings.vary)
@@ -189,11 +189,10 @@ def plan_of(
     methods = [m.judged_by(matcher) for m in selection.build(bank, loads, settings.queries)]
     check_one_model(banks | objects)
     read = list(dict.fromkeys([*banks, *selection.trained]))
-    reads_server = any(method.trigger.served for method in methods)
-    address = settings.engine if reads_server else None
+    server = settings.engine if any(method.trigger.served for method in methods) else None
     if prober is None and settings.prober is not None and settings.prober not in banks:
         left_out = [*left_out, f"prober={settings.prober} is not used: no method reads it"]
-    contamination = Contamination.of(read, allowed=settings.allow_overlap, server=address, banks=objects)
+    contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
     draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
     choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
     judged = [] if matcher is None else [f"Of match: {matcher.told()}."]
