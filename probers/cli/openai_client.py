@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -99,12 +100,12 @@ class Server:
     def read(self, kind: type[_Body], raw: Any) -> _Body:
         """Check a raw response (:class:`Unreadable`)."""
         try:
-            return kind.model_validate_json(raw.content)
+            return kind.model_validate(json.loads(raw.content))  # takes half a surrogate pair too
         except ValidationError as error:
             problem = error.errors()[0]
-        why = "no JSON object"
-        if problem["type"] not in ("json_invalid", "model_type"):
-            why = f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
+            why = f"{'.'.join(map(str, problem['loc'])) or 'no JSON object'}: {problem['msg']}"
+        except (ValueError, RecursionError):
+            why = "no JSON"
         message = f"{self.name} does not answer as OpenAI's API does ({why}): correct the address"
         raise Unreadable(message, "server")
 
