@@ -1,5 +1,5 @@
 # make docs: the documentation.  make demo: the whole job on the embedded testbed.
-# make test, test-all, long, slow, coverage, test-lowest, test-clients, test-search and test-vllm: the tests.
+# make test, test-all, long, slow, coverage, test-lowest, test-clients, test-engines, test-search and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
 # make gpu device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
@@ -20,7 +20,8 @@ write ?= false
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # What the tests of a file share is made once. Plugins that other packages bring would be loaded by every process.
 PLUGINS := -p xdist -p pytest_cov -p hypothesispytest
-PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGINS) -n $(workers) --dist loadfile
+PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGINS) -n $(workers) --dist loadfile \
+	--ignore=tests/with_engines
 
 # Files of tests that try many of a kind: presets, devices, kills, parts, servers and pages, other languages,
 # damaged inputs, and the procedures that others released.
@@ -43,7 +44,7 @@ endif
 # Jars of the search server of make test-search; those of tools/search/pom.xml where the folder is not there.
 SEARCH_JARS ?= $(or $(wildcard ../shared/search/lib),build/search/lib)
 
-.PHONY: demo real gpu test test-all coverage test-lowest test-search test-vllm test-clients long slow lint docs clean
+.PHONY: demo real gpu test test-all coverage test-lowest test-search test-engines test-vllm test-clients long slow lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -89,6 +90,10 @@ build/search/lib: tools/search/pom.xml
 	@command -v mvn > /dev/null || { echo "test-search needs mvn, or the jars as SEARCH_JARS=FOLDER"; exit 1; }
 	mvn -q -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@)
 	touch $@
+
+# The loop over llama.cpp's server with SmolLM2; skipped by name where one of them is missing.
+test-engines: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -rs tests/with_engines
 
 test-vllm: $(VLLM_INSTALLED)
 	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm

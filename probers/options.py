@@ -157,6 +157,7 @@ def _too_large(value: Any) -> int | None:
 def shown(value: Any) -> str:
     """Show a value in a message as it is typed, shortened and without control characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = re.sub(r"(?<=://)[^/\s]*@", "***@", text)  # no password
     if not text.isprintable() or text != text.strip() or not text:
         text = ascii(text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} .."

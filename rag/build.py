@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.cli.components import Component, values_of
-from probers.cli.runs import RunFolder
+from probers.cli.runs import ANSWERS, RunFolder
 from probers.data.corpus import load_corpus
 from probers.data.splits import Seen
 from probers.prober.io import CONFIG, locate
 from probers.prompts import AUTO, AUTO_PROMPT, PromptTemplate
 from probers.types import Question, Retriever, UserError
 
-from .protocol import QueryFormulator, Trigger, as_trigger, attends, name_of, reads_states
+from .protocol import QueryFormulator, Trigger, as_trigger, attends, name_of, reads_states, unreadable
 from .remote import RemoteLM
 from .triggers.probing import Probing, ServedProbing
 
@@ -85,26 +85,48 @@ def served(engine: str) -> bool:
     return engine not in (LOCAL, VLLM)
 
 
-def remote(settings: Answering, folder: RunFolder | None = None) -> RemoteLM | None:
-    """Return the model behind ``settings.engine`` if it is a URL; a run resumes with the same server only."""
-    engine, at_once = settings.engine, settings.batch_size
+def remote(settings: Answering) -> RemoteLM | None:
+    """Return the model behind ``settings.engine`` if it is a URL; refuse options that it would ignore."""
+    engine, at_once, model = settings.engine, settings.batch_size, settings.model
     if not served(engine):
+        if settings.engine_options:
+            message = f"engine_options is for an engine behind a URL, and engine={engine} is none"
+            raise UserError(f"{message}: leave it out", "conflict")
         return None
-    lm = RemoteLM(engine, settings.model.name, at_once=8 if at_once == "auto" else at_once)
-    log.info("engine: %s, model %s (%s)", engine, settings.model.name, lm.told)
+    for option in fields(model):
+        if option.name not in ("name", "on_too_long") and getattr(model, option.name) != option.default:
+            message = f"model.{option.name} needs engine=transformers: the server has loaded its model"
+            raise UserError(f"{message}. Leave it out", "unsupported")
+    if model.on_too_long == "truncate_left":
+        message = "model.on_too_long=truncate_left needs the tokenizer, which a server does not hand out"
+        raise UserError(f"{message}: choose error or skip", "unsupported")
+    lm = RemoteLM(
+        engine, model.name, at_once=8 if at_once == "auto" else at_once, timeout=settings.engine_timeout,
+        options=settings.engine_options, on_too_long=model.on_too_long,
+    )  # fmt: skip
+    log.info("engine: %s, model %s (%s)", engine, model.name, lm.told)
     if settings.prompt.name == AUTO:
         reason = "a URL does not hand out the chat template of its model"
         log.info("note: prompt=auto takes the plain form: %s", reason)
-    if folder is not None:
+    return lm
+
+
+def resumed(lm: RemoteLM | None, folder: RunFolder | None) -> RemoteLM | None:
+    """Keep the answers of a server in the folder of the run, which resumes with the same server only."""
+    if lm is not None and folder is not None:
         if (begun := folder.chosen.get("engine", lm.told)) != lm.told:
             message = f"{folder.path} was begun with another server ({begun}; now {lm.told})"
             raise UserError(f"{message}: choose another out, or overwrite=true", "mismatch")
         folder.choose("engine", begun)
+        lm.keep(folder.path / ANSWERS)
     return lm
 
 
-def unserved(engine: str, trigger: Component, query: Component) -> str | None:
-    """Say why a trigger and a query cannot be used with an engine, as part of a sentence, or None."""
+def unserved(engine: str, trigger: Component, query: Component, server: RemoteLM | None = None) -> str | None:
+    """Say why a trigger and a query cannot be used with an engine, as part of a sentence, or None.
+
+    ``server`` is the model of an engine behind a URL, once it is known what it tells.
+    """
     if engine == LOCAL:
         return None
     name = f"trigger={name_of(trigger.kind)}"
@@ -126,6 +148,9 @@ def unserved(engine: str, trigger: Component, query: Component) -> str | None:
             return f"{name} draws answers, and engine=vllm takes the likeliest tokens only"
         if getattr(part, "reads_texts", False) and served(engine):
             return f"{name} reads probabilities of given texts, which {engine} does not hand out"
+    if server is not None:
+        trigger_made = None if "classifier" in trigger.options else for_engine(engine, trigger).make()
+        return unreadable(server, as_trigger(trigger_made) if trigger_made else None, formulator)
     return None
 
 

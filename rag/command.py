@@ -32,7 +32,16 @@ from probers.evaluation.answers import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError, count
 
-from .build import Contamination, for_engine, for_other, loop_options, remote, unserved, with_bank
+from .build import (
+    Contamination,
+    for_engine,
+    for_other,
+    loop_options,
+    remote,
+    resumed,
+    unserved,
+    with_bank,
+)
 from .comparison.outcomes import Evaluation, Outcomes, table_lines
 from .loop import RAG
 from .protocol import Trigger, as_trigger, check_counts, filter_of
@@ -229,7 +238,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
     if folder is not None and parts is not None:
         answers = join_traces(parts, questions, _TRACES, folder.path)
     else:
-        lm = remote(settings, folder) or load_model(
+        lm = resumed(remote(settings), folder) or load_model(
             settings, folder, engine=settings.engine, adapter=trigger.adapter
         )
         rag = RAG(lm, settings.retriever.make(corpus), trigger, query, **loop_options(settings))

@@ -146,6 +146,7 @@ class Trigger:
         prober: the kind of heads that read states for it: of whole "answers", single "tokens", "entities"
             or "prompts".
         served: it reads the scores of the server that writes.
+        reads_tokens: it reads or counts the tokens of a text, which some servers do not tell.
         counts: it counts phrases in the retriever's index (:class:`probers.signals.rarity.Counts`).
     """
 
@@ -157,6 +158,7 @@ class Trigger:
     reads_texts: ClassVar[bool] = False
     prober: ClassVar[ProberKind | None] = None
     served: ClassVar[bool] = False
+    reads_tokens: ClassVar[bool] = True
     counts: ClassVar[bool] = False
 
     @property
@@ -325,9 +327,8 @@ _ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "le
 
 def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
     """Refuse a trigger or query whose signals the model lacks; try attention on one token."""
-    if trigger.served and getattr(lm, "prober", None) is None:
-        message = f"trigger={trigger.name} reads a server's scores, but this server has no prober"
-        raise UserError(f"{message}: choose another trigger, or a probers-serve with a prober", "unsupported")
+    if why := unreadable(lm, trigger, query):
+        raise UserError(f"{why}: choose another, or another server", "unsupported")
     named = {f"trigger={trigger.name}": trigger, f"query={name_of(query)}": query}
     reading = " and ".join(name for name, part in named.items() if reads_states(part))
     if reading and not lm.spec.layers:
@@ -340,6 +341,19 @@ def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> Non
     except (RunError, UserError) as error:
         raise UserError(f"{attending} cannot be used with this model: {error}", "unsupported") from error
     _READABLE.add(lm)
+
+
+def unreadable(lm: Any, trigger: Trigger | None, query: Any) -> str | None:
+    """Say what a trigger or query reads that a server does not tell, as part of a sentence, or None."""
+    if trigger is not None and trigger.served and getattr(lm, "prober", None) is None:
+        return f"trigger={trigger.name} reads a server's scores, but this server has no prober"
+    named = {f"query={name_of(query)}": getattr(query, "reads_tokens", False)}
+    if trigger is not None:
+        named = {f"trigger={trigger.name}": trigger.reads_tokens, **named}
+    reading = " and ".join(name for name, reads in named.items() if reads)
+    if reading and getattr(lm, "top", None) == 0:
+        return f"{reading} read log-probabilities of tokens, but {lm.without}"
+    return None
 
 
 def reads_states(part: Any) -> bool:

@@ -1,24 +1,25 @@
-"""Language models behind an OpenAI-compatible URL, as the loop uses them, and their responses as generations.
+"""Language models behind an OpenAI-compatible URL, as the loop uses them.
 
-Requests go to ``POST /v1/completions`` with ``logprobs``, through OpenAI's own client, which waits as long as
-Retry-After says and retries. Servers return the likeliest tokens at each place, but no hidden states or
-attention; probers-serve (docs/serving.md) also returns the entropy of each token and its prober's scores of
-the text, which can decide instead (:class:`probers.rag.triggers.ServedProbing`).
+Requests go to ``POST /v1/completions`` with ``logprobs``, through OpenAI's own client. Servers return the
+likeliest tokens at each place, but no hidden states or attention; probers-serve (docs/serving.md) returns the
+entropy of each token and its prober's scores of the text too, which can decide instead
+(:class:`probers.rag.triggers.ServedProbing`). :mod:`.completions` reads the responses.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, NoReturn
+import logging
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal, NoReturn
 
 import numpy as np
-from pydantic import BaseModel, Field
 
-from probers.cli.openai_client import NotThere, Server
+from probers.checksums import Journal
+from probers.cli.openai_client import NotThere, Server, TooLong, Unreadable
+from probers.files import canonical_json, digest
 from probers.model.language_model import (
     Decoding,
     GenerationRequest,
@@ -28,164 +29,36 @@ from probers.model.language_model import (
     Scoring,
 )
 from probers.model.tokens import Stops
-from probers.prober.response import Response
-from probers.signals import entropy_of_top
 from probers.store.spec import ModelSpec
-from probers.types import Generation, Needs, RunError, UserError
+from probers.types import Generation, UserError, count
 
-#: Numbers of likeliest tokens to ask for, tried in this order: most servers return 20, OpenAI 5.
-_TOPS = (20, 5)
-_RETRIES = 6
+from .completions import (
+    Choice,
+    Completion,
+    Models,
+    ServedGeneration,
+    exact_entropies,
+    generation,
+    nothing_written,
+)
+
+log = logging.getLogger(__name__)
+
+#: Numbers of likeliest tokens to ask for, tried in this order: most servers return 20, OpenAI 5, some none.
+_TOPS = (20, 5, 0)
 _STOPS = 4  # stop strings that every server takes; others are found here
-
-
-@dataclass(frozen=True, slots=True)
-class ServedGeneration(Generation):
-    """Text written by a server: token ids are -1, and the prompt's offsets and all states are missing.
-
-    Attributes:
-        score: score of the whole text by the server's prober, which fires above ``threshold``; None without a
-            prober, or if the text was cut after it was scored.
-        token_scores: (n,); () without a prober.
-    """
-
-    score: float | None = None
-    threshold: float = math.nan
-    token_scores: tuple[float, ...] = ()
-
-
-class ChatToken(BaseModel):
-    """Token in the form of chat responses, which llama.cpp also uses for completions."""
-
-    token: str
-    logprob: float | None
-    top_logprobs: list[ChatToken] = []
-
-
-class Logprobs(BaseModel):
-    """``logprobs`` of a choice, in nats; null stands for minus infinity."""
-
-    tokens: list[str] = []
-    token_logprobs: list[float | None] = []
-    top_logprobs: list[dict[str, float | None] | None] | None = None
-    text_offset: list[int] | None = None
-    content: list[ChatToken] | None = None
-
-    def flat(self) -> Logprobs:
-        """Convert them to the form of completions."""
-        if (content := self.content) is None:
-            return self
-        return Logprobs(
-            tokens=[each.token for each in content],
-            token_logprobs=[each.logprob for each in content],
-            top_logprobs=[{top.token: top.logprob for top in each.top_logprobs} for each in content],
-        )
-
-
-def exact_entropies(response: Response | None) -> list[float] | None:
-    """Return the entropies of a text's tokens, nats; None unless the server gives all of them."""
-    known = [each for each in response.token_entropies or () if each is not None] if response else []
-    return known if response is not None and len(known) == len(response.token_offsets) else None
-
-
-class Choice(BaseModel):
-    """One text of a response."""
-
-    text: str
-    finish_reason: str | None = None
-    logprobs: Logprobs | None = None
-    hallucination: Response | None = None
-
-
-class Usage(BaseModel):
-    """Numbers of tokens of a response, by the server's count."""
-
-    prompt_tokens: int = Field(0, ge=0)
-
-
-class Completion(BaseModel):
-    """A response of ``/v1/completions``."""
-
-    choices: list[Choice] = Field(min_length=1)
-    usage: Usage | None = None
-
-
-class Listed(BaseModel):
-    """A model of ``/v1/models``; ``prober`` describes the prober of a probers-serve."""
-
-    id: str
-    prober: dict[str, str | int | float | list[int] | None] | None = None
-
-
-class Models(BaseModel):
-    """A response of ``/v1/models``."""
-
-    data: list[Listed]
-
-
-def generation(prompt: str, choice: Choice, needs: Needs, stops: Stops, read: int = 0) -> ServedGeneration:
-    """Convert a choice to a generation that ends where ``stops`` say (ValueError: tokens of another text).
-
-    ``read`` is the number of the prompt's tokens; their texts and ids are unknown.
-    """
-    logprobs = (choice.logprobs or Logprobs()).flat()
-    response = choice.hallucination
-    spans = _spans(choice.text, logprobs) if response is None else response.token_offsets
-    tops = logprobs.top_logprobs or [None] * len(spans)
-    if not len(spans) == len(logprobs.token_logprobs) == len(tops):
-        raise ValueError(f"{len(logprobs.token_logprobs)} log-probabilities of {len(spans)} tokens")
-    count, stopped = _end(choice.text, spans, stops)
-    chances = [[math.exp(p) for p in (top or {}).values() if p is not None] for top in tops[:count]]
-    entropies = exact_entropies(response)
-    if entropies is None:
-        entropies = [entropy_of_top(each) for each in chances]
-    highest = [sorted(each, reverse=True)[:2] + [0.0] * (2 - len(each)) for each in chances]
-    scores = () if response is None else response.token_scores[:count]
-    return ServedGeneration(
-        prompt, (-1,) * read, (), (-1,) * count,
-        choice.text[: spans[count - 1][1]] if count else "", tuple(spans[:count]),
-        np.array([-math.inf if p is None else p for p in logprobs.token_logprobs[:count]], dtype=np.float32),
-        np.array(entropies[:count], dtype=np.float32),
-        "stop" if stopped else "length" if choice.finish_reason == "length" else "eos", needs,
-        top=np.array(highest, dtype=np.float32).reshape(count, 2).T.copy() if needs.top else None,
-        score=response.score if response is not None and count == len(spans) else None,
-        threshold=math.nan if response is None else response.threshold,
-        token_scores=() if None in scores else scores,  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def _spans(text: str, logprobs: Logprobs) -> list[tuple[int, int]]:
-    """Find [start, end) of each token in the text; it may reach beyond the text where a stop was cut off."""
-    tokens, starts = logprobs.tokens, logprobs.text_offset
-    if starts is None:
-        if not "".join(tokens).startswith(text):
-            raise ValueError(f"logprobs have no text_offset, and their tokens do not read as {text[:40]!r}")
-        starts = list(accumulate(map(len, tokens), initial=0))[:-1]
-    if len(starts) != len(tokens):
-        raise ValueError(f"{len(starts)} entries of text_offset of {len(tokens)} tokens")
-    if text and not tokens:
-        raise ValueError(f"no tokens of {text[:40]!r}")
-    if not tokens:
-        return []
-    # OpenAI counts from the prompt's beginning, vLLM from the text's.
-    begun = [start - starts[0] for start in starts]
-    if any(a > b for a, b in pairwise(begun)):
-        raise ValueError("text_offset runs backwards")
-    # A part of a character is written as its bytes.
-    end = len(text) if tokens[-1].startswith("bytes:") else begun[-1] + len(tokens[-1])
-    return list(pairwise([*begun, max(end, begun[-1])]))
-
-
-def _end(text: str, spans: Sequence[tuple[int, int]], stops: Stops) -> tuple[int, bool]:
-    """Count the tokens that stay (:mod:`probers.model.tokens`), and tell whether a stop ended the text."""
-    inside, known = sum(end <= len(text) for _, end in spans), 0
-    for count, (_, end) in enumerate(spans[:inside], 1):
-        if (place := stops.find(text[:end], known)) is not None:
-            return sum(end <= place for _, end in spans[:count]), True
-        if any(stop(text[:end]) for stop in stops.callables):
-            return count, True
-        known = end
-    return inside, inside < len(spans)
+#: Prompts of the first request: another one where nothing is written after the first. It has one token, at
+#: most three with what a tokenizer puts before it; a chat template adds more.
+_FIRST, _MOST = ("A", "The", "1, 2,"), 3
+#: Fields of a request that the loop sets itself.
+_SET = {
+    "model", "prompt", "max_tokens", "logprobs", "temperature", "top_p", "seed", "stop", "stream", "n",
+    "echo", "best_of", "suffix",
+}  # fmt: skip
+#: Servers, as messages about missing log-probabilities name them.
+WITH_LOGPROBS = (
+    "llama-server, llama-cpp-python, vLLM and probers-serve return them; Ollama and transformers serve do not"
+)
 
 
 class RemoteLM(LanguageModel):
@@ -193,25 +66,46 @@ class RemoteLM(LanguageModel):
 
     A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end is
     cut off here. The length of a prompt is unknown until it is sent. ``url`` ends with ``/v1``; the key comes
-    from the environment's OPENAI_API_KEY. UserError for an unknown model, a rejected key or missing
-    log-probabilities, RunError for an unreachable server.
+    from the environment's OPENAI_API_KEY. ``timeout`` are the seconds that a request may take, including
+    those in which the server is busy, loading or away; ``options`` are further fields of every request.
+    UserError for an unknown model, a rejected key, or a server that puts prompts into a chat template,
+    RunError for an unreachable server.
 
     Attributes:
         prober: the server's description of the prober whose scores come with each text; None without one.
-        top: number of likeliest tokens that it returns for each place.
+        top: number of likeliest tokens that it returns for each place; 0 if it tells nothing of tokens.
         exact: entropies are those of whole distributions, not :func:`~probers.signals.entropy_of_top`.
     """
 
     #: Out of reach.
     tokenizer: Any = None
 
-    def __init__(self, url: str, name: str, *, at_once: int = 8) -> None:
-        self.url, self.name, self._at_once = url, name, at_once
+    def __init__(
+        self, url: str, name: str, *, at_once: int = 8, timeout: float = 600.0,
+        options: Mapping[str, Any] | None = None, on_too_long: Literal["error", "skip"] = "error",
+    ) -> None:  # fmt: skip
+        if fixed := sorted(_SET & {*(options or {})}):
+            message = f"engine_options.{fixed[0]} is set by the loop itself: leave it out"
+            raise UserError(message, "conflict")
+        self.url, self.name, self._at_once, self._timeout = url, name, at_once, timeout
+        self._options, self._on_too_long = dict(options or {}), on_too_long
         self._server = Server("engine", url, "batch_size")
-        self._client = self._server.client(max_retries=_RETRIES)
-        self.prober = self._listed()
-        self.top, first = self._first()
+        self._client = self._server.client(max_retries=0)
+        self._answered, self._told, self._lock = False, set[str](), Lock()
+        self._journal: Journal | None = None
+        self._known: dict[str, Completion] = {}
+        self.prober, others = self._listed()
+        self._asked, first = self._first(others)
         self.exact = exact_entropies(first.hallucination) is not None
+        tops = [] if first.logprobs is None else first.logprobs.top_logprobs
+        self.top = min(self._asked, max((len(top or ()) for top in tops), default=0))
+        if not self.top:
+            self._asked = 0
+            message = "%s: the words of a text count as its tokens, and triggers that read tokens are refused"
+            log.warning(message, self.without)
+        if others:
+            message = "%s does not list model=%s but answers to this name; it lists %s: see that they are one"
+            log.warning(message, self._server.name, name, ", ".join(others[:5]))
 
     @property
     def spec(self) -> ModelSpec:
@@ -222,7 +116,21 @@ class RemoteLM(LanguageModel):
         """Properties of the server that figures depend on, for records."""
         scores = "none" if self.prober is None else self.prober.get("name", "unnamed")
         entropies = "exact" if self.exact else f"estimated from the {self.top} likeliest tokens"
-        return f"prober: {scores}; entropies: {entropies}"
+        return f"prober: {scores}; entropies: {entropies if self.top else 'none'}"
+
+    @property
+    def without(self) -> str:
+        """Sentence about a server that tells nothing of tokens."""
+        return f"engine={self.url} returns no log-probabilities of {self.name} ({WITH_LOGPROBS})"
+
+    def keep(self, path: Path) -> None:
+        """Keep every answer in a file, so that a run that ends early has none of them written again."""
+        self._journal = Journal(path)
+        lines = self._journal.read()
+        if lines.cut or lines.damaged:
+            self._journal.rewrite(lines.records.values())
+        for record in lines.records.values():
+            self._known[record["request"]] = Completion.model_validate(record["answer"])
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:
         return [True] * len(prompts)  # the server refuses prompts that are too long
@@ -232,32 +140,35 @@ class RemoteLM(LanguageModel):
     ) -> Iterator[dict[int, Generation]]:
         """Generate like :meth:`LanguageModel.generate_each`, several requests at a time, all in one batch.
 
-        Names, prefix, cache and draft are ignored: the server saves work by itself. UserError also if the
-        server refuses the request, RunError if it cannot be reached, fails, or sends an invalid response.
+        Names, prefix, cache and draft are ignored: the server saves work by itself. An answer that cannot be
+        read is left out, and a prompt that is too long if ``on_too_long`` says so. UserError also if the
+        server refuses a request, RunError if it cannot be reached, fails, or sends nothing that can be read.
         """
         if how.needs.features or how.needs.attention:
             raise UserError(self._lacks("hidden states or attention"), "unsupported")
         stops = Stops.of(frozenset(), how.stop)
-        options = _drawing(how.sampling) | ({"stop": list(stops.strings[:_STOPS])} if stops.strings else {})
-        sent = {place: request for place, request in enumerate(requests) if place not in known}
-        pool = ThreadPoolExecutor(self._at_once)
+        common = {"stop": list(stops.strings[:_STOPS])} if stops.strings else {}
+        drawing = _drawing(how.sampling, requests)
+        places = [place for place in range(len(requests)) if place not in known]
 
-        def ask(one: GenerationRequest) -> Completion:
-            return self._ask(one.prompt, one.max_new_tokens, self.top, options)
+        def ask(place: int) -> ServedGeneration | TooLong | Unreadable:
+            one = requests[place]
+            try:
+                answer = self._answer(one.prompt, one.max_new_tokens, drawing[place] | common)
+                return generation(one.prompt, answer.choices[0], how.needs, stops, answer.read, self.top)
+            except (TooLong, Unreadable) as error:
+                return error
+            except ValueError as error:
+                message = f"{self._server.name} returned tokens that do not match its text: {error}"
+                return Unreadable(message, "server")
 
-        try:
-            answers = list(pool.map(ask, sent.values()))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        generations: dict[int, Generation] = {}
-        try:
-            for (place, one), answer in zip(sent.items(), answers, strict=True):
-                read = 0 if answer.usage is None else answer.usage.prompt_tokens
-                generations[place] = generation(one.prompt, answer.choices[0], how.needs, stops, read)
-        except ValueError as error:
-            message = f"engine={self.url} returned tokens that do not match its text: {error}"
-            raise RunError(message, "server") from None
-        yield generations
+        answers = dict(zip(places, self._server.all(ask, places, self._at_once, self._timeout), strict=True))
+        failed = {place: each for place, each in answers.items() if not isinstance(each, ServedGeneration)}
+        written = {place: each for place, each in answers.items() if isinstance(each, ServedGeneration)}
+        self._leave_out({requests[place].name or str(place): each for place, each in failed.items()}, written)
+        self._notice(requests, written, how.sampling)
+        empty = {place: nothing_written(requests[place].prompt, how.needs) for place in failed}
+        yield {**written, **empty}
 
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
@@ -273,46 +184,133 @@ class RemoteLM(LanguageModel):
     def _lacks(self, what: str) -> str:
         return f"engine={self.url} does not hand out {what}"
 
-    def _listed(self) -> dict[str, Any] | None:
-        """Return the server's description of the model's prober."""
-        client = self._client.with_options(max_retries=0)  # report a missing server at once
-        try:
-            with self._server.telling():
-                models = {each.id: each for each in self._server.read(Models, client.models.list()).data}
-        except NotThere:  # a server without a list
-            return None
-        if self.name not in models:
-            names = ", ".join(list(models)[:5]) or "none"
-            message = f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}"
-            raise UserError(message, "model")
-        return models[self.name].prober
+    def _leave_out(self, failed: Mapping[str, Any], written: Mapping[int, Any]) -> None:
+        """Say which texts are left out and why; stop where the options or the server leave no choice."""
+        long = [name for name, error in failed.items() if isinstance(error, TooLong)]
+        if long:
+            named = ", ".join(long[:5]) + (f" and {len(long) - 5} more" if len(long) > 5 else "")
+            why = failed[long[0]]
+            if self._on_too_long == "error":
+                remedy = "give a smaller k, or model.on_too_long=skip; what is written is kept"
+                raise UserError(f"the prompt of {named} is too long: {why}; {remedy}", "too-long")
+            log.warning("left out prompts longer than the server's context: %s (%s)", named, why)
+        odd = {name: error for name, error in failed.items() if name not in long}
+        if odd:
+            name, error = next(iter(odd.items()))
+            if len(odd) > 1 and not written:
+                raise error
+            more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+            log.warning("the text of %s%s is left out: %s", name, more, error)
 
-    def _first(self) -> tuple[int, Choice]:
-        """Return the number of likeliest tokens that the server returns, and a text of one token."""
-        for top in _TOPS:
-            try:
-                choice = self._ask("The", 1, top, {"temperature": 0}).choices[0]
-            except UserError as error:
-                if "logprobs" not in str(error) or top == _TOPS[-1]:
-                    raise
-                continue
-            if choice.logprobs is not None and choice.logprobs.flat().top_logprobs is not None:
-                return top, choice
-        message = f"engine={self.url} returns no log-probabilities of {self.name}: have it return logprobs"
-        raise UserError(message, "unsupported")
-
-    def _ask(self, prompt: str, limit: int, top: int, how: dict[str, Any]) -> Completion:
-        with self._server.telling():
-            answer = self._client.completions.create(
-                model=self.name, prompt=prompt, max_tokens=limit, logprobs=top, **how
+    def _notice(
+        self, requests: Sequence[GenerationRequest], written: Mapping[int, ServedGeneration],
+        sampling: Sampling | None,
+    ) -> None:  # fmt: skip
+        """Say once each what the server does otherwise than a model in this process."""
+        texts = list(written.values())
+        places = sum(len(text.token_ids) for text in texts)
+        unknown = sum(int(np.isnan(text.entropies).sum()) for text in texts) if self.top else 0
+        unlikely = sum(text.unlikely for text in texts) if sampling is None else 0
+        if lost := [text for text in texts if text.lost]:
+            message = f"leaves out the last tokens of {len(lost)} of {count(len(texts), 'text')}"
+            self._tell(f"{message}: these end at the last token that it tells of")
+        if unknown:
+            message = f"tells of fewer than {self.top} likeliest tokens at {unknown} of {places} places"
+            self._tell(f"{message}: their entropy is unknown and not judged")
+        if unlikely:
+            share = f"{unlikely} of {places} ({unlikely / places:.1%})"
+            message = f"does not take the likeliest tokens: {share} are not"
+            self._tell(
+                f"{message}. Switch off what changes its greedy texts, such as a penalty by "
+                "engine_options={repeat_penalty: 1.0}, or a generation_config"
             )
-        return self._server.read(Completion, answer)
+        if sampling is None:
+            return
+        drawn = defaultdict[str, list[str]](list)
+        for place, text in written.items():
+            drawn[requests[place].prompt].append(text.text)
+        several = [each for each in drawn.values() if len(each) > 1]
+        if several and all(len({*each}) == 1 for each in several):
+            self._tell("drew equal texts for every prompt: it may ignore seed or temperature")
+
+    def _tell(self, message: str) -> None:
+        """Warn of something once, whatever the numbers in it."""
+        words = message.partition(":")[0].strip("0123456789 ")[:20]
+        if words not in self._told:
+            self._told.add(words)
+            log.warning("%s %s", self._server.name, message)
+
+    def _listed(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """Return the server's description of the model's prober, and the listed names if this is none."""
+        try:
+            raw = self._patiently(lambda left: self._client.models.with_raw_response.list(timeout=left))
+        except NotThere:  # a server without a list
+            return None, []
+        models = {each.id: each for each in self._server.read(Models, raw).data}
+        if self.name in models:
+            return models[self.name].prober, []
+        return None, list(models)
+
+    def _first(self, others: Sequence[str]) -> tuple[int, Choice]:
+        """Return the number of likeliest tokens to ask for, and a text of one token.
+
+        UserError if the name is neither listed (``others`` are) nor taken, or if the server takes the prompt
+        for a message of a chat.
+        """
+        for top in _TOPS:
+            how = {"temperature": 0} | ({"logprobs": top} if top else {})
+            try:
+                answers = [first := self._ask(_FIRST[0], 1, how)]
+                while not answers[-1].choices[0].text and len(answers) < len(_FIRST):
+                    answers.append(self._ask(_FIRST[len(answers)], 1, how))
+                break
+            except UserError as error:
+                if "logprobs" in str(error) and top:
+                    continue
+                if not others or not (isinstance(error, NotThere) or "model" in str(error)):
+                    raise
+                names = ", ".join(others[:5])
+                message = f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}"
+                raise UserError(message, "model") from error
+        if first.read > _MOST:
+            message = f"engine={self.url} reads {first.read} tokens of a prompt of one letter"
+            remedy = "its /v1/completions puts it into a chat template. Choose a server that continues texts"
+            raise UserError(f"{message}: {remedy}", "unsupported")
+        return top, answers[-1].choices[0]
+
+    def _answer(self, prompt: str, limit: int, how: dict[str, Any]) -> Completion:
+        """Send a request, unless its answer is kept."""
+        if self._asked:
+            how = {"logprobs": self._asked, **how}
+        key = digest(canonical_json([self.name, prompt, limit, how, self._options]), 32)
+        if (known := self._known.get(key)) is not None:
+            return known
+        answer = self._ask(prompt, limit, how)
+        if self._journal is not None:
+            with self._lock:
+                self._journal.append([{"request": key, "answer": answer.model_dump(mode="json")}])
+        return answer
+
+    def _ask(self, prompt: str, limit: int, how: dict[str, Any]) -> Completion:
+        create: Any = self._client.completions.with_raw_response.create
+        body = {"model": self.name, "prompt": prompt, "max_tokens": limit, **how}
+        raw = self._patiently(lambda left: create(**body, extra_body=self._options or None, timeout=left))
+        return self._server.read(Completion, raw)
+
+    def _patiently(self, send: Any) -> Any:
+        answer = self._server.patiently(send, seconds=self._timeout, known=self._answered)
+        self._answered = True
+        return answer
 
 
-def _drawing(sampling: Sampling | None) -> dict[str, Any]:
+def _drawing(sampling: Sampling | None, requests: Sequence[GenerationRequest]) -> list[dict[str, Any]]:
+    """Make each request's fields for the choice of tokens; each copy of a prompt has a seed of its own."""
     if sampling is None:
-        return {"temperature": 0}
+        return [{"temperature": 0}] * len(requests)
     if sampling.top_k:
         message = f"top_k={sampling.top_k} is not in OpenAI's API: leave it at 0 for an engine behind a URL"
         raise UserError(message, "unsupported")
-    return {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+    common = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    streams = sampling.streams([list(each.prompt.encode("utf-8", "replace")) for each in requests])
+    # Below 2**31: servers keep seeds in 32 bits, and some take the highest for a random one.
+    return [common | {"seed": int(digest(str(stream), 8), 16) >> 1} for stream in streams]

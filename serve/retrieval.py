@@ -22,9 +22,9 @@ from probers.prober.response import ScoredSpan
 from probers.prober.token_scores import text_needs, text_scores
 from probers.prompts import PromptTemplate
 from probers.rag.build import for_engine
+from probers.rag.completions import ServedGeneration
 from probers.rag.loop import RAG
 from probers.rag.protocol import QueryFormulator, State, Trigger, as_trigger
-from probers.rag.remote import ServedGeneration
 from probers.rag.triggers.uncertainty import sentences
 from probers.types import Decision, Passage, ProbersError, Question, Retriever, Round, RunError, UserError
 from probers.words import tokens_of

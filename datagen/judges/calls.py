@@ -7,16 +7,15 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from probers.checksums import Journal
-from probers.cli.openai_client import Server
+from probers.cli.openai_client import Body, Server, pause
 from probers.files import digest
 from probers.types import RunError, count
 
@@ -122,30 +121,28 @@ log = logging.getLogger(__name__)
 _CHARACTERS, _REPLY = 4, 100
 #: Statuses below 500 after which the same request may succeed.
 _AGAIN = (408, 409, 429)
-#: Seconds before another attempt: the first, the longest, and the longest that a server may request.
-_PAUSE, _LONGEST_PAUSE, _LONGEST_ASKED = 0.5, 8.0, 120.0
 
 
-class Message(BaseModel):
+class Message(Body):
     """Message that a chat model wrote."""
 
     content: str | None = None
     refusal: str | None = None
 
 
-class Choice(BaseModel):
+class Choice(Body):
     """Reply in a response."""
 
     message: Message
 
 
-class Usage(BaseModel):
+class Usage(Body):
     """Tokens of a request and its reply, by the server's count."""
 
     total_tokens: int | None = Field(None, ge=0)
 
 
-class Completion(BaseModel):
+class Completion(Body):
     """Response of ``/v1/chat/completions``."""
 
     choices: list[Choice] = Field(min_length=1)
@@ -289,7 +286,7 @@ class Calls:
                     if isinstance(error, openai.APITimeoutError) and not _unreached(error):
                         return
                     raise
-                self.budget.pause(_pause(error, attempt))
+                self.budget.pause(pause(error, attempt))
                 attempt += 1
 
     def _send(self, key: str, content: str, optional: Mapping[str, Any]) -> None:
@@ -302,7 +299,7 @@ class Calls:
         self.budget.take(reserved)
         spent: int | None = reserved
         try:
-            create: Any = self._client.chat.completions.create
+            create: Any = self._client.chat.completions.with_raw_response.create
             answer = self.server.read(Completion, create(model=self.model, messages=messages, **optional))
             message = answer.choices[0].message
             # A file in UTF-8 cannot hold half of a surrogate pair.
@@ -339,14 +336,3 @@ class Calls:
 def _unreached(error: openai.APIError) -> bool:
     """Tell whether no connection was made at all."""
     return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
-
-
-def _pause(error: openai.APIError, attempt: int) -> float:
-    """Choose the seconds to wait: as the server asks, else twice as long each time."""
-    headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        with suppress(KeyError, ValueError):
-            seconds = float(headers[name]) * unit
-            if 0 <= seconds <= _LONGEST_ASKED:
-                return seconds
-    return float(min(_PAUSE * 2**attempt, _LONGEST_PAUSE))

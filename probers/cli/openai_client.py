@@ -1,27 +1,72 @@
-"""OpenAI's client for any server of its API; it checks responses and tells failures in one sentence."""
+"""OpenAI's client for any server of its API: it waits, checks responses, tells failures in one sentence."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from json import JSONDecodeError
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 
-from ..types import RunError, UserError, first_line
+from ..types import Code, RunError, UserError, first_line
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
+log = logging.getLogger(__name__)
+
 _LONGEST = 200  # characters shown of a server's message
+#: Seconds before another attempt: the first, the longest, and the longest that a server may request.
+_PAUSE, _LONGEST_PAUSE, _LONGEST_ASKED = 0.5, 8.0, 120.0
+#: Statuses of a server that is busy, loading its model, or away behind a proxy: they pass with time.
+_PASSING = (408, 409, 429, 502, 503, 504)
+_ATTEMPTS = 7  # with a server that fails by itself (500)
+_QUIET = 30.0  # seconds without any answer before a line says so
+#: Messages of servers about a prompt beyond the context: llama.cpp, OpenAI and vLLM, llama-cpp-python.
+_BEYOND = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
 _Body = TypeVar("_Body", bound=BaseModel)
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
 
 
 class NotThere(UserError):
     """Error of status 404."""
+
+
+class TooLong(UserError):
+    """Error of a prompt that the server's context has no room for."""
+
+
+class Unreadable(RunError):
+    """Error of a response that is not one of OpenAI's API; the next one may be."""
+
+
+class Body(BaseModel):
+    """Part of a response; null stands for an absent field."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+
+def api_key() -> str | None:
+    """Return the key of the environment's OPENAI_API_KEY; UserError for one that no header can carry."""
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        message = "OPENAI_API_KEY holds characters that a request cannot carry"
+        raise UserError(f"{message}: copy the key again, on one line of plain letters", "bad-value")
+    return key or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,55 +89,154 @@ class Server:
         return f"{self.option}={self.url}"
 
     def client(self, **options: Any) -> OpenAI:
-        """Make the client, with the key of the environment's OPENAI_API_KEY; UserError without openai."""
+        """Make the client, with :func:`api_key`; UserError without openai."""
         try:
             import openai
         except ImportError as error:
             problem = f'{self.name} needs openai: pip install "probers[remote]"'
             raise UserError(problem, "missing-extra") from error
-        return openai.OpenAI(base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "-", **options)
+        return openai.OpenAI(base_url=self.url, api_key=api_key() or "-", **options)
 
-    def read(self, kind: type[_Body], answer: Any) -> _Body:
-        """Check a response (RunError)."""
+    def read(self, kind: type[_Body], raw: Any) -> _Body:
+        """Check a raw response (:class:`Unreadable`)."""
         try:
-            return kind.model_validate(answer.model_dump(warnings=False))
+            return kind.model_validate(json.loads(raw.content))  # takes half a surrogate pair too
         except ValidationError as error:
             problem = error.errors()[0]
-            why = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        except (AttributeError, TypeError):  # the client passes on wrong types
+            why = f"{'.'.join(map(str, problem['loc'])) or 'no JSON object'}: {problem['msg']}"
+        except (ValueError, RecursionError):
             why = "no JSON"
         message = f"{self.name} does not answer as OpenAI's API does ({why}): correct the address"
-        raise RunError(message, "server")
+        raise Unreadable(message, "server")
+
+    def patiently(self, send: Callable[[float], _Answer], *, seconds: float, known: bool) -> _Answer:
+        """Send a request until it is answered, with the seconds that are left of ``seconds``.
+
+        A server that is busy or loading is waited for, as long as it asks (Retry-After); one that cannot be
+        reached too, if it is ``known`` to have answered before.
+        """
+        import openai
+
+        end, attempt = time.monotonic() + seconds, 0
+        with self.telling(seconds):
+            while True:
+                try:
+                    return send(max(end - time.monotonic(), 0.01))
+                except openai.APIError as error:
+                    delay = pause(error, attempt)
+                    if not _passes(error, attempt, known) or time.monotonic() + delay >= end:
+                        raise
+                time.sleep(delay)
+                attempt += 1
+        raise AssertionError("a request is answered or fails")
+
+    def all(
+        self, send: Callable[[_Request], _Answer], requests: Sequence[_Request], at_once: int, seconds: float
+    ) -> list[_Answer]:
+        """Send requests side by side; the first error is raised once those in flight have ended.
+
+        The threads are daemons: an interrupt ends the command at once, also over a server that hangs.
+        """
+        waiting: SimpleQueue[tuple[Future[_Answer], _Request]] = SimpleQueue()
+        futures: list[Future[_Answer]] = [Future() for _ in requests]
+        for each in zip(futures, requests, strict=True):
+            waiting.put(each)
+
+        def work() -> None:
+            with suppress(Empty):
+                while True:
+                    future, request = waiting.get_nowait()
+                    try:
+                        future.set_result(send(request))
+                    except BaseException as error:  # raised where it is waited for
+                        future.set_exception(error)
+
+        for _ in range(min(at_once, len(requests))):
+            Thread(target=work, daemon=True).start()
+        try:
+            self._await(futures, seconds, FIRST_EXCEPTION)
+        finally:
+            with suppress(Empty):  # nothing more is sent
+                while True:
+                    waiting.get_nowait()[0].cancel()
+        sent = [future for future in futures if not future.cancelled()]
+        self._await(sent, seconds, ALL_COMPLETED)
+        if failed := [error for future in sent if (error := future.exception()) is not None]:
+            raise failed[0]
+        return [future.result() for future in sent]
+
+    def _await(self, futures: Sequence[Future[Any]], seconds: float, until: str) -> None:
+        """Wait for answers, and say once for whom if none has come for a while."""
+        told, remaining = False, set(futures)
+        while remaining:
+            done, remaining = wait(remaining, _QUIET, until)
+            if until == FIRST_EXCEPTION and any(future.exception() is not None for future in done):
+                return
+            if remaining and not done and not told:
+                told = True
+                message = "waiting for %s: no answer for %.0f s; a request is given up after %s_timeout=%g s"
+                log.warning(message, self.name, _QUIET, self.option, seconds)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def telling(self, seconds: float | None = None) -> Iterator[None]:
         """Turn a refusal (UserError) or failure (RunError) of the server into one sentence."""
         import openai
 
         kind: type[UserError | RunError] = UserError
-        code: Any = "server"
+        code: Code = "server"
         try:
             yield
             return
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            another = "another" if os.environ.get("OPENAI_API_KEY") else "a"
+            another = "another" if api_key() else "a"
             problem = f"asks for {another} key: set OPENAI_API_KEY ({_reply(error)})"
         except openai.NotFoundError as error:
             kind, problem = NotThere, f"has no such model or address, which ends in /v1 ({_reply(error)})"
         except openai.RateLimitError as error:
             kind, remedy = RunError, f"run it later, or with a smaller {self.fewer}"
             problem = f"is too busy: {remedy} ({_reply(error)})"
+        except openai.APITimeoutError:
+            kind, code = RunError, "timeout"
+            problem = f"has not answered in {seconds or 0:g} s: see whether it runs, or give it longer"
         except openai.APIConnectionError as error:
             kind, code, why = RunError, "network", first_line(error.__cause__ or error)
             problem = f"cannot be reached: start the server or correct the address ({why})"
         except openai.APIStatusError as error:
             kind = RunError if error.status_code >= 500 else UserError
+            if error.status_code < 500 and _BEYOND.search(f"{error.message} {error.body}"):
+                kind, code = TooLong, "too-long"
             problem = f"answers with status {error.status_code}: {_reply(error)}"
         except (openai.APIError, JSONDecodeError, UnicodeDecodeError) as error:
-            kind, problem = RunError, f"does not answer as OpenAI's API does: {first_line(error)}"
-        raise kind(f"{self.name} {problem}", code)
+            kind, problem = Unreadable, f"does not answer as OpenAI's API does: {first_line(error)}"
+        raise kind(_hidden(f"{self.name} {problem}"), code)
+
+
+def _passes(error: Any, attempt: int, known: bool) -> bool:
+    """Tell whether another attempt may succeed."""
+    import openai
+
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code in _PASSING or (error.status_code >= 500 and attempt + 1 < _ATTEMPTS)
+    return isinstance(error, openai.APIConnectionError) and known
+
+
+def pause(error: BaseException, attempt: int) -> float:
+    """Choose the seconds before another attempt: as the server asks, else twice as long each time."""
+    headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        with suppress(KeyError, ValueError):
+            seconds = float(headers[name]) * unit
+            if 0 <= seconds <= _LONGEST_ASKED:
+                return seconds
+    return float(min(_PAUSE * 2**attempt, _LONGEST_PAUSE))
 
 
 def _reply(error: Any) -> str:
     message = error.body.get("message") if isinstance(error.body, dict) else None
     return " ".join(str(message or error.body or error.message).split())[:_LONGEST]
+
+
+def _hidden(message: str) -> str:
+    """Remove the key from a message: some servers repeat it."""
+    key = api_key()
+    return message if key is None or len(key) < 4 else message.replace(key, "***")

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 NOT_IDENTITY = (
     "out", "batch_size", "logger", "model.device", "model.cache", "overwrite", "wait", "checksums",
     "save_every", "shard_size", "suffix", "memory", "corpus_cache", "wikipedia.cache", "typed",
-    "retriever.cache", "retriever.device", "retriever.batch_size",
+    "retriever.cache", "retriever.device", "retriever.batch_size", "engine_timeout",
     # The server of retriever=elasticsearch and the connection.
     "retriever.url", "retriever.shards", "retriever.replicas", "retriever.timeout", "retriever.retries",
     "retriever.verify", "retriever.ca_file", "retriever.rebuild",
@@ -45,6 +45,8 @@ NOT_IDENTITY = (
 FIGURES = {"compare": ("sweep", "resamples", "examples"), "score": ("shown",)}
 
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
+#: Answers of a server with engine=URL, until the run is complete.
+ANSWERS = "engine.jsonl"
 _MANIFEST, _LOCK, _WRITER = "manifest.json", ".lock", ".writer.json"
 #: Files left by a run that was killed at once.
 _BEGUN = {_LOCK, f"{_LOCK}{SOFT}", _WRITER, f".{_WRITER}.tmp", f".{RUN_FILE}.tmp"}
@@ -196,6 +198,7 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the run complete, with a few figures for listings of runs."""
         self._write(complete=True, summary=dict(summary or {}))
+        (self.path / ANSWERS).unlink(missing_ok=True)
 
     @property
     def changed(self) -> dict[str, Any]:

@@ -12,7 +12,18 @@ from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from ..data.splits import Partition
-from ..options import Count, Limits, Name, Natural, Seed, check_options, field_types, one_of, options_of
+from ..options import (
+    Count,
+    Limits,
+    Name,
+    Natural,
+    Positive,
+    Seed,
+    check_options,
+    field_types,
+    one_of,
+    options_of,
+)
 from ..prompts import AUTO
 from ..types import Outside
 from .components import Component, choice, fixed
@@ -262,6 +273,11 @@ class Answering(Reading):
     a server with OpenAI's /v1/completions, such as http://host:8000/v1: model= names its model,
     OPENAI_API_KEY holds the key. Through a URL neither states nor attention can be read;
     trigger=probing takes the scores of a probers-serve"""
+    engine_options: Mapping[str, Any] | None = None
+    """with engine=URL: further fields of every request, such as {repeat_penalty: 1.0}"""
+    engine_timeout: Positive = 600.0
+    """with engine=URL: seconds that a request may take, including those in which the server is busy, loading
+    or away"""
     limit: Count | None = 200
     """number of questions, drawn by seed; null takes all"""
     prober: Name | None = None

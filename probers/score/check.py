@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from ..cli.inputs import find_prober, load_model
+from ..cli.openai_client import api_key
 from ..data.records import what_is_wrong
 from ..prober.prober import Prober
 from ..prober.token_scores import check_growing, text_needs, text_scores
-from ..rag.remote import Completion
+from ..rag.completions import Completion
 from ..types import Feature, Generation, Needs, RunError, UserError, first_line
 
 if TYPE_CHECKING:
@@ -226,7 +227,9 @@ def _completion(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int
     """Have a server continue a prompt greedily; return text, offsets and scores of its tokens (RunError)."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
-        with httpx.Client(timeout=120, follow_redirects=False) as client:
+        key = api_key()
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        with httpx.Client(timeout=120, follow_redirects=False, headers=headers) as client:
             listed = client.get(f"{address}/v1/models")
             listed.raise_for_status()
             body = {"model": listed.json()["data"][0]["id"], "prompt": prompt, "max_tokens": length}

@@ -18,7 +18,7 @@ from probers.data.cache import duration
 from probers.files import write_bytes
 from probers.types import Question, UserError
 
-from ..build import remote
+from ..build import remote, resumed
 from ..traces import join_traces
 from .compare import plan_of
 from .findings import Comparison
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     """Compare the methods, or join the finished ``parts`` of a run; returns the report's folder."""
-    started, source = time.monotonic(), question_source(settings)
+    started, source, server = time.monotonic(), question_source(settings), remote(settings)
     plan = plan_of(
         settings, source, load_passages(settings), retriever=settings.retriever,
-        triggers=settings.triggers, validation=settings.validation,
+        triggers=settings.triggers, validation=settings.validation, given={"server": server},
     )  # fmt: skip
     part, out, choice = settings.partition, Path(settings.out), plan.choice
     for line in choice.chosen.lines():
@@ -55,7 +55,7 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
         source.spec, choice.split, settings.searched, len(plan.passages), settings.model.name,
     )  # fmt: skip
     adapter = next((bank.adapter for bank in plan.banks.values()), None)  # all read one model
-    lm = remote(settings, folder) or load_model(settings, folder, engine=settings.engine, adapter=adapter)
+    lm = resumed(server, folder) or load_model(settings, folder, engine=settings.engine, adapter=adapter)
     model = None if parts is None else parts.runs[0].state.get("chosen", {}).get("model")
     if model is not None and model != str(lm.spec):
         message = f"the parts were run with the model {model}, but it is {lm.spec} here"

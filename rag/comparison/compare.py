@@ -33,11 +33,13 @@ from .plan import Choice, Plan
 if TYPE_CHECKING:
     from probers.prober.prober import Prober
 
+
 __all__ = ["Comparison", "compare", "plan_of"]
 
 #: Keys of probers-compare that are arguments of :func:`compare`, or about files and machines.
 _NOT_OPTIONS = {
-    "questions", "corpus", "triggers", "out", "validation", "model", "engine", "batch_size", "part", "launch",
+    "questions", "corpus", "triggers", "out", "validation", "model", "engine",
+    "engine_options", "engine_timeout", "batch_size", "part", "launch",
     "wait", "passage_words", "corpus_cache", "matcher",
 }  # fmt: skip
 #: Methods that need nothing trained.
@@ -95,7 +97,7 @@ def compare(
         corpus = load_corpus(passages) if isinstance(passages, (str, Path)) else as_passages(passages)
     plan = plan_of(
         settings, source, corpus, retriever=common, triggers=triggers, validation=others,
-        prober=options.get("prober"),
+        given={"prober": options.get("prober")},
     )  # fmt: skip
     plan = replace(plan, notes=[*plan.notes, *notes])
     if "prompt" in options:
@@ -145,15 +147,17 @@ def _filled(value: Any, settings: Compare) -> Any:
 def plan_of(
     settings: Compare, source: QuestionSource, passages: Sequence[Passage], *,
     retriever: Component | Retriever, triggers: Sequence[Any], validation: QuestionSource | int | None,
-    prober: Any = None,
+    given: Mapping[str, Any],
 ) -> Plan:  # fmt: skip
     """Make the plan of a comparison: its methods, and the questions that no trained part has seen.
 
     ``settings`` has the terms; ``validation`` are other questions to choose thresholds on, or the largest
-    number of the source's own; ``prober`` is a trained prober in place of that of the settings.
+    number of the source's own; ``given`` may have a trained ``prober`` in place of that of
+    the settings, and the ``server`` behind a URL.
     """
     from probers.prober.prober import Prober
 
+    prober = given.get("prober")
     banks, objects, trained = dict[str, Prober](), dict[str, Prober](), dict[str, str]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
     terms = Terms.of(settings, matcher)
@@ -174,7 +178,7 @@ def plan_of(
 
     selection = _with_objects(Selection.of(settings), triggers, bank, objects)
     searched = retriever.kind if isinstance(retriever, Component) else retriever
-    selection, notes = selection.supported(searched)
+    selection, notes = selection.supported(searched, given.get("server"))
     find = partial(available, model=settings.model.name, prober=settings.prober)
     selection, left_out = selection.completed(find)
     selection = selection.varied(settings.vary)

@@ -23,6 +23,7 @@ from ..triggers.rules import Random
 from .outcomes import Outcomes
 
 if TYPE_CHECKING:
+    from ..remote import RemoteLM
     from ..settings import Compare
 
 log = logging.getLogger(__name__)
@@ -194,8 +195,10 @@ class Selection:
                     table[names[-1]] = {**entry, **parts}
         return replace(self, names=names, table=table)
 
-    def supported(self, retriever: Any) -> tuple[Selection, list[str]]:
+    def supported(self, retriever: Any, server: RemoteLM | None = None) -> tuple[Selection, list[str]]:
         """Leave out methods that the engine or the ``retriever`` (a class, or an object) does not support.
+
+        ``server`` is the model of an engine behind a URL.
 
         Returns a note on each of them; UserError if none is left.
         """
@@ -206,7 +209,8 @@ class Selection:
                 continue
             trigger, searches = _part("trigger", entry), _own_retriever(entry)
             searched = retriever if searches is None else searches.kind
-            why = unserved(self.engine, trigger, _part("query", entry)) or uncounted(trigger.kind, searched)
+            why = unserved(self.engine, trigger, _part("query", entry), server)
+            why = why or uncounted(trigger.kind, searched)
             if why is not None:
                 names.remove(name)
                 notes.append(f"{name} is left out: {why}.")

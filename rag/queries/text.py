@@ -156,6 +156,8 @@ class FlareQuery(LimitedQuery):
     beta: float = 0.4
     masks: Literal["improbable", "fired"] = "improbable"
 
+    reads_tokens = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.beta <= 1:

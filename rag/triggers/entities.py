@@ -144,7 +144,7 @@ class EntitySignal(_AtEntities):
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
         if self.signal == "entropy":
-            return [g.entropies for g in generations]
+            return [np.nan_to_num(g.entropies) for g in generations]  # unknown ones fire nowhere
         if self.signal == "margin":
             return [1 - margins(g) for g in generations]
         return [-np.expm1(g.logprobs.astype(np.float64)) for g in generations]

@@ -18,8 +18,8 @@ from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.words import Recogniser, tokens_of, written_entities
 from probers.words.thinking import PARTS, Part, part_at, part_of
 
+from ..completions import ServedGeneration
 from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
-from ..remote import ServedGeneration
 
 if TYPE_CHECKING:
     from probers.prober.prober import Prober

@@ -30,6 +30,7 @@ class Never(Trigger):
     """Trigger of closed-book answers (wo-RAG); the lower reference of every comparison."""
 
     after = False
+    reads_tokens = False
     decides_by = "rule"
 
     def __call__(self, generation: Generation, state: State) -> Decision:
@@ -40,6 +41,7 @@ class Never(Trigger):
 class Always(Trigger):
     """Trigger of one retrieval with the question before anything is written, whatever the query (SR-RAG)."""
 
+    reads_tokens = False
     before = True
     after = False
     decides_by = "rule"
@@ -83,6 +85,7 @@ class FixedSentence(Trigger):
     The written text stays and continues with the new passages; no retrieval takes place at its end.
     """
 
+    reads_tokens = False
     before = True
     decides_by = "rule"
 
@@ -117,6 +120,7 @@ class Random(Trigger):
     rate: float = 0.5
     seed: int = 0
 
+    reads_tokens = False
     decides_by = "chance"
 
     def __post_init__(self) -> None:
@@ -146,6 +150,7 @@ class Oracle(Trigger):
     wrong: str = "em"
     matcher: EntityMatcher | None = None
 
+    reads_tokens = False
     judges_answer = reads_answer = True
 
     def __post_init__(self) -> None:
@@ -179,6 +184,7 @@ class Adaptive(Trigger):
     _classifier: Classifier = field(init=False, repr=False)
     _known: dict[str, tuple[str, float]] = field(init=False, repr=False, default_factory=dict)
 
+    reads_tokens = False
     before = True
     decides_by = "question"
 
@@ -233,6 +239,7 @@ class LlmJudge(Trigger):
     prompt: str = PROMPT
     max_new_tokens: int = 8
 
+    reads_tokens = False
     before = True
     after = False
     decides_by = "question"

@@ -140,6 +140,7 @@ class SelfConsistency(_ByMeaning):
     """
 
     threshold: float = 0.5
+    reads_tokens = False
     least = 1
 
     def score(self, samples: Samples, answer: str) -> Scored:
@@ -181,6 +182,8 @@ class LexicalSimilarity(_Sampled):
     """
 
     threshold: float = 0.5
+
+    reads_tokens = False
 
     def score(self, samples: Samples, answer: str) -> Scored:
         return 1.0 - lexical_similarity(samples.texts), {}
@@ -292,6 +295,8 @@ class Verbalised(_OfAnswers):
 
     threshold: float = 0.5
     form: str = VERBALISED
+
+    reads_tokens = False
 
     def __post_init__(self) -> None:
         _check_form(self.form)

@@ -39,11 +39,11 @@ class Entropy(Trigger):
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         entropies = generation.entropies
-        reduce = np.mean if self.reduction == "mean" else np.max
+        reduce = np.nanmean if self.reduction == "mean" else np.nanmax
         if self.scope == "sentence":
             return _first_above(generation, state, entropies, reduce, self.threshold)
-        score = float(reduce(entropies)) if len(entropies) else UNANSWERED
-        return verdict(score, self.threshold, token_scores=tuple(map(float, entropies)))
+        score = _reduced(entropies, reduce) if len(entropies) else UNANSWERED
+        return verdict(score, self.threshold, token_scores=_shown(entropies))
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,20 @@ def _first_above(
     """Fire before the first sentence whose score, reduced from ``values`` (n,), is above the threshold."""
     # Accept a sentence written from fresh passages as it is: the same place could fire for ever.
     judged = sentences(generation)[1 if state.fresh else 0 :]
-    scores = [float(reduce(values[list(each.tokens)])) for each in judged]
+    scores = [_reduced(values[list(each.tokens)], reduce) for each in judged]
     # max() would overlook a NaN.
     top, place = float(np.max(scores)) if scores else 0.0, {}
     if above := [each for each, score in zip(judged, scores, strict=True) if score > threshold]:
         tokens = tuple(i for i in above[0].tokens if values[i] > threshold)
         place = {"position": above[0].start, "tokens": tokens}
-    return verdict(top, threshold, token_scores=tuple(map(float, values)), **place)
+    return verdict(top, threshold, token_scores=_shown(values), **place)
+
+
+def _reduced(values: np.ndarray, reduce: Callable[[np.ndarray], float]) -> float:
+    """Reduce the known of ``values`` (n,); 0 where a server tells none of them, which fires nowhere."""
+    return 0.0 if np.isnan(values).all() else float(reduce(values))
+
+
+def _shown(values: np.ndarray) -> tuple[float, ...]:
+    """Return values (n,) for display, with 0 for the unknown."""
+    return tuple(map(float, np.nan_to_num(values, posinf=np.inf)))
