@@ -189,7 +189,7 @@ def test_bulk_requests_keep_to_their_sizes(server, monkeypatch):
 
 
 def test_a_passage_of_ten_megabytes_and_odd_characters_are_loaded(server):
-    passages = corpus("y" * 10_000_000, "amber\x00\ud800\u2028 é 日本", "basil\r\n{}")
+    passages = corpus("y" * 10_000_000, "amber\x00\u2028 é 日本", "basil\r\n{}")
     retriever = connect(server, passages, timeout=20)
     assert ids(retriever.search(["É", "日本", "y" * 9000, "basil"], 3)) == [["p1"], ["p1"], ["p0"], ["p2"]]
 

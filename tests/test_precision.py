@@ -74,7 +74,7 @@ def test_a_run_keeps_the_format_it_began_with(native, tmp_path, caplog):
         assert load_model(cfg, run(name)).spec.dtype == dtype
     assert "model.dtype=bfloat16, the number format" in caplog.text
     run("a").finish({"n": 1})
-    assert run("a").chosen == {"model.dtype": "bfloat16"}
+    assert run("a").chosen["model.dtype"] == "bfloat16"
     assert load_model(cfg).spec.dtype == "bfloat16"  # no run, nothing kept
     cfg = request("datagen", [f"model.name={tiny_path()}", "model.device=cpu", "model.dtype=float32"])
     assert load_model(cfg, run("c")).spec.dtype == "float32"

@@ -15,7 +15,7 @@ from test_loop import without_seconds
 from tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 
 from probers.data import load_corpus
-from probers.heads import LinearHead
+from probers.heads import ConcatHead, LinearHead
 from probers.model.blocks import decoder_layers, decoder_of
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Sampling
@@ -25,7 +25,8 @@ from probers.rag import RAG, triggers
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers import BM25
 from probers.serve.continuous import ContinuousBatch
-from probers.store.spec import FeatureSpec
+from probers.signals.grounding import Pointer
+from probers.store.spec import BesideSpec, FeatureSpec
 from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
 from probers.words import EntityMatcher
 
@@ -177,6 +178,16 @@ def prober(lm: CausalLM, pool: Pool = "mean") -> Prober:
     return Prober(spec, head, threshold=-9.0, aggregate="max" if pool == "tokens" else None)
 
 
+def reader(lm: CausalLM) -> Prober:
+    """Random heads on what passages change, and beside it on the attention to them."""
+    width = 4 * 2 * 3  # numbers of the tiny model's heads
+    beside = (BesideSpec("passages", width),)
+    spec = FeatureSpec(
+        lm.spec, (1, 3), lm.width, "resid_diff", "mean", position="answer", dtype="float32", beside=beside
+    )
+    return Prober(spec, ConcatHead(["1"], lm.width, spec.places), threshold=-9.0, pointer=Pointer((0, 1)))
+
+
 KINDS = {
     name: kind
     for name in triggers.__all__
@@ -203,6 +214,8 @@ def trigger(name: str, lm: CausalLM) -> triggers.Trigger:
     quick = {"samples": 3, "matcher": EntityMatcher(wordnet="")}  # where a trigger draws answers, or matches
     known = {each.name for each in dataclasses.fields(kind) if each.default != 0}
     options = {option: value for option, value in quick.items() if option in known}
+    if name == "Ungrounded":
+        return kind(reader(lm))
     return kind(**options) if kind.prober is None else kind(prober(lm, READ[kind.prober]))
 
 

@@ -616,7 +616,7 @@ def test_a_limit_beyond_the_whole_set_takes_all_and_says_so(tmp_path, caplog):
         ("nq_open.jsonl", {"limit": 0}, "bad-value", ["limit=0"]),
         ("nq_open.jsonl", {"split": "dev"}, "unknown-choice", ["split=dev", "train, validation, test"]),
         ("nq_open.jsonl", {"on_bad_line": "ignore"}, "unknown-choice", ["on_bad_line=ignore"]),
-        ("nq_open.jsonl", {"aliases": "x"}, "unknown-key", ["questions.aliases", "path, hub"]),
+        ("nq_open.jsonl", {"aliases": "x"}, "unknown-key", ["aliases", "path, hub"]),
         ("nq_open.jsonl", {"hub_split": "a"}, "conflict", ["questions.hub_split=a", "questions.path="]),
         ("nq_open.jsonl", {"revision": "main"}, "conflict", ["questions.revision=main"]),
         ("dpr_nq.json", {"hard_negatives": -1}, "bad-value", ["hard_negatives=-1"]),

@@ -349,7 +349,7 @@ def test_token_states_make_probers_of_spans(tmp_path, head, aggregate, caplog):
     store, out = make_token_store(tmp_path / "t", 600), tmp_path / "p"
     options = [f"aggregate={aggregate}"] if aggregate else []
     bank = train(store.path, out, *options, *PLAIN, "lr=0.01", "layer=[2,3]", f"head={head}", "epochs=8")
-    command = f'probers-rag question="..." trigger=radio query=cioqf prober={out}'
+    command = f"probers-rag question=.. trigger=radio query=cioqf prober={out}"
     last = caplog.messages[-1]
     if aggregate:  # heads of single tokens are what a trigger takes
         assert last == f"next: {command}" and command.replace(str(out), "p") in bank.card

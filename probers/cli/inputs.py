@@ -235,9 +235,15 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
         if not isinstance(spec := config.get("spec"), dict):
             return False
         pool, position = spec.get("pool"), spec.get("position")
-        reads = {spec.get("site"), *(each.get("kind") for each in spec.get("beside", ()))}
-        if kind == "grounding" or reads & {*OF_PASSAGES}:
-            return kind == "grounding" and bool(reads & {*OF_PASSAGES})
+        beside = spec.get("beside")
+        kinds = (
+            [each.get("kind") for each in beside if isinstance(each, dict)]
+            if isinstance(beside, list)
+            else []
+        )
+        of_passages = any(site in OF_PASSAGES for site in (spec.get("site"), *kinds))
+        if kind == "grounding" or of_passages:
+            return kind == "grounding" and of_passages
         if kind == "tokens":  # heads that pool a text's tokens themselves need no aggregation
             return pool == "tokens" and config.get("aggregate") is not None
         if kind == "answers":

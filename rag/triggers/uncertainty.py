@@ -5,6 +5,7 @@ The signals themselves are computed by :mod:`probers.signals`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Literal
@@ -16,6 +17,7 @@ from probers.types import AttentionRows, Decision, Generation
 from probers.words.text import split_sentences
 
 from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, one_of, verdict
+from ..remote import RemoteLM
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Entropy(Trigger):
         reduce = np.nanmean if self.reduction == "mean" else np.nanmax
         if self.scope == "sentence":
             return _first_above(generation, state, entropies, reduce, self.threshold)
-        score = _reduced(entropies, reduce) if len(entropies) else UNANSWERED
+        score = _reduced(entropies, reduce, state) if len(entropies) else UNANSWERED
         return verdict(score, self.threshold, token_scores=_shown(entropies))
 
 
@@ -152,7 +154,7 @@ def _first_above(
     """Fire before the first sentence whose score, reduced from ``values`` (n,), is above the threshold."""
     # Accept a sentence written from fresh passages as it is: the same place could fire for ever.
     judged = sentences(generation)[1 if state.fresh else 0 :]
-    scores = [_reduced(values[list(each.tokens)], reduce) for each in judged]
+    scores = [_reduced(values[list(each.tokens)], reduce, state) for each in judged]
     # max() would overlook a NaN.
     top, place = float(np.max(scores)) if scores else 0.0, {}
     if above := [each for each, score in zip(judged, scores, strict=True) if score > threshold]:
@@ -161,8 +163,10 @@ def _first_above(
     return verdict(top, threshold, token_scores=_shown(values), **place)
 
 
-def _reduced(values: np.ndarray, reduce: Callable[[np.ndarray], float]) -> float:
-    """Reduce the known of ``values`` (n,); 0 where a server tells none of them, which fires nowhere."""
+def _reduced(values: np.ndarray, reduce: Callable[[np.ndarray], float], state: State) -> float:
+    """Reduce the known of ``values`` (n,); 0 where a server returns none of them, which fires nowhere."""
+    if not isinstance(state.lm, RemoteLM) and np.isnan(values).any():
+        return math.nan  # of a model here, NaN is a fault that is told
     return 0.0 if np.isnan(values).all() else float(reduce(values))
 
 
