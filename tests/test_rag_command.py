@@ -4,7 +4,9 @@ import json
 import os
 import re
 import shutil
+from dataclasses import is_dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -226,7 +228,12 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
     monkeypatch.setenv("ES_URL", server.url)
     token_banks(Path())
     classifier().save("adaptive")
-    banks = {"radio": "tokens", "before_entity": "entities", "probing_before": "prompts"}
+    banks = {
+        "radio": "tokens",
+        "before_entity": "entities",
+        "probing_before": "prompts",
+        "ungrounded": "grounding",
+    }
     for group in ("trigger", "query", "retriever"):
         for name in choices(group):
             given = {"bank": banks.get(name, "prober"), "classifier": "adaptive"}
@@ -235,9 +242,8 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
             corpus = [[Passage("1", "t", "text")]] if group == "retriever" else []
             made = asked.make(*corpus, **{k: v for k, v in given.items() if k in names})
             assert type(made) is target
-            fields = getattr(target, "__dataclass_fields__", None)
-            if fields is not None:
-                options = {k for k, f in fields.items() if f.init and not k.startswith("_")}
+            if is_dataclass(target):
+                options = {name for name in signature(target).parameters if not name.startswith("_")}
                 assert options - {"passages", "matcher"} == names, name
                 trained = {*given, "theta"}
                 own = {k: asked.options[k] for k in names - trained}
@@ -245,7 +251,8 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
 
 
 def token_banks(folder):
-    """Probers of single tokens, and of the states before entities and before answers."""
+    """Probers of single tokens, of the states before entities and before answers, and of passages."""
+    linear_bank(site="resid_diff", position="answer", seen=Seen({})).save_pretrained(folder / "grounding")
     for name, pool in (("tokens", "tokens"), ("entities", "predicting")):
         linear_bank(pool=pool, position="entity", seen=Seen({})).save_pretrained(folder / name)
     linear_bank(pool="prompt", seen=Seen({})).save_pretrained(folder / "prompts")

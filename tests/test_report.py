@@ -334,7 +334,17 @@ def rows_of(text: str, key: str) -> dict[str, str]:
     return {re.sub("<svg.*?</svg>", "", row).split("<")[0].strip(): row for row in rows}
 
 
-def test_the_first_table_is_sorted_and_has_five_columns_and_every_figure_is_there_once(
+def test_the_first_table_is_sorted_by_the_share_of_the_oracles_gain(tmp_path: Path) -> None:
+    results = sample_results()
+    names = [*results["methods"]]
+    shares = dict(zip(names, [None, *(0.3 * (-1) ** i * i for i in range(1, len(names)))], strict=True))
+    for name, share in shares.items():
+        results["methods"][name]["gain_share"] = share
+    text, _ = render(results, sample_data(), tmp_path)
+    assert [*rows_of(text, "methods")] == sorted(names[1:], key=shares.__getitem__, reverse=True) + names[:1]
+
+
+def test_the_first_table_has_five_columns_and_every_figure_is_there_once(
     sample: tuple[str, Page],
 ) -> None:
     text, _ = sample

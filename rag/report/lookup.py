@@ -77,7 +77,9 @@ class Findings:
 
     def by_gain(self) -> list[tuple[str, Json]]:
         """Sort the methods by their share of the oracle's gain, highest first, those without one last."""
-        return sorted(self.methods.items(), key=lambda item: -item[1].get("gain_share", -math.inf))
+        shares = {name: entry.get("gain_share") for name, entry in self.methods.items()}
+        ranks = {name: math.inf if share is None else -share for name, share in shares.items()}
+        return sorted(self.methods.items(), key=lambda item: ranks[item[0]])
 
     def interval(self, method: str, name: str) -> Sequence[float] | None:
         """Look up the 95% interval of a figure."""
