@@ -84,7 +84,7 @@ def test_texts_that_end_within_a_guess():
     (free,) = lm.generate(PROMPTS[:1], max_new_tokens=20)
     cache = told(lm)
     for token in set(free.token_ids):
-        vars(lm)["_eos"] = frozenset([token])
+        lm.model.generation_config.eos_token_id = token
         (drafted,) = both(lm, cache=cache, **options)
         assert drafted.stop == "eos"
 

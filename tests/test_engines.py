@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_a_place_with_fewer_likeliest_tokens_is_unknown_and_told(caplog):
     merged = classic(["a", "b"], "ab", top_logprobs=[{"": -0.1}, {"b": -0.1, "c": -3.0}])
     made = written(merged)
     assert np.isnan(made.entropies).tolist() == [True, False] and "1 of 2 places" in caplog.text
-    state: Any = None
+    state: Any = Mock(lm=Mock(spec=RemoteLM))
     assert Entropy(reduction="max")(made, state).score == pytest.approx(float(made.entropies[1]))
 
 
@@ -383,6 +384,7 @@ def test_an_interrupt_ends_a_run_over_a_silent_server_at_once(monkeypatch, caplo
             hold.wait(10)
         return 200, FIRST
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     with serving(silent) as (url, _):
         lm, started = RemoteLM(url, "m"), time.monotonic()
         threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -390,6 +392,7 @@ def test_an_interrupt_ends_a_run_over_a_silent_server_at_once(monkeypatch, caplo
             lm.generate(["x", "y"], max_new_tokens=4)
         assert time.monotonic() - started < 3 and f"waiting for engine={url}" in caplog.text
         hold.set()
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_comparison_keeps_its_answers_until_it_is_complete(tmp_path):

@@ -140,7 +140,7 @@ def test_a_client_that_reads_nothing_is_given_up_by_its_connection(monkeypatch):
     """Claim: so it is behind vLLM too, which has the connection but not the guard of this server."""
     monkeypatch.setattr("probers.serve.http._SECONDS", 0.3)
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
-    monkeypatch.setitem(lm.__dict__, "_eos", frozenset())  # it writes on and on
+    monkeypatch.setattr(CausalLM, "_eos", frozenset())  # it writes on and on
     many = {"model": "testbed", "prompt": ["a"] * 8, "max_tokens": 1000, "n": 4, "logprobs": 20}
     with running(lm, None, rows=32, waiting=64, patience=1000) as server, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)

@@ -556,7 +556,8 @@ def test_param_is_what_was_sent(server, fields, param):
 @pytest.mark.parametrize(("fields", "param"), [
     ({"max_completion_tokens": 10**6}, "max_completion_tokens"), ({"max_tokens": 10**6}, "max_tokens"),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
+     "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": 5}, {"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": []}, "messages"), ({"tool_choice": {"type": "x"}}, "tool_choice"),
     ({"chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a"),
@@ -737,7 +738,7 @@ def test_a_client_that_goes_frees_its_row(lm):
 
 
 def test_one_that_waits_without_a_stream_and_goes_frees_its_row(lm, monkeypatch):
-    monkeypatch.setitem(lm.__dict__, "_eos", frozenset())  # it writes on and on
+    monkeypatch.setattr(CausalLM, "_eos", frozenset())  # it writes on and on
     with running(lm, None, rows=1, waiting=0) as server:
         with pytest.raises(httpx.TimeoutException):
             body = {"model": "testbed", "prompt": "The", "max_tokens": 1000, "temperature": 1.5}
@@ -747,7 +748,7 @@ def test_one_that_waits_without_a_stream_and_goes_frees_its_row(lm, monkeypatch)
 
 
 def test_a_client_that_does_not_read_is_given_up(lm, monkeypatch):
-    monkeypatch.setitem(lm.__dict__, "_eos", frozenset())
+    monkeypatch.setattr(CausalLM, "_eos", frozenset())
     with running(lm, None, rows=32, waiting=64, patience=0.3) as server:
         port = int(server.url.rpartition(":")[2])
         body = json.dumps({

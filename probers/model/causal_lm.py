@@ -345,7 +345,7 @@ class CausalLM(LanguageModel):
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
         return Stops.of(self._eos, stop)
 
-    @cached_property
+    @property
     def _eos(self) -> frozenset[int]:
         return end_tokens(self.model.generation_config, self.tokenizer)
 
