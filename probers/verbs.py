@@ -54,7 +54,8 @@ def fit(
         return fit_stores(data, head=head, layers=layers, out=out, **options)
     if rows is None:
         raise UserError("fit(lm, rows) needs rows: texts with answer and wrong", "missing-value")
-    columns = {name: options.pop(name) for name in FIELDS if name in options}
+    # A field may share its name with an option, as split does, which is no string.
+    columns = {name: options.pop(name) for name in FIELDS if isinstance(options.get(name), str)}
     source = Texts(rows, columns=columns or None, **_taken(options, _READING))
     labelling = {"limit": None, **_taken(options, _LABELLING)}
     shared = {name: labelling[name] for name in ("seed",) if name in labelling}
