@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from probers.data.texts.shown import place_passages, subjects
 from probers.model.language_model import ScoreRequest
-from probers.types import Decision, Generation, Needs, Passages
+from probers.types import Decision, Generation, Passages
 
 from ..protocol import UNANSWERED, State, verdict
 from ..remote import RemoteLM
-from .probing import ReadsBank
+from .probing import ReadsApart
 
 
 @dataclass
-class Ungrounded(ReadsBank):
+class Ungrounded(ReadsApart):
     """Trigger that fires where a sentence of the answer is probably not supported by the passages.
 
     The loop retrieves with the question first. Each answer is read twice more, with and without its passages.
@@ -32,11 +30,8 @@ class Ungrounded(ReadsBank):
         drop: leave the passage that a sentence leaned on out of the next search.
     """
 
-    threshold: float | None = None
     drop: bool = True
-    _threshold: float = field(init=False, repr=False)
 
-    before = True
     reads_texts = True
     prober = "grounding"
 
@@ -44,21 +39,11 @@ class Ungrounded(ReadsBank):
         bank = self.load()
         if not bank.needs.of_passages:
             raise self.unfit("what an answer takes from its passages", f"{bank.spec.site} states alone")
-        self._bank = bank
-        self._threshold = bank.threshold if self.threshold is None else float(self.threshold)
-
-    @property
-    def needs(self) -> Needs:
-        """Record nothing of what the loop generates: answers are read once they are written."""
-        return Needs()
+        self.take(bank)
 
     @property
     def reads_states(self) -> bool:
         return True
-
-    @property
-    def probability(self) -> Callable[[np.ndarray], np.ndarray]:
-        return self._bank.probability
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         from probers.prober.assessment import Assessor  # loads torch

@@ -243,33 +243,19 @@ def _part(generation: Generation, start: int, end: int) -> Generation:
 
 
 @dataclass
-class ProbingBefore(ReadsBank):
-    """Trigger that retrieves once, with the question, if heads expect a wrong answer before it is written.
+class ReadsApart(ReadsBank):
+    """Base of triggers whose heads read passes of their own: nothing of what the loop generates.
 
-    The heads read the state at the prompt's last token, without passages, like the value head of P(IK)
-    (Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", section 5). If it fires, no draft
-    is written. Otherwise the answer is written without retrieval, and nothing is judged after that. One call
-    of the model reads the states for all questions, for one token each, and counts as a generation.
-
-    Attributes:
-        bank: heads of ``pool=prompt``, or folder or hub id of a prober; null in commands is the prober of
-            prober=.
-        threshold: fires when the score is above it; None takes the one that the bank chose on its validation
-            questions.
+    ``threshold`` None takes the one that the bank chose on its validation texts.
     """
 
     threshold: float | None = None
     _threshold: float = field(init=False, repr=False)
 
     before = True
-    after = False
-    decides_by = "question"
-    prober = "prompts"
 
-    def __post_init__(self) -> None:
-        bank = self.load()
-        if bank.spec.pool != "prompt":
-            raise self.unfit("the state before an answer", f"{bank.spec.pool} states")
+    def take(self, bank: Prober) -> None:
+        """Keep the prober, and the threshold that holds."""
         self._bank = bank
         self._threshold = bank.threshold if self.threshold is None else float(self.threshold)
 
@@ -285,6 +271,33 @@ class ProbingBefore(ReadsBank):
     @property
     def record(self) -> dict[str, Any]:
         return super().record | {"threshold": self._threshold}
+
+
+@dataclass
+class ProbingBefore(ReadsApart):
+    """Trigger that retrieves once, with the question, if heads expect a wrong answer before it is written.
+
+    The heads read the state at the prompt's last token, without passages, like the value head of P(IK)
+    (Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", section 5). If it fires, no draft
+    is written. Otherwise the answer is written without retrieval, and nothing is judged after that. One call
+    of the model reads the states for all questions, for one token each, and counts as a generation.
+
+    Attributes:
+        bank: heads of ``pool=prompt``, or folder or hub id of a prober; null in commands is the prober of
+            prober=.
+        threshold: fires when the score is above it; None takes the one that the bank chose on its validation
+            questions.
+    """
+
+    after = False
+    decides_by = "question"
+    prober = "prompts"
+
+    def __post_init__(self) -> None:
+        bank = self.load()
+        if bank.spec.pool != "prompt":
+            raise self.unfit("the state before an answer", f"{bank.spec.pool} states")
+        self.take(bank)
 
     def check(self, model: ModelSpec, prompt: PromptTemplate) -> None:
         super().check(model, prompt)
