@@ -21,6 +21,7 @@ extensions = [
     "command_help",
     "mathml",
     "references",
+    "made_tables",
 ]
 myst_enable_extensions = ["dollarmath", "attrs_inline"]
 myst_heading_anchors = 4

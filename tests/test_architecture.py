@@ -1,7 +1,6 @@
 """The house of docs/architecture.md: one direction, no circle, no room overfull, and bounds on its size."""
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,17 +217,3 @@ def test_every_error_has_a_code_of_the_list():
         for name, line, code in codes
         if isinstance(code, ast.Constant) and code.value not in get_args(Code)
     ]
-
-
-def test_the_tree_has_a_line_for_every_module_and_none_for_what_is_gone():
-    layout = (ROOT / "docs" / "architecture.md").read_text().partition("## Modules")[2].partition("\n## ")[0]
-    layout = layout.partition("```text\n")[2].partition("```")[0]
-    written: list[str] = []
-    above: list[str] = []
-    for indent, name, slash in re.findall(r"^( *)(\w+)(/?) ", layout, re.MULTILINE):
-        above = [*above[: len(indent) // 2], name]
-        if not slash:
-            written.append("/".join(above))
-    folders = ("probers", "datagen", "train", "rag", "serve")
-    there = [p.relative_to(ROOT).with_suffix("") for f in folders for p in (ROOT / f).rglob("*.py")]
-    assert sorted(written) == sorted(str(p) for p in there if p.name != "__init__")

@@ -1,7 +1,7 @@
 """Schema of ``metrics.json``: the figures of a prober on test texts, beside those of its controls.
 
-Training makes these objects, the file is written from them, and report, card, pictures and the table in
-``docs/formats.md`` read them. A figure ``x`` has its 95% interval over groups as ``x_ci``; both are null
+Training makes these objects, the file is written from them, and report, card, pictures and the
+documentation's table read them. A figure ``x`` has its 95% interval over groups as ``x_ci``; both are null
 where the figure is undefined.
 """
 
