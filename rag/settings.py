@@ -41,6 +41,13 @@ class Rag(Answering):
         needless |= {"corpus"} if self.trigger.target.endswith(".Never") else set()
         return [key for key in super().of_testbed if key not in needless]
 
+    @property
+    def unread(self) -> Mapping[str, str]:
+        one = (
+            {} if self.question is None else dict.fromkeys(("limit", "split"), "question= gives the question")
+        )
+        return {**super().unread, **one}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Answering):
