@@ -65,7 +65,7 @@ def _run_vllm(settings: Serve) -> None:
 
 
 def _check_weights(settings: Serve) -> None:
-    """Refuse a model whose files lack weights (UserError), as backend=transformers does, before vLLM starts."""
+    """Refuse a model whose files lack weights (UserError), as backend=transformers does."""
     from probers.cli.settings import plain
     from probers.model.loading import Loading, load_empty, model_source
 
