@@ -43,9 +43,8 @@ class Rag(Answering):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        one = (
-            {} if self.question is None else dict.fromkeys(("limit", "split"), "question= gives the question")
-        )
+        names = [] if self.question is None else ["split", *(["limit"] if self.limit is not None else [])]
+        one = dict.fromkeys(names, "question= gives the question")
         return {**super().unread, **one}
 
 

@@ -91,7 +91,7 @@ CASES: dict[str, dict[Code, list[str]]] = {
             "question=x? trigger=entity_signal trigger.signal=hope",
         ],
         "conflict": [
-            "question=x? limit=3", "question=x? trigger=never limit=null", "question=x? split=train",
+            "question=x? limit=3", "question=x? split=train",
             "trigger=never engine_timeout=3",
         ],
         "empty": ["question="],
