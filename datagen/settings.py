@@ -269,6 +269,18 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
         read = [*super().of_testbed, *(["articles"] if self.articles == TESTBED else [])]
         return [key for key in read if key in keys]
 
+    @property
+    def unread(self) -> Mapping[str, str]:
+        drawn = {
+            "cot": ("samples", self.samples),
+            "judged": ("answers_per_prompt", self.answers_per_prompt - 1),
+        }
+        option, draws = drawn.get(self.source, ("", 1))
+        unread = {} if draws else {"temperature": f"{option}={getattr(self, option)} draws nothing"}
+        if self.source == "judged" and self.judge.options.get("passages") == 0:
+            unread |= dict.fromkeys(_CORPUS, "judge.passages=0 reads no passage; give judge.passages=3")
+        return unread
+
     @classmethod
     def accepted(cls, typed: Sequence[str]) -> list[str]:
         """Write ``source.KEY`` as KEY; refuse the keys of sources that are not chosen (UserError)."""

@@ -123,7 +123,7 @@ class PromptTemplate:
 
     @property
     def ends(self) -> tuple[str | EndToken, ...]:
-        """What ends an answer besides the model's end tokens: ``stop``, and the end of a turn of the chat."""
+        """Ends of an answer besides the model's end tokens: ``stop``, and the end of a turn of the chat."""
         return (*self.stop, *self.turn_ends)
 
     @property

@@ -284,10 +284,18 @@ def _trigger(settings: Rag) -> tuple[Trigger, list[str]]:
 def _known(settings: Rag, source: QuestionSource) -> Question:
     """Return the typed question, with gold answers if it is one of ``settings.questions`` on this machine."""
     text = " ".join(str(settings.question).split())
-    if not source.files and source.name != "testbed":  # no download of a whole set for one question
-        return Question("question", text)
-    known = open_questions(source, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
-    return next((q for q in known if q.question == text), Question("question", text))
+    local, known = bool(source.files) or source.name == "testbed", list[Question]()
+    if local:  # no download of a whole set for one question
+        known = open_questions(source, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
+    asked = next((q for q in known if q.question == text), Question("question", text))
+    if not asked.answers and any(typed.partition("=")[0] == "questions" for typed in settings._typed):
+        why = (
+            f"it is not among them ({count(len(known), 'question')})"
+            if local
+            else "it is not downloaded for one"
+        )
+        log.info("note: questions=%s says nothing of this question: %s", source.name, why)
+    return asked
 
 
 def _many(

@@ -41,6 +41,12 @@ class Rag(Answering):
         needless |= {"corpus"} if self.trigger.target.endswith(".Never") else set()
         return [key for key in super().of_testbed if key not in needless]
 
+    @property
+    def unread(self) -> Mapping[str, str]:
+        names = [] if self.question is None else ["split", *(["limit"] if self.limit is not None else [])]
+        one = dict.fromkeys(names, "question= gives the question")
+        return {**super().unread, **one}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Answering):

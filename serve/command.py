@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import socket
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,23 @@ def _run_vllm(settings: Serve) -> None:
         raise UserError(message, "missing-extra")
     argv, environment = command(settings, prober)
     if not settings.print_command:
+        _check_weights(settings)
         os.execve(argv[0], argv, {**os.environ, **environment})
     shown = {**environment, **({"VLLM_API_KEY": "$PROBERS_API_KEY"} if "VLLM_API_KEY" in environment else {})}
     log.info(" ".join([*(f'{name}="{value}"' for name, value in shown.items()), shlex.join(argv)]))
+
+
+def _check_weights(settings: Serve) -> None:
+    """Refuse a model whose files lack weights (UserError), as backend=transformers does."""
+    from probers.cli.settings import plain
+    from probers.model.loading import Loading, load_empty, model_source
+
+    given = plain(settings.model)
+    how = Loading(**{each.name: given[each.name] for each in fields(Loading) if each.name in given})
+    source = model_source(
+        given["name"], given["revision"], gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
+    )
+    load_empty(*source, how)
 
 
 def _listen(host: str, port: int) -> socket.socket:

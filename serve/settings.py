@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -90,3 +91,16 @@ class Serve(Settings):
     prompt: Component = choice("auto")
     query: Component = choice("answer")
     retriever: Component = choice("bm25")
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        unread = {"seed": "answers follow the seed of the request"}
+        if self.corpus is None and not self.retriever.get("existing"):
+            unread |= dict.fromkeys(_OF_RETRIEVAL, "there is no retrieval; give corpus=FILE")
+        return unread
+
+
+_OF_RETRIEVAL = (
+    "passage_words", "corpus_cache", "k", "max_new_tokens", "max_retrievals", "answer_tokens", "on_bad_line",
+    "prompt", "query", "retriever",
+)  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaF
 from probers.adaptive.classifiers import ModelClassifier
 from probers.checkpoints import reason
 from probers.model.causal_lm import CausalLM
-from probers.model.loading import whole
+from probers.model.loading import Loading, whole
+from probers.model.vllm import lm as vllm_lm
+from probers.model.vllm.lm import VllmLM
 from probers.prober.prober import Prober
 from probers.signals.meaning import Entailment
 
@@ -74,6 +77,31 @@ def test_missing_weights_are_refused_with_their_number_and_the_first(folder, ren
     configure(folder, **options)
     with fails("model", *named):
         load(folder)
+
+
+@pytest.mark.parametrize("damage", ["prefix", "block", "layers", "shape", "none", "quantised"])
+def test_weights_are_counted_before_vllm_starts(folder, monkeypatch, damage):
+    """vLLM is never started for a folder that our own engine refuses, and is for a whole one."""
+    if damage in ("prefix", "block"):
+        change(folder, lambda n: f"_orig_mod.{n}" if damage == "prefix" else None if ".layers.1." in n else n)
+    if damage in ("layers", "quantised"):  # whose weights vLLM lays out itself
+        configure(folder, num_hidden_layers=5)
+    if damage == "quantised":
+        configure(folder, quantization_config={"quant_method": "fp8"})
+    configure(folder, **({"intermediate_size": 64} if damage == "shape" else {}))
+    monkeypatch.setattr(vllm_lm, "find_spec", lambda name: name)
+    started: list[Any] = []
+    monkeypatch.setattr(vllm_lm, "_start", lambda *given: started.append(given))
+    part = partial(VllmLM._load, str(folder), None, "auto", Loading(device="cpu", dtype="float32"))
+    if damage in ("none", "quantised"):
+        _, (empty, *_) = part()
+        assert empty.device.type == "meta" and empty.dtype == torch.float32 and len(started) == 1
+        return
+    with fails("model") as ours:
+        load(folder)
+    with fails("model") as theirs:
+        part()
+    assert str(theirs.value) == str(ours.value) and not started
 
 
 def test_a_tied_head_and_old_buffers_are_not_missing_and_extra_weights_are_told_once(folder, caplog):

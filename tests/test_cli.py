@@ -252,6 +252,21 @@ def test_control_characters_reach_neither_stream(capsys, monkeypatch):
     assert err == "a[2Jb]0;title\nprobers-demo: a[2Jb]0;title second line [conflict]\n"
 
 
+@pytest.mark.parametrize(("typed", "code"), [
+    ("question=Wer war Müller?", "conflict"), ("question=東京?", "conflict"), ("out=mü", "argument"),
+    (b"question=a\xff", "argument"),
+])  # fmt: skip
+def test_an_argument_is_utf8_in_a_locale_of_ascii(typed, code):
+    """A text is read; the name of a file, which cannot be opened, and other bytes are refused."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    script = "from probers.cli.main import rag; rag()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, typed, "limit=3"], env=environment, capture_output=True
+    )
+    (line,) = done.stderr.decode("ascii").splitlines()
+    assert done.returncode == 2 and line.endswith(f"[{code}]")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
 def test_an_output_that_lacks_a_character_shows_its_code(encoding, monkeypatch):
     """Notes, help and refusals alike; a character that it has is shown."""

@@ -17,9 +17,10 @@ from probers.types import Code
 TRAIN = ["data=data", "device=cpu", "resamples=100"]
 #: What is always typed.
 USUAL = {
-    "datagen": ["limit=4"], "train": TRAIN, "search": TRAIN, "rag": RAG,
+    "datagen": ["limit=4"], "train": TRAIN, "search": TRAIN, "rag": RAG[:3],
     "compare": [*RAG, "triggers=[never,always,random,oracle,entropy,rind_paper,probing]"],
     "score": ["texts=texts.jsonl", "model=testbed"],
+    "serve": [], "import": [],
 }  # fmt: skip
 WIKIPEDIA = "source=wiki articles=wikipedia wikipedia.titles=[a]"
 MINE = "triggers=[mine] +methods.mine={trigger: always, query: question, "
@@ -38,7 +39,9 @@ CASES: dict[str, dict[Code, list[str]]] = {
             "pool=mind layers=[3]", "source=wiki limit={train:5}", "language=de",
             f"{WIKIPEDIA} wikipedia.language=de language=fr", "source=wiki reads=thinking",
             "pool=[mean,prompt] reads=thinking", "launch=ray part=1/2", "launch=ray overwrite=true",
-            "source=wiki wikipedia.rate=1", "acc=substring",
+            "source=wiki wikipedia.rate=1", "acc=substring", "temperature=0.7", "samples=0 temperature=1",
+            "source=judged temperature=0.7", "source=judged corpus=testbed", "source=judged passage_words=50",
+            "source=judged articles=testbed retriever.k1=2",
         ],
         "layers": ["layers=[13]", "site=attn_out layers=[0,3]"],
         "missing-extra": ["source=wiki recogniser=spacy"],
@@ -62,6 +65,7 @@ CASES: dict[str, dict[Code, list[str]]] = {
             "label_smoothing=1", "balance=even", "logger=tensorboard", "head=concat beside=[entropy]",
             "head=adaptive head.c=0",
         ],
+        "conflict": ["span_weight=5", "loss=double_softmax span_weight=5"],
         "layers": ["layer=9", "layer_sets=[[2,4]]", "layer_sets=[0]", "layer_sets=[[]]"],
         "missing-value": ["head=radio beside=[lookback]", "head=concat beside=[attention]"],
         "no-artifact": ["data=nowhere", "data=half"],
@@ -72,6 +76,7 @@ CASES: dict[str, dict[Code, list[str]]] = {
     "search": {
         "argument": ["heads=[radio hidden=x]", "heads=[radio hidden=0]"],
         "bad-value": ["layer_sets=all", "folds=1", "minutes=0"],
+        "conflict": ["span_weight=5"],
         "labels": ["threshold=risk=0.001@0.95"],
         "layers": ["layer_sets=[all,[9]]", "layer_sets=[0]"],
         "mismatch": ["heads=[linear,sequence]"],
@@ -84,6 +89,10 @@ CASES: dict[str, dict[Code, list[str]]] = {
         "bad-value": [
             "question=x? trigger=random trigger.rate=-1", "question=x? trigger=never k=0",
             "question=x? trigger=entity_signal trigger.signal=hope",
+        ],
+        "conflict": [
+            "question=x? limit=3", "question=x? split=train",
+            "trigger=never engine_timeout=3",
         ],
         "empty": ["question="],
         "labels": ["question=x? trigger=oracle"],
@@ -126,6 +135,13 @@ CASES: dict[str, dict[Code, list[str]]] = {
             VARY + "{entropy: {query.luck: [1]}}",
         ],
     },
+    "serve": {
+        "conflict": [
+            "corpus=null passage_words=50", "prober=none answer_tokens=5", "retriever.k1=2", "query=question",
+            "seed=3", "prompt=chat",
+        ],
+    },
+    "import": {"conflict": ["probe=p limit=3", "probe=p threshold=f1", "probe=p texts.format=ragtruth"]},
     "score": {
         "bad-value": ["threshold=high"],
         "no-artifact": ["prober=nowhere"],
@@ -153,7 +169,7 @@ def test_a_wrong_request_is_refused_by_its_option_before_anything_is_made(place,
     before = set(Path().rglob("*"))
     given = words(typed)
     with fails(code) as refused:
-        cli.run(command, [*USUAL[command], "out=out", *given])
+        cli.run(command, [*USUAL[command], *(() if command == "serve" else ("out=out",)), *given])
     named = [*re.findall(r"[a-z][\w/@-]+|k=0", given[-1]), given[-1].partition("_")[0]]  # layer_sets: layer
     assert any(part in str(refused.value) for part in named)
     assert not place.models and set(Path().rglob("*")) == before

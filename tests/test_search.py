@@ -17,6 +17,7 @@ from probers.checksums import Journal, draw_key
 from probers.cli import main as cli
 from probers.cli.inputs import newest_prober
 from probers.data.splits import Partition
+from probers.evaluation.bootstrap import few_groups
 from probers.prober.prober import Prober
 from probers.store.store import FeatureStore
 from probers.train import search
@@ -82,6 +83,9 @@ def test_the_planted_layer_wins_and_becomes_the_prober(whole):
     assert [row["folds"] for row in found["tried"]] == [3, 3, 1]
     assert all(row["difference_ci"][1] < 0 for row in found["tried"][1:])
     assert bank.metrics["search"] == found
+    few = {**found, "folds": [{"texts": 20, "groups": 31}, {"texts": 20, "groups": 9}]}
+    assert search.table(few).endswith(f"\nnote: folds of {few_groups(9)}")
+    assert "note:" not in search.table({**found, "folds": few["folds"][:1]})
     assert "linear, [2] | 2 | 3 |" in bank.card and "took no part in the choice" in bank.card
     assert newest_prober("answers", model="testbed", root=out.parent) == out
 

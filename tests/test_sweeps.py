@@ -13,6 +13,8 @@ from test_train_figures import evaluator_of, make_examples, make_trained
 
 from probers.cli import main as cli
 from probers.cli.main import combinations, folder_names, varied
+from probers.evaluation import bootstrap
+from probers.evaluation.bootstrap import LEAST_GROUPS
 from probers.train import report
 from probers.train.evaluate import summarise
 from probers.train.report import compare_runs
@@ -151,7 +153,7 @@ def prober(folder: Path, auroc: float, *, sites: tuple[str, ...] = ("resid_post"
     return folder
 
 
-def test_the_table_has_a_row_per_run(tmp_path: Path) -> None:
+def test_the_table_has_a_row_per_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [prober(tmp_path / "cot-all" / name, value) for name, value in (("a", 0.7), ("b", 0.82))]
     lines = compare_runs([["head=linear"], ["head=probing_rag"]], folders).splitlines()
     assert lines[0].split() == ["best", "layer", "validation", "AUROC", "(test)", "acc.", "ECE", "folder"]
@@ -159,6 +161,11 @@ def test_the_table_has_a_row_per_run(tmp_path: Path) -> None:
     assert lines[2].split()[0] == "head=probing_rag" and "0.820 [0.770, 0.870]" in lines[2]
     assert lines[2].endswith(" b") and str(tmp_path / "cot-all") in lines[3]
     assert len({line.rindex("[") for line in lines[1:3]}) == 1  # columns line up
+    groups = figures()["splits"]["test"]["groups"]
+    assert groups >= LEAST_GROUPS and len(lines) == 4
+    monkeypatch.setattr(bootstrap, "LEAST_GROUPS", groups + 1)
+    told = f"\nnote: {bootstrap.few_groups(groups, 'test group')}"
+    assert compare_runs([["a"], ["b"]], folders).endswith(told)
 
 
 def test_the_table_of_stores_sites_and_long_names(tmp_path: Path) -> None:

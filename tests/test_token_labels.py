@@ -15,6 +15,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch.nn import functional as F
 
 from probers.cli import main as cli
+from probers.evaluation.bootstrap import few_groups
 from probers.heads import LinearHead
 from probers.store.store import FeatureStore
 from probers.train import sweeps
@@ -256,4 +257,6 @@ def test_the_matrix_tests_each_prober_on_every_store(tmp_path, caplog, monkeypat
     alone = cli.run("train", [f"data={a}", f"out={tmp_path / 'q'}", *how])
     figures = json.loads((alone / "metrics.json").read_text())
     assert found[a][a]["auroc"] == pytest.approx(figures["ensemble"]["auroc"], abs=1e-6)
-    assert "AUROC, trained on (down)" in caplog.text
+    assert "AUROC, trained on (down)" in caplog.text and "note: a cell of" not in caplog.text
+    found[a][b]["groups"] = 7  # the fewest are told
+    assert sweeps.matrix_table(found).endswith(f"note: a cell of {few_groups(7)}")

@@ -19,9 +19,11 @@ from test_stacked import halves
 from probers.cli import main as cli
 from probers.cli.components import Component
 from probers.heads import LinearHead
+from probers.model.causal_lm import CausalLM
 from probers.prober.prober import Prober
 from probers.store.store import FeatureStore
 from probers.train import fit
+from probers.verbs import fit as fit_rows
 
 QUICK: dict[str, Any] = {
     "epochs": 2, "lr": 0.01, "batch_size": 32, "resamples": 100, "learning_curve": False, "device": "cpu",
@@ -109,6 +111,20 @@ def test_a_class_a_partial_and_a_name_are_the_same_head(store: FeatureStore) -> 
     assert by_name.score_states(states).shape == (3,) and by_name.layers == (2,)
 
 
+def test_shares_deal_the_groups_of_rows_and_a_name_is_a_column(lm: CausalLM) -> None:
+    rows = [
+        {"prompt": f"{n}:", "answer": f" {n % 7}", "wrong": n % 3 == 0, "group": n // 2} for n in range(120)
+    ]
+    quick = partial(fit_rows, lm, head="linear", layers=[4], **QUICK)
+    dealt = quick(rows, split=[0.5, 0.25, 0.25])
+    assert dealt.seen is not None
+    assert quick(rows, split=[0.5, 0.25, 0.25]).seen == dealt.seen != quick(rows, split=[0.8, 0.1, 0.1]).seen
+    counted = {name: (side["n"], side["groups"]) for name, side in dealt.metrics["splits"].items()}
+    assert counted == {"train": (60, 30), "validation": (30, 15), "test": (30, 15)}
+    named = [{**row, "part": ("train", "validation", "test")[row["group"] // 2 % 3]} for row in rows]
+    assert [side["n"] for side in quick(named, split="part").metrics["splits"].values()] == [40, 40, 40]
+
+
 def test_wrong_calls_are_named(store: FeatureStore) -> None:
     for code, named, call in (
         ("unknown-key", "did you mean epochs", {"epoch": 3}), ("unknown-key", "did you mean lr", {"lrr": 1}),
@@ -135,6 +151,7 @@ import sys
 from probers import Prober
 from probers.cli import main
 from probers.train import fit
+from probers.verbs import fit as fit_rows
 
 assert main.request("train", ["head=echo"]).head.target.endswith("EchoHead")
 made = fit(sys.argv[1], head="echo", layers=2, epochs=1, resamples=100, learning_curve=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from probers.cli.command_lines import command_line
-from probers.evaluation.bootstrap import bounded, bounds, number
+from probers.evaluation.bootstrap import bounded, bounds, few_groups, number
 from probers.files import read_json
 from probers.heads import head_name
 from probers.pages import hub_id, public_model, public_path, render
@@ -46,7 +46,11 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     for name, *middle, last in cells:
         fitted = [f"{cell:>{width}}" for cell, width in zip(middle, widths[1:], strict=True)]
         lines.append("  ".join([f"{cut(name, widths[0]):{widths[0]}}", *fitted, last]).rstrip())
-    return "\n".join([*lines, f"folders are below {shared}; choose by validation, report the test figures"])
+    lines.append(f"folders are below {shared}; choose by validation, report the test figures")
+    groups = [figures.splits["test"].groups for _, _, figures in runs if figures is not None]
+    if few := few_groups(min(groups), "test group"):
+        lines.append(f"note: {few}")
+    return "\n".join(lines)
 
 
 def _row(figures: Figures) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ class Plan:
         alone = {str(store.path): Sources.of([store], *how) for store in stores}
         request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
         dataset = Dataset.load(sources.stores, settings.layer, request, sources.beside)
+        settings.check_spans(marked=dataset.examples.inside is not None)
         dataset = method.prepare(dataset, sources.stores)
         rule.check_number(len(dataset.examples.groups("validation")))
         tasks, notes = method.plan(dataset)

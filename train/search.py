@@ -23,7 +23,7 @@ from probers.cli.components import Component
 from probers.cli.runs import RunFolder
 from probers.data.splits import Partition
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import Bootstrap, Sample, bounded, number
+from probers.evaluation.bootstrap import Bootstrap, Sample, bounded, few_groups, number
 from probers.files import canonical_json, write_text
 from probers.heads import is_joint
 from probers.prober.report import cut
@@ -70,6 +70,7 @@ def run(settings: Search) -> Path:
     stores, beside = stores_of(opened, pool, listed(settings.sites), settings.beside)
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
     examples = load_examples([*stores.values(), *chain.from_iterable(beside.values())], request)
+    settings.check_spans(marked=examples.inside is not None)
     settings.rule().check_number(len(examples.groups("validation")))
     parts = [Partition(n, settings.folds) for n in range(1, settings.folds + 1)]
     folds = [fold(examples, part, settings.seed) for part in parts]
@@ -327,4 +328,6 @@ def table(entry: Mapping[str, Any]) -> str:
     if entry["not_tried"]:
         message = f"not tried, as the time was over: {'; '.join(entry['not_tried'])}"
         lines.append(fill(message, 98, subsequent_indent="  "))
+    if few := few_groups(min(each["groups"] for each in entry["folds"])):
+        lines.append(f"note: folds of {few}")
     return "\n".join(lines)

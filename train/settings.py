@@ -69,6 +69,12 @@ class Fitting:
     def __post_init__(self) -> None:
         check_options(type(self), vars(self))
 
+    def check_spans(self, *, marked: bool) -> None:
+        """Refuse a weight of ``marked`` spans where the texts have none (UserError)."""
+        if not marked and self.span_weight != type(self).span_weight:
+            message = f"span_weight={self.span_weight:g} has no effect: the texts have no marked tokens"
+            raise UserError(f"{message}. Leave it out, or give a store of unit=token", "conflict")
+
     def hardware(self) -> dict[str, Any]:
         """Options of Lightning's trainer for ``device``; UserError for one that this machine lacks."""
         from probers.model.loading import pick_device

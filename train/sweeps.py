@@ -16,7 +16,7 @@ import numpy as np
 
 from probers.data.splits import Seen
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import Bootstrap, bounds, number
+from probers.evaluation.bootstrap import Bootstrap, bounds, few_groups, number
 from probers.files import canonical_json, write_text
 from probers.prober.prober import Prober
 from probers.store.joined import Sources
@@ -189,8 +189,8 @@ def matrix(
     probers, columns stores; test texts that a row's prober has trained on are left out.
 
     Returns:
-        For each cell ``n``, ``wrong``, ``auroc`` with its 95% interval over groups, ``ece`` of P(wrong),
-        ``fired`` at the prober's own threshold, and how many texts were ``seen`` and left out.
+        For each cell ``n``, ``groups``, ``wrong``, ``auroc`` with its 95% interval over groups, ``ece`` of
+        P(wrong), ``fired`` at the prober's own threshold, and how many texts were ``seen`` and left out.
     """
     cells: Matrix = {row: {} for row in probers}
     for column, (of_sites, beside) in stores.items():
@@ -206,10 +206,13 @@ def _cell(bank: Prober, dataset: Dataset, resamples: int, seed: int) -> dict[str
     sides = examples.sides(bank.seen or Seen({}), "test")
     fresh = test[[side not in ("train", "validation") for side in sides]]
     wrong, scores = examples.wrong[fresh], score_texts(bank, dataset, bank.aggregate)[fresh]
-    figures: dict[str, Any] = {"n": len(fresh), "seen": len(test) - len(fresh)}
+    groups = examples.table["group"].to_numpy()[fresh]
+    figures: dict[str, Any] = {
+        "n": len(fresh), "groups": len(set(groups.tolist())), "seen": len(test) - len(fresh),
+    }  # fmt: skip
     if len(set(wrong.tolist())) < 2:
         return figures | dict.fromkeys(("wrong", "auroc", "auroc_ci", "ece", "fired"))
-    bootstrap = Bootstrap(examples.table["group"].to_numpy()[fresh], resamples=resamples, seed=seed)
+    bootstrap = Bootstrap(groups, resamples=resamples, seed=seed)
     figures |= bootstrap.interval(scores, partial(metrics.auroc, wrong)).figures("auroc")
     figures["ece"] = float(metrics.ece(wrong, bank.probability(scores)))
     return figures | {"wrong": float(wrong.mean()), "fired": float((scores > bank.threshold).mean())}
@@ -243,4 +246,9 @@ def matrix_table(cells: Matrix) -> str:
         for row, of_row in cells.items():
             shown = (f"{number(of_row[c]['auroc'])} {bounds(of_row[c]['auroc_ci'])}" for c in some)
             lines.append(f"{row[: _NAME - 1]:{_NAME}}" + "".join(f"{c:{_CELL}}" for c in shown).rstrip())
+    measured = [
+        cell["groups"] for row in cells.values() for cell in row.values() if cell["auroc"] is not None
+    ]
+    if few := few_groups(min(measured, default=0)):
+        lines.append(f"note: a cell of {few}")
     return "\n".join(lines)

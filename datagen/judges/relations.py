@@ -1,4 +1,4 @@
-"""What a text says of its subject: facts in some fixed forms, and the kind of thing that it is.
+"""Facts that a text states of its subject in some fixed forms, and the kind of thing that it is.
 
 Only relations with one value each are read, so that another value contradicts. A person born in 1950 was not
 born in 1931, but a player of one club may have played for another.

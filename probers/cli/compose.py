@@ -56,7 +56,7 @@ _PLACED_FIRST = {"judge": "action"}
 _SHORT = {"model": "model.name", "texts": "texts.path"}
 _ALIKE = {"layer": "layers", "layers": "layer"}
 #: Keys whose text is sent exactly as typed.
-_FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
+FREE = re.compile(r"\+*(question|prompt\.\w+|trigger\.prompt|retriever\.\w+_prefix)")
 _KEY = re.compile(r"\+{0,2}(?!hydra\b)[A-Za-z_]\w*(\.\w+)*")
 _DEEPEST = 20  # levels of nested brackets
 #: Choices of nothing, for which Hydra has no word.
@@ -144,7 +144,7 @@ def _quoted(command: str, argument: str) -> str:
     if not equals or key.startswith("-"):
         return argument
     key = _named(command, key)
-    if _FREE.fullmatch(key):  # the text holds no reference
+    if FREE.fullmatch(key):  # the text holds no reference
         value = _OPENING.sub(lambda opening: f"{opening[1] * 2}\\${{", value)
     override = parsed(f"{key}={value}")
     single = override is not None and not override.is_sweep_override()
@@ -198,7 +198,12 @@ def request(command: str, overrides: Sequence[str]) -> Settings:
         # A merge repeats them without the part, and a launcher with one.
         record["typed"] = list(overrides)
     values = {key: value for key, value in _resolved(config).items() if key != "published"}
-    return read(kind, values, _record=record, _typed=tuple(overrides))
+    settings = read(kind, values, _record=record, _typed=tuple(overrides))
+    for key, _ in map(key_value, overrides):
+        for unread, why in settings.unread.items():
+            if f"{key}.".startswith(f"{unread}."):
+                raise UserError(f"{key} has no effect: {why}. Leave it out", "conflict")
+    return settings
 
 
 def check_world(typed: Sequence[str], settings: Settings) -> None:

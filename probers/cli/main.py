@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,6 +23,7 @@ from ..types import HALVES, STEERING, ProbersError, UserError
 from .command_lines import folder_names
 from .compose import (
     COMMANDS,
+    FREE,
     check_world,
     combinations,
     compose,
@@ -96,12 +98,9 @@ def varied(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
 
 def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     encode_everything()
     try:
-        if odd := [each for each in arguments if HALVES.search(each)]:
-            message = f"{odd[0]!r} holds bytes that are not UTF-8, or half of a pair of surrogates"
-            raise UserError(f"{message}: give valid Unicode", "argument")
+        arguments = list(map(_utf8, sys.argv[1:] if argv is None else argv))
         with console():
             code = _main(command, arguments)
     except KeyboardInterrupt:
@@ -113,6 +112,23 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
         message, code = described(error)
         _fail(f"probers-{command}: {message}", code)
     sys.exit(code)
+
+
+def _utf8(argument: str) -> str:
+    """Read an argument as UTF-8 where the locale has another encoding, such as ASCII.
+
+    UserError for an option other than a text's where the names of files cannot hold it.
+    """
+    with suppress(UnicodeError):
+        argument = os.fsencode(argument).decode()
+    if HALVES.search(argument):
+        message = f"{argument!r} holds bytes that are not UTF-8, or half of a pair of surrogates"
+        raise UserError(f"{message}: give valid Unicode", "argument")
+    encoding, text = sys.getfilesystemencoding(), FREE.fullmatch(argument.partition("=")[0])
+    if not text and argument != argument.encode(encoding, "replace").decode(encoding):
+        message = f"{argument!r} holds characters that no file's name has in this locale ({encoding})"
+        raise UserError(f"{message}: set PYTHONUTF8=1", "argument")
+    return argument
 
 
 #: The console scripts.

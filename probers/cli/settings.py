@@ -91,6 +91,11 @@ class Settings:
         return ()
 
     @property
+    def unread(self) -> Mapping[str, str]:
+        """Keys without effect with these settings, and why; a command refuses them where they are typed."""
+        return {}
+
+    @property
     def record(self) -> dict[str, Any]:
         """Plain values of all keys for a run's folder; references to the environment stay unresolved."""
         return dict(plain(self) if self._record is None else self._record)
@@ -295,3 +300,8 @@ class Answering(Reading):
     draft: Natural = 8
     """number of tokens to guess from prompt and earlier text for a question that runs alone; they are checked
     in one pass, and 0 guesses none"""
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        remote = self.engine.startswith("http")
+        return {} if remote else {"engine_timeout": f"engine={self.engine} is no server behind a URL"}

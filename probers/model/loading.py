@@ -276,18 +276,29 @@ def _caps(config: Any) -> bool:
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
-    """Load a model without weights (on torch's meta device), in the format of :func:`load`, and tokenizer."""
+    """Load a model without weights (on torch's meta device), in the format of :func:`load`, and tokenizer.
+
+    The names and shapes in its files are compared as in :func:`whole`, but for quantised weights, which are
+    laid out as whatever runs them wants.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": how.trust_remote_code}
-    with telling(source, revision):
+    with telling(source, revision, how.use_safetensors):
         config = AutoConfig.from_pretrained(source, **options)
         kind = pick_dtype(how.dtype, pick_device(how.device), config)
         if kind == "auto":
             kind = config.get_text_config().dtype or torch.float32
         tokenizer = how.tokenizer(source, **options)
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=kind)
+        if getattr(config, "quantization_config", None) is None:
+            safe = True if how.use_safetensors else None
+            model = whole(
+                AutoModelForCausalLM, source, f"model={source}", dtype=kind, device_map="meta", **options,
+                use_safetensors=safe,
+            )  # fmt: skip
+        else:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=kind)
     with suppress(OSError):  # a model need not have a generation config
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
     return model.eval(), tokenizer

@@ -234,7 +234,7 @@ class Level(Ranking):
 
 
 class Promised(Part):
-    """What the threshold promises, and what came of it."""
+    """Promise of the threshold, and its outcome."""
 
     risk: float = figure("largest share of wrong groups among those that pass")
     confidence: float = figure("probability that this holds")

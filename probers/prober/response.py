@@ -56,7 +56,7 @@ class DomainDistance(Frozen):
 
 
 class Acted(Frozen):
-    """What ``on_high`` did: the span that was too high, tokens not returned, and the scores of all draws."""
+    """Action of ``on_high``: the span that was too high, tokens not returned, and the scores of all draws."""
 
     action: str
     span: ScoredSpan | None = None

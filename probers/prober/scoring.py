@@ -154,7 +154,7 @@ OnHigh = Literal["warn", "stop", "abstain", "retry"]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What is done with a text whose score is above the threshold.
+    """Treatment of a text whose score is above the threshold.
 
     Attributes:
         on_high: "warn" changes nothing; "stop" ends the text before its first such part, where whole answers

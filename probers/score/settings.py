@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -119,6 +120,11 @@ class Import(Run):
     """treatment of a malformed input line: stop before the model runs, or leave it out"""
     batch_size: BatchSize = "auto"
     """texts per forward pass; auto halves when memory runs out"""
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        names = ("limit", "threshold", "resamples", "on_bad_line", "batch_size", "seed", "texts")
+        return dict.fromkeys(names, "there are no texts; give texts=FILE") if self.texts.path is None else {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ class Detectors:
             for form in (P_TRUE, VERBALISED)
         )
         trues = [judged.chance for judged in p_true(lm, truth, names=names)]
-        stated, replies = verbalised(lm.generate, confidence, names=names)
+        stated, replies = verbalised(lm.generate, confidence, bare.turn_ends, names=names)
         return [self._row(*each) for each in zip(asked, drawn, trues, stated, replies, strict=True)]
 
     def _row(

@@ -45,7 +45,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What characters [start, end) of an answer rest on, in the passages that the prompt shows.
+    """Ground of characters [start, end) of an answer in the passages that the prompt shows.
 
     ``passage`` is the number, from 1, of the one that attention points to with this ``share`` of all, and
     ``evidence`` the characters of its nearest sentence.

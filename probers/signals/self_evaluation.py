@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..model.language_model import LanguageModel
+from ..model.tokens import Stop
 from ..store.spec import ModelSpec
 from ..types import Generation
 from ..words.language import ENGLISH, LANGUAGES, either
@@ -128,10 +129,14 @@ def spellings(tokenizer: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[
 
 
 def verbalised(
-    generate: Generate, prompts: Sequence[str], *, names: Sequence[str] | None = None
-) -> tuple[list[float | None], list[Generation]]:
-    """Ask each prompt and read the confidence in [0, 1] from the reply; None if it states none."""
-    replies = generate(prompts, max_new_tokens=TOKENS, stop=("\n",), names=names)
+    generate: Generate, prompts: Sequence[str], ends: Sequence[Stop] = (), *,
+    names: Sequence[str] | None = None,
+) -> tuple[list[float | None], list[Generation]]:  # fmt: skip
+    """Ask each prompt and read the confidence in [0, 1] from the reply; None if it states none.
+
+    A reply ends with its line, or where ``ends`` say: those of the prompts' :class:`.PromptTemplate`.
+    """
+    replies = generate(prompts, max_new_tokens=TOKENS, stop=("\n", *ends), names=names)
     return [stated(reply.text) for reply in replies], replies
 
 

@@ -36,7 +36,7 @@ class ReadsBank(Trigger):
 
     @property
     def make(self) -> str:
-        """How to get a prober."""
+        """Advice on getting a prober."""
         from probers.cli.inputs import how_to_make
 
         key, kind = next((key, kind) for key, kind in TRAINED.items() if kind == self.prober)

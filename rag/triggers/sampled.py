@@ -306,7 +306,8 @@ class Verbalised(_OfAnswers):
             return []
         prompts = _asked(self.form, states, [()] * len(states))
         names = [state.question.id for state in states]
-        numbers, replies = verbalised(states[0].generate, prompts, names=names)
+        ends = states[0].prompt.turn_ends
+        numbers, replies = verbalised(states[0].generate, prompts, ends, names=names)
         for reply, state in zip(replies, states, strict=True):
             state.spend(reply)
         return [

@@ -117,14 +117,26 @@ def unchanged(record: Record, key: str) -> str:
     return str(record[key])
 
 
-@recognised({"annotations", "conversation"})
+@recognised({"annotations", "conversation"}, {"exact_answer", "gt_completion"})
 def hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
-    """Obeso et al. 2025: a conversation whose last message is judged span by span."""
-    *before, last = turns_of(records(record, "conversation")) or [{}]
-    answer = unchanged(last, "content")
+    """Obeso et al. 2025: a conversation whose last message is judged span by span.
+
+    Or a short answer (triviaqa-balanced), of which the first place of the exact answer is judged.
+    """
+    before = turns_of(records(record, "conversation")) if "conversation" in record else []
+    if "gt_completion" in record:
+        answer, span = unchanged(record, "gt_completion"), text(record, "exact_answer")
+        label = optional(record, "llm_judge_label") or optional(record, "label")
+        annotations: Any = [{"span": span, "label": label, "index": answer.find(span)}]
+        before = (
+            [{"role": "user", "content": text(record, "question")}] if "question" in record else before[:1]
+        )
+    else:
+        *before, last = before or [{}]
+        answer, annotations = unchanged(last, "content"), record["annotations"]
     yield {
         **({"messages": before} if before else {}), "answer": answer,
-        "spans": list(_readable(record["annotations"], answer, place)), "outside": "unknown",
+        "spans": list(_readable(annotations, answer, place)), "outside": "unknown",
         "group": _mark(json.dumps(before)), "writer": optional(record, "model"),
         "split": optional(record, "split"),
     }  # fmt: skip
