@@ -152,8 +152,8 @@ def test_odd_texts_are_words_and_nothing_else(one):
         found = retriever.search(asked, 10)
         assert ids(found) == ids(ours)
         factor = 1 + formula.get("k1", 1.2)
-        scores = [factor * p.score for row in ours for p in row]
-        assert [p.score for row in found for p in row] == pytest.approx(scores, rel=1e-4)
+        scores = [factor * p.score for row in ours[-40:] for p in row]  # of whole questions
+        assert [p.score for row in found[-40:] for p in row] == pytest.approx(scores, rel=1e-4)
         retriever.drop()
 
 
