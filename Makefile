@@ -84,15 +84,15 @@ test-lowest: .venv-lowest/.installed
 # Real OpenSearch nodes on loopback: Java 17 or later (apt-get install openjdk-17-jre-headless), 2 GB of memory.
 test-search: $(VENV)/.installed-test $(SEARCH_JARS)
 	@command -v java > /dev/null || { echo "test-search needs java: apt-get install openjdk-17-jre-headless"; exit 1; }
+	@ls $(SEARCH_JARS)/opensearch-2*.jar > /dev/null || { echo "$(SEARCH_JARS) holds no OpenSearch 2"; exit 1; }
 	PROBERS_SEARCH_JARS=$(abspath $(SEARCH_JARS)) $(PYTEST) tests/with_search
 
 build/search/lib: tools/search/pom.xml
-	@command -v mvn > /dev/null || { echo "test-search needs mvn, or the jars as SEARCH_JARS=FOLDER"; exit 1; }
-	mvn -q -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@)
-	touch $@
+	mvn -q -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@) && touch $@ || { rm -rf $@; \
+		echo "test-search needs Maven and its repository, or the jars as SEARCH_JARS=FOLDER"; exit 1; }
 
-# The loop over llama.cpp's server with SmolLM2; skipped by name where one of them is missing.
-test-engines: $(VENV)/.installed-test
+# The loop over llama.cpp's server with SmolLM2; skipped by name where the server is missing.
+test-engines: $(VENV)/.installed-test $(VENV)/.installed-real
 	$(VENV)/bin/python -m pytest -rs tests/with_engines
 
 test-vllm: $(VLLM_INSTALLED)

@@ -109,8 +109,14 @@ def measured(
     counting = 1000 * (time.perf_counter() - start) / len(phrases)
     size = None
     if isinstance(search, Elasticsearch):
-        stats = search._server.ask(search._server.client.indices.stats, index=search._name, metric="store")
-        size = stats["_all"]["primaries"]["store"]["size_in_bytes"] / 1e6
+        # By its segments: servers renew the sizes in an index's statistics every ten seconds only.
+        answer = search._server.ask(search._server.client.indices.segments, index=search._name)
+        shards = [each for index in answer["indices"].values() for each in index["shards"].values()]
+        size = sum(
+            segment["size_in_bytes"] / 1e6
+            for shard in shards for copy in shard if copy["routing"]["primary"]
+            for segment in copy["segments"].values()
+        )  # fmt: skip
     return Measured(found, counts, made, np.array(alone), batched, counting, size)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artefacts import write_lines
-from fake_elasticsearch import FakeElasticsearch
 from fake_lm import FakeLM, FakeRetriever, passage
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,35 +50,17 @@ def corpus(*texts):
     return [Passage(f"p{i}", "", text) for i, text in enumerate(texts)]
 
 
-@pytest.fixture(scope="module")
-def server():
-    pytest.importorskip("elasticsearch", reason="pip install 'probers[search]'")
-    pytest.importorskip("opensearchpy", reason="pip install 'probers[search]'")
-    with FakeElasticsearch() as fake:
-        yield fake
-
-
-ENGINES = ["memory", "mapped", "rank_bm25", "elasticsearch", "opensearch"]
-
-
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["memory", "mapped", "rank_bm25"])
 def engine(request, tmp_path):
-    """Makes a retriever of passages; a server only where its clients are."""
+    """Makes a retriever of passages; ``tests/with_search`` counts the same on a server."""
 
-    def make(passages, **options):
+    def make(passages):
         if request.param == "mapped":
             lines = [{"id": p.id, "title": p.title, "text": p.text} for p in passages]
             file = write_lines(tmp_path / "corpus.jsonl", lines)
             store = load_corpus(file, cache=tmp_path / "cache", in_memory=0)
             return BM25(store, cache=tmp_path / "bm25")
-        if request.param in ("memory", "rank_bm25"):
-            return (BM25 if request.param == "memory" else RankBM25)(passages)
-        from probers.rag.retrievers import Elasticsearch
-
-        fake = request.getfixturevalue("server")
-        product = "Elasticsearch" if request.param == "elasticsearch" else "OpenSearch"
-        fake.version("8.13.4" if request.param == "elasticsearch" else "2.19.1", product=product)
-        return Elasticsearch(passages, url=fake.url, timeout=5, **options)
+        return (BM25 if request.param == "memory" else RankBM25)(passages)
 
     return make
 
@@ -189,22 +170,6 @@ def test_the_places_of_a_stored_corpus_are_made_once_and_only_when_a_phrase_is_c
     before = made()
     # Of another formula they are the same.
     assert BM25(store, cache=tmp_path / "bm25", k1=0.9).frequency(["a b4"]) == [1] and made() == before
-
-
-def test_a_server_is_asked_once_for_many_counts_and_its_failures_are_said(server):
-    from probers.rag.retrievers import Elasticsearch
-
-    server.version("8.13.4")
-    retriever = Elasticsearch(corpus("Ada Grace", "Ada"), url=server.url, timeout=5)
-    before = len(server.requests)
-    assert retriever.together([("Ada", "Grace")] * 150) == [1] * 150
-    assert len(server.requests) == before + 1
-    two = Elasticsearch(corpus("Ada Grace", "Ada"), url=server.url, timeout=5, fields="separate")
-    assert two.frequency(["ada", "ada grace"]) == [2, 1]
-    failed = {"responses": [{"error": {"type": "x", "reason": "shard is gone"}, "status": 400}]}
-    server.faults["search"].append((200, {}, failed))
-    with fails("server", "shard is gone", "Ada"):
-        retriever.frequency(["Ada"])
 
 
 def test_the_postings_of_an_unknown_token_are_empty_and_rows_are_in_order():

@@ -51,6 +51,12 @@ def ids(rows):
     return [[p.id for p in row] for row in rows]
 
 
+def loaded(node, index):
+    """How many documents were sent to an index."""
+    counts = node.get(f"/{index}/_stats/indexing")["_all"]["primaries"].get("indexing", {})
+    return counts.get("index_total", 0) + counts.get("index_failed", 0)
+
+
 def skewed(count, seed=0):
     """Passages of up to 38 words with the frequencies of a text, and titles of two."""
     rng = np.random.default_rng(seed)
@@ -110,10 +116,16 @@ def test_real_questions_and_chinese_ones_rank_as_in_the_embedded_index(one, real
 
 def test_all_counts_are_those_of_the_embedded_index(one, real):
     passages, _ = real
-    passages = [*passages, *(Passage(f"c{i}", "", t) for i, t in enumerate(CHINESE + SCRIPTS))]
+    odd = [*CHINESE, *SCRIPTS, *["b a"] * 40, *["a b a b"] * 20, "Grace, not Hopper", "grace HOPPER"]
+    passages = [
+        *passages,
+        *(Passage(f"c{i}", "", t) for i, t in enumerate(odd)),
+        Passage("g", "Grace", "Hopper"),
+    ]
     ours, theirs = BM25(passages), connect(one, passages, index="counts")
     rng = np.random.default_rng(0)
     phrases = ["of the", "the first", "北京", "中国", "H2O", "", "?!", "unknown wordsalad", "New York City"]
+    phrases += ["a b", "b a", "b a b a", "Grace Hopper", "hopper", "ŁÓDŹ", "Lodz"]
     for _ in range(150):
         words = tokens_of(passages[rng.integers(len(passages))])
         start = int(rng.integers(max(1, len(words) - 3)))
@@ -126,28 +138,35 @@ def test_all_counts_are_those_of_the_embedded_index(one, real):
 
 
 def test_odd_texts_are_words_and_nothing_else(one):
-    passages = [
-        *skewed(400),
-        Passage("é", "", "日本 É y_2 " + "z" * 40_000),
-        Passage("n", "", "a\x00b\ufffdc\u2028d"),
-    ]
+    odd = ["日本 É y_2 " + "z" * 40_000, "w " * 2_000_000, "a\x00b\ufffdc\u2028d", "title basil\r\n{}"]
+    passages = [*skewed(400), *corpus(*odd)]
     asked = [
-        '"t1" AND (t2',
-        "É",
-        "日本",
-        "y_2",
-        "the",
-        "",
-        "t9 " * 5000,
-        '{"match_all": {}}',
-        "t1* ~2 +t3 -t4",
-    ]
-    asked += [p.text for p in skewed(40, seed=1)] + ["z" * 40_000, "b c"]
-    retriever = connect(one, passages, index="odd")
-    assert ids(retriever.search(asked, 10)) == ids(BM25(passages).search(asked, 10))
-    again = connect(one, passages, index="odd")
-    assert again._name == retriever._name and ids(again.search(asked, 10)) == ids(retriever.search(asked, 10))
-    retriever.drop()
+        '"t1" AND (t2', "É", "日本", "y_2", "the", "", " ", "t9 " * 5000, "t1* ~2 +t3 -t4",
+        "title:basil*", '{"match_all": {}}', "\\ / { } [ ] ^", "t1\nbasil\x00\ud800", "z" * 40_000,
+        "b c", "t7-t8", "w",
+    ]  # fmt: skip
+    asked += [p.text for p in skewed(40, seed=1)]
+    for formula in ({}, {"k1": 0.9, "b": 0.4}):
+        retriever = connect(one, passages, index="odd", **formula)
+        ours = BM25(passages, **formula).search(asked, 10)
+        found = retriever.search(asked, 10)
+        assert ids(found) == ids(ours)
+        factor = 1 + formula.get("k1", 1.2)
+        scores = [factor * p.score for row in ours[-40:] for p in row]  # of whole questions
+        assert [p.score for row in found[-40:] for p in row] == pytest.approx(scores, rel=1e-4)
+        retriever.drop()
+
+
+def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(one):
+    retriever = connect(one, corpus(*["same words"] * 20, "other"), index="ties")
+    found = ids(retriever.search(["words", "other", "zebra", "same other"], 10**9))
+    assert found[:3] == [[f"p{i}" for i in range(20)], ["p20"], []] and len(found[3]) == 21
+    assert ids(retriever.search(["words"], 7)) == [[f"p{i}" for i in range(7)]]
+    assert retriever.search([], 3) == []
+    with fails("bad-value", "k=0"):
+        retriever.search(["words"], 0)
+    with fails("empty"):
+        connect(one, [])
 
 
 def test_long_queries_and_phrases_are_cut_and_said(one, caplog):
@@ -195,13 +214,21 @@ def test_another_corpus_under_the_same_name_is_another_index(one, quick):
     assert ids(second.search(["amber", "cedar"], 2)) == [[], ["p0"]]
     names = {name for name in one.indexes() if name.startswith("wiki-")}
     assert names == {f"{first._name}-1", f"{second._name}-1"}
+    # The same is used again as it is, and other settings are another index.
+    assert connect(one, corpus("amber", "basil"), index="wiki")._name == first._name
+    assert loaded(one, f"{first._name}-1") == 2
+    others = [connect(one, corpus("amber", "basil"), index="wiki", **given)._name
+              for given in ({"b": 0.1}, {"fields": "separate"})]  # fmt: skip
+    assert len({first._name, second._name, *others}) == 4
     # Made anew, it is another index behind the same alias; who searches goes on.
     connect(one, corpus("amber", "basil"), index="wiki", rebuild=True)
     assert f"{first._name}-2" in one.indexes() and f"{first._name}-1" not in one.indexes()
     assert ids(first.search(["amber", "basil"], 2)) == [["p0"], ["p1"]]
     second.drop()
+    second.drop()
     with fails("server", "no such index", second._name):
         second.search(["cedar"], 1)
+    assert ids(connect(one, corpus("cedar"), index="wiki").search(["cedar"], 1)) == [["p0"]]
     # An alias that leads elsewhere stops the search.
     other = connect(one, corpus("ember", "basil"), index="another")
     swap = [{"remove": {"index": f"{first._name}-2", "alias": first._name}},
@@ -209,6 +236,29 @@ def test_another_corpus_under_the_same_name_is_another_index(one, quick):
     one.send("POST", "/_aliases", {"actions": swap})
     with fails("changed", first._name, kind=RunError):
         first.search(["basil"], 1)
+
+
+def test_an_index_that_lost_passages_is_filled_up_and_strange_ones_are_never_returned(one, quick):
+    passages = corpus(*(f"word{i} amber" for i in range(50)))
+    retriever = connect(one, passages, index="stray")
+    index = f"{retriever._name}-1"
+    one.send("DELETE", f"/{index}/_doc/42?refresh=true")
+    assert retriever.search(["word42"], 1) == [[]]
+    assert ids(connect(one, passages, index="stray").search(["word42"], 1)) == [["p42"]]
+    for name, n, text in (("70", 70, "ember"), ("mine", 1, "cedar")):
+        one.send("PUT", f"/{index}/_doc/{name}?refresh=true", {"n": n, "contents": text})
+        with fails("server", repr(text), "index stray", kind=RunError):
+            retriever.search([text], 2)
+        with fails("server", "holds 51", "retriever.rebuild=true", kind=RunError):
+            connect(one, passages, index="stray")
+        one.send("DELETE", f"/{index}/_doc/{name}?refresh=true")
+    one.send("PUT", f"/{index}/_doc/70?refresh=true", {"n": 70, "contents": "ember"})
+    actions = [{"remove": {"index": index, "alias": retriever._name}}]
+    one.send("POST", "/_aliases", {"actions": actions})  # as if it had never been complete
+    with fails("server", "holds 51", "retriever.rebuild=true", kind=RunError):
+        connect(one, passages, index="stray")
+    again = connect(one, passages, index="stray", rebuild=True)
+    assert ids(again.search(["word42", "ember"], 1)) == [["p42"], []]
 
 
 def test_an_index_of_others_is_never_touched(one):
@@ -279,8 +329,7 @@ def test_of_four_processes_at_once_one_loads_and_all_search(one):
     assert [each.returncode for each in running] == [0] * 4, ended
     assert [out.strip() for out, _ in ended] == ["found p5999"] * 4
     (index,) = (name for name in one.indexes() if name.startswith("four-"))
-    indexing = one.get(f"/{index}/_stats/indexing")["_all"]["primaries"]["indexing"]
-    assert indexing["index_total"] == 6000 and indexing["index_failed"] == 0
+    assert loaded(one, index) == 6000
     assert sum("being filled by another process" in err for _, err in ended) >= 3
 
 
@@ -289,19 +338,12 @@ def test_a_loader_that_is_killed_is_gone_on_with(one, quick, caplog):
     index, end = "", time.monotonic() + 60
     while time.monotonic() < end:
         index = next((name for name in one.indexes() if name.startswith("killed-")), "")
-        if (
-            index
-            and one.get(f"/{index}/_stats/indexing")["_all"]["primaries"]
-            .get("indexing", {})
-            .get("index_total", 0)
-            > 400
-        ):
+        if index and loaded(one, index) > 400:
             break
         time.sleep(0.02)
     running.kill()
     running.communicate()
-    there = one.get(f"/{index}/_stats/indexing")["_all"]["primaries"]["indexing"]["index_total"]
-    assert 400 < there < 6000
+    assert 400 < loaded(one, index) < 6000
     passages = [Passage(f"p{i}", "", f"word{i} amber " + "basil " * 20) for i in range(6000)]
     retriever = connect(one, passages, index="killed")
     assert f"{retriever._name}-1" == index and "going on with it" in caplog.text
@@ -430,6 +472,13 @@ def test_a_read_only_block_is_told_and_lifted(one, quick):
             connect(one, passages, index="blocked")
         one.send("PUT", f"/{retriever._name}/_settings", {f"index.blocks.{block}": None})
     assert ids(connect(one, passages, index="blocked").search(["word3"], 1)) == [["p3"]]
+    block = "cluster.blocks.read_only_allow_delete"
+    try:
+        one.send("PUT", "/_cluster/settings", {"persistent": {block: True}})
+        with fails("disk", f'{{"persistent": {{"{block}": null}}}}', kind=RunError):
+            connect(one, passages, index="blocked-2")
+    finally:
+        one.send("PUT", "/_cluster/settings", {"persistent": {block: None}})
 
 
 def test_impossible_options_are_told_in_one_sentence(one):
