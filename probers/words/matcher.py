@@ -10,6 +10,7 @@ from ..types import UserError
 from .dates import Time, compare_times, read_time
 from .language import ENGLISH, Language
 from .numbers import Number, Relation, compare_numbers, may_convert, read_number
+from .numerals import roman_year
 from .persons import compare_parts
 from .spelling import (
     acronym_of,
@@ -150,6 +151,7 @@ class EntityMatcher:
         """Return the verdict of the first stage that applies; ValueError for an empty mention."""
         if not original.strip() or not generated.strip():
             raise ValueError(f"cannot compare {original!r} with {generated!r}: one of them is empty")
+        original, generated = roman_year(original), roman_year(generated)
         for stage in self.stages if self._language.english else self.active:
             match: Match | None = getattr(self, f"_by_{stage}")(original, generated)
             if match is not None:

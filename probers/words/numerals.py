@@ -27,8 +27,10 @@ SMALL_WORDS, TENS_WORDS = ([w for w, v in CARDINALS.items() if (v < 20) is small
 ORDINAL_WORDS = [word for word, value in ORDINALS.items() if value < 20]
 DECADES = {f"{word[:-1]}ies": value for word, value in CARDINALS.items() if value >= 20}
 
-_ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50}
+_ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100, "d": 500, "m": 1000}
 _ROMAN_FORM = re.compile(r"(?:xl|l?x{0,3})(?:ix|iv|v?i{0,3})")
+#: Years in capitals; shorter ones may be initials.
+_ROMAN_YEAR = re.compile(r"(?=\w{4})M{1,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 #: Largest number of shares, as in "twenty twenty-firsts".
 _MOST_SHARES = 20
 #: Longest number in words and figures.
@@ -44,9 +46,14 @@ def roman(word: str) -> int | None:
 
 
 def roman_value(word: str) -> int:
-    """Add the values of the letters i, v, x and l, of which a smaller one before a larger is subtracted."""
+    """Add the values of lower-case roman letters, of which a smaller one before a larger is subtracted."""
     values = [_ROMAN[c] for c in word]
     return sum(-v if v < max(values[i:]) else v for i, v in enumerate(values))
+
+
+def roman_year(mention: str) -> str:
+    """Write a year in roman capitals in figures, as 1945 for MCMXLV; return other mentions as they are."""
+    return str(roman_value(mention.lower())) if _ROMAN_YEAR.fullmatch(mention) else mention
 
 
 class Numeral(NamedTuple):
