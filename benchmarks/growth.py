@@ -33,8 +33,8 @@ from probers.types import Needs
 SHARD, PROMPT = 256, 1000
 #: Sizes, by what grows.
 SIZES = {
-    "layers": (4, 8, 16), "width": (256, 512, 1024), "streams": (1, 4, 16), "passages": (5_000, 20_000, 80_000),
-    "texts": (20, 40, 80), "rows": (5_000, 20_000, 80_000),
+    "layers": (4, 8, 16), "width": (256, 512, 1024), "streams": (1, 4, 16),
+    "passages": (5_000, 20_000, 80_000), "texts": (20, 40, 80), "rows": (5_000, 20_000, 80_000),
 }  # fmt: skip
 SMALL = {
     "layers": (1, 2), "width": (32, 64), "streams": (1, 2), "passages": (50, 100), "texts": (1, 2),
@@ -57,12 +57,10 @@ def written(lm: CausalLM, streams: int) -> Callable[[], Any]:
 
 
 def write_rows(path: Path, count: int) -> None:
-    """Write a store of so many rows with a state of eight numbers each; rows are as long as those of spans."""
+    """Write a store of so many rows as long as those of spans, with a state of eight numbers each."""
     spec = FeatureSpec(ModelSpec("benchmark", "0", 1, 8, "float32"), (1,), 8)
-    store, rng = (
-        FeatureStore.create(path, [spec], config={}, shards=-(-count // SHARD)),
-        np.random.default_rng(0),
-    )
+    store = FeatureStore.create(path, [spec], config={}, shards=-(-count // SHARD))
+    rng = np.random.default_rng(0)
     for index in store.missing:
         numbers = range(index * SHARD, min(count, (index + 1) * SHARD))
         letters = rng.integers(97, 123, (len(numbers), PROMPT), dtype=np.uint8)

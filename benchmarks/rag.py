@@ -445,7 +445,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = options(__doc__, rounds=2)
     add = parser.add_argument
-    add("--questions", type=positive, default=16, help="of the testbed's test questions; default 16")
+    add("--questions", type=positive, default=8, help="of the testbed's test questions; default 8")
     add("--length", type=positive, default=64, help="full length of an answer; default 64")
     add(
         "--exemplars", nargs="+", type=int, default=[0, 6], help="answered questions before each; default 0 6"

@@ -306,10 +306,10 @@ def commit() -> str:
         name = subprocess.run(
             [*git, "rev-parse", "--short=12", "HEAD"], check=True, capture_output=True, text=True
         )
+        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", "."]
         changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/RESULTS.md", ":!docs"],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
+            [*status, ":!benchmarks/RESULTS.md", ":!docs"], check=True, capture_output=True, text=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name.stdout.strip() + (" with changes" if changed.stdout.strip() else "")

@@ -2,8 +2,8 @@
 
     python benchmarks/retrieval.py [--sizes 10000 100000 [1000000]] [--only bm25 rarity]
 
-Passages are made from real ones: sentences of different passages combined at random, with the length of a real
-passage, and new words at the rate of the real passages (Heaps' law), because the size of the vocabulary
+Passages are made from real ones: sentences of different passages combined at random, with the length of a
+real passage, and new words at the rate of the real passages (Heaps' law), because the size of the vocabulary
 determines part of the memory. Every engine runs in a process of its own that starts with nothing in memory.
 """
 
@@ -85,8 +85,8 @@ def measure_bm25(results: Results, args: argparse.Namespace) -> None:
                 used = measure(folder, engine, corpus, queries)
                 ours = ours or used["p50"]
                 results.row(
-                    "bm25", f"{size:,}", title, f"{made['seconds']:.1f} s", amount(used["disk"]), memory(made),
-                    memory(used), f"{milliseconds(used['p50'])} / {milliseconds(used['p95'])}",
+                    "bm25", f"{size:,}", title, f"{made['seconds']:.1f} s", amount(used["disk"]),
+                    memory(made), memory(used), f"{milliseconds(used['p50'])} / {milliseconds(used['p95'])}",
                     milliseconds(used["batched"]), f"{used['p50'] / ours:.2f}",
                 )  # fmt: skip
 

@@ -2,9 +2,9 @@
 
     python benchmarks/run.py [--scripts capture rag] [--minutes 35] [--quick]
 
-``make benchmarks`` is the same. Each script runs in a process of its own and each section in its time limit. A
-section that fails is a row that says so, and the others run. The file is written whenever there is a row; tables
-of earlier commits are not in it.
+``make benchmarks`` is the same. Each script runs in a process of its own and each section in its time limit.
+A section that fails is a row that says so, and the others run. The file is written whenever there is a row;
+tables of earlier commits are not in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from results import ROOT, START, Results, Section, commit, machine, measured
 
 #: Scripts in the order in which they run.
 SCRIPTS = (
-    "startup", "capture", "serve", "rag", "labels", "train", "retrieval", "search_server", "growth", "compiled",
+    "startup", "capture", "serve", "rag", "labels", "train", "retrieval", "search_server", "growth",
+    "compiled",
 )  # fmt: skip
 #: Options of the smallest sizes, which try the scripts and measure nothing.
 QUICK = {
@@ -43,8 +44,8 @@ HEAD = """\
 
 Made by `make benchmarks` at commit {commit} on {date}, in {minutes:.0f} minutes{state}, on {machine}.
 
-Compare ratios: both sides of each were measured in one run, in turn. A figure is the median of the rounds, with the
-lowest and the highest in parentheses.
+Compare ratios: both sides of each were measured in one run, in turn. A figure is the median of the rounds,
+with the lowest and the highest in parentheses.
 """
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/search_server.py [--url http://HOST:9200 ..] [--limit 5000]
 
-Without ``--url`` a node of OpenSearch is started from the jars of ``--jars``, where Java is installed. A corpus
-is loaded into indexes of its own, with 1 and with 3 shards, searched with real questions one by one and in
-batches, and the indexes are deleted again. Rankings and counts disagree unless, with each number of shards,
+Without ``--url`` a node of OpenSearch is started from the jars of ``--jars``, where Java is installed. A
+corpus is loaded into indexes of its own, with 1 and with 3 shards, searched with real questions one by one
+and in batches, and the indexes are deleted again. Rankings and counts disagree unless, with each number of
+shards,
 
 - every question has the passages of the embedded index in its order, except for scores that agree there to
   five digits, for passages of at most 40 words, whose length Lucene stores exactly;

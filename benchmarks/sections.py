@@ -33,7 +33,7 @@ from probers.store.spec import FeatureSpec
 from probers.types import Needs
 
 #: Models on an accelerator, and on a CPU.
-MODELS, TINY = (REAL, QWEN, LLAMA), ("testbed", f"tiny-{QWEN}", f"tiny-{LLAMA}")
+MODELS, TINY = (REAL, QWEN, LLAMA), ("testbed", REAL, f"tiny-{QWEN}", f"tiny-{LLAMA}")
 HEADS = {
     "capture": capture.SECTIONS["capture"].columns,
     "memory": capture.SECTIONS["memory"].columns,
@@ -78,8 +78,8 @@ class Sizes:
 
 #: Sizes on a CPU.
 SMALL = Sizes(
-    batches=(1, 4), prompt_tokens=64, new_tokens=16, batch=2, articles=12, examples=240, streams=(1, 3), rounds=2,
-    vllm_share=None,
+    batches=(1, 4), prompt_tokens=64, new_tokens=16, batch=2, articles=12, examples=240, streams=(1, 3),
+    rounds=2, vllm_share=None,
 )  # fmt: skip
 
 

@@ -345,8 +345,8 @@ SECTIONS = {
     "vllm": Section(
         "vLLM with scores",
         "model | streams | way | tokens/s | of plain | by processor time | between, ms | of plain's | "
-        "target | "
-        "verdict", measure_vllm, 400, f"Two servers of vLLM that take turns; {NEW} new tokens in every stream.",
+        "target | verdict",
+        measure_vllm, 400, f"Two servers of vLLM that take turns; {NEW} new tokens in every stream.",
     ),
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 MANIFEST = "kit.json"
@@ -77,10 +77,8 @@ class Tag(NamedTuple):
             return [self.platform]
         newest, machine = int(match[1] or _OLD[match[2]]), match[3]
         named = [f"manylinux{name}_{machine}" for name, glibc in _OLD.items() if glibc <= newest]
-        return [f"manylinux_2_{glibc}_{machine}" for glibc in range(newest, 4, -1)] + [
-            *named,
-            f"linux_{machine}",
-        ]
+        numbered = [f"manylinux_2_{glibc}_{machine}" for glibc in range(newest, 4, -1)]
+        return [*numbered, *named, f"linux_{machine}"]
 
     def environment(self) -> dict[str, str]:
         """Return the values of markers there."""
@@ -133,10 +131,8 @@ def wheel(
 ) -> None:
     """Write an empty wheel; ``tag`` ends its file's name, with a build number before it or not."""
     stem = f"{canonical(name).replace('-', '_')}-{version}"
-    about = [
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
-        *(f"Requires-Dist: {r}" for r in requires),
-    ]
+    about = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
+    about += [f"Requires-Dist: {each}" for each in requires]
     files = {"METADATA": "\n".join(about) + "\n", "RECORD": ""}
     files["WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as archive:
@@ -231,43 +227,6 @@ def pip(
     return "\n".join(lines) + cause + conflict or done.stderr.strip() or f"pip ended with {done.returncode}"
 
 
-class Pieces:
-    """Writer of a stream into files of at most ``size`` bytes, with their digests."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self._folder, self._size, self._left = folder, size, 0
-        self._file: BinaryIO | None = None
-        self._digest = hashlib.sha256()
-        self.made: list[dict[str, Any]] = []
-
-    def write(self, data: bytes) -> int:
-        """Write all of ``data``, in a further piece once one is full."""
-        view = memoryview(data)
-        while len(view):
-            if self._file is None:
-                name = f"kit.{len(self.made):03}"
-                self._file, self._left, self._digest = (
-                    (self._folder / name).open("wb"),
-                    self._size,
-                    hashlib.sha256(),
-                )
-                self.made.append({"name": name})
-            part, view = view[: self._left], view[self._left :]
-            self._file.write(part)
-            self._digest.update(part)
-            self._left -= len(part)
-            if not self._left:
-                self.close()
-        return len(data)
-
-    def close(self) -> None:
-        """End the present piece."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self.made[-1].update(bytes=self._size - self._left, sha256=self._digest.hexdigest())
-
-
 class Joined:
     """Reader of the stream that lies in pieces."""
 
@@ -291,12 +250,17 @@ def _blocks(file: Path) -> Iterator[bytes]:
 
 def write_kit(content: Path, folder: Path, size: int, about: dict[str, Any]) -> dict[str, Any]:
     """Write a folder's content into pieces of ``size`` bytes, with this file and the manifest beside them."""
-    pieces = Pieces(folder, size)
-    with tarfile.open(fileobj=pieces, mode="w|") as archive:  # type: ignore[call-overload]
-        for path in sorted(content.iterdir()):
-            archive.add(path, path.name)
-    pieces.close()
-    manifest = {**about, "pieces": pieces.made}
+    pieces: list[dict[str, Any]] = []
+    with tempfile.TemporaryFile(dir=folder) as whole:
+        with tarfile.open(fileobj=whole, mode="w") as archive:
+            for path in sorted(content.iterdir()):
+                archive.add(path, path.name)
+        whole.seek(0)
+        while data := whole.read(size):
+            name = f"kit.{len(pieces):03}"
+            (folder / name).write_bytes(data)
+            pieces.append({"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    manifest = {**about, "pieces": pieces}
     shutil.copy(__file__, folder / "offline.py")
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     return manifest
@@ -319,15 +283,13 @@ def pack(args: argparse.Namespace) -> None:
             each.mkdir(parents=True)
         export(checkout)
         say(f"packages for {tag} ...")
-        source = shutil.copytree(
-            checkout, Path(temporary) / "source", symlinks=True
-        )  # a build leaves files behind
+        # A build leaves files behind.
+        source = shutil.copytree(checkout, Path(temporary) / "source", symlinks=True)
         if (problem := pip(["wheel", "--no-deps", "--wheel-dir", str(local), str(source)])) is not None:
             fail(f"the wheel of the checkout, which names what it needs, cannot be built:\n{problem}")
         (named,) = local.glob("*.whl")  # the index may have others of its name
-        gather(
-            wheels, f"{named}[{','.join(extras)}]" if extras else str(named), tag, present, args.constraints
-        )
+        wanted = f"{named}[{','.join(extras)}]" if extras else str(named)
+        gather(wheels, wanted, tag, present, args.constraints)
         (wheels / named.name).unlink()
         gather(wheels, BUILDER, tag, {}, None)
         if args.weights:
@@ -348,9 +310,8 @@ def export(folder: Path) -> None:
     """Write the last commit of this checkout into a folder."""
     git = ["git", "-C", str(ROOT)]
     try:
-        changed = subprocess.run(
-            [*git, "status", "--porcelain"], check=True, capture_output=True, text=True
-        ).stdout
+        status = [*git, "status", "--porcelain"]
+        changed = subprocess.run(status, check=True, capture_output=True, text=True).stdout
         with (
             subprocess.Popen([*git, "archive", "HEAD"], stdout=subprocess.PIPE) as made,
             tarfile.open(fileobj=made.stdout, mode="r|") as archive,
@@ -441,31 +402,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="pack a kit, on a machine with a network")
     add = packing.add_argument
+    of_other = "of the other machine: cp312-manylinux_2_28_x86_64; default: this one's"
+    listed = f"list of the packages there, which are left out: {_LIST} > FILE"
+    newer = "listed packages to pack all the same, newer"
     add("kit", help="new folder for the pieces")
-    add(
-        "--tag",
-        type=Tag.parse,
-        default=Tag.here(),
-        help="of the other machine: cp312-manylinux_2_28_x86_64; default: this one's",
-    )
-    add("--installed", type=Path, help=f"list of the packages there, which are left out: {_LIST} > FILE")
-    add(
-        "--upgrade", nargs="+", default=[], metavar="NAME", help="listed packages to pack all the same, newer"
-    )
+    add("--tag", type=Tag.parse, default=Tag.here(), help=of_other)
+    add("--installed", type=Path, help=listed)
+    add("--upgrade", nargs="+", default=[], metavar="NAME", help=newer)
     add("--extras", default="serve", help="of the package, separated by commas; default: serve")
-    add(
-        "--constraints",
-        type=Path,
-        default=ROOT / "constraints.txt",
-        help="versions; default: the tested ones",
-    )
+    add("--constraints", type=Path, default=ROOT / "constraints.txt", help="default: the tested versions")
     add("--no-weights", dest="weights", action="store_false", help="leave out SmolLM2")
     add("--pieces", type=float, default=60, metavar="MIB", help="size of a piece; default: 60")
     unpacking = commands.add_parser("unpack", help="put a kit together, on the machine without a network")
-    unpacking.add_argument("folder", help="new folder, which stays: the checkout is run from it")
-    unpacking.add_argument(
-        "--kit", default=str(Path(__file__).parent), help="default: the folder of this file"
-    )
+    add = unpacking.add_argument
+    add("folder", help="new folder, which stays: the checkout is run from it")
+    add("--kit", default=str(Path(__file__).parent), help="default: the folder of this file")
     args = parser.parse_args(argv)
     if args.command == "pack":
         if args.pieces * 2**20 < 1:
