@@ -21,16 +21,12 @@ import torch
 from labels import ours
 from results import Results, Section, options, script, spread
 from retrieval import questions, recombine, stored
-from workload import SHAPES, Shape, build, long_prompts
+from workload import SHAPES, Shape, build, long_prompts, synthetic
 
 from probers import CausalLM, FeatureStore
 from probers.rag.retrievers import BM25
-from probers.store.files import COLUMNS
-from probers.store.spec import FeatureSpec, ModelSpec
 from probers.types import Needs
 
-#: Rows of a shard, and characters of a prompt.
-SHARD, PROMPT = 256, 1000
 #: Sizes, by what grows.
 SIZES = {
     "layers": (4, 8, 16), "width": (256, 512, 1024), "streams": (1, 4, 16),
@@ -38,7 +34,7 @@ SIZES = {
 }  # fmt: skip
 SMALL = {
     "layers": (1, 2), "width": (32, 64), "streams": (1, 2), "passages": (50, 100), "texts": (1, 2),
-    "rows": (256, 512),
+    "rows": (600, 1200),
 }  # fmt: skip
 
 
@@ -54,30 +50,6 @@ def written(lm: CausalLM, streams: int) -> Callable[[], Any]:
     prompts = long_prompts(lm.tokenizer, streams, 64)
     lm.generate(prompts, max_new_tokens=2, needs=needs)
     return lambda: lm.generate(prompts, max_new_tokens=16, needs=needs)
-
-
-def write_rows(path: Path, count: int) -> None:
-    """Write a store of so many rows as long as those of spans, with a state of eight numbers each."""
-    spec = FeatureSpec(ModelSpec("benchmark", "0", 1, 8, "float32"), (1,), 8)
-    store = FeatureStore.create(path, [spec], config={}, shards=-(-count // SHARD))
-    rng = np.random.default_rng(0)
-    for index in store.missing:
-        numbers = range(index * SHARD, min(count, (index + 1) * SHARD))
-        letters = rng.integers(97, 123, (len(numbers), PROMPT), dtype=np.uint8)
-        rows = [row(n, bytes(line).decode()) for n, line in zip(numbers, letters, strict=True)]
-        store.write_shard(index, rows, np.zeros((len(rows), 1, 8), np.float32))
-    store.finish({})
-
-
-def row(number: int, prompt: str) -> dict[str, Any]:
-    """Make a span's row, with all columns that a store has."""
-    values = {str: "", int: 3, float: 0.5}
-    split = (*["train"] * 8, "validation", "test")[number // 2 % 10]
-    return {name: values[kind] for name, kind in COLUMNS.items()} | {
-        "id": f"Title of article {number // 2}/{number}", "group": f"Title of article {number // 2}",
-        "split": split, "correct": number % 2, "question": prompt, "text": prompt[:60],
-        "answer": prompt[:15], "gold": prompt[20:35],
-    }  # fmt: skip
 
 
 def searches(
@@ -120,9 +92,7 @@ def measure_growth(results: Results, args: argparse.Namespace) -> None:
             sizes["texts"],
             [partial(ours, lm, "testbed", n) for n in sizes["texts"]],
         )
-        for count in sizes["rows"]:
-            write_rows(folder / f"rows-{count}", count)
-        stores = [folder / f"rows-{count}" for count in sizes["rows"]]
+        stores = [synthetic(folder, count, 1, 8) for count in sizes["rows"]]
         steps: dict[str, Callable[[Path], Any]] = {
             "opening a store, all bytes compared": lambda path: FeatureStore.open(path),
             "its table in memory": lambda path: FeatureStore.open(path, checksums=False).table(),

