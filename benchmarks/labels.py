@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__, rounds=2)
     parser.add_argument("--models", nargs="+", default=["testbed", "smollm2"], help="names or folders")
     parser.add_argument("--articles", type=positive, default=40, help="four times as many for the testbed")
-    parser.add_argument("--few", type=positive, default=12, help="cuts that the slow way is measured on")
+    parser.add_argument("--few", type=positive, default=6, help="cuts that the slow way is measured on")
     return script(SECTIONS, parser, argv)
 
 

@@ -141,7 +141,7 @@ def served(model: str, prober: str, rows: int, dtype: str, device: str) -> Itera
 
 
 def measure_serve(results: Results, args: argparse.Namespace) -> None:
-    """Measure the engine, and both servers; then the first token, idle and beside others."""
+    """Measure the engine, and both servers."""
     for model, prober in zip(args.models, args.probers, strict=True):
         rows, how = max(args.streams), {"dtype": args.dtype or "bfloat16", "device": args.device}
         with served(model, "none", rows, **how) as plain, served(model, prober, rows, **how) as scored:
@@ -154,7 +154,6 @@ def measure_serve(results: Results, args: argparse.Namespace) -> None:
                     SCORED: partial(tokens_of, scored, model, prompts),
                 }
                 compare(results, f"{model}, {how['dtype']}", streams, calls, args.rounds, lm.device)
-            first_tokens(results, model, scored, rows - 1, args.rounds)
 
 
 def offline(lm: CausalLM, prompts: Sequence[str]) -> int:
@@ -182,21 +181,24 @@ def compare(
         results.row("serve", model, streams, name, rate, *row)
 
 
-def first_tokens(results: Results, model: str, url: str, others: int, rounds: int) -> None:
+def measure_first(results: Results, args: argparse.Namespace) -> None:
     """Time the first token, in seconds, at an idle server, and while other texts are written.
 
     It is requested at a random moment of a step of the others: right after they began, it would always be at
     the beginning of a step.
     """
-    moments, alone, busy = random.Random(0), list[float](), list[float]()
-    to_first_token(url, model, [], prompts_of(0, 1)[0])
-    for turn in range(1, rounds + 1):
-        new = f"Turn {turn}: a letter to the mayor of the town, who"
-        alone.append(to_first_token(url, model, [], new))
-        busy.append(to_first_token(url, model, prompts_of(turn, others), f"{new} ", moments.uniform(0, 1)))
-    share = statistics.median(busy) / statistics.median(alone)
-    cells = f"{share:.2f}", "<= 1.5", verdict(share <= 1.5)
-    results.row("first", model, others, spread(alone, 3), spread(busy, 3), *cells)
+    others = max(args.streams) - 1
+    for model, prober in zip(args.models, args.probers, strict=True):
+        moments, alone, busy = random.Random(0), list[float](), list[float]()
+        with served(model, prober, others + 1, args.dtype or "bfloat16", args.device) as url:
+            to_first_token(url, model, [], prompts_of(0, 1)[0])
+            for turn in range(1, args.rounds + 1):
+                new, wait = f"Turn {turn}: a letter to the mayor of the town, who", moments.uniform(0, 1)
+                alone.append(to_first_token(url, model, [], new))
+                busy.append(to_first_token(url, model, prompts_of(turn, others), f"{new} ", wait))
+        share = statistics.median(busy) / statistics.median(alone)
+        cells = f"{share:.2f}", "<= 1.5", verdict(share <= 1.5)
+        results.row("first", model, others, spread(alone, 3), spread(busy, 3), *cells)
 
 
 def to_first_token(url: str, model: str, prompts: Sequence[str], new: str, wait: float = 0) -> float:
@@ -340,7 +342,7 @@ SECTIONS = {
     "first": Section(
         "Serving: seconds to the first token",
         "model | other streams | idle, s | beside them, s | ratio | target | verdict",
-        lambda results, args: None, 10, "With scores; asked for at a random moment of the others' writing.",
+        measure_first, 150, "With scores; asked for at a random moment of the others' writing.",
     ),
     "vllm": Section(
         "vLLM with scores",

@@ -374,16 +374,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     packing = commands.add_parser("pack", help="pack a kit, on a machine with a network")
     add = packing.add_argument
     add("kit", help="new folder for the pieces")
-    add(
-        "--tag",
-        type=Tag.parse,
-        default=Tag.here(),
-        help="as cp312-manylinux_2_28_x86_64; default: this machine's",
-    )
+    add("--tag", type=Tag.parse, default=Tag.here(), help="cp312-manylinux_2_28_x86_64; default: this one's")
     add("--installed", type=Path, help=f"packages there, which are left out, as listed by {_LIST}")
-    add(
-        "--upgrade", nargs="+", default=[], metavar="NAME", help="listed packages to pack all the same, newer"
-    )
+    add("--upgrade", nargs="+", default=[], metavar="NAME", help="listed packages to pack, newer")
     add("--extras", default="serve", help="of the package, separated by commas; default: serve")
     add("--constraints", type=Path, default=ROOT / "constraints.txt", help="default: the tested versions")
     add("--no-weights", dest="weights", action="store_false", help="leave out SmolLM2")
