@@ -235,10 +235,17 @@ print(json.dumps({**seconds, "version": nnsight.__version__, "shape": list(made[
 """
 
 
+def has_nnsight(python: str) -> bool:
+    """Tell whether a Python is there and can import nnsight."""
+    try:
+        return subprocess.run([python, "-c", "import nnsight"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
 def measure_nnsight(results: Results, args: argparse.Namespace) -> None:
     """Compare nnsight and our engine, each with plain generation of the same process, at batch 1."""
-    known = subprocess.run([args.nnsight, "-c", "import nnsight"], capture_output=True)
-    if known.returncode:
+    if not has_nnsight(args.nnsight):
         results.row("nnsight", f"skipped: {args.nnsight} has no nnsight (--nnsight PYTHON)")
         return
     from probers.testbed.assets import model_path
