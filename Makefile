@@ -2,6 +2,7 @@
 # make test, test-all, long, slow, coverage, test-lowest, test-clients, test-engines, test-search and test-vllm: the tests.
 # make real: the same on SmolLM2-135M and real articles; articles=FILE are others, full=true takes more of them.
 # make real judged=true: its long answers about the articles, judged by these.
+# make benchmarks: all of benchmarks/RESULTS.md, in at most 35 minutes.
 # make gpu device=cuda: the benchmarks that need an accelerator, pass or fail (docs/benchmarks.md).
 # With it every process would compile torch and transformers anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,7 +17,8 @@ judged ?= false
 model ?=
 device ?= auto
 dtypes ?=
-write ?= false
+# Of make benchmarks.
+minutes ?= 35
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # What the tests of a file share is made once. Plugins that other packages bring would be loaded by every process.
 PLUGINS := -p xdist -p pytest_cov -p hypothesispytest
@@ -44,7 +46,7 @@ endif
 # Jars of the search server of make test-search; those of tools/search/pom.xml where the folder is not there.
 SEARCH_JARS ?= $(or $(wildcard ../shared/search/lib),build/search/lib)
 
-.PHONY: demo real gpu test test-all coverage test-lowest test-search test-engines test-vllm test-clients long slow lint docs clean
+.PHONY: demo real benchmarks gpu test test-all coverage test-lowest test-search test-engines test-vllm test-clients long slow lint docs clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/probers-demo
@@ -55,8 +57,8 @@ real: $(VENV)/.installed-real
 
 # In an environment that VLLM_VENV names, which is taken as it is, vLLM is measured too.
 GPU_VENV := $(if $(VLLM_INSTALLED),$(VENV),$(VLLM_VENV))
-# Without a name SmolLM2 is among the models, except on a CPU.
-GPU_MODELS := $(or $(model),$(if $(filter cpu,$(device)),testbed,smollm2))
+# Without a name SmolLM2 is among the models.
+GPU_MODELS := $(or $(model),smollm2)
 GPU_REAL := $(if $(filter smollm2,$(GPU_MODELS)),$(VENV)/.installed-real)
 GPU_INSTALLED := $(if $(VLLM_INSTALLED),$(VENV)/.installed-gpu $(GPU_REAL))
 # The usual file of articles may be missing, then the testbed's are taken.
@@ -64,7 +66,13 @@ GPU_ARTICLES := $(if $(filter file,$(origin articles)),$(or $(wildcard $(article
 
 gpu: $(GPU_INSTALLED)
 	$(GPU_VENV)/bin/python benchmarks/gpu.py --device $(device) --articles $(GPU_ARTICLES) \
-		$(if $(model),--models $(model)) $(if $(dtypes),--dtypes $(dtypes)) $(if $(filter true,$(write)),--write)
+		$(if $(model),--models $(model)) $(if $(dtypes),--dtypes $(dtypes))
+
+# nnsight chooses its own versions: it is measured from an environment of its own, or skipped by name.
+benchmarks: $(VENV)/.installed-test $(VENV)/.installed-real
+	-@test -e .venv-nnsight/.installed || { $(PYTHON) -m venv .venv-nnsight && \
+		.venv-nnsight/bin/python -m pip --disable-pip-version-check install -q nnsight && touch .venv-nnsight/.installed; }
+	$(VENV)/bin/python benchmarks/run.py --minutes $(minutes) --nnsight .venv-nnsight/bin/python
 
 # The fast tests without those of BREADTH; test-all has both.
 test: $(VENV)/.installed-test

@@ -1,145 +1,311 @@
-"""Speed and memory of the engine, compared with plain generation and with the peers' way.
+"""Cost of recording states while a model writes, against plain generation and the ways of others.
 
-    python benchmarks/capture.py                              # testbed and a random 12-layer model
-    python benchmarks/capture.py --models testbed,random,7b   # with a GPU
-    python benchmarks/capture.py --models smollm2 --prompt-tokens 256 --new-tokens 48
+    python benchmarks/capture.py [--models testbed smollm2] [--batches 1 8] [--only capture]
 
-Every figure is a ratio of variants that take turns in this process, so a slow moment of the
-machine affects all of them. The ratio is computed within each round; the tables show the median
-over rounds with the lowest and highest.
+Sections: ``capture`` compares ways to write the same texts with and without all states; ``memory`` their peak
+memory; ``nnsight`` the same in the environment of ``--nnsight PYTHON``, or of this Python.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from functools import partial
+from typing import Any
 
 import torch
-from cost import against_peers, speed
-from flags import add_place
-from report import device_name, invocation, publish
-from reuse import batching, prefix
-from timing import Results
-from workload import ABOUT, REAL, SECTIONS, SHAPES, Options, build
+from peers import (
+    differing,
+    everything,
+    forwards,
+    hidden_states,
+    ours,
+    parity,
+    peak,
+    peers,
+    plain,
+    token_ids,
+)
+from results import Results, Section, by_turns, goal, options, positive, ratios, script, spread, verdict
+from workload import build, long_prompts
 
 from probers import CausalLM
 from probers.model.loading import pick_device
-from probers.types import RunError, UserError
+from probers.types import Needs
 
-TITLES = {
-    "capture": "Capture while generating, against plain generation",
-    "peers": "Capture against the peers' way",
-    "prefix": "Reuse of a common prefix",
-    "batching": "Batches of prompts of mixed length",
+PLAIN, NOTHING = "plain `generate`", "our engine, entropies and log-probs"
+STATES = "`generate`, all hidden states"
+PASSES = "`generate`, all hidden states, a second eager pass"
+FORWARDS = "the model's own calls alone"
+LAYERS, ATTENTION = "+ mean of all layers", "+ last layer's attention rows"
+BOTH = "+ both, as the second pass gives"
+#: Names of ways in ``peers.ways``.
+WAYS = {
+    "plain": PLAIN,
+    "peers": "all states and the last layer's attention by `output_hidden_states=True` and a second pass",
+    "ours": "the same recorded while generating",
 }
-HEADS = {
-    "capture": "model | batch | way | tokens/s | of plain | of nothing asked | of all states | "
-    "target | verdict",
-    "peers": "model | batch | figure | peers | ours | ratio | target | verdict",
-    "prefix": "model | way | seconds | times as fast | target | verdict",
-    "batching": "model | way | prompts/s | times as fast | padding waste | target | verdict",
-}
-NOT_HERE = "not measured: needs an accelerator"
+#: Least share of plain generation with all layers, and most of the others' extra memory.
+CAPTURE, MEMORY = 0.97, 0.1
 
 
-def measure(name: str, lm: CausalLM, options: Options, results: Results) -> None:
-    """Measure all requested sections on one model."""
-    parts = {"capture": speed, "peers": against_peers, "prefix": prefix, "batching": batching}
-    for section in sections(options):
-        print(f"{name}: {section}", file=sys.stderr)
-        parts[section](name, lm, options, results)
-
-
-def sections(options: Options) -> list[str]:
-    """List the requested tables; capture, attention and states share one."""
-    shared = {"attention", "states"} & set(options.only)
-    return [s for s in TITLES if s in options.only or (s == "capture" and shared)]
-
-
-def surroundings(device: torch.device, load: Sequence[float]) -> str:
-    """Describe the influences on the figures besides the machine."""
-    place = device_name(device)
-    loads = f"{load[0]:.1f} before and {os.getloadavg()[0]:.1f} after"
-    return f"On {place}, float32 unless stated otherwise, {torch.get_num_threads()} threads, load {loads}."
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if the compared ways did not give the same."""
-    argv = list(sys.argv[1:] if arguments is None else arguments)
-    args = _parse(argv)
-    device = pick_device(args.device)
-    options = Options(**{f.name: getattr(args, f.name) for f in fields(Options) if hasattr(args, f.name)})
-    results, load, begun, code = Results(HEADS), os.getloadavg(), time.monotonic(), 0
-    for name in args.models:
-        if name in SHAPES and SHAPES[name].cuda_only and device.type == "cpu":
-            for section in sections(options):
-                results.row(section, ABOUT[name], NOT_HERE)
-            continue
-        try:
-            measure(name, build(name, device, options.dtype), options, results)
-        except (UserError, RunError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            code = 2 if isinstance(error, UserError) else 1
-            break
-    for section in [s for s in sections(options) if s in results.rows]:
-        results.note(section, surroundings(device, load))
-        of = f": {ABOUT[REAL]}" if REAL in args.models else ""
-        title, body = f"{TITLES[section]}{of} ({device.type})", results.body(section)
-        publish({title: body}, invocation("capture.py", argv), write=args.write and not code)
-    print(f"\n{(time.monotonic() - begun) / 60:.1f} minutes", file=sys.stderr)
-    if not results.same:
-        print("error: the ways compared did not give the same; see the notes", file=sys.stderr)
-    return code or int(not results.same)
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    def listed(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-        def parse(text: str) -> tuple[str, ...]:
-            for word in text.split(","):
-                if word not in known:
-                    raise argparse.ArgumentTypeError(f"{word!r} is unknown; choose among {', '.join(known)}")
-            return tuple(text.split(","))
-
-        return parse
-
-    def sizes(text: str) -> tuple[int, ...]:
-        return tuple(positive(word) for word in text.split(","))
-
-    def positive(text: str) -> int:
-        if not text.isdecimal() or not int(text):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-        return int(text)
-
-    usual = Options()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    known = ", ".join(ABOUT)
-    add("--models", type=listed(list(ABOUT)), default=("testbed", "random", "7b"), help=f"among {known}")
-    add("--batches", type=sizes, default=usual.batches, help="default 1,8,32")
-    add("--repeats", type=positive, help="rounds per comparison; default: at least 3 (testbed) or 2")
-    add("--prompt-tokens", type=positive, default=usual.prompt_tokens)
-    add("--new-tokens", type=positive, default=usual.new_tokens)
-    add("--only", type=listed(SECTIONS), default=SECTIONS, help=f"among {', '.join(SECTIONS)}")
-    add_place(parser)
-    add("--quick", action="store_true", help="batches 1 and 8, two rounds, a quarter of the questions")
-    add("--slow", action="store_true", help="batching of the random model on a CPU as well")
-    add("--write", action="store_true", help="replace the tables in benchmarks/RESULTS.md")
-    args = parser.parse_args(argv)
-    if REAL in args.models and len(args.models) > 1:
-        parser.error(f"--models {REAL} is measured alone: its tables are sections of their own")
-    if args.new_tokens < 2:
-        parser.error("--new-tokens must be at least 2: the peers' way has no state of the last token")
-    if args.quick:
-        args.batches = tuple(batch for batch in args.batches if batch <= 8) or parser.error(
-            "--quick takes batches up to 8"
+def check(
+    results: Results, section: str, where: str, lm: CausalLM, prompts: Sequence[str], written: dict[str, Any]
+) -> None:
+    """Note whether all ways wrote the same tokens."""
+    (first, reference), *others = ((way, token_ids(result)) for way, result in written.items())
+    ties = 0
+    for way, tokens in others:
+        different, wrong = differing(lm, prompts, reference, tokens)
+        ties += different - wrong
+        if wrong:
+            results.same = False
+            results.note(section, f"**{where}: {wrong} texts of '{way}' are not those of '{first}'.**")
+    if ties:
+        total = len(prompts) * len(others)
+        results.note(
+            section, f"{where}: {ties} of {total} texts part from '{first}' at a tie within rounding."
         )
-        args.repeats = args.repeats or 2
-        args.questions, args.mixed = usual.questions // 4, usual.mixed // 4
-    return args
+
+
+def warm_up(lm: CausalLM, batch: Sequence[str], tokens: int) -> tuple[Sequence[str], int]:
+    """Choose arguments of a warm-up: an accelerator needs the real shapes to choose kernels on first use."""
+    return (batch, tokens) if lm.device.type != "cpu" else ([text[:40] for text in batch[:2]], 3)
+
+
+def ways_of(lm: CausalLM) -> dict[str, Callable[..., Any]]:
+    """Make all ways to write the same texts, by name."""
+    needs = {
+        NOTHING: Needs(),
+        LAYERS: Needs(everything(lm).features),
+        ATTENTION: Needs(attention=True),
+        BOTH: everything(lm),
+    }
+    theirs = {PLAIN: plain, STATES: hidden_states, PASSES: peers, FORWARDS: forwards}
+    calls: dict[str, Callable[..., Any]] = {way: partial(call, lm) for way, call in theirs.items()}
+    return calls | {way: partial(ours, lm, needs=each) for way, each in needs.items()}
+
+
+def speed(
+    title: str, lm: CausalLM, batches: Sequence[int], sizes: tuple[int, int, int], results: Results,
+    target: float = CAPTURE,
+) -> None:  # fmt: skip
+    """Add the rows of a model to section ``capture``.
+
+    Args:
+        sizes: prompt tokens, new tokens, rounds.
+    """
+    prompt_tokens, new_tokens, rounds = sizes
+    for batch in batches:
+        prompts, calls = long_prompts(lm.tokenizer, batch, prompt_tokens), ways_of(lm)
+        for way in too_large(calls, lm, prompts, new_tokens):
+            results.row("capture", title, batch, way, "out of memory")
+            del calls[way]
+        seconds, written = by_turns(
+            {way: partial(call, prompts, new_tokens) for way, call in calls.items()},
+            warm={way: partial(call, *warm_up(lm, prompts, new_tokens)) for way, call in calls.items()},
+            rounds=rounds, device=lm.device,
+        )  # fmt: skip
+        check(results, "capture", f"{title}, batch {batch}", lm, prompts, written)
+        for way in calls:
+            rate = spread([batch * new_tokens / s for s in seconds[way]], 1)
+            cells = [spread(ratios(seconds[each], seconds[way]), 3) if each in seconds else "" for each in
+                     (PLAIN, NOTHING, PASSES)]  # fmt: skip
+            aim = goal(ratios(seconds[PLAIN], seconds[way]), target) if way == LAYERS else ()
+            results.row("capture", title, batch, way, rate, *cells, *aim)
+    results.note(
+        "capture",
+        f"Greedy, {prompt_tokens}-token prompts (left-padded: up to a sixteenth shorter), {new_tokens} new "
+        f"tokens, from text to text; {rounds} rounds, {torch.get_num_threads()} thread(s).",
+    )
+    close(title, lm, long_prompts(lm.tokenizer, 2, prompt_tokens), min(new_tokens, 16), results)
+
+
+def too_large(
+    calls: dict[str, Callable[..., Any]], lm: CausalLM, prompts: Sequence[str], tokens: int
+) -> list[str]:
+    """List the ways of others whose batch does not fit into the memory of an accelerator."""
+    large = []
+    for way in [way for way in (STATES, PASSES) if way in calls and lm.device.type != "cpu"]:
+        try:
+            calls[way](prompts, tokens)
+        except torch.OutOfMemoryError:
+            large.append(way)
+            torch.get_device_module(lm.device).empty_cache()
+    return large
+
+
+def close(title: str, lm: CausalLM, prompts: Sequence[str], new_tokens: int, results: Results) -> None:
+    """Note the difference of the values that both ways record."""
+    off = parity(lm, prompts, new_tokens)
+    if off is None:
+        results.note("capture", f"{title}: states not compared, for the texts part at ties within rounding.")
+        return
+    tolerance = 1e-4 if lm.model.dtype == torch.float32 else 2e-2
+    text = f"{title}: states, scores and attention of both ways differ by at most {off:.0e}."
+    if off > tolerance:
+        results.same = False
+        text = f"**{text} That is more than {tolerance:.0e}.**"
+    results.note("capture", text)
+
+
+def room(
+    model: str, title: str, lm: CausalLM, batches: Sequence[int], sizes: tuple[int, int, str | None],
+    results: Results,
+) -> None:  # fmt: skip
+    """Add the rows of a model to section ``memory``.
+
+    Args:
+        sizes: prompt tokens, new tokens, and the number format.
+    """
+    weights = sum(each.nbytes for each in lm.model.parameters()) / 1e6
+    for batch in batches:
+        peaks = dict[str, float]()
+        for way, name in WAYS.items():
+            try:
+                peaks[way] = peak(model, way, lm, batch, *sizes) / 1e6
+            except torch.OutOfMemoryError:
+                results.row("memory", title, batch, name, f"{weights:.0f}", "out of memory")
+                torch.get_device_module(lm.device).empty_cache()
+                continue
+            cells = [f"{weights:.0f}", f"{peaks[way]:.1f}"]
+            if way == "ours" and "peers" in peaks:
+                share = peaks["ours"] / max(peaks["peers"], 1e-9)
+                cells += [f"{share:.3f}", f"<= {MEMORY}", verdict(share <= MEMORY)]
+            results.row("memory", title, batch, name, *cells)
+
+
+def measure_capture(results: Results, args: argparse.Namespace) -> None:
+    """Measure all models."""
+    for name in args.models:
+        lm = build(name, pick_device(args.device), args.dtype)
+        sizes = args.prompt_tokens, args.new_tokens, args.rounds
+        speed(title_of(name, lm), lm, args.batches, sizes, results)
+
+
+def measure_memory(results: Results, args: argparse.Namespace) -> None:
+    """Measure the memory of all models at the largest batch."""
+    for name in args.models:
+        lm = build(name, pick_device(args.device), args.dtype)
+        sizes = 2 * args.prompt_tokens, args.new_tokens, args.dtype
+        room(name, title_of(name, lm), lm, [max(args.batches)], sizes, results)
+
+
+def title_of(name: str, lm: CausalLM) -> str:
+    """Name a model as in tables."""
+    return f"{name}, {str(lm.model.dtype).removeprefix('torch.')}"
+
+
+#: Program for the environment of nnsight: the texts of plain generation, and those with all states saved.
+NNSIGHT = """
+import json, sys, time, torch, nnsight
+from transformers import AutoModelForCausalLM, AutoTokenizer
+path, dtype, prompts, count, rounds = json.loads(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+traced = nnsight.LanguageModel(model, tokenizer=tokenizer)
+layers = traced.model.layers
+def plain(prompt):
+    ids = tokenizer(prompt, return_tensors="pt")
+    return model.generate(**ids, max_new_tokens=count, do_sample=False)[0, -count:].tolist()
+def states(prompt):
+    with traced.generate(prompt, max_new_tokens=count, do_sample=False) as tracer:
+        saved = list().save()
+        with tracer.iter[:]:
+            step = []
+            for layer in layers:
+                output = layer.output
+                state = output[0] if isinstance(output, tuple) else output
+                step.append(state[..., -1, :].reshape(-1))
+            saved.append(torch.stack(step))
+    return torch.stack([each.float() for each in saved[1:]]).mean(0)
+seconds = {"plain": [], "states": []}
+for turn in range(rounds + 1):
+    for name, way in (("plain", plain), ("states", states)):
+        begun = time.perf_counter()
+        with torch.no_grad():
+            made = [way(prompt) for prompt in prompts]
+        if turn:
+            seconds[name].append(time.perf_counter() - begun)
+print(json.dumps({**seconds, "version": nnsight.__version__, "shape": list(made[0].shape)}))
+"""
+
+
+def has_nnsight(python: str) -> bool:
+    """Tell whether a Python is there and can import nnsight."""
+    try:
+        return subprocess.run([python, "-c", "import nnsight"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def measure_nnsight(results: Results, args: argparse.Namespace) -> None:
+    """Compare nnsight and our engine, each with plain generation of the same process, at batch 1."""
+    if not has_nnsight(args.nnsight):
+        results.row("nnsight", f"skipped: {args.nnsight} has no nnsight (--nnsight PYTHON)")
+        return
+    from probers.testbed.assets import model_path
+
+    lm = build("testbed", torch.device("cpu"))
+    prompts = long_prompts(lm.tokenizer, 1, args.prompt_tokens)
+    job = [str(model_path()), "float32", prompts, args.new_tokens, args.rounds]
+    done = subprocess.run([args.nnsight, "-c", NNSIGHT, json.dumps(job)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"nnsight failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    calls = {way: ways_of(lm)[way] for way in (PLAIN, LAYERS)}
+    seconds, _ = by_turns(
+        {way: partial(call, prompts, args.new_tokens) for way, call in calls.items()},
+        warm={way: partial(call, prompts, 3) for way, call in calls.items()}, rounds=args.rounds,
+    )  # fmt: skip
+    both = {
+        f"nnsight {theirs['version']}, all layers saved": (theirs["plain"], theirs["states"]),
+        "our engine, mean of all layers": (seconds[PLAIN], seconds[LAYERS]),
+    }
+    for name, (alone, recorded) in both.items():
+        results.row("nnsight", "testbed, float32", name, spread(recorded), spread(ratios(alone, recorded), 3))
+
+
+SECTIONS = {
+    "capture": Section(
+        "Recording all states while generating",
+        "model | batch | way | tokens/s | of plain | of our engine without states | of the second pass | "
+        "target | verdict",
+        measure_capture, 480,
+        "All ways write the same tokens, which the run checks; exceptions are listed. The model's own calls "
+        "bound "
+        "what any recording can gain.",
+    ),
+    "memory": Section(
+        "Peak memory",
+        "model | batch | way | weights, MB | beside them at the peak, MB | of the others' way | target | "
+        "verdict",
+        measure_memory, 150,
+        "On an accelerator what torch allocated. On a CPU the resident memory of a process for each way, "
+        "without "
+        "what it held before it began to generate; prompts are twice as long as above.",
+    ),
+    "nnsight": Section(
+        "nnsight", "model | way | seconds | of plain `generate` in the same process", measure_nnsight, 90,
+        "Batch 1, CPU; nnsight in an environment of its own, since it chooses its own versions.",
+    ),
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--models", nargs="+", default=["testbed", "smollm2"], help="as in workload.py, or folders")
+    add("--batches", nargs="+", type=positive, default=[1, 8])
+    add("--prompt-tokens", type=positive, default=128)
+    add("--new-tokens", type=positive, default=32)
+    add("--nnsight", default=sys.executable, help="Python of an environment with nnsight; default: this one")
+    return script(SECTIONS, parser, argv)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Capture in a compiled model: the same states as without, and its cost and gain.
 
-    python benchmarks/compiled.py [--models testbed smollm2] [--batches 1 8] [--write]
+    python benchmarks/compiled.py [--models testbed smollm2] [--batches 1 8]
 
 One step of decoding over a static cache is compiled whole (``torch.compile(fullgraph=True)``), with the taps
 of all layers in the graph and without. On a CUDA device ``mode="reduce-overhead"`` adds CUDA graphs. Prompts
@@ -12,17 +12,14 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from flags import add_place, positive
 from peers import Tokens, differing, forwards
-from report import invocation, publish
-from timing import Results, by_turns, now, ratios, spread
+from results import Results, Section, by_turns, now, options, positive, ratios, script, spread
 from torch import Tensor
 from transformers import StaticCache
 from workload import build, texts
@@ -32,8 +29,6 @@ from probers.model.hidden_states import StateTap
 from probers.model.loading import pick_device
 from probers.types import Feature
 
-TITLE = "Capture in a compiled model"
-HEAD = "model | batch | way | tokens/s | of the engine's cache | of the same without states | compiling, s"
 ENGINE, STATIC, READ = "the engine's cache", "static cache", "static cache, all states"
 COMPILED, READ_COMPILED = "static cache, compiled", "static cache, compiled, all states"
 #: Pairs of ways that differ only in the states read.
@@ -91,7 +86,7 @@ def measure(name: str, lm: CausalLM, batch: int, args: argparse.Namespace, resul
             begun = now(lm.device)
             work[way]()
             took[way] = now(lm.device) - begun
-        seconds, made = by_turns(work, warm={}, least=2, exactly=args.rounds, device=lm.device)
+        seconds, made = by_turns(work, warm={}, rounds=args.rounds, device=lm.device)
     check(f"{name}, batch {batch}", lm, prompts, made, results)
     for way in work:
         rate = spread([batch * args.new_tokens / each for each in seconds[way]], 1)
@@ -122,40 +117,43 @@ def check(where: str, lm: CausalLM, prompts: Sequence[str], made: dict[str, Any]
     results.note("compiled", f"{text} ({int(alike.sum())} of {len(alike)} texts are the same).")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, and write the section if asked to; return 1 if the ways did not give the same."""
-    typed = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("--models", nargs="+", default=["testbed", "smollm2"], help="as in benchmarks/capture.py")
-    add("--batches", nargs="+", type=positive, default=[1, 8])
-    add("--rounds", type=positive, default=5)
-    add("--prompt-tokens", type=positive, default=64)
-    add("--new-tokens", type=positive, default=32)
-    add("--backend", default="inductor", help="of torch.compile; eager traces and compiles nothing")
-    add("--write", action="store_true", help="put the table into benchmarks/RESULTS.md")
-    add_place(parser)
-    args, begun = parser.parse_args(typed), time.monotonic()
-    device, results = pick_device(args.device), Results({"compiled": HEAD})
+def measure_compiled(results: Results, args: argparse.Namespace) -> None:
+    """Measure all models."""
     # Without it a graph that was compiled before a tap came is run again, and the tap is never called.
     dynamo: Any = torch._dynamo.config
     with dynamo.patch(skip_nnmodule_hook_guards=False):
         for name in args.models:
-            lm = build(name, device, args.dtype)
+            lm = build(name, pick_device(args.device), args.dtype)
             for batch in args.batches:
                 measure(name, lm, batch, args, results)
                 torch.compiler.reset()
     results.note(
         "compiled",
         f"Greedy, {args.new_tokens} tokens after {args.prompt_tokens}, forward calls alone; "
-        f"{torch.get_num_threads()} thread(s), {(time.monotonic() - begun) / 60:.1f} minutes.",
+        f"{torch.get_num_threads()} thread(s).",
     )
-    publish(
-        {f"{TITLE}: {', '.join(args.models)} ({device.type})": results.body("compiled")},
-        invocation("compiled.py", typed),
-        write=args.write,
+
+
+SECTIONS = {
+    "compiled": Section(
+        "Recording in a compiled model",
+        "model | batch | way | tokens/s | of the engine's cache | of the same without states | compiling, s",
+        measure_compiled,
+        240,
     )
-    return int(not results.same)
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = options(__doc__, rounds=5)
+    add = parser.add_argument
+    add("--models", nargs="+", default=["testbed"], help="as in workload.py, or folders")
+    add("--batches", nargs="+", type=positive, default=[1, 8])
+    add("--prompt-tokens", type=positive, default=64)
+    add("--new-tokens", type=positive, default=32)
+    add("--backend", default="inductor", help="of torch.compile; eager traces and compiles nothing")
+    return script(SECTIONS, parser, argv)
 
 
 if __name__ == "__main__":

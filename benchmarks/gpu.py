@@ -1,6 +1,6 @@
 """All benchmarks that need an accelerator, in at most eight minutes, with a verdict at the end.
 
-    python benchmarks/gpu.py --device cuda [--models NAME ..] [--dtypes bfloat16] [--write]
+    python benchmarks/gpu.py --device cuda [--models NAME ..] [--dtypes bfloat16] [--out runs/gpu.md]
 
 ``make gpu device=cuda`` is the same. It measures SmolLM2 and random weights of the shapes of Qwen3-1.7B and
 Llama-3.1-8B, which are made on the card. Each model has a process of its own and each section a time limit;
@@ -22,14 +22,12 @@ from typing import Any
 
 import sections
 import torch
-from report import device_name, invocation, publish, write_section
+from results import START, Results, Sending, commit, device_name, machine, measured, run_sections, verdict
 from sections import HEADS, MODELS, NOTES, SECTIONS, SMALL, TINY, Job, Sizes
-from supervised import START, Sending, measured
-from timing import Results, verdict
 from workload import SHAPES
 
 from probers.model.loading import native_bfloat16, pick_device
-from probers.types import UserError, first_line
+from probers.types import UserError
 
 TITLES = {
     "capture": "capture while generating",
@@ -70,24 +68,17 @@ def _multiplies(device: torch.device, dtype: str) -> bool:
         return False
 
 
-def work(job: Job, names: Sequence[str], pipe: Sending) -> None:
-    """Measure sections of one model in this process; one that fails does not stop the others."""
-    lm = sections.load(job)
-    for name in names:
-        pipe.send(begun=name)
-        print(f"{TITLES[name]}, {job.title} ...", file=sys.stderr)
-        sections.free(job.device)
-        try:
-            SECTIONS[name](job, lm)
-        except (Exception, SystemExit) as error:
-            pipe.send(failed=f"{type(error).__name__}: {first_line(error)}")
-        pipe.send(done=name)
-
-
 def worker(model: str, dtype: str, device: str, articles: str, names: Sequence[str], pipe: int) -> int:
     """Run the process of one model, which sends what it finds over a pipe."""
     results, sizes = Sending(HEADS, pipe=pipe), SMALL if device == "cpu" else Sizes()
-    work(Job(model, torch.device(device), dtype, articles, sizes, results), names, results)
+    job = Job(model, torch.device(device), dtype, articles, sizes, results)
+    lm = sections.load(job)
+
+    def measure(name: str) -> None:
+        sections.free(job.device)
+        SECTIONS[name](job, lm)
+
+    run_sections(results, {name: partial(measure, name) for name in names})
     return 0
 
 
@@ -119,17 +110,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for dtype in args.dtypes:
         for model in args.models:
             command = partial(_command, model, dtype, device, args.articles)
-            arrived = partial(save, results, args, typed, device)
             # Heads have their own number format.
             names = [name for name in args.only if name != "train" or dtype == args.dtypes[0]]
-            problems = measured(command, names, limits, until, results, arrived)
-            failed += [f"{model}, {dtype}: {problem}" for problem in problems]
+            here = {START: limits[START]} | {name: limits[name] for name in names}
+            problems = measured(command, here, until, results, partial(save, results, args, device))
+            failed += [f"{model}, {dtype}, {name}: {problem}" for name, problem in problems.items()]
+            for name in problems.keys() & set(TITLES):
+                results.row(name, f"{model}, {dtype}", problems[name])
     missed = judge(results, device) + failed
     for section in [name for name in TITLES if name in results.rows]:
         results.note(section, NOTES[section])
-        save(results, args, typed, device, section)
-        title, command_line = _title(args, device, section), invocation("gpu.py", _typed(args, typed))
-        publish({title: results.body(section)}, command_line, write=args.write)
+    save(results, args, device)
+    print(args.out.read_text("utf-8"))
     for each in missed:
         print(f"missed: {each}")
     minutes = (time.monotonic() - begun) / 60
@@ -145,22 +137,14 @@ def _command(
     return [sys.executable, __file__, "--worker", json.dumps({**given, "names": list(names), "pipe": pipe})]
 
 
-def save(
-    results: Results, args: argparse.Namespace, typed: Sequence[str], device: torch.device, section: str
-) -> None:
-    """Write a section's table as it is into the file of this run, and print its last row."""
-    print(f"{TITLES[section]}: {results.rows[section][-1]}", file=sys.stderr)
+def save(results: Results, args: argparse.Namespace, device: torch.device, section: str = "") -> None:
+    """Write the tables as they are into the file of this run, and print a section's last row."""
+    if section:
+        print(f"{TITLES[section]}: {results.rows[section][-1]}", file=sys.stderr)
+    head = f"# make gpu\n\n{device_name(device)}, commit {commit()}, {machine()}.\n"
+    tables = [f"## {TITLES[each]}\n\n{results.body(each)}\n" for each in TITLES if each in results.rows]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    command = invocation("gpu.py", _typed(args, typed))
-    write_section(_title(args, device, section), command, results.body(section), file=args.out)
-
-
-def _title(args: argparse.Namespace, device: torch.device, section: str) -> str:
-    return f"make gpu: {TITLES[section]} ({', '.join(args.models)}, {device.type})"
-
-
-def _typed(args: argparse.Namespace, typed: Sequence[str]) -> list[str]:
-    return [Path(word).name if word == args.articles else word for word in typed]
+    args.out.write_text("\n".join([head, *tables]), encoding="utf-8")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -175,8 +159,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--minutes", type=float, default=MOST / 60, help="of everything; default: 8, on a CPU five times that"
     )
-    add("--out", type=Path, default=Path("runs/gpu.md"), help="file for the tables while they are made")
-    add("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md")
+    add("--out", type=Path, default=Path("runs/gpu.md"), help="file for the tables, written as they are made")
     args = parser.parse_args(argv)
     try:
         device = pick_device(args.device)

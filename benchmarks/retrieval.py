@@ -1,16 +1,10 @@
-"""Comparison of retrievers: recall, speed and size.
+"""Retrievers on this machine: time, memory and disk of BM25, and what rarity costs a sentence.
 
-``python benchmarks/retrieval.py`` writes two tables:
+    python benchmarks/retrieval.py [--sizes 10000 100000 [1000000]] [--only bm25 rarity]
 
-- recall: the share of the gold passages of real questions, over a real corpus, among the first 3 and the
-  first 10 that each retriever returns;
-- growth: build time, disk, memory and query time at 10,000, 100,000 and 1,000,000 passages, next to
-  SQLite's FTS5. These passages are made from the real ones: sentences of different passages combined at
-  random, with the length of a real passage, and new words at the rate of the real passages (Heaps' law),
-  because the size of the vocabulary determines part of the memory.
-
-Every figure comes from its own process, which starts with nothing in memory. With ``--folder``,
-measurements are kept, and a later run measures only the missing ones.
+Passages are made from real ones: sentences of different passages combined at random, with the length of a
+real passage, and new words at the rate of the real passages (Heaps' law), because the size of the vocabulary
+determines part of the memory. Every engine runs in a process of its own that starts with nothing in memory.
 """
 
 from __future__ import annotations
@@ -18,221 +12,207 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
-import statistics
+import sqlite3
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engines import NAMES, key, made_and_used, measure, stored
+from results import Results, Section, amount, options, positive, script, verdict
 
-from probers.rag.retrievers.bm25 import COMPILED_FROM
-from probers.rag.retrievers.lexical import tokens_of
-from probers.types import Passage
+from probers.data.corpus import PassageStore, load_corpus
+from probers.prompts import TESTBED_PROMPT
+from probers.rag.protocol import State
+from probers.rag.retrievers import BM25, RankBM25
+from probers.rag.retrievers.lexical import tokenize, tokens_of
+from probers.rag.triggers import Rarity
+from probers.types import Generation, Passage, Question
 
-DATASETS = ("hotpotqa", "2wikimultihopqa", "nq")
+NAMES = {"bm25": "bm25", "rank_bm25": "rank_bm25", "fts5": "SQLite FTS5"}
 #: Most passages for rank_bm25, which visits every passage in Python objects for every word.
 RANK_BM25_UP_TO = 100_000
-#: Size of psgs_w100, the corpus of the extrapolation.
-WIKIPEDIA = 21_015_324
-#: Below this size one shard holds the corpus and memory grows with it; above, it grows as for Wikipedia.
-STRAIGHT_FROM = 100_000
+#: Processor time of the thread that does all the work; other work on the machine does not count.
+clock = time.thread_time
+#: Seconds after which no further query is asked, once there were 20.
+SECONDS = 15.0
+#: Most milliseconds of a sentence, and passages that the plain scan reads.
+TARGET, SCANNED = 2.0, 20_000
+_NONE = np.zeros(0, dtype=np.float32)
 
 
-def main(argv: list[str]) -> None:
-    args = parse(argv)
-    if not (args.data / "passages.jsonl.gz").is_file():
-        raise SystemExit(
-            f"{args.data} holds no passages.jsonl.gz: give the folder of the real text as --data"
-        )
-    with tempfile.TemporaryDirectory(prefix="probers-retrieval-") as temporary:
-        folder = Path(args.folder or temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        sections = {}
-        if "recall" in args.only:
-            sections["retrieval: gold passages found"] = recall(args.data, folder, args.engines)
-        if "growth" in args.only:
-            sections["retrieval: growth with the corpus"] = growth(args.data, folder, args.sizes)
-    for name, body in sections.items():
-        print(f"## {name}\n\n{body}\n")
-        if args.write:
-            from report import invocation, write_section
-
-            write_section(name, invocation("retrieval.py", argv), body)
+def stored(corpus: Path, folder: Path) -> Sequence[Passage]:
+    """Store the corpus on the disk, whatever its size."""
+    return load_corpus(corpus, cache=folder / "corpus", in_memory=0)
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("--data", type=Path, default=Path("../shared/data"), help="passages.jsonl.gz and qa/<dataset>.jsonl")
-    add("--sizes", type=numbers, default=[10_000, 100_000, 1_000_000], help="passages, separated by commas")
-    add("--engines", type=lambda t: t.split(","), default=["rank_bm25", "bm25", "dense"], help="for recall")
-    add("--only", type=lambda t: t.split(","), default=["recall", "growth"])
-    add("--folder", help="keep corpora, indexes and measurements here, and use those that are there")
-    add("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md")
-    return parser.parse_args(argv)
-
-
-def numbers(text: str) -> list[int]:
-    try:
-        return [int(n) for n in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers") from None
-
-
-def recall(data: Path, folder: Path, engines: Sequence[str]) -> str:
-    """Make the table of the gold passages that every retriever finds."""
-    corpus = data / "passages.jsonl.gz"
-    there = {key(p.text) for p in stored(corpus, folder)}
-    questions: list[dict[str, Any]] = []
-    for dataset in DATASETS:
-        for line in (data / "qa" / f"{dataset}.jsonl").read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            gold = {key(p["text"]) for p in record["passages"] if p.get("is_gold")}
-            questions.append({"dataset": dataset, "question": record["question"], "gold": sorted(gold)})
-    asked = folder / "questions.json"
-    asked.write_text(json.dumps([q["question"] for q in questions]), encoding="utf-8")
-    head = [f"{d} @{k}" for d in DATASETS for k in (3, 10)]
+def questions(data: Path, count: int) -> list[str]:
+    """Draw real questions."""
     lines = [
-        f"| retriever | {' | '.join(head)} | queries/s | made in | memory to make, to use |",
-        f"|{' --- |' * (len(head) + 4)}",
+        line
+        for file in sorted((data / "qa").glob("*.jsonl"))
+        for line in file.read_text("utf-8").splitlines()
     ]
-    for engine in engines:
-        made, used = made_and_used(folder, engine, corpus, asked, every=True)
-        cells = [
-            f"{share(questions, used['found'], dataset, k, there):.3f}"
-            for dataset in DATASETS
-            for k in (3, 10)
-        ]
-        lines.append(
-            f"| {NAMES[engine]} | {' | '.join(cells)} | {1000 / used['batched']:.0f} | "
-            f"{spell(made['seconds'])} | {amount(made)}, {amount(used)} |"
-        )
-    counts = {d: [q for q in questions if q["dataset"] == d] for d in DATASETS}
-    absent = sum(len(set(q["gold"]) - there) for q in questions)
-    lines += [
-        "",
-        f"- Mean over questions of the share of their gold passages among the first 3 and the first 10 of "
-        f"{len(stored(corpus, folder)):,}; "
-        f"{', '.join(f'{d} {len(q)} questions' for d, q in counts.items())}. "
-        f"A passage is gold when its text is, up to white space; {absent} gold passages that the corpus does "
-        "not hold, and questions left with none, do not count.",
-        "- Queries in batches of 32. Times are CPU time of the single working thread. Memory is the "
-        "peak of the process, anonymous / with mapped files; `bm25` and `dense` are built once and "
-        "opened by later runs.",
-    ]
-    return "\n".join(lines)
+    drawn = np.random.default_rng(0).permutation(len(lines))[:count]
+    return [json.loads(lines[i])["question"] for i in drawn]
 
 
-def share(
-    questions: Sequence[dict[str, Any]], found: Sequence[Sequence[str]], dataset: str, k: int, there: set[str]
-) -> float:
-    """Compute mean recall at k of one data set."""
-    shares = []
-    for question, texts in zip(questions, found, strict=True):
-        gold = set(question["gold"]) & there
-        if question["dataset"] == dataset and gold:
-            shares.append(len(gold & set(texts[:k])) / len(gold))
-    return statistics.mean(shares)
-
-
-def growth(data: Path, folder: Path, sizes: Sequence[int]) -> str:
-    """Make the table of the effects of size, and extrapolate to Wikipedia."""
-    real = list(stored(data / "passages.jsonl.gz", folder))
-    asked = folder / "sample.json"
-    questions = [
-        json.loads(line)["question"]
-        for d in DATASETS
-        for line in (data / "qa" / f"{d}.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    drawn = np.random.default_rng(0).permutation(len(questions))[:256]
-    asked.write_text(json.dumps([questions[i] for i in drawn]), encoding="utf-8")
-    rows, ours, stores = [], {}, {}
-    for size in sizes:
-        corpus = folder / f"recombined-{size}.jsonl"
-        if not corpus.exists():
+def measure_bm25(results: Results, args: argparse.Namespace) -> None:
+    """Make the table of engines by size."""
+    with tempfile.TemporaryDirectory(prefix="probers-retrieval-") as name:
+        folder = Path(name)
+        real = list(stored(args.data / "passages.jsonl.gz", folder))
+        queries = questions(args.data, args.questions)
+        for size in args.sizes:
+            corpus = folder / f"recombined-{size}.jsonl"
             recombine(real, size, corpus)
-        stores[size] = measure(folder, "store", corpus, asked, "made")
-        for engine in ("rank_bm25", "bm25", "fts5"):
-            if engine == "rank_bm25" and size > RANK_BM25_UP_TO:
-                rows.append(f"| {size:,} | {NAMES[engine]} | not run: see below |  |  |  |  |  |")
-                continue
-            made, used = made_and_used(folder, engine, corpus, asked)
-            if engine == "bm25":
-                ours[size] = made, used
-            rows.append(
-                f"| {size:,} | {NAMES[engine]} | {spell(made['seconds'])} | {megabytes(used['disk'])} | "
-                f"{amount(made)} | {amount(used)} | {milliseconds(used['p50'])} / "
-                f"{milliseconds(used['p95'])} ms | {milliseconds(used['batched'])} ms |"
+            stored(corpus, folder)
+            ours = 0.0
+            for engine, title in NAMES.items():
+                if engine == "rank_bm25" and size > RANK_BM25_UP_TO:
+                    continue
+                made = measure(folder, engine, corpus, [])
+                # rank_bm25 keeps nothing: each process makes its index.
+                used = measure(folder, engine, corpus, queries)
+                ours = ours or used["p50"]
+                results.row(
+                    "bm25", f"{size:,}", title, f"{made['seconds']:.1f} s", amount(used["disk"]),
+                    memory(made), memory(used), f"{milliseconds(used['p50'])} / {milliseconds(used['p95'])}",
+                    milliseconds(used["batched"]), f"{used['p50'] / ours:.2f}",
+                )  # fmt: skip
+
+
+def measure(folder: Path, engine: str, corpus: Path, queries: Sequence[str]) -> dict[str, Any]:
+    """Make or open an index and search it, in a process of its own."""
+    print(f"  {NAMES[engine]}, {corpus.name}, {len(queries)} queries ...", file=sys.stderr)
+    command = [sys.executable, __file__, "--worker", str(folder), engine, str(corpus)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    given = json.dumps(list(queries))
+    done = subprocess.run(
+        command, check=True, env=environment, input=given, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def worker(folder: str, engine: str, corpus: str) -> None:
+    """Run the process of :func:`measure`, which reads queries and prints figures."""
+    queries = json.loads(sys.stdin.read())
+    with Peaks() as peaks:
+        passages = stored(Path(corpus), Path(folder))
+        start = clock()
+        search = ENGINES[engine](passages, Path(folder))
+        figures: dict[str, Any] = {"seconds": clock() - start, "disk": disk(Path(folder), engine, passages)}
+        if queries:
+            figures |= timed(search, queries)
+    print(json.dumps(figures | peaks.most))
+
+
+def timed(search: Callable[[list[str], int], Any], queries: list[str]) -> dict[str, float]:
+    """Time queries in milliseconds, one by one and in batches of 32."""
+    search(queries[:3], 10)
+    single, begun = [], clock()
+    for query in queries:
+        if len(single) >= 20 and clock() - begun > SECONDS:
+            break
+        start = clock()
+        search([query], 10)
+        single.append(1000 * (clock() - start))
+    start, done = clock(), 0
+    for place in range(0, len(queries), 32):
+        if place and clock() - start > SECONDS:
+            break
+        done += len(search(queries[place : place + 32], 10))
+    p50, p95 = np.percentile(single, (50, 95))
+    return {"p50": p50, "p95": p95, "batched": 1000 * (clock() - start) / done}
+
+
+def _bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
+    return BM25(passages, cache=folder / "bm25").search
+
+
+def _rank_bm25(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
+    return RankBM25(passages).search
+
+
+def _fts5(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int], Any]:
+    """Index in SQLite's full-text engine, with the words of :func:`tokenize` joined by OR."""
+    path = folder / f"{len(passages)}.sqlite"
+    if not path.exists():
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        with closing(sqlite3.connect(part)) as made, made:
+            made.execute(
+                "create virtual table p using fts5(title, text, content='', "
+                "tokenize='unicode61 remove_diacritics 0')"
             )
-    lines = [
-        "| passages | engine | made in | on disk | memory to make | memory to use | p50 / p95 of one query | "
-        "per query in batches of 32 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        *rows,
-        "",
-        f"- {len(json.loads(asked.read_text()))} real questions, all words, k=10, after three "
-        "queries to warm up (the first one waits "
-        f"{max(u['first'] for _, u in ours.values()):.1f} s for numba from {COMPILED_FROM:,} passages on). "
-        "Times are CPU time of the single working thread. Memory is the peak of the process, "
-        "anonymous / with mapped files, which the kernel can reclaim.",
-        f"- rank_bm25 is not run beyond {RANK_BM25_UP_TO:,} passages. FTS5 holds no texts (contentless).",
-        *(
-            f"- The passage store of {size:,}: {spell(s['seconds'])}, {megabytes(s['disk'])} of disk, "
-            f"{amount(s)} of memory."
-            for size, s in stores.items()
-        ),
-        *targets(ours),
-        *extrapolation(ours, stores),
-    ]
-    return "\n".join(lines)
+            rows = ((i, p.title, p.text) for i, p in enumerate(passages))
+            made.executemany("insert into p(rowid, title, text) values (?, ?, ?)", rows)
+            made.execute("insert into p(p) values ('optimize')")
+        part.rename(path)
+    base = sqlite3.connect(path)
+
+    def search(queries: list[str], k: int) -> list[list[Passage]]:
+        found = []
+        for query in queries:
+            words = " OR ".join(f'"{t}"' for t in tokenize(query))
+            rows = base.execute("select rowid from p where p match ? order by rank limit ?", (words, k))
+            found.append([passages[row] for (row,) in rows])
+        return found
+
+    return search
 
 
-def extrapolation(ours: dict[int, Any], stores: dict[int, Any]) -> list[str]:
-    """Extrapolate the two largest sizes to Wikipedia, by straight lines through both."""
-    large_enough = sorted(n for n in ours if n >= STRAIGHT_FROM)
-    if len(large_enough) < 2:
-        return []
-    small, large = large_enough[-2:]
-
-    def at(figure: Callable[[int], float]) -> float:
-        return figure(large) + (figure(large) - figure(small)) / (large - small) * (WIKIPEDIA - large)
-
-    store = at(lambda n: stores[n]["seconds"]), at(lambda n: stores[n]["disk"])
-    made = at(lambda n: ours[n][0]["seconds"]), at(lambda n: ours[n][1]["disk"])
-    memory = at(lambda n: ours[n][0]["anonymous"])
-    # Not a straight line, since numba is used from some size on. A query scores and marks every passage.
-    used = ours[large][1]["anonymous"] + 5 * (WIKIPEDIA - large)
-    return [
-        f"- On paper, {WIKIPEDIA:,} passages (psgs_w100), by straight lines through {small:,} and {large:,}: "
-        f"the store {spell(store[0])} and {megabytes(store[1])}; the bm25 index {spell(made[0])} and "
-        f"{megabytes(made[1])} (twice that while it is made); anonymous memory {megabytes(memory)} to make "
-        f"and, with 5 bytes per passage in a query, {megabytes(used)} to use, besides the mapped scores of "
-        f"the words asked for; p50 {at(lambda n: ours[n][1]['p50']):.0f} ms while the index is in the page "
-        "cache. While making, what grows with the corpus is one number per passage, per distinct word and "
-        "per word of a shard; postings and texts stay on the disk.",
-    ]
+ENGINES = {"bm25": _bm25, "rank_bm25": _rank_bm25, "fts5": _fts5}
 
 
-def targets(ours: dict[int, Any]) -> list[str]:
-    """Compare the figures of a million passages with their targets."""
-    if 1_000_000 not in ours:
-        return []
-    made, used = ours[1_000_000]
-    asked = [
-        ("memory to make", made["resident"], 2e9, megabytes),
-        ("memory to use", used["resident"], 713e6, megabytes),
-        ("p50", used["p50"], 2.8, lambda x: f"{milliseconds(x)} ms"),
-    ]
-    found = [
-        f"{what} {show(value)}, at most {show(most)}: {'met' if value <= most else '**not met**'}"
-        for what, value, most, show in asked
-    ]
-    return [f"- Targets of bm25 at 1,000,000: {'; '.join(found)}."]
+def disk(folder: Path, engine: str, passages: Sequence[Passage]) -> int:
+    """Count the bytes of an engine's index on the disk; none for an index in memory."""
+    if engine == "fts5":
+        return (folder / f"{len(passages)}.sqlite").stat().st_size
+    if engine == "rank_bm25":
+        return 0
+    assert isinstance(passages, PassageStore)
+    where = (folder / engine).glob(f"{passages.fingerprint}*")
+    return sum(p.stat().st_size for w in where if w.is_dir() for p in w.iterdir())
+
+
+class Peaks:
+    """Peak memory of this process within the block, in bytes, sampled every 20 ms."""
+
+    def __init__(self) -> None:
+        self.most = {"anonymous": 0, "resident": 0}
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Peaks:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        for _ in self._ticks():
+            status = Path("/proc/self/status").read_text()
+            here = {n: int(status.split(f"{n}:")[1].split()[0]) * 1024 for n in ("RssAnon", "VmHWM")}
+            self.most["anonymous"] = max(self.most["anonymous"], here["RssAnon"])
+            self.most["resident"] = here["VmHWM"]
+
+    def _ticks(self) -> Iterator[None]:
+        yield
+        while not self._over.wait(0.02):
+            yield
+        yield
 
 
 def recombine(real: Sequence[Passage], size: int, path: Path) -> None:
@@ -262,24 +242,139 @@ def recombine(real: Sequence[Passage], size: int, path: Path) -> None:
     path.with_suffix(".part").rename(path)
 
 
-def spell(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
 def milliseconds(count: float) -> str:
+    """Format a number of milliseconds."""
     return f"{count:.2g}" if count < 100 else f"{count:.0f}"
 
 
-def megabytes(count: float) -> str:
-    return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
-
-
-def amount(figures: dict[str, Any]) -> str:
+def memory(figures: dict[str, Any]) -> str:
     """Format the most anonymous memory, and with mapped files."""
-    return f"{megabytes(figures['anonymous'])} / {megabytes(figures['resident'])}"
+    return f"{amount(figures['anonymous'])} / {amount(figures['resident'])}"
+
+
+def measure_rarity(results: Results, args: argparse.Namespace) -> None:
+    """Make the table of a sentence's costs."""
+    size = max(args.sizes)
+    with tempfile.TemporaryDirectory(prefix="probers-rarity-") as name:
+        folder, corpus = Path(name), Path(name) / f"recombined-{size}.jsonl"
+        recombine(list(stored(args.data / "passages.jsonl.gz", folder)), size, corpus)
+        retriever = BM25(stored(corpus, folder), cache=folder / "bm25")
+        retriever.frequency(["of the"])  # makes the places of words
+        answers = drafts(args.data / "wiki_articles.jsonl", args.articles, retriever)
+        whole, counting, pairs = [], [], 0
+        for generation, state, sentences in answers:
+            index = Watched(state.retriever)
+            trigger, watched = Rarity(), replace(state, retriever=index)
+            start = clock()
+            trigger.decide_before([watched])
+            trigger.decide([generation], [watched])
+            whole.append((clock() - start) / sentences * 1000)
+            counting.append(index.seconds / sentences * 1000)
+            pairs += len(index.pairs)
+        scan = scanned(retriever, [index.pairs], answers[-1][-1]) * size / SCANNED
+    rows = {"all of it": whole, "entities and sentences": np.subtract(whole, counting), "counts": counting}
+    for title, each in rows.items():
+        p50, p95 = np.median(each), np.quantile(each, 0.95)
+        aim = (f"<= {TARGET:g}, p95 too", verdict(max(p50, p95) <= TARGET)) if title == "all of it" else ()
+        results.row("rarity", f"{size:,}", title, *map(milliseconds, (p50, p95, np.mean(each))), *aim)
+    results.row("rarity", f"{size:,}", "counts by a plain scan, extrapolated", "", "", milliseconds(scan))
+    results.note(
+        "rarity",
+        f"{len(answers)} articles of {sum(n for *_, n in answers)} sentences, each judged at once as an "
+        f"answer to "
+        f"a question that names its title; {pairs / sum(n for *_, n in answers):.1f} pairs of entities per "
+        f"sentence. "
+        "An article's processor time is divided by its sentences.",
+    )
+
+
+class Watched:
+    """Retriever whose counts are timed."""
+
+    def __init__(self, retriever: Any) -> None:
+        self._retriever, self.seconds = retriever, 0.0
+        self.pairs: list[tuple[str, str]] = []
+
+    def search(self, queries: Sequence[str], k: int) -> Any:
+        return self._retriever.search(queries, k)
+
+    def frequency(self, phrases: Sequence[str]) -> list[int]:
+        return self._timed(lambda: self._retriever.frequency(phrases))
+
+    def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
+        self.pairs += pairs
+        return self._timed(lambda: self._retriever.together(pairs))
+
+    def _timed(self, work: Callable[[], list[int]]) -> list[int]:
+        start = clock()
+        counts = work()
+        self.seconds += clock() - start
+        return counts
+
+
+Draft = tuple[Generation, State, int]
+
+
+def drafts(path: Path, count: int, retriever: Any) -> list[Draft]:
+    """Read articles as answers, with their number of sentences."""
+    found: list[Draft] = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            record = json.loads(line)
+            if record["tokenized"] or len(record["sentences"]) < 3:
+                continue
+            text = " " + " ".join(record["sentences"])
+            offsets = tuple(m.span() for m in re.finditer(r"\s*\S+", text))
+            ids, nothing = tuple(range(len(offsets))), np.zeros(len(offsets), dtype=np.float32)
+            made = Generation("Answer:", (), (), ids, text, offsets, nothing, nothing, "stop")
+            asked = Question(record["title"], f"What is {record['title']} known for?")
+            state = State(asked, None, TESTBED_PROMPT, (0, 0), retriever=retriever)  # type: ignore[arg-type]
+            found.append((made, state, len(record["sentences"])))
+            if len(found) == count:
+                break
+    return found
+
+
+def scanned(retriever: BM25, asked: Sequence[Sequence[tuple[str, str]]], sentences: int) -> float:
+    """Time a scan of tokenized passages for pairs, in milliseconds per sentence."""
+    some = [f" {' '.join(tokens_of(p))} " for p in retriever._passages[:SCANNED]]
+    start = clock()
+    for pairs in asked:
+        for pair in pairs:
+            one, other = (f" {' '.join(tokenize(name))} " for name in pair)
+            sum(one in text and other in text for text in some)
+    return 1000 * (clock() - start) / sentences * SCANNED / max(1, len(some))
+
+
+SECTIONS = {
+    "bm25": Section(
+        "Retrieval: BM25",
+        "passages | engine | made in | on disk | memory to make | memory to use | one query, p50 / p95, ms | "
+        "in batches of 32, ms | p50, of ours",
+        measure_bm25, 300,
+        "Real questions, all words, k=10. Times are processor time of the single working thread. Memory is "
+        "the peak "
+        "of the process, anonymous / with mapped files, which the kernel can reclaim. FTS5 holds no texts.",
+    ),
+    "rarity": Section(
+        "Rarity: milliseconds a "
+        "sentence", "passages | what | median | 95th percentile | mean | target | verdict",
+        measure_rarity, 180,
+    ),
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = options(__doc__)
+    parser.add_argument("--sizes", nargs="+", type=positive, default=[10_000, 100_000], help="passages")
+    parser.add_argument("--questions", type=positive, default=128)
+    parser.add_argument("--articles", type=positive, default=60, help="articles whose sentences are judged")
+    return script(SECTIONS, parser, argv)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["--worker"]:
+        worker(*sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -1,9 +1,11 @@
-"""Comparison of a running search server with the embedded index: rankings, counts of phrases, speed.
+"""Comparison of a search server with the embedded index: rankings, counts of phrases, speed.
 
-``python benchmarks/search_server.py http://HOST:9200 [http://OTHER:9200] [--data ../shared/data] [--write]``
-loads a corpus into indexes of its own, with 1 and with 3 shards, searches it with real questions one by one
-and in batches, counts phrases, and deletes the indexes again. Credentials come from the environment, as for
-``retriever=elasticsearch``. The exit code is 1 unless, with each number of shards,
+    python benchmarks/search_server.py [--url http://HOST:9200 ..] [--limit 5000]
+
+Without ``--url`` a node of OpenSearch is started from the jars of ``--jars``, where Java is installed. A
+corpus is loaded into indexes of its own, with 1 and with 3 shards, searched with real questions one by one
+and in batches, and the indexes are deleted again. Rankings and counts disagree unless, with each number of
+shards,
 
 - every question has the passages of the embedded index in its order, except for scores that agree there to
   five digits, for passages of at most 40 words, whose length Lucene stores exactly;
@@ -14,27 +16,28 @@ and in batches, counts phrases, and deletes the indexes again. Credentials come 
 from __future__ import annotations
 
 import argparse
-import json
 import re
+import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from flags import positive
-from report import invocation, publish
-from timing import Results
+from results import ROOT, Results, Section, options, positive, script
+from retrieval import questions
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, Elasticsearch
 from probers.rag.retrievers.lexical import tokens_of
 from probers.types import Passage
 
-SECTION = "A search server and the embedded index"
-HEADS = {"server": "what | passages | embedded | 1 shard | 3 shards"}
 K = 10
 SHARDS = (1, 3)
 #: Beginning of the names of the indexes.
@@ -80,7 +83,7 @@ def agreement(ours: Sequence[Sequence[Passage]], theirs: Sequence[Sequence[Passa
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Results of one retriever: passages, counts, and milliseconds."""
+    """Figures of one retriever: passages, counts, and milliseconds."""
 
     found: list[list[Passage]]
     counts: list[int]
@@ -170,41 +173,100 @@ def compared(
     return list(zip(agree, counts, strict=True))
 
 
-def main(argv: list[str]) -> int:
-    """Measure, print, and write the section if asked to; return 1 if rankings or counts disagree."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("url", nargs="+", help="http(s)://HOST:PORT of each node")
-    add("--data", type=Path, default=Path("../shared/data"), help="passages.jsonl.gz and qa/*.jsonl")
-    add("--limit", type=positive, help="take so many passages only")
-    add("--questions", type=positive, default=256)
-    add("--insecure", action="store_true", help="do not check the server's certificate")
-    add("--write", action="store_true", help="put the table into benchmarks/RESULTS.md")
-    args = parser.parse_args(argv)
-    lines = [line for f in sorted((args.data / "qa").glob("*.jsonl")) for line in f.read_text().splitlines()]
-    drawn = np.random.default_rng(0).permutation(len(lines))[: args.questions]
-    queries = [json.loads(lines[i])["question"] for i in drawn]
-    results = Results(HEADS)
+def measure_server(results: Results, args: argparse.Namespace) -> None:
+    """Compare both on passages of at most 40 words, and as they are."""
+    if not args.url and (why := missing(args.jars)):
+        results.row("server", f"skipped: {why}")
+        return
+    queries = questions(args.data, args.questions)
     with tempfile.TemporaryDirectory(prefix="probers-search-") as name:
-        folder = Path(name)
-        corpus = args.data / "passages.jsonl.gz"
+        folder, corpus = Path(name), args.data / "passages.jsonl.gz"
         whole = load_corpus(corpus, cache=folder)[: args.limit]
         cut = load_corpus(corpus, cache=folder, passage_words=EXACT - 15)[: args.limit]
         short = [passage for passage in cut if len(tokens_of(passage)) <= EXACT]
-        exact = compared(f"at most {EXACT} words", short, queries, args, folder, results)
-        near = compared("as they are", whole, queries, args, folder, results)
+        with node(args.jars, folder / "node", args.url) as args.url:
+            exact = compared(f"at most {EXACT} words", short, queries, args, folder, results)
+            near = compared("as they are", whole, queries, args, folder, results)
     agree = all(ranked.same == 1 and counted == 1 for ranked, counted in exact)
     agree &= all(ranked.shared >= SHARED and counted == 1 for ranked, counted in near)
+    results.same &= agree
     results.note(
         "server",
-        f"{len(queries)} real questions, all words, k={K}, over one connection to {len(args.url)} nodes. "
+        f"{len(queries)} real questions, all words, k={K}, over one connection to {len(args.url)} node(s). "
         f"Rankings and counts agree: {'met' if agree else '**not met**'}.",
     )
-    hidden = [part for part in argv if part not in args.url]
-    command = invocation("search_server.py", ["URL", *hidden])
-    publish({SECTION: results.body("server")}, command, write=args.write)
-    return 0 if agree else 1
+
+
+def missing(jars: Path) -> str:
+    """Say why no node can be started here; empty if one can."""
+    if not list(jars.glob("opensearch-2*.jar")):
+        return f"{jars} holds no jars of OpenSearch (--jars)"
+    return "" if shutil.which("java") else "java is not installed"
+
+
+@contextmanager
+def node(jars: Path, folder: Path, urls: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the addresses that were given, or start a node on loopback and yield its address."""
+    if urls:
+        yield list(urls)
+        return
+    (folder / "config").mkdir(parents=True)
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        port, transport = (each.getsockname()[1] for each in (one, other))
+    settings = {
+        "path.home": folder, "node.name": "benchmark", "network.host": "127.0.0.1", "http.port": port,
+        "transport.port": transport, "cluster.routing.allocation.disk.threshold_enabled": "false",
+        "discovery.type": "single-node",
+    }  # fmt: skip
+    command = ["java", "-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{jars.resolve()}/*"]
+    command += [
+        str(ROOT / "tools/search/SearchNode.java"),
+        *(f"{key}={value}" for key, value in settings.items()),
+    ]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not alive(url):
+            if process.poll() is not None:
+                raise SystemExit(f"the node did not start: {(folder / 'log').read_text()[-400:]}")
+            time.sleep(0.5)
+        yield [url]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def alive(url: str) -> bool:
+    """Tell whether a node answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+SECTIONS = {
+    "server": Section(
+        "A search server and the embedded index", "what | passages | embedded | 1 shard | 3 shards",
+        measure_server, 240,
+    )
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = options(__doc__)
+    add = parser.add_argument
+    add("--url", nargs="+", default=[], help="http(s)://HOST:PORT of each node; default: start one")
+    add("--jars", type=Path, default=Path("../shared/search/lib"), help="folder of OpenSearch's jars")
+    add("--limit", type=positive, default=10_000, help="number of passages")
+    add("--questions", type=positive, default=128)
+    add("--insecure", action="store_true", help="do not check the server's certificate")
+    return script(SECTIONS, parser, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -9,21 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import capture
 import labels
-import serve_vllm
 import torch
 import uvicorn
-from cost import check, peak, speed
 from peers import plain
-from streams import NEW, apart
-from synthetic import synthetic
-from timing import Results, by_turns, now, ratios, spread, verdict
-from workload import LLAMA, QWEN, REAL, SHAPES, Options, build, long_prompts
+from results import Results, by_turns, now, ratios, spread
+from workload import LLAMA, QWEN, REAL, SHAPES, build, long_prompts, synthetic
 
 import serve
 import train
@@ -36,31 +33,21 @@ from probers.store.spec import FeatureSpec
 from probers.types import Needs
 
 #: Models on an accelerator, and on a CPU.
-MODELS, TINY = (REAL, QWEN, LLAMA), ("testbed", f"tiny-{QWEN}", f"tiny-{LLAMA}")
+MODELS, TINY = (REAL, QWEN, LLAMA), ("testbed", REAL, f"tiny-{QWEN}", f"tiny-{LLAMA}")
 HEADS = {
-    "capture": "model | batch | way | tokens/s | of plain | of nothing asked | of the others' way | "
-    "target | verdict",
-    "memory": "model | batch | way | weights, MB | beside them at the peak, MB | of the others' way | "
-    "target | verdict",
-    "serve": serve.HEADS["serve"],
+    "capture": capture.SECTIONS["capture"].columns,
+    "memory": capture.SECTIONS["memory"].columns,
+    "serve": serve.SECTIONS["serve"].columns,
     "attention": "model | batch | way | tokens/s | of plain",
     "heads": "model | batch | way | tokens/s | of plain",
     "labels": "model | articles | cuts | labels | seconds | cuts/s | labels/s",
     "train": "heads | width | examples | seconds | a step, ms | validation accuracy",
-    "vllm": serve_vllm.HEADS["served"],
-}
-#: Names in ``peers.ways``.
-WAYS = {
-    "plain": "plain `generate`",
-    "peers": "all states and the last layer's attention by `output_hidden_states=True` and a second pass",
-    "ours": "the same captured while generating",
+    "vllm": serve.SECTIONS["vllm"].columns,
 }
 NOTES = {
-    "capture": "All ways take turns. The last two columns of ratios hold ours against the engine recording "
-    "nothing and against `output_hidden_states=True` with a second pass for the attention.",
-    "memory": "On an accelerator what torch allocated. On a CPU the resident memory of a process for each "
-    "way, without what it held before it began to generate.",
-    "serve": f"Up to {NEW} new tokens, greedy; two servers of the same weights that take turns, their "
+    "capture": capture.SECTIONS["capture"].note,
+    "memory": capture.SECTIONS["memory"].note,
+    "serve": f"Up to {serve.NEW} new tokens, greedy; two servers of the same weights that take turns, their "
     "client in a process of its own. The prober is untrained: what it costs does not depend on what it says.",
     "attention": "Attention of the last layer at every token, and all heads' share on the prompt (lookback).",
     "heads": "Scores of every token while it is written: `prober.watch` around transformers' own `generate`, "
@@ -68,36 +55,31 @@ NOTES = {
     "labels": "From reading the articles to the finished store, states of all layers. Random weights agree "
     "with no article, or by chance.",
     "train": "One pass over all layers with the default head and settings; a synthetic store.",
-    "vllm": f"Two servers of vLLM that take turns; {NEW} new tokens in every stream.",
+    "vllm": serve.SECTIONS["vllm"].note,
 }
-#: Least shares of plain generation, and of the server without scores; most of the memory of the others' way.
-CAPTURE, SCORES, MEMORY = 0.97, 0.97, 0.1
 #: Limit of vLLM's time between two tokens, with scores relative to without.
 SLOWER = 1.01
-
-
-OPTIONS = Options(
-    only=("capture",), repeats=3, target=CAPTURE, second_pass=True, batches=(1, 8, 32, 128), new_tokens=32
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Sizes of the measurements; ``vllm_share`` is the share of the accelerator's memory of each engine."""
 
-    options: Options = OPTIONS
+    batches: tuple[int, ...] = (1, 8, 32, 128)
+    prompt_tokens: int = 512
+    new_tokens: int = 32
     batch: int = 8
     articles: int = 60
     examples: int = 2000
     streams: tuple[int, ...] = (1, 16, 64)
-    rounds: int = 2
+    rounds: int = 3
     vllm_share: float | None = 0.4
 
 
 #: Sizes on a CPU.
-SMALL = replace(
-    Sizes(), batch=2, articles=20, examples=240, streams=(1, 3), vllm_share=None,
-    options=replace(OPTIONS, repeats=2, batches=(1, 4), prompt_tokens=64, new_tokens=16),
+SMALL = Sizes(
+    batches=(1, 4), prompt_tokens=64, new_tokens=16, batch=2, articles=12, examples=240, streams=(1, 3),
+    rounds=2, vllm_share=None,
 )  # fmt: skip
 
 
@@ -121,36 +103,19 @@ class Job:
         """Name of the model in tables."""
         return f"{self.model}, {self.dtype}"
 
-    @property
-    def options(self) -> Options:
-        """Sizes of generation."""
-        return replace(self.sizes.options, dtype=self.dtype)
-
 
 def measure_capture(job: Job, lm: CausalLM) -> None:
-    """Compare capture with plain ``generate``, and with all hidden states and a second pass."""
-    speed(job.model, lm, job.options, job.results)
+    """Compare recording with plain ``generate``, and with all hidden states and a second pass."""
+    sizes = job.sizes.prompt_tokens, job.sizes.new_tokens, job.sizes.rounds
+    capture.speed(job.title, lm, job.sizes.batches, sizes, job.results)
 
 
 def measure_memory(job: Job, lm: CausalLM) -> None:
-    """Measure peak memory: plain, in the others' way, and with capture."""
-    weights = sum(each.nbytes for each in lm.model.parameters()) / 1e6
+    """Measure peak memory: plain, in the others' way, and with recording."""
     # On a CPU each way is a process of its own.
-    batches = {max(job.options.batches)} if job.device.type == "cpu" else {8, max(job.options.batches)}
-    for batch in sorted(batches):
-        prompts, peaks = long_prompts(lm.tokenizer, batch, job.options.prompt_tokens), dict[str, float]()
-        for way, name in WAYS.items():
-            try:
-                peaks[way] = peak(job.model, way, lm, prompts, job.options) / 1e6
-            except torch.OutOfMemoryError:
-                job.results.row("memory", job.title, batch, name, f"{weights:.0f}", "out of memory")
-                free(job.device)
-                continue
-            cells = [f"{weights:.0f}", f"{peaks[way]:.0f}"]
-            if way == "ours" and "peers" in peaks:
-                share = peaks["ours"] / max(peaks["peers"], 1e-9)
-                cells += [f"{share:.3f}", f"<= {MEMORY} of the others'", verdict(share <= MEMORY)]
-            job.results.row("memory", job.title, batch, name, *cells)
+    batches = sorted({max(job.sizes.batches)} if job.device.type == "cpu" else {8, max(job.sizes.batches)})
+    sizes = job.sizes.prompt_tokens, job.sizes.new_tokens, job.dtype
+    capture.room(job.model, job.title, lm, batches, sizes, job.results)
 
 
 def measure_server(job: Job, lm: CausalLM) -> None:
@@ -159,14 +124,14 @@ def measure_server(job: Job, lm: CausalLM) -> None:
     with (
         served(lm, None, job.model, rows) as bare,
         served(lm, untrained(lm), job.model, rows) as scored,
-        apart() as ask,  # in the servers' own process it would slow them down
+        serve.apart() as ask,  # in the servers' own process it would slow them down
     ):
         for streams in job.sizes.streams:
-            prompts = serve_vllm.prompts_of(0, streams)
+            prompts = serve.prompts_of(0, streams)
             urls = {serve.PLAIN: bare, serve.SCORED: scored}
             calls = {way: partial(ask, url, job.model, prompts) for way, url in urls.items()}
             host = torch.device("cpu")
-            serve.compare(job.results, job.title, streams, calls, job.sizes.rounds, host, SCORES)
+            serve.compare(job.results, job.title, streams, calls, job.sizes.rounds, host)
 
 
 @contextmanager
@@ -225,12 +190,12 @@ def _against_plain(
     job: Job, lm: CausalLM, section: str, ways: dict[str, Callable[[Sequence[str], int], Any]]
 ) -> None:
     """Add rows of ways to write the same texts, next to plain generation."""
-    batch, tokens, none = job.sizes.batch, job.options.new_tokens, WAYS["plain"]
-    prompts = long_prompts(lm.tokenizer, batch, job.options.prompt_tokens)
+    batch, tokens, none = job.sizes.batch, job.sizes.new_tokens, capture.PLAIN
+    prompts = long_prompts(lm.tokenizer, batch, job.sizes.prompt_tokens)
     calls: dict[str, Callable[..., Any]] = {none: partial(plain, lm), **ways}
     work = {way: partial(call, prompts, tokens) for way, call in calls.items()}
-    took, made = by_turns(work, warm=work, least=1, exactly=job.options.repeats, device=lm.device)
-    check(job.results, section, f"{job.title}, batch {batch}", lm, prompts, made)
+    took, made = by_turns(work, warm=work, rounds=job.sizes.rounds, device=lm.device)
+    capture.check(job.results, section, f"{job.title}, batch {batch}", lm, prompts, made)
     for way in work:
         rate = spread([batch * tokens / seconds for seconds in took[way]], 1)
         job.results.row(section, job.title, batch, way, rate, spread(ratios(took[none], took[way]), 3))
@@ -254,26 +219,23 @@ def measure_training(job: Job, lm: CausalLM) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="probers-gpu-") as folder:
         store = synthetic(Path(folder), job.sizes.examples, lm.num_layers, lm.width)
-        made = train.trained_on(store, range(1, lm.num_layers + 1), 0, str(job.device))
+        made = train.fit(store, range(1, lm.num_layers + 1), str(job.device))
     cells = f"{made['seconds']:.1f}", f"{1000 * made['step']:.1f}", f"{made['accuracy']:.2f}"
     job.results.row("train", lm.num_layers, lm.width, job.sizes.examples, *cells)
 
 
 def measure_vllm(job: Job, lm: CausalLM) -> None:
     """Measure the server of vLLM without scores and with them; skip it if vLLM does not run."""
-    why = "its weights are on no disk" if job.model in SHAPES else serve_vllm.absent(job.device.type)
+    why = "its weights are on no disk" if job.model in SHAPES else serve.absent(job.device.type)
     if why:
         job.results.row("vllm", job.title, "", f"skipped: {why}")
         return
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    sizes = job.sizes
-    setting = serve_vllm.Setting(job.dtype, sizes.streams, SLOWER, sizes.vllm_share)
-    results = Results(serve_vllm.HEADS)
+    share = {} if job.sizes.vllm_share is None else {"gpu_memory_utilization": job.sizes.vllm_share}
+    setting = {"dtype": job.dtype, **share}
     with tempfile.TemporaryDirectory(prefix="probers-gpu-") as folder:
         untrained(lm).save_pretrained(folder)
-        serve_vllm.served(results, job.model, folder, sizes.rounds, setting)
-    for row in results.rows["served"]:
-        job.results.row("vllm", row)
+        serve.in_vllm(job.results, job.model, folder, job.sizes.streams, job.sizes.rounds, setting, SLOWER)
 
 
 #: Measurements in the order in which they run: first those with a target.

@@ -1,4 +1,4 @@
-"""Workload of the engine's benchmark: sizes, models, and prompts of a given number of tokens."""
+"""Workload of the benchmarks: models, prompts of a given number of tokens, and feature stores."""
 
 from __future__ import annotations
 
@@ -6,47 +6,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from probers import CausalLM
-from probers.prompts import TESTBED_PROMPT
-from probers.testbed.assets import load_corpus, load_questions
+from probers import CausalLM, FeatureStore
+from probers.store.spec import FeatureSpec, ModelSpec
+from probers.testbed.assets import load_corpus
 
 CONTEXT = 2048
-SECTIONS = ("capture", "attention", "states", "peers", "prefix", "batching")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of the command line.
-
-    Attributes:
-        repeats: rounds per cell; None chooses by the time of a round, at least 3 for the testbed and 2 for
-            other models.
-        answer_tokens: new tokens in the measurement of prefix reuse; batching uses half.
-        dtype: number format of models; None leaves each its usual one.
-        target: share of plain generation's speed that capture must reach; None goes by the model.
-        second_pass: True to compare capture with all hidden states and a second pass for the attention too.
-    """
-
-    batches: tuple[int, ...] = (1, 8, 32)
-    repeats: int | None = None
-    prompt_tokens: int = 512
-    new_tokens: int = 64
-    only: tuple[str, ...] = SECTIONS
-    questions: int = 64
-    exemplar_tokens: int = 60
-    answer_tokens: int = 32
-    mixed: int = 128
-    mixed_lengths: tuple[int, int] = (20, 400)
-    slow: bool = False
-    dtype: str | None = None
-    target: float | None = None
-    second_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +61,6 @@ LLAMA, QWEN = "llama-3.1-8b", "qwen3-1.7b"
 SHAPES = {
     "tiny": Shape("random, 3 layers of width 32", 3, 32, 4, 48, 512, spread=0.3),
     "random": Shape("random, 12 layers of width 768, untied", 12, 768, 12, 2048, 32_000),
-    "7b": Shape("random, 7B, bfloat16, untied", 32, 4096, 32, 11_008, 32_000, cuda_only=True),
     LLAMA: Shape(
         "random, shape of Llama-3.1-8B", 32, 4096, 32, 14_336, 128_256, cuda_only=True, groups=8,
     ),
@@ -102,16 +73,14 @@ SHAPES = {
         "random, 3 layers", 3, 32, 4, 48, 512, spread=0.3, kind="qwen3", groups=2, head=16, tied=True
     ),
 }  # fmt: skip
-#: The pretrained model.
+#: Pretrained model.
 REAL = "smollm2"
-_GIVEN = {REAL: "SmolLM2-135M, bfloat16", "testbed": "testbed"}
-ABOUT = _GIVEN | {name: shape.about for name, shape in SHAPES.items()}
 
 
 def build(name: str, device: torch.device, dtype: str | None = None) -> CausalLM:
     """Load the model called ``name``, which never ends a text by itself: all are as long as asked.
 
-    Names other than those in ``ABOUT`` are folders and ids of the Hub.
+    Names other than those in ``SHAPES`` are those of :meth:`probers.CausalLM.from_pretrained`.
     """
     if name in SHAPES:
         shape = SHAPES[name]
@@ -125,11 +94,6 @@ def build(name: str, device: torch.device, dtype: str | None = None) -> CausalLM
     model.generation_config.pad_token_id = 0
     tokenizer.eos_token = None
     return CausalLM(model, tokenizer, name=name)
-
-
-def about(name: str, options: Options) -> str:
-    """Name a model as in tables."""
-    return f"{name}, {options.dtype}" if options.dtype else ABOUT.get(name, name)
 
 
 def _random(shape: Shape, device: torch.device, dtype: torch.dtype) -> Any:
@@ -181,22 +145,33 @@ def long_prompts(tokenizer: Any, batch: int, tokens: int) -> list[str]:
     return texts(tokenizer, [tokens, *(tokens - rng.randint(0, tokens // 16) for _ in range(batch - 1))])
 
 
-def mixed_prompts(tokenizer: Any, count: int, shortest: int, longest: int) -> list[str]:
-    """Make ``count`` prompts of log-normal length within the limits, in random order."""
-    rng = random.Random(count)
-    middle = (shortest * longest) ** 0.5
-    lengths = [min(longest, max(shortest, round(rng.lognormvariate(0, 0.7) * middle))) for _ in range(count)]
-    return texts(tokenizer, lengths)
+#: Rows of a shard of :func:`synthetic`.
+SHARD = 512
 
 
-def few_shot(tokenizer: Any, count: int, exemplars: int, tokens: int) -> tuple[str, list[str]]:
-    """Make one text of ``exemplars`` answered questions of ``tokens`` tokens each, and prompts after it."""
-    asked = load_questions()
-    shown = []
-    for question in asked[:exemplars]:
-        answered = TESTBED_PROMPT.answer(question.rationale, question.answers[0])
-        full = f"{TESTBED_PROMPT.question(question.question)} {answered} {_sentences()[len(shown)]}"
-        shown.append(cut(tokenizer, full, tokens - 1) + "\n")
-    prefix = "".join(shown)
-    chosen = asked[exemplars : exemplars + count]
-    return prefix, [prefix + TESTBED_PROMPT.question(cut(tokenizer, q.question, 20)) for q in chosen]
+def synthetic(folder: Path, examples: int, layers: int, width: int) -> Path:
+    """Make a feature store with a signal that grows towards the middle layer, unless it exists."""
+    path = folder / f"{examples}x{layers}x{width}"
+    model = ModelSpec("benchmark", "0", layers, width, "float32")
+    spec = FeatureSpec(model, tuple(range(1, layers + 1)), width)
+    made = FeatureStore.create(path, [spec], config={}, shards=-(-examples // SHARD))
+    rng = np.random.default_rng(0)
+    directions = rng.standard_normal((layers, width), dtype=np.float32) / np.float32(width**0.5)
+    middle = (layers + 1) / 2
+    strength = 2 - 2 * np.abs(np.arange(1, layers + 1, dtype=np.float32) - np.float32(middle)) / layers
+    for index in made.missing:
+        rng = np.random.default_rng((1, index))
+        numbers = range(index * SHARD, min(examples, (index + 1) * SHARD))
+        correct = rng.integers(0, 2, len(numbers))
+        states = rng.standard_normal((len(numbers), layers, width), dtype=np.float32)
+        sign = (2 * correct - 1).astype(np.float32)[:, None, None]
+        states += sign * (strength[:, None] * directions)
+        made.write_shard(index, [example(n, int(c)) for n, c in zip(numbers, correct, strict=True)], states)
+    made.finish()
+    return path
+
+
+def example(number: int, correct: int) -> dict[str, Any]:
+    """Make a row; two rows make a group, and eight of ten groups are for training."""
+    split = (*["train"] * 8, "validation", "test")[number // 2 % 10]
+    return {"id": f"q{number}", "group": f"g{number // 2}", "split": split, "correct": correct}

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import tempfile
+from argparse import Namespace
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -447,18 +448,20 @@ def test_the_query_can_leave_out_what_fired():
         FlareQuery(masks="all")
 
 
-def test_the_benchmark_measures_every_half_on_a_small_corpus(tmp_path, monkeypatch, capsys):
+def test_the_benchmark_measures_every_half_on_a_small_corpus(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    import signals
+    import results
+    import retrieval
 
     lines = [{"id": f"w{i}", "title": f"Town {i}", "text": f"{text} It was in {1900 + i}."}
              for i, text in enumerate(WORLD * 3)]  # fmt: skip
     write_lines(tmp_path / "passages.jsonl.gz", lines)
     article = {"title": "Lena Zaser", "sentences": [*WORLD[:3]], "tokenized": False}
     write_lines(tmp_path / "wiki_articles.jsonl", [article, article | {"tokenized": True}])
-    signals.main(["--data", str(tmp_path), "--passages", "40", "--only", "rarity"])
-    told = capsys.readouterr().out
-    assert "1 articles of 3 sentences" in told and "40 passages" in told
-    rows = [line for line in told.splitlines() if line.startswith(("| all", "| ent", "| counts"))]
-    whole, recognised, counted = (float(row.split(" | ")[1]) for row in rows)
-    assert whole == pytest.approx(recognised + counted, rel=0.1)
+    options = Namespace(data=tmp_path, sizes=[40], articles=5)
+    made = results.Results({"rarity": retrieval.SECTIONS["rarity"].columns})
+    retrieval.measure_rarity(made, options)
+    assert "1 articles of 3 sentences" in made.notes["rarity"][0]
+    rows = [row.split(" | ") for row in made.rows["rarity"]]
+    whole, recognised, counted = (float(row[2]) for row in rows[:3])
+    assert rows[0][0] == "40" and whole == pytest.approx(recognised + counted, rel=0.1)

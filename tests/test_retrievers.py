@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import bm25s
 import numpy as np
@@ -218,46 +217,6 @@ def test_rank_bm25_warns_of_large_corpora_only(caplog):
     (found,) = RankBM25(corpus(*"a" * 20_000, "d")).search(["d"], 5)
     assert ids(found) == ["20000"]
     assert all(told in caplog.text for told in ("20,001", "200 MB of memory", "0.1 s", "retriever=bm25"))
-
-
-@pytest.fixture
-def benchmark(tmp_path, monkeypatch):
-    """The benchmark over a few passages, its processes run in this one."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    import engines
-    import retrieval
-
-    texts, queries = skewed(60)
-    texts = [f"{t} only{i}." for i, t in enumerate(texts)]
-    (tmp_path / "qa").mkdir()
-    passages = [{"id": i, "title": "T", "text": text} for i, text in enumerate(texts)]
-    write_lines(tmp_path / "passages.jsonl.gz", passages)
-    for dataset in retrieval.DATASETS:
-        gold = {"only3 only5": [texts[3], texts[5]], "only7": [texts[7], "nowhere"], queries[0]: ["nowhere"]}
-        records = [
-            {"question": q, "passages": [{"text": t, "is_gold": True} for t in its] + [{"text": texts[9]}]}
-            for q, its in gold.items()
-        ]
-        write_lines(tmp_path / "qa" / f"{dataset}.jsonl", records)
-
-    def run(command, **options):
-        assert options["env"]["OMP_NUM_THREADS"] == "1"
-        engines.as_worker(*command[2:])
-
-    monkeypatch.setattr(engines.subprocess, "run", run)
-    return retrieval, tmp_path
-
-
-def test_the_benchmark_counts_the_gold_passages_that_the_corpus_holds(benchmark):
-    retrieval, data = benchmark
-    table = retrieval.recall(data, data / "kept", ["rank_bm25", "bm25"]).splitlines()
-    for line, name in zip(table[2:4], ("rank_bm25", "bm25"), strict=True):
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert cells[:7] == [name, *["1.000"] * 6] and len(cells) == table[0].count("|") - 1
-    assert "6 gold passages that the corpus does not hold" in "\n".join(table)
-    question = [{"dataset": "nq", "gold": ["a", "b", "absent"]}, {"dataset": "nq", "gold": ["absent"]}]
-    assert retrieval.share(question, [["a", "x", "b"], ["y"]], "nq", 2, {"a", "b"}) == 0.5
-    assert retrieval.share(question, [["a", "x", "b"], ["y"]], "nq", 3, {"a", "b"}) == 1
 
 
 @pytest.mark.parametrize(

