@@ -225,14 +225,13 @@ def trend_scores(generation: Generation) -> RindScores:
         raise UserError("ETC needs attention; generate with Needs(attention=True)", "missing-value")
     text, sentences = generation.text, split_sentences(generation.text)
     units = words(text, generation.offsets)
-    rows = generation.attention.rows[1:].astype(np.float64)
-    among = rows[:, len(generation.prompt_ids) :] / rows.sum(axis=1, keepdims=True)
-    paid = [among[list(w.tokens)].mean(axis=0) for w in units]
-    most = np.array([max(row[list(w.tokens)].sum() for w in units) for row in paid])
+    rows = [generation.attention.rows[1:][list(w.tokens)].mean(axis=0, dtype=np.float64) for w in units]
+    first = len(generation.prompt_ids)
+    most = [max(row[first:][list(w.tokens)].sum() for w in units) / row.sum() for row in rows]
     attention = np.zeros(len(units))
     for start, end in sentences:
         inside = [i for i, w in enumerate(units) if start <= w.start < end]
-        attention[inside] = most[inside] / (most[inside].sum() + 1e-10) * len(inside)
+        attention[inside] = _share(np.array(most)[inside])
     entropies = np.array([generation.entropies[list(w.tokens)].max() for w in units], dtype=np.float64)
     content = np.array(is_content(text, [w.cut(text) for w in units]), dtype=bool)
     trend = np.zeros(len(units))
@@ -241,6 +240,11 @@ def trend_scores(generation: Generation) -> RindScores:
         "released", tuple((w.start, w.end) for w in units), tuple(w.tokens for w in units),
         trend * attention, entropies, attention, content, tuple(sentences),
     )  # fmt: skip
+
+
+def _share(attention: np.ndarray) -> np.ndarray:
+    """Scale words' attention (n,) as DRAGIN's code does: their share of the sentence's, times its words."""
+    return attention / attention.sum() * len(attention)
 
 
 def _trend(entropies: np.ndarray) -> np.ndarray:
@@ -289,8 +293,7 @@ def _released(generation: Generation, alone: AttentionRows | None) -> dict[str, 
     for start, end in sentences:
         inside = [i for i, word in enumerate(units) if start <= word.start < end]
         sums = np.array([alone.column_max[list(units[i].tokens)].sum(dtype=np.float64) for i in inside])
-        # Released scaling: a word's share of the sentence's attention, times its words.
-        attention[inside] = sums / sums.sum() * len(inside)
+        attention[inside] = _share(sums)
         content[inside] = is_content(text[start:end], [units[i].cut(text) for i in inside])
     entropies = np.array([generation.entropies[list(w.tokens)].mean(dtype=np.float64) for w in units])
     return {

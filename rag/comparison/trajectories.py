@@ -30,7 +30,7 @@ from probers.types import Decision, Generation, Needs, Passage, Question
 from probers.words import EntityMatcher
 
 from ..loop import RAG
-from ..protocol import UNANSWERED, QueryFormulator, State, Trigger, decide, decide_before, verdict
+from ..protocol import UNANSWERED, State, Trigger, decide, decide_before, verdict
 from ..traces import Counters
 from .outcomes import TOKENS, figures_of
 
@@ -240,7 +240,7 @@ class _Recorder(Trigger):
 class _Charged:
     """Query whose calls of the model count among the recorder's costs of the loop's texts."""
 
-    query: QueryFormulator
+    query: Any
     recorder: _Recorder
 
     def __getattr__(self, name: str) -> Any:
