@@ -259,13 +259,11 @@ class SeakrQuery(Draws):
 
     Attributes:
         of: name of the query that is searched for.
-        variant: as in ``trigger=eigenscore``.
-        layer: layer whose states are compared; null is the middle one.
+        variant: as in ``trigger=eigenscore``, of the middle layer.
     """
 
     of: str = "answer"
     variant: EigenVariant = "seakr"
-    layer: int | None = None
     _of: QueryFormulator = field(init=False, repr=False)
     _trigger: Eigenscore = field(init=False, repr=False)
 
