@@ -248,7 +248,10 @@ class Trigger:
 
 
 class QueryFormulator(Protocol):
-    """Formulation of one query; ``needs`` names the signals to record for it."""
+    """Formulation of one query; ``needs`` names the signals to record for it.
+
+    One with ``find(queries, states, retriever, k)`` also chooses the passages of each of several queries.
+    """
 
     @property
     def needs(self) -> Needs: ...

@@ -150,8 +150,8 @@ class ETCQuery(AttentionQuery):
         hits, rows = hit_tokens(generation, decision), self.rows(generation)
         before, _ = words_before(context_words(generation, state), rows, hits[0], generation)
         fired = [w for w in words(generation.text, generation.offsets) if set(w.tokens) & set(hits)]
-        own = [rows[[t + 1 for t in w.tokens]].mean(axis=0, dtype=np.float64) for w in fired]
-        seen = sum(own, np.zeros(rows.shape[1]))
+        paid = [rows[[t + 1 for t in w.tokens]].mean(axis=0, dtype=np.float64) for w in fired]
+        seen = sum(paid, np.zeros(rows.shape[1]))
         texts = [w.text for w in before]
         content = is_content(" ".join(texts), texts)
         chosen = [w for w, real in zip(before, content, strict=True) if real]

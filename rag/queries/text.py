@@ -231,8 +231,8 @@ class DTRQuery:
     ) -> list[list[Passage]]:
         """Find up to ``k`` passages for each question and its passage, best first."""
         depth, questions = max(self.depth, self.n, k), [state.question.question for state in states]
-        found = [search(retriever, texts, depth) for texts in (questions, queries)]
-        return [self._best(both, depth)[:k] for both in zip(*found, strict=True)]
+        searches = [search(retriever, texts, depth) for texts in (questions, queries)]
+        return [self._best(both, depth)[:k] for both in zip(*searches, strict=True)]
 
     def _best(self, both: Sequence[Sequence[Passage]], depth: int) -> list[Passage]:
         """Rank what both searches propose by the sum of their scores; of equal ones the first."""
@@ -289,8 +289,8 @@ class SeakrQuery(Draws):
         self, queries: Sequence[str], states: Sequence[State], retriever: Retriever, k: int
     ) -> list[list[Passage]]:
         """Put the best of the ``k`` passages that each search finds behind those that are shown."""
-        found = [(s, p) for s, hits in zip(states, search(retriever, queries, k), strict=True) for p in hits]
-        read = [(state, p) for state, p in found if p.id not in {shown.id for shown in state.passages}]
+        pairs = [(s, p) for s, hits in zip(states, search(retriever, queries, k), strict=True) for p in hits]
+        read = [(state, p) for state, p in pairs if p.id not in {shown.id for shown in state.passages}]
         written = self._read(read)
         for (state, _), generation in zip(read, written, strict=True):
             state.spend(generation)
