@@ -421,6 +421,12 @@ def one_of(option: str, value: str, *choices: str) -> None:
         raise UserError(f"{option}={value!r} is unknown: choose {' or '.join(choices)}", "unknown-choice")
 
 
+def has_places(option: str, form: str, *names: str) -> None:
+    """Refuse a form for a prompt that lacks a place such as ``{question}``."""
+    if missing := [name for name in names if f"{{{name}}}" not in form]:
+        raise UserError(f"{option}={form[:40]!r} has no {{{missing[0]}}}: put it in")
+
+
 def at_least(option: str, value: float, least: float = 1) -> None:
     """Refuse a value that is not a finite number from ``least`` on."""
     if not least <= value < math.inf:

@@ -16,7 +16,7 @@ from probers.signals.samples import Draws
 from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, UserError
 from probers.words.text import split_sentences
 
-from ..protocol import QueryFormulator, State, at_least, one_of
+from ..protocol import QueryFormulator, State, at_least, has_places, one_of
 from ..retrievers.lexical import tokenize
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ class DTRQuery:
     def __post_init__(self) -> None:
         for name in ("passage_tokens", "n", "depth"):
             at_least(f"query.{name}", getattr(self, name))
-        if self.form is not None and "{question}" not in self.form:
-            raise UserError(f"query.form={self.form[:40]!r} has no {{question}}: put it in")
+        if self.form is not None:
+            has_places("query.form", self.form, "question")
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if self.form is None:
