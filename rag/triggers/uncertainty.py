@@ -125,7 +125,10 @@ class ETC(Trigger):
 
     needs = Needs(attention=True)
     filters = True
-    takes: Share = "sentence"
+
+    @property
+    def takes(self) -> Share:
+        return "sentence"
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         trend = trend_scores(generation)
