@@ -75,7 +75,7 @@ class _Rounds:
         for each, verdict in zip(everyone, verdicts, strict=True):
             each.verdict = verdict
         fired = [each for each in everyone if each.verdict is None or each.verdict.fire]
-        self._retrieve([(each, each.question.question) for each in fired])
+        self._retrieve([(each, each.question.question, None) for each in fired])
         for each in fired:
             each.begin()
 
@@ -121,7 +121,7 @@ class _Rounds:
             each.refused.update(decision.left_out)
             searches_left = each.counters.retrievals < rag.max_retrievals
             if decision.fire and searches_left and each.before_hit.tokens < rag.max_new_tokens:
-                searches.append((each, rag.query(each.question, each.written, decision, state)))
+                searches.append((each, rag.query(each.question, each.written, decision, state), state))
         self._retrieve(searches)
         for each in judged:
             if each.query is not None:
@@ -195,27 +195,34 @@ class _Rounds:
             names=[each.question.id for each in open_], cache=self._cache, draft=rag.draft,
         )  # fmt: skip
 
-    def _retrieve(self, searches: Sequence[tuple[OpenQuestion, str]]) -> None:
-        """Search for all at once; give each question the passages found that its prompt can hold."""
+    def _retrieve(self, searches: Sequence[tuple[OpenQuestion, str, State | None]]) -> None:
+        """Search for all at once; give each question the passages found that its prompt can hold.
+
+        Searches with a state are the query's, which may find the passages its own way.
+        """
         if not searches:
             return
         rag, cue = self._rag, self._rag.prompt.answer_cue
-        most = max(len(each.refused) for each, _ in searches)
-        found = search(rag.retriever, [query for _, query in searches], rag.k + most)
+        everyone, queries, states = zip(*searches, strict=True)
+        most = max(len(each.refused) for each in everyone)
+        if None not in states and hasattr(rag.query, "find"):
+            found = rag.query.find(queries, states, rag.retriever, rag.k + most)
+        else:
+            found = search(rag.retriever, queries, rag.k + most)
         results = [
             [passage for passage in passages if passage.id not in each.refused][: rag.k]
-            for (each, _), passages in zip(searches, found, strict=True)
+            for each, passages in zip(everyone, found, strict=True)
         ]
         shown = passages_that_fit(
             rag.lm.fits, rag.prompt,
             [
                 (each.question.question, [p.text for p in passages], f"{each.before_hit.text} {cue}")
-                for (each, _), passages in zip(searches, results, strict=True)
+                for each, passages in zip(everyone, results, strict=True)
             ],
             # Everything that may still be written, an announcement of the answer included.
-            [rag.max_new_tokens - each.before_hit.tokens + rag.answer_tokens for each, _ in searches],
+            [rag.max_new_tokens - each.before_hit.tokens + rag.answer_tokens for each in everyone],
         )  # fmt: skip
-        for (each, query), passages, count in zip(searches, results, shown, strict=True):
+        for each, query, passages, count in zip(everyone, queries, results, shown, strict=True):
             each.retrieve(query, passages, count)
 
     def _state(self, each: OpenQuestion, shown: str, *, completed: bool = False) -> State:

@@ -248,7 +248,10 @@ class Trigger:
 
 
 class QueryFormulator(Protocol):
-    """Formulation of one query; ``needs`` names the signals to record for it."""
+    """Formulation of one query; ``needs`` names the signals to record for it.
+
+    One with ``find(queries, states, retriever, k)`` also chooses the passages of each of several queries.
+    """
 
     @property
     def needs(self) -> Needs: ...
@@ -416,6 +419,12 @@ def one_of(option: str, value: str, *choices: str) -> None:
     """Refuse a value that is none of an option's choices; messages call the option ``option``."""
     if value not in choices:
         raise UserError(f"{option}={value!r} is unknown: choose {' or '.join(choices)}", "unknown-choice")
+
+
+def has_places(option: str, form: str, *names: str) -> None:
+    """Refuse a form for a prompt that lacks a place such as ``{question}``."""
+    if missing := [name for name in names if f"{{{name}}}" not in form]:
+        raise UserError(f"{option}={form[:40]!r} has no {{{missing[0]}}}: put it in")
 
 
 def at_least(option: str, value: float, least: float = 1) -> None:

@@ -267,7 +267,7 @@ class Answering:
 #: What a trigger needs of a response: the field, and its name in messages.
 _NEEDS = {
     "probing": ("score", "prober's score of this text"), "entropy": ("entropies", "entropies of the tokens"),
-    "flare": ("logprobs", "probabilities of the tokens"),
+    "flare": ("logprobs", "probabilities of the tokens"), "dtr": ("logprobs", "probabilities of the tokens"),
 }  # fmt: skip
 
 
@@ -278,7 +278,7 @@ class Replay(BaseModel):
     written from passages fetched right there, and is not judged.
     """
 
-    trigger: Literal["probing", "entropy", "flare", "fixed_sentence", "never"]
+    trigger: Literal["probing", "entropy", "flare", "dtr", "fixed_sentence", "never"]
     options: dict[Literal["threshold", "scope", "reduction", "variant"], float | str | None] = {}
     text: str
     offsets: list[tuple[int, int]]

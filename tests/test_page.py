@@ -14,7 +14,7 @@ from fake_serving import PAGE, FakeServer, Prepared, Token
 
 from probers.cli.components import choices, component_node
 from probers.rag.protocol import State, Trigger
-from probers.rag.triggers import Entropy, FixedSentence, Flare, Never
+from probers.rag.triggers import DTR, Entropy, FixedSentence, Flare, Never
 from probers.serve.protocol import ApiError
 from probers.serve.retrieval import Replay, replay
 from probers.types import Generation, Question
@@ -505,6 +505,7 @@ KINDS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Trigger]]] = [
     *(("entropy", {"scope": scope, "reduction": by}, lambda o: Entropy(**o))
       for scope in ("answer", "sentence") for by in ("mean", "max")),
     *(("flare", {"variant": variant}, lambda o: Flare(**o)) for variant in ("paper", "dragin")),
+    ("dtr", {}, lambda o: DTR(**o)),
     ("fixed_sentence", {}, lambda o: FixedSentence()), ("never", {}, lambda o: Never()),
 ]  # fmt: skip
 
@@ -517,8 +518,8 @@ def test_replayed_decisions_are_those_of_the_triggers() -> None:
         lists = {"logprobs": made.logprobs.tolist(), "entropies": made.entropies.tolist()}
         for name, options, build in KINDS:
             settings = dict(options)
-            if name in ("entropy", "flare"):
-                settings["threshold"] = draw.random() * (3 if name == "entropy" else 1)
+            if name in ("entropy", "flare", "dtr"):
+                settings["threshold"] = draw.random() * {"entropy": 3, "flare": 1, "dtr": 2}[name]
             decision = build(settings)(made, state)
             body = {"trigger": name, "options": settings, "text": made.text, "offsets": made.offsets}
             found = replay(Replay.model_validate({**body, **lists, "fresh": fresh}))
@@ -551,7 +552,7 @@ def test_replayed_probing_fires_above_the_threshold_only() -> None:
         assert found["tokens"] == ([1] if fire and n else []) and found["kept"] == (0 if fire else n)
 
 
-@pytest.mark.parametrize("name", ["probing", "entropy", "flare"])
+@pytest.mark.parametrize("name", ["probing", "entropy", "flare", "dtr"])
 def test_what_was_not_recorded_is_named(name: str) -> None:
     body = {"trigger": name, "text": "a", "offsets": [(0, 1)], "entropies": [None], "logprobs": [None]}
     with pytest.raises(ApiError, match="does not carry"):

@@ -27,18 +27,19 @@ if TYPE_CHECKING:
         signals,
         signals_before,
         surprise,
+        trend_scores,
         words,
     )
 
 __all__ = [
     "BEFORE", "SIGNALS", "Clusters", "Draws", "Entailment", "Part", "RindScores", "Same", "Samples",
     "Variant", "by_matcher", "clusters", "draw", "entropy_of_top", "margins", "parts", "rind_scores",
-    "signals", "signals_before", "surprise", "words",
+    "signals", "signals_before", "surprise", "trend_scores", "words",
 ]  # fmt: skip
 
 __getattr__ = lazily("probers.signals", {
     "meaning": "Clusters Entailment Same by_matcher clusters",
     "samples": "Draws Samples draw",
     "tokens": "BEFORE SIGNALS Part RindScores Variant entropy_of_top margins parts rind_scores signals "
-    "signals_before surprise words",
+    "signals_before surprise trend_scores words",
 })  # fmt: skip

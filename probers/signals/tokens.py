@@ -1,4 +1,4 @@
-"""Uncertainty signals from a generation's own probabilities and attention: per token, per word, and RIND.
+"""Uncertainty signals from a generation's own probabilities and attention: per token, per word, RIND and ETC.
 
 RIND is DRAGIN's detector of places where a text needs information (Su et al., ACL 2024, eq. 1-5):
 S(t_i) = H_i * a_max(i) * s_i, the entropy of the choice of a token, the most attention it gets from later
@@ -209,6 +209,58 @@ def rind_scores(
     return RindScores(variant, scores=scores, **units)
 
 
+def trend_scores(generation: Generation) -> RindScores:
+    """Score every word of a generation by the trend of entropy (ETC, Li et al., AAAI 2026, released code).
+
+    H is the highest entropy of a word's tokens. Among content words, d1 = H - H' and d2 = d1 - d1' are
+    differences to the last word before with any, and m = a d2 + (1 - a) d2' smooths them, where
+    a = 0.9 + 0.1 |d2' - mean| / (|d2 - mean| + |d2' - mean|) and the mean is that of all d2 so far. The score
+    is m times the highest attention that the word pays to a word of the text, within the whole context, as a
+    share of its sentence's times its number of words; it is below 0 where entropy falls.
+
+    Raises:
+        UserError: attention was not recorded.
+    """
+    if generation.attention is None:
+        raise UserError("ETC needs attention; generate with Needs(attention=True)", "missing-value")
+    text, sentences = generation.text, split_sentences(generation.text)
+    units = words(text, generation.offsets)
+    rows = [generation.attention.rows[1:][list(w.tokens)].mean(axis=0, dtype=np.float64) for w in units]
+    first = len(generation.prompt_ids)
+    most = [max(row[first:][list(w.tokens)].sum() for w in units) / row.sum() for row in rows]
+    attention = np.zeros(len(units))
+    for start, end in sentences:
+        inside = [i for i, w in enumerate(units) if start <= w.start < end]
+        attention[inside] = _share(np.array(most)[inside])
+    entropies = np.array([generation.entropies[list(w.tokens)].max() for w in units], dtype=np.float64)
+    content = np.array(is_content(text, [w.cut(text) for w in units]), dtype=bool)
+    trend = np.zeros(len(units))
+    trend[content] = _trend(entropies[content])
+    return RindScores(
+        "released", tuple((w.start, w.end) for w in units), tuple(w.tokens for w in units),
+        trend * attention, entropies, attention, content, tuple(sentences),
+    )  # fmt: skip
+
+
+def _share(attention: np.ndarray) -> np.ndarray:
+    """Scale words' attention (n,) as DRAGIN's code does: their share of the sentence's, times its words."""
+    return attention / attention.sum() * len(attention)
+
+
+def _trend(entropies: np.ndarray) -> np.ndarray:
+    """Smooth the second differences (n,) of content words' entropies (n,), 0 where there is none."""
+    trend, first, total, count, before = np.zeros(len(entropies)), 0.0, 0.0, 0, 0.0
+    for i, rise in enumerate(np.diff(entropies), 1):
+        second = rise - first if first else 0.0
+        first = rise or first
+        if second:
+            total, count = total + second, count + 1
+            now, then = abs(second - total / count), abs(before - total / count)
+            weight = 0.9 + 0.1 * (then / (now + then) if now + then else 1.0)
+            trend[i], before = weight * second + (1 - weight) * before, second
+    return trend
+
+
 def _paper(generation: Generation) -> dict[str, Any]:
     if generation.attention is None:
         problem = "variant=paper of RIND needs attention; generate with Needs(attention=True)"
@@ -241,8 +293,7 @@ def _released(generation: Generation, alone: AttentionRows | None) -> dict[str, 
     for start, end in sentences:
         inside = [i for i, word in enumerate(units) if start <= word.start < end]
         sums = np.array([alone.column_max[list(units[i].tokens)].sum(dtype=np.float64) for i in inside])
-        # Released scaling: a word's share of the sentence's attention, times its words.
-        attention[inside] = sums / sums.sum() * len(inside)
+        attention[inside] = _share(sums)
         content[inside] = is_content(text[start:end], [units[i].cut(text) for i in inside])
     entropies = np.array([generation.entropies[list(w.tokens)].mean(dtype=np.float64) for w in units])
     return {

@@ -274,8 +274,10 @@ def _curve(
 ) -> Curve:
     trajectory = entry.trajectory
     if run.name in trajectory.triggers:
-        return Curve.of([trajectory.replay(run.name, t) for t in trajectory.thresholds(run.name)], figure)
-    points = [_point(each, figure) for each in ([run] if rerun is None else rerun.outcomes.values())]
+        thresholds = trajectory.thresholds(run.name)
+        points = [Curve.of([trajectory.replay(run.name, t) for t in thresholds], figure)]
+    else:
+        points = [_point(each, figure) for each in ([run] if rerun is None else rerun.outcomes.values())]
     steps = reference.steps
     first, last = Curve(*(v[:1] for v in steps)), Curve(*(v[-1:] for v in steps))
     joined = [np.concatenate(parts) for parts in zip(first, *points, last, strict=True)]

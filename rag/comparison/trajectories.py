@@ -13,7 +13,7 @@ accuracy for "the closed-book answer is wrong".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -26,7 +26,7 @@ from probers.evaluation.answers import MATCH, Rule, right_by_em
 from probers.prober.calibration import Platt, fit_platt
 from probers.prober.decision import ThresholdRule
 from probers.progress import Bar
-from probers.types import Decision, Generation, Needs, Question
+from probers.types import Decision, Generation, Needs, Passage, Question
 from probers.words import EntityMatcher
 
 from ..loop import RAG
@@ -106,8 +106,9 @@ class RetrievalTrajectory:
     def thresholds(self, trigger: str) -> list[float]:
         """List thresholds of a trigger, thinned, from one below all of its scores to the highest of them."""
         scores = self.scores(trigger)
-        levels = np.unique(scores[np.isfinite(scores)])
-        every = [float(levels[0] - 1.0), *map(float, levels)]
+        # Where a trigger says that an answer is not judged, no threshold lies below it.
+        levels = np.unique(scores[np.isfinite(scores) & (scores > -UNANSWERED)])
+        every = [float(levels[0] - 1.0) if len(levels) else 0.0, *map(float, levels)]
         return [every[i] for i in thinned(len(every))]
 
     def all_steps(self) -> list[dict[str, np.ndarray]]:
@@ -165,7 +166,7 @@ def record(
     All triggers judge whole answers, and one pass can record their needs. All questions have gold answers.
     """
     recorder = _Recorder(triggers)
-    loop = replace(rag, trigger=recorder)
+    loop = replace(rag, trigger=recorder, query=_Charged(rag.query, recorder))
     with Bar(total=len(questions), desc=progress, unit="question", disable=progress is None) as bar:
         for start in range(0, len(questions), _CHUNK):
             loop.answer(questions[start : start + _CHUNK], ended=bar.update)
@@ -208,11 +209,14 @@ class _Recorder(Trigger):
     def needs(self) -> Needs:
         return reduce(Needs.union, (trigger.needs for trigger in self.triggers.values()), Needs())
 
+    def charged(self, state: State, name: str | None = None) -> State:
+        """Charge what is asked of the model to a trigger, or to the loop's texts."""
+        return replace(state, spend=self._spent[state.question.id, name].add)
+
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         every: dict[str, list[float]] = {}
         for name, trigger in self.triggers.items():
-            charged = [replace(s, spend=self._spent[s.question.id, name].add) for s in states]
-            every[name] = _scores(trigger, generations, charged)
+            every[name] = _scores(trigger, generations, [self.charged(state, name) for state in states])
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
             scores = {name: values[i] for name, values in every.items()}
             texts = self._spent[state.question.id, None]
@@ -230,6 +234,25 @@ class _Recorder(Trigger):
                 if trigger.reads_answer and state.asked is not None:  # asked for in every round
                     spent[name].add(state.asked, forced=True)
         return [verdict(1.0, 0.5)] * len(generations)
+
+
+@dataclass(frozen=True)
+class _Charged:
+    """Query whose calls of the model count among the recorder's costs of the loop's texts."""
+
+    query: Any
+    recorder: _Recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.query, name)
+
+    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        return self.query(question, generation, decision, self.recorder.charged(state))
+
+    @property
+    def find(self) -> Callable[..., list[list[Passage]]]:
+        find = self.query.find  # AttributeError where it has none
+        return lambda queries, states, *how: find(queries, list(map(self.recorder.charged, states)), *how)
 
 
 def _scores(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[float]:

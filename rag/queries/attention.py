@@ -1,4 +1,4 @@
-"""Queries made of the words that attention points to: DRAGIN's QFS and RaDIO's CIOQF."""
+"""Queries made of the words that attention points to: DRAGIN's QFS, ETC's and RaDIO's CIOQF."""
 
 from __future__ import annotations
 
@@ -130,6 +130,32 @@ class QFS(PaperOrReleased, AttentionQuery):
         chosen = [i for i in range(len(read)) if content[i] and i not in fired]
         scores = [float(np.sum(seen[list(read[i].tokens)])) for i in chosen]
         return self.best([texts[i] for i in chosen], scores)
+
+
+@dataclass(frozen=True)
+class ETCQuery(AttentionQuery):
+    """The content words of question and answer so far that the words that fired attend to most (ETC).
+
+    Unlike the released :class:`QFS` it reads attention within the whole prompt, recorded while writing.
+
+    Attributes:
+        top_n: number of words.
+    """
+
+    top_n: int = 35
+
+    filters = True
+
+    def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        hits, rows = hit_tokens(generation, decision), self.rows(generation)
+        before, _ = words_before(context_words(generation, state), rows, hits[0], generation)
+        fired = [w for w in words(generation.text, generation.offsets) if set(w.tokens) & set(hits)]
+        paid = [rows[[t + 1 for t in w.tokens]].mean(axis=0, dtype=np.float64) for w in fired]
+        seen = sum(paid, np.zeros(rows.shape[1]))
+        texts = [w.text for w in before]
+        content = is_content(" ".join(texts), texts)
+        chosen = [w for w, real in zip(before, content, strict=True) if real]
+        return self.best([w.text for w in chosen], [float(seen[list(w.columns)].sum()) for w in chosen])
 
 
 def _seen_by(word: Part, rows: np.ndarray) -> np.ndarray:

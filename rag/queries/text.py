@@ -1,19 +1,26 @@
-"""Queries made of text: the question, the answer so far, its last sentence or tokens, FLARE's sentence."""
+"""Queries made of text: the question, the answer so far or part of it, a passage that the model writes."""
 
 from __future__ import annotations
 
 import math
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, groupby, takewhile
+from typing import TYPE_CHECKING, Literal
 
-from probers.types import Decision, Generation, Needs, Question, UserError
+from probers.data.corpus import search
+from probers.signals.agreement import EigenVariant
+from probers.signals.samples import Draws
+from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, UserError
 from probers.words.text import split_sentences
 
-from ..protocol import State, at_least, one_of
+from ..protocol import QueryFormulator, State, at_least, has_places, one_of
 from ..retrievers.lexical import tokenize
+
+if TYPE_CHECKING:
+    from ..triggers.sampled import Eigenscore
 
 #: Number of the last tokens for the retriever that a query keeps (DRAGIN).
 QUERY_TOKENS = 64
@@ -178,6 +185,135 @@ class FlareQuery(LimitedQuery):
                 token = slice(a + shift, b + shift)
                 characters[token] = [c if c.isspace() else "" for c in characters[token]]
         return "".join(characters[start:end])
+
+
+@dataclass(frozen=True)
+class DTRQuery:
+    """A passage that the model writes for the question; it and the question are both searched for.
+
+    The passages of both searches with the highest sum of both scores are shown (Decide Then Retrieve, Chen et
+    al. 2026). Scores that no cosine reaches, such as BM25's, are divided by the best of their search, and a
+    passage that one search does not find has its lowest score, or 0 if it finds fewer than ``depth``. The two
+    searches count as one retrieval.
+
+    Attributes:
+        form: asks for the passage, with ``{question}``; null searches for the answer so far, which costs no
+            call of the model.
+        passage_tokens: most tokens of the passage.
+        n: passages that each search proposes.
+        depth: passages of a search whose scores are known.
+    """
+
+    form: str | None = "Write a short passage that answers this question.\nQuestion: {question}\nPassage:"
+    passage_tokens: int = 64
+    n: int = 5
+    depth: int = 100
+
+    needs = Needs()
+
+    def __post_init__(self) -> None:
+        for name in ("passage_tokens", "n", "depth"):
+            at_least(f"query.{name}", getattr(self, name))
+        if self.form is not None:
+            has_places("query.form", self.form, "question")
+
+    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        if self.form is None:
+            return text_so_far(generation, decision, state).strip() or question.question
+        bare, limit = state.prompt.bare(state.lm), self.passage_tokens
+        prompt = bare.question(self.form.replace("{question}", question.question))
+        (passage,) = state.generate([prompt], max_new_tokens=limit, stop=bare.ends, names=[question.id])
+        state.spend(passage)
+        return " ".join(passage.text.split()) or question.question
+
+    def find(
+        self, queries: Sequence[str], states: Sequence[State], retriever: Retriever, k: int
+    ) -> list[list[Passage]]:
+        """Find up to ``k`` passages for each question and its passage, best first."""
+        depth, questions = max(self.depth, self.n, k), [state.question.question for state in states]
+        searches = [search(retriever, texts, depth) for texts in (questions, queries)]
+        return [self._best(both, depth)[:k] for both in zip(*searches, strict=True)]
+
+    def _best(self, both: Sequence[Sequence[Passage]], depth: int) -> list[Passage]:
+        """Rank what both searches propose by the sum of their scores; of equal ones the first."""
+        passages = {p.id: p for hits in both for p in hits[: self.n]}
+        scores = [_scores_of(passages, hits, depth) for hits in both]
+        summed = [replace(p, score=sum(pair)) for p, *pair in zip(passages.values(), *scores, strict=True)]
+        return sorted(summed, key=lambda passage: -(passage.score or 0.0))
+
+
+def _scores_of(passages: Iterable[str], hits: Sequence[Passage], depth: int) -> list[float]:
+    """Look up the scores of passages by their ids among those that a search has found."""
+    scores = {p.id: p.score or 0.0 for p in hits}
+    best, lowest = max(1.0, *scores.values(), 0.0), min(scores.values(), default=0.0)
+    return [scores.get(name, lowest if len(hits) == depth else 0.0) / best for name in passages]
+
+
+@dataclass(frozen=True)
+class SeakrQuery(Draws):
+    """The passage of another query's search after which the model is surest (SeaKR, Yao et al. 2024).
+
+    Each passage is read behind those that the prompt shows: the model answers and draws answers, and the
+    passage with the lowest EigenScore joins the ones shown. One after which nothing is written comes last.
+    The texts count as calls of the model, the search as one retrieval.
+
+    Attributes:
+        of: name of the query that is searched for.
+        variant: as in ``trigger=eigenscore``, of the middle layer.
+    """
+
+    of: str = "answer"
+    variant: EigenVariant = "seakr"
+    _of: QueryFormulator = field(init=False, repr=False)
+    _trigger: Eigenscore = field(init=False, repr=False)
+
+    reads_states = draws = True
+
+    def __post_init__(self) -> None:
+        from probers.cli.components import Component
+
+        from ..triggers.sampled import Eigenscore
+
+        options = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        object.__setattr__(self, "_of", Component.of("query", options.pop("of")).make())
+        object.__setattr__(self, "_trigger", Eigenscore(**options))
+
+    @property
+    def needs(self) -> Needs:
+        return self._of.needs
+
+    def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
+        return self._of(question, generation, decision, state)
+
+    def find(
+        self, queries: Sequence[str], states: Sequence[State], retriever: Retriever, k: int
+    ) -> list[list[Passage]]:
+        """Put the best of the ``k`` passages that each search finds behind those that are shown."""
+        pairs = [(s, p) for s, hits in zip(states, search(retriever, queries, k), strict=True) for p in hits]
+        read = [(state, p) for state, p in pairs if p.id not in {shown.id for shown in state.passages}]
+        written = self._read(read)
+        for (state, _), generation in zip(read, written, strict=True):
+            state.spend(generation)
+        decisions = self._trigger.decide(written, [state for state, _ in read])
+        best = {
+            name: read[min(group, key=lambda i: decisions[i].score)][1]
+            for name, group in groupby(range(len(read)), key=lambda i: read[i][0].question.id)
+        }
+        chosen = [(*state.passages, best.get(state.question.id)) for state in states]
+        return [list(filter(None, passages))[-k:] for passages in chosen]
+
+    def _read(self, read: Sequence[tuple[State, Passage]]) -> list[Generation]:
+        """Write an answer from each passage behind those that are shown."""
+        if not read:
+            return []
+        prompt, prompts = read[0][0].prompt, []
+        for state, passage in read:
+            shown = [p.text for p in (*state.passages, passage)]
+            prompts.append(prompt.question(state.question.question, shown, partial=state.partial))
+        return read[0][0].generate(
+            prompts, max_new_tokens=[state.budget for state, _ in read], stop=prompt.ends,
+            prefix=prompt.prefix, names=[state.question.id for state, _ in read],
+        )  # fmt: skip
 
 
 def sentence_at(text: str, place: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from probers.evaluation.answers import RULES, right_by
 from probers.types import Decision, Generation, Question, RunError, UserError
 from probers.words import EntityMatcher
 
-from ..protocol import LookAhead, State, Trigger, at_least, ruled, verdict
+from ..protocol import LookAhead, State, Trigger, at_least, has_places, ruled, verdict
 from .uncertainty import sentences
 
 if TYPE_CHECKING:
@@ -245,8 +245,7 @@ class LlmJudge(Trigger):
     decides_by = "question"
 
     def __post_init__(self) -> None:
-        if "{question}" not in self.prompt:
-            raise UserError(f"trigger.prompt={self.prompt[:40]!r} has no {{question}}: put it in")
+        has_places("trigger.prompt", self.prompt, "question")
         at_least("trigger.max_new_tokens", self.max_new_tokens)
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:

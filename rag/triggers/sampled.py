@@ -31,7 +31,7 @@ from probers.store.spec import ModelSpec
 from probers.types import Decision, Generation, UserError
 from probers.words import EntityMatcher
 
-from ..protocol import UNANSWERED, State, Trigger, one_of, verdict
+from ..protocol import UNANSWERED, State, Trigger, has_places, one_of, verdict
 
 #: A score, higher if the answer is likelier wrong, with the evidence behind it for the trace.
 Scored = tuple[float, dict[str, Any]]
@@ -265,7 +265,7 @@ class PTrue(_Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_form(self.form)
+        has_places("trigger.form", self.form, "question", "answer")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
         if not states:
@@ -299,7 +299,7 @@ class Verbalised(_OfAnswers):
     reads_tokens = False
 
     def __post_init__(self) -> None:
-        _check_form(self.form)
+        has_places("trigger.form", self.form, "question", "answer")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
         if not states:
@@ -314,11 +314,6 @@ class Verbalised(_OfAnswers):
             (0.5 if stated is None else 1.0 - stated, {"reply": reply.text, "stated": stated})
             for stated, reply in zip(numbers, replies, strict=True)
         ]
-
-
-def _check_form(form: str) -> None:
-    if missing := [name for name in ("question", "answer") if f"{{{name}}}" not in form]:
-        raise UserError(f"trigger.form={form[:40]!r} has no {{{missing[0]}}}: put it in")
 
 
 def _asked(form: str, states: Sequence[State], samples: Sequence[Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Triggers of the model's own uncertainty: entropy, token probabilities (FLARE) and RIND (DRAGIN).
+"""Triggers of the model's own uncertainty: entropy, token probabilities (FLARE, DTR), RIND (DRAGIN) and ETC.
 
 The signals themselves are computed by :mod:`probers.signals`.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from probers.signals import Part, Variant, parts, rind_scores, words
-from probers.types import AttentionRows, Decision, Generation
+from probers.signals import Part, Variant, parts, rind_scores, trend_scores, words
+from probers.types import AttentionRows, Decision, Generation, Needs
 from probers.words.text import split_sentences
 
 from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, one_of, verdict
@@ -85,6 +85,61 @@ class Flare(Trigger):
         unsure = -np.expm1(generation.logprobs.astype(np.float64))
         reduce = np.max if self.variant == "paper" else np.mean
         return _first_above(generation, state, unsure, reduce, self.threshold)
+
+
+@dataclass(frozen=True)
+class DTR(Trigger):
+    """Trigger that fires where the draft of an answer is unlikely (Decide Then Retrieve, Chen et al. 2026).
+
+    Its score is the mean negative log-probability of the draft's tokens. The answer written with passages is
+    not judged.
+
+    Attributes:
+        threshold: fires above it, nats per token; 0.001 is published. probers-compare chooses it.
+    """
+
+    threshold: float = 0.001
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        if state.retrievals:
+            return verdict(-UNANSWERED, self.threshold)
+        surprise = -generation.logprobs.astype(np.float64)
+        score = _reduced(surprise, np.nanmean, state) if len(surprise) else UNANSWERED
+        return verdict(score, self.threshold, token_scores=_shown(surprise))
+
+
+@dataclass(frozen=True)
+class ETC(Trigger):
+    """Trigger that fires at the first word at which entropy begins to rise (ETC, Li et al., AAAI 2026).
+
+    The text before that word is kept, one sentence is written with the passages and accepted as it is, and
+    the text after it is written, and judged, without any, as in the released code.
+
+    Attributes:
+        threshold: fires above it; 1.3 is published for Llama-3-8B. probers-compare chooses it.
+        absolute: entropy that begins to fall fires as well.
+    """
+
+    threshold: float = 1.3
+    absolute: bool = False
+
+    needs = Needs(attention=True)
+    filters = True
+
+    @property
+    def takes(self) -> Share:
+        return "sentence"
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        trend = trend_scores(generation)
+        if self.absolute:
+            trend = replace(trend, scores=np.abs(trend.scores))
+        hits, place = trend.hits(self.threshold), {}
+        if hits:
+            tokens = sorted({t for i in hits for t in trend.tokens[i]})
+            place = {"position": trend.spans[hits[0]][0], "tokens": tuple(tokens)}
+        shown = tuple(map(float, trend.per_token(len(generation.token_ids))))
+        return verdict(trend.max(), self.threshold, token_scores=shown, **place)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ const TRIGGERS = {
     says: "1 − the probability of the tokens, by sentence",
     options: { variant: ["paper", "dragin"] }, threshold: 0.2, unit: "1 − p",
   },
+  dtr: { says: "the mean of −ln p over the draft, nats", options: {}, threshold: 0.2, unit: "nats" },
   fixed_sentence: { says: "retrieves with the question, and after every sentence", options: {} },
   never: { says: "never retrieves", options: {} },
 };

@@ -1,0 +1,240 @@
+"""ETC, Decide Then Retrieve, SeaKR's choice of a passage and CtrlA against numbers of their released code.
+
+``data/released_methods.json`` has made-up inputs (random attention, entropies, scores and states) and what
+the authors' own functions make of them: ``generate``, ``hallucination_check`` and ``generate_retrieve_qry``
+(ETC), ``select_topk_of_query_info`` (DTR), ``rag`` (SeaKR), ``ClusterMeanRepReader`` and
+``confidence_monitor`` (CtrlA).
+"""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fake_lm import SPEC, FakeLM, FakeRetriever, offsets, passage
+from refusals import fails
+
+import probers.signals.tokens
+from probers import CausalLM
+from probers.heads import HEADS, WRONG
+from probers.prober.prober import Prober
+from probers.prompts import TESTBED_PROMPT
+from probers.rag import queries, triggers
+from probers.rag.comparison.trajectories import record
+from probers.rag.loop import RAG
+from probers.rag.protocol import UNANSWERED, State
+from probers.signals import trend_scores
+from probers.store.spec import FeatureSpec
+from probers.testbed.assets import load_corpus, load_questions
+from probers.types import AttentionRows, Decision, Feature, Generation, Needs, Question
+
+DATA = json.loads((Path(__file__).parent / "data" / "released_methods.json").read_text())
+
+
+def tagged(text, words):
+    """The tagger of the recorded inputs: what begins with c carries content."""
+    real = {word for word in re.findall(r"\w+", text) if word[0] in "cC"}
+    return [any(each in word for each in real) for word in words]
+
+
+@pytest.fixture
+def by_letter(monkeypatch):
+    monkeypatch.setattr(probers.signals.tokens, "is_content", tagged)
+    monkeypatch.setattr(queries.ETCQuery.__module__ + ".is_content", tagged)
+
+
+def etc_case(case):
+    prompt, text = "".join(case["prompt"]), "".join(case["written"])
+    entropies = np.array(case["entropies"], dtype=np.float32)
+    generation = Generation(
+        prompt, tuple(range(len(case["prompt"]))), offsets(case["prompt"]),
+        tuple(range(len(case["written"]))), text, offsets(case["written"]), -entropies, entropies, "eos",
+        attention=AttentionRows(np.array(case["rows"], dtype=np.float32), np.zeros(len(entropies))),
+        needs=Needs(attention=True),
+    )  # fmt: skip
+    start = prompt.index(case["question"])
+    state = State(
+        Question("q", case["question"]), None, TESTBED_PROMPT, (start, start + len(case["question"])),
+        partial=case["partial"],
+    )  # fmt: skip
+    return generation, state
+
+
+@pytest.mark.parametrize("case", DATA["etc"])
+def test_etc_scores_fires_and_asks_as_released(case, by_letter):
+    generation, state = etc_case(case)
+    found = trend_scores(generation)
+    assert found.scores == pytest.approx(case["values"], abs=1e-6)
+    decision = triggers.ETC(case["threshold"], absolute=case["absolute"])(generation, state)
+    assert decision.fire == bool(case["hits"])
+    if not case["hits"]:
+        return
+    assert decision.position == found.spans[case["hits"][0]][0]
+    assert decision.tokens == tuple(t for i in case["hits"] for t in found.tokens[i])
+    asked = queries.ETCQuery(top_n=case["top_n"])(state.question, generation, decision, state)
+    assert asked.split() == [word.strip(".") for word in case["query"]]
+    # The opposite attention asks for other words, and a text of even entropy fires nowhere.
+    other = replace(generation, attention=replace(generation.attention, rows=-generation.attention.rows))
+    first, last = (queries.ETCQuery(top_n=1)(state.question, g, decision, state) for g in (generation, other))
+    assert first in asked and last != first
+    even = replace(generation, entropies=np.full_like(generation.entropies, 2.0))
+    assert not triggers.ETC(1e-6, absolute=True)(even, state).fire
+
+
+def test_dtr_scores_and_chooses_as_released():
+    data = DATA["dtr"]
+    for logprobs, expected in zip(data["logprobs"], data["uncertainty"], strict=True):
+        parts = [" a"] * len(logprobs)
+        values = np.array(logprobs, dtype=np.float32)
+        generation = Generation(
+            "", (), (), tuple(range(len(parts))), "".join(parts), offsets(parts), values, -values, "eos"
+        )
+        state = State(Question("q", "q"), None, None, (0, 0))
+        assert triggers.DTR()(generation, state).score == pytest.approx(expected, abs=1e-6)
+        # What is written after a retrieval is not judged.
+        assert not triggers.DTR(0.0)(generation, replace(state, retrievals=1)).fire
+
+    class Cosines:
+        def search(self, texts, k):
+            found = []
+            for text in texts:
+                kind, row = text.split()
+                scores = data[kind][int(row)]
+                ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
+                found.append([replace(passage(str(i)), score=scores[i]) for i in ranked[:k]])
+            return found
+
+    places = range(len(data["question"]))
+    states = [State(Question(str(i), f"question {i}"), None, None, (0, 0)) for i in places]
+    query = queries.DTRQuery(n=data["n"])
+    found = query.find([f"passage {i}" for i in places], states, Cosines(), data["k"])
+    assert [[int(p.text) for p in hits] for hits in found] == data["chosen"]
+    assert [[p.score for p in hits] for hits in found] == pytest.approx(np.array(data["scores"]), abs=1e-6)
+
+
+def test_scores_that_are_no_cosines_count_equally():
+    scores = {"question": {"a": 2.0, "b": 1.9}, "passage": {"c": 90.0, "b": 80.0, "a": 10.0}}
+
+    def hits(query):
+        return [replace(passage(name), score=score) for name, score in scores[query].items()]
+
+    state = State(Question("q", "question"), None, None, (0, 0))
+    (found,) = queries.DTRQuery().find(["passage"], [state], FakeRetriever(hits), 3)
+    assert [p.text for p in found] == ["b", "a", "c"]
+    assert found[0].score == pytest.approx(1.9 / 2 + 80 / 90) and found[2].score == 1.0
+
+
+@pytest.mark.parametrize("number", range(len(DATA["seakr"])))
+def test_seakr_reads_and_chooses_as_released(number, monkeypatch):
+    done, shown = DATA["seakr"][number], DATA["seakr"][number - 1]["shown"] if number else []
+    read, spent = [], []
+
+    def places(prompt):
+        return re.findall(r"\[\d\] (\w)", prompt)
+
+    def decide(self, generations, states):
+        read.extend(places(g.prompt) for g in generations)
+        pairs = zip(generations, read, strict=True)
+        scores = [done["scores"][names[-1]] if g.token_ids else UNANSWERED for g, names in pairs]
+        return [Decision(False, score, 0.0) for score in scores]
+
+    monkeypatch.setattr(triggers.Eigenscore, "decide", decide)
+    lm = FakeLM(lambda prompt: "" if places(prompt)[-1] in done["blank"] else " text")
+    state = State(
+        Question("q", "q?"), lm, TESTBED_PROMPT, (0, 0), passages=tuple(map(passage, shown)),
+        spend=spent.append, generate=lm.generate,
+    )  # fmt: skip
+    retriever = FakeRetriever(lambda query: list(map(passage, done["found"])))
+    (found,) = queries.SeakrQuery().find(["q"], [state], retriever, 3)
+    assert [p.text for p in found] == done["shown"]
+    assert read == done["read"] and len(spent) == len(read)
+
+
+def test_ctrla_is_radio_with_a_mean_difference_head():
+    data = DATA["ctrla"]
+    head = HEADS["mean_difference"](["layer1"], 4)
+    states, wrong = torch.tensor(data["states"]), ~torch.tensor(data["confident"], dtype=torch.bool)
+    means = torch.stack([states[wrong].mean(0), states[~wrong].mean(0)])
+    order = [0, 1] if WRONG == 0 else [1, 0]
+    moments = SimpleNamespace(class_mean=means[order][None], deviation=states.std(0, correction=0)[None])
+    head.prepare(moments)
+    spec = FeatureSpec(SPEC, (1,), 4, pool="tokens", prompt=TESTBED_PROMPT.fingerprint)
+    bank = Prober(spec, head, 0.0, aggregate="max")
+    tokens = np.array(data["tokens"], dtype=np.float32)
+    apart = float((means[0] - means[1]).norm())
+    margins = bank.margins(tokens[:, None])[:, 0]
+    projected = data["threshold"] - margins * apart / 2  # their direction points to the confident
+    assert projected == pytest.approx(data["projections"], abs=1e-6)
+    parts = [f" w{i}" for i in range(len(tokens))]
+    needs = Needs((Feature((1,), pool="tokens"),))
+    zeros = np.zeros(len(parts), dtype=np.float32)
+    generation = Generation(
+        "", (), (), tuple(range(len(parts))), "".join(parts), offsets(parts), zeros, zeros, "eos",
+        needs=needs, states={needs.features[0]: tokens[:, None]},
+    )  # fmt: skip
+    trigger = triggers.Radio(bank, above_mean=False)
+    decision = trigger.decide([generation], [State(Question("q", "q"), None, None, (0, 0))])[0]
+    assert [score > trigger.threshold for score in decision.token_scores] == data["low"]
+    assert 0 < sum(data["low"]) < len(parts)
+
+
+@pytest.fixture(scope="module")
+def testbed():
+    lm = CausalLM.from_pretrained("testbed", device="cpu", dtype="float32")
+    return RAG(lm, load_corpus(), "never", "question"), load_questions()[:8]
+
+
+METHODS = {
+    "etc": (triggers.ETC(0.3), queries.ETCQuery()),
+    "dtr": (triggers.DTR(0.05), queries.DTRQuery()),
+    "draft": (triggers.DTR(0.05), queries.DTRQuery(form=None)),
+    "seakr": (triggers.Eigenscore(-1.0, samples=3, variant="seakr"), queries.SeakrQuery(samples=3)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_costs_of_a_run_are_those_of_its_parts(name, testbed):
+    rag, asked = testbed
+    trigger, query = METHODS[name]
+    answers = replace(rag, trigger=trigger, query=query).answer(asked)
+    retrievals = [answer.retrievals for answer in answers]
+    assert any(retrievals) and (name == "seakr" or not all(retrievals))
+    assert name != "dtr" or max(retrievals) == 1
+    for answer in answers:
+        counters, fired = answer.counters, answer.retrievals
+        written = sum(bool(r.text) for r in answer.rounds) - counters.forced
+        if name in ("etc", "draft"):
+            assert counters.generations == written + counters.forced
+        elif name == "dtr":
+            assert counters.generations == written + counters.forced + fired  # a passage for each retrieval
+        else:  # 3 samples for each answer, and 4 texts for each passage that is read, of at most 3
+            assert counters.generations <= written * 4 + fired * 3 * (1 + 3 * 2) + counters.forced
+            assert counters.generations > written * 4 + fired * 4 - 1 + counters.forced
+
+
+def test_replayed_costs_are_those_of_runs(testbed):
+    rag, asked = testbed
+    trigger, query = METHODS["dtr"]
+    loop = replace(rag, query=query, trigger=trigger)
+    recorded = record(loop, {"dtr": trigger}, asked)
+    for threshold in recorded.thresholds("dtr"):
+        run = replace(loop, trigger=triggers.DTR(threshold)).answer(asked)
+        replayed = recorded.replay("dtr", threshold)
+        assert replayed["retrievals"].tolist() == [answer.retrievals for answer in run]
+        for name in ("tokens", "read_tokens"):
+            assert replayed[name].tolist() == [getattr(answer.counters, name) for answer in run]
+    assert recorded.thresholds("dtr")[0] > -100
+
+
+@pytest.mark.parametrize("make", [
+    lambda: queries.DTRQuery(form="no place"), lambda: queries.DTRQuery(n=0),
+    lambda: queries.SeakrQuery(samples=1), lambda: queries.SeakrQuery(of="nothing"),
+    lambda: queries.SeakrQuery(variant="other"),
+])  # fmt: skip
+def test_options_are_checked(make):
+    with fails(None):
+        make()
