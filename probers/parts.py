@@ -64,7 +64,7 @@ PARTS: dict[str, dict[str, str]] = {
         "sequence": "heads.layers.SequenceHead",
         "stacked": "train.methods.stacking.Stack",
         "lora": "train.methods.adapted.Lora",
-        "adaptive": "adaptive.training.Words",
+        "adaptive": "train.methods.questions.Words",
         "own": "",  # the user gives the class
     },
     "retriever": {
