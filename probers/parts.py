@@ -120,8 +120,8 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "prompt": {"testbed": "prompts.PromptTemplate"},
     "launch": {
-        "ray": "cli.launch.ray_workers.Ray",
-        "submitit": "cli.launch.submitit_jobs.Submitit",
+        "ray": "cli.launch.Ray",
+        "submitit": "cli.launch.Submitit",
     },
 }  # fmt: skip
 #: Packages that export their parts; configurations name a class of theirs without its module.
