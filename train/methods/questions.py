@@ -149,15 +149,15 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Settings for fitting the classifier of words.
-
-    ``bias`` is as in :meth:`Answers.labelled`, ``c`` and ``min_count`` as in :meth:`AdaptiveClassifier.fit`.
-    """
+    """Settings for fitting the classifier of words."""
 
     method: ClassVar[str] = "questions"
     bias: Bias = field(default_factory=lambda: BIAS)
+    """label, by data set, of questions that no strategy answers"""
     c: Positive = 1.0
+    """inverse strength of the L2 penalty"""
     min_count: Count = 2
+    """words and pairs of words in fewer questions are left out"""
 
 
 def run(request: Any) -> Path:
