@@ -36,7 +36,7 @@ __all__ = [
 __getattr__ = lazily(__name__, {
     "prober.prober": "Prober ProbeBank", "datagen.labelling": "label", "datagen.labels.cot": "Questions",
     "datagen.labels.judged": "Prompts", "datagen.labels.texts": "Texts", "datagen.labels.wiki": "Articles",
-    "model.language_model": "Sampling", "model.causal_lm": "CausalLM", "model.tokens": "SentenceEnd",
+    "model.language_model": "Sampling SentenceEnd", "model.causal_lm": "CausalLM",
     "rag.comparison.compare": "compare", "rag.loop": "RAG", "store.store": "FeatureStore", "types": "Needs",
     "verbs": "fit",
 })  # fmt: skip

@@ -69,7 +69,7 @@ PARTS: dict[str, dict[str, str]] = {
         "sequence": "heads.layers.SequenceHead",
         "stacked": "train.methods.stacking.Stack",
         "lora": "train.methods.adapted.Lora",
-        "adaptive": "adaptive.training.Words",
+        "adaptive": "train.methods.questions.Words",
         "own": "",  # the user gives the class
     },
     "retriever": {
@@ -125,8 +125,8 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "prompt": {"testbed": "prompts.PromptTemplate"},
     "launch": {
-        "ray": "cli.launch.ray_workers.Ray",
-        "submitit": "cli.launch.submitit_jobs.Submitit",
+        "ray": "cli.launch.Ray",
+        "submitit": "cli.launch.Submitit",
     },
 }  # fmt: skip
 #: Packages that export their parts; configurations name a class of theirs without its module.

@@ -85,7 +85,8 @@ class PromptTemplate:
         if self.name == AUTO:
             values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
             changed = {k: v for k, v in values.items() if v != getattr(AUTO_PROMPT, k)}
-            return replace(_form_for(tokenizer), **changed).bind(tokenizer)
+            form = CHAT_PROMPT if getattr(tokenizer, "chat_template", None) else PLAIN_PROMPT
+            return replace(TESTBED_PROMPT if of_testbed(tokenizer) else form, **changed).bind(tokenizer)
         if not self.chat:
             return self
         bound = replace(self)
@@ -97,7 +98,9 @@ class PromptTemplate:
         """Format a question with passage texts, best first; the model continues the answer ``partial``."""
         shown = "".join(self.passage.format(i=i, text=text) for i, text in enumerate(passages, 1))
         context = self.context + shown + self.task if passages else ""
-        return self._framed(self.exemplars + context + self.question_form.format(question=question), partial)
+        before, between = self._frame
+        form = self.question_form.format(question=question)
+        return before + self.exemplars + context + form + between + partial
 
     def question_span(self, prompt: str, question: str, partial: str = "") -> tuple[int, int]:
         """Locate ``question`` in the ``prompt`` made by :meth:`question`, [start, end)."""
@@ -109,7 +112,7 @@ class PromptTemplate:
         """Format the beginning ``text`` of the article ``title``, to be continued."""
         instruction = self.article.format(title=title)
         if self.chat:
-            return self._framed(instruction, text)
+            return instruction.join(self._frame) + text
         return f"{instruction} {text}" if instruction else text
 
     def answer(self, rationale: str, answer: str) -> str:
@@ -144,10 +147,6 @@ class PromptTemplate:
         if self._around is None:
             raise ValueError(f"the chat prompt {self.name} is not bound to a tokenizer: call bind first")
         return self._around
-
-    def _framed(self, message: str, answer: str) -> str:
-        before, between = self._frame
-        return before + message + between + answer
 
 
 def _check_form(name: str, form: str, known: Sequence[str]) -> None:
@@ -184,13 +183,8 @@ def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, **more: Any) -> str:
     """Format a chat up to where the model answers, without the BOS that the tokenizer adds itself.
 
-    Args:
-        messages: each with ``role`` and ``content``.
-        what: name of the user of the chat template, for messages.
-        more: variables of the template, such as tools.
-
-    Raises:
-        UserError: the tokenizer has no chat template, or it refuses the messages.
+    ``messages`` have ``role`` and ``content``; ``what`` names the template's user in errors, and ``more`` are
+    its variables, such as tools. UserError: there is no chat template, or it refuses the messages.
     """
     if not getattr(tokenizer, "chat_template", None):
         choose = "choose a prompt without chat, or a model that was tuned for it"
@@ -270,16 +264,11 @@ def _known_turns(messages: Sequence[Mapping[str, Any]], template: Any) -> list[d
 
 def _unnamed(template: Any, more: Mapping[str, Any]) -> str:
     """Say that it is open which of several chat templates is meant, as the end of a sentence; else ""."""
-    if (
-        not isinstance(template, Mapping)
-        or "default" in template
-        or (more.get("tools") and "tool_use" in template)
-    ):
+    known = not isinstance(template, Mapping) or "default" in template
+    if known or (more.get("tools") and "tool_use" in template):
         return ""
-    names = ", ".join(sorted(template))
-    return (
-        f"the model has the chat templates {names}, none called default: choose one with model.chat_template"
-    )
+    named = f"the model has the chat templates {', '.join(sorted(template))}, none called default"
+    return f"{named}: choose one with model.chat_template"
 
 
 def turn_ends(tokenizer: Any) -> tuple[str | EndToken, ...]:
@@ -293,8 +282,7 @@ def turn_ends(tokenizer: Any) -> tuple[str | EndToken, ...]:
     chat = [{"role": "user", "content": _PLACE}, {"role": "assistant", "content": _ANSWER}]
     # First behind the last answer: within a chat, a mark may be one that an answer holds too (gpt-oss).
     tail = _behind(tokenizer, chat) or _behind(tokenizer, [*chat, chat[0]])
-    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-    marks = {str(token): i for i, token in added}
+    marks = {str(token): i for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     if first := max((mark for mark in marks if tail.lstrip().startswith(mark)), key=len, default=""):
         return (EndToken(marks[first]),)
     text = tail[: min((tail.find(mark) for mark in marks if mark in tail), default=len(tail))].rstrip()
@@ -345,10 +333,10 @@ def text_marks(tokenizer: Any, ends: Iterable[int]) -> dict[str, str]:
     special = [i for i, token in added if token.special and "pad" not in str(token).lower()]
     roles = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id
     tokens = [tokenizer(_SAMPLE, verbose=False)["input_ids"], roles, sorted(special)]
+    names = (ascii(str(tokenizer.convert_ids_to_tokens(i)))[1:-1] for i in sorted(ends))
     return {
         "template": digest(json.dumps(template, sort_keys=True), 12) if template else "none",
-        "ends": " ".join(ascii(str(tokenizer.convert_ids_to_tokens(i)))[1:-1] for i in sorted(ends))
-        or "none",
+        "ends": " ".join(names) or "none",
         "tokens": digest(json.dumps(tokens), 12),
     }
 
@@ -379,15 +367,9 @@ AS_GIVEN, MESSAGES = "", "messages"
 def form_name(fingerprint: str) -> str:
     """Describe the form of prompts that features were made with, for messages."""
     given = {AS_GIVEN: "prompts as they stand in the texts", MESSAGES: "messages of chats in the texts"}
-    known = form_with(fingerprint)
-    other = f"another form of prompts ({fingerprint})"
-    return given.get(fingerprint) or (f"prompt={known.name}" if known is not AUTO_PROMPT else other)
-
-
-def _form_for(tokenizer: Any) -> PromptTemplate:
-    if of_testbed(tokenizer):
-        return TESTBED_PROMPT
-    return CHAT_PROMPT if getattr(tokenizer, "chat_template", None) else PLAIN_PROMPT
+    if (known := form_with(fingerprint)) is not AUTO_PROMPT:
+        return f"prompt={known.name}"
+    return given.get(fingerprint, f"another form of prompts ({fingerprint})")
 
 
 def of_testbed(tokenizer: Any) -> bool:
@@ -403,11 +385,8 @@ def passages_that_fit(
 
     A prompt that is too long without any passage is left to the model's ``on_too_long``.
 
-    Args:
-        fits: whether each prompt and this many tokens after it fit the model's context.
-        prompt: the template.
-        questions: question, passage texts and answer so far of each.
-        more: number of tokens that must fit after each prompt.
+    ``fits`` tells whether each prompt and so many tokens after it fit the model's context, ``more`` are these
+    tokens, and ``questions`` are question, passage texts and answer so far of each.
     """
     counts = [len(texts) for _, texts, _ in questions]
     open_ = [i for i, count in enumerate(counts) if count]

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from probers.cli.openai_client import Body
-from probers.model.tokens import Stops
+from probers.model.language_model import Stops
 from probers.prober.response import Response
 from probers.signals import entropy_of_top
 from probers.types import Generation, Needs

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from probers.data.corpus import search
 from probers.evaluation.answers import final_answer
 from probers.model.kv_cache import PrefixCache
-from probers.model.tokens import SentenceEnd, Stop
+from probers.model.language_model import SentenceEnd, Stop
 from probers.options import check_keywords
 from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError

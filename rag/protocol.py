@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from probers.model.tokens import SentenceEnd
+from probers.model.language_model import SentenceEnd
 from probers.prompts import PromptTemplate
 from probers.signals import Variant
 from probers.signals.rarity import Counts

@@ -27,8 +27,8 @@ from probers.model.language_model import (
     Sampling,
     ScoreRequest,
     Scoring,
+    Stops,
 )
-from probers.model.tokens import Stops
 from probers.store.spec import ModelSpec
 from probers.types import Generation, UserError, count
 

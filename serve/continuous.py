@@ -32,9 +32,8 @@ from probers.model.kv_cache import (
     new_cache,
     select_rows,
 )
-from probers.model.language_model import Sampling
+from probers.model.language_model import Sampling, Stops
 from probers.model.pooling import BEFORE
-from probers.model.tokens import Stops
 from probers.types import Feature, Generation, Needs, RunError, UserError
 from probers.words.text import Span
 

@@ -29,9 +29,8 @@ from torch import Tensor
 from probers.model.causal_lm import CausalLM
 from probers.model.decode import Request
 from probers.model.kv_cache import BlockCache
-from probers.model.language_model import Decoding, GenerationRequest, Sampling, ScoreRequest, Scoring
+from probers.model.language_model import Decoding, GenerationRequest, Sampling, ScoreRequest, Scoring, Stops
 from probers.model.pooling import PER_TOKEN, pool_tokens, token_vectors
-from probers.model.tokens import Stops
 from probers.prober.assessment import WrittenText
 from probers.prober.prober import Prober
 from probers.prober.token_scores import GrowingScores, GrowingSentences, pools_sentences

@@ -15,8 +15,7 @@ from tiny import PROMPTS, tiny_lm
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from probers.cli.launch import Parts
-from probers.cli.launch.submitit_jobs import Submitit
+from probers.cli.launch import Parts, Submitit
 from probers.model.kv_cache import GrowingLayer, select_rows
 from probers.types import Needs
 

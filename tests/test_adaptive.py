@@ -13,19 +13,18 @@ from sklearn.linear_model import LogisticRegression
 from tiny import byte_level
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from probers.adaptive.classifiers import STRATEGIES, AdaptiveClassifier, load_classifier
-from probers.adaptive.strategies import Labelled, joined, label, of_store, read, seen
-from probers.adaptive.training import measure, write_card
+from probers.adaptive import STRATEGIES, AdaptiveClassifier, load_classifier
 from probers.checksums import sealed_lines
 from probers.cli import main as cli
 from probers.cli.inputs import newest_classifier
 from probers.cli.runs import RunFolder
 from probers.data.splits import Seen
-from probers.evaluation.bootstrap import few_groups
+from probers.evaluation.bootstrap import Bootstrap, few_groups
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Adaptive, State
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
+from probers.train.methods.questions import Answers, card, measure
 from probers.types import Question
 
 KINDS = {
@@ -69,7 +68,7 @@ def read_json(file):
 
 
 def test_it_learns_what_the_words_say(trained):
-    assert trained.predict(FRESH) == ["no", "single", "multi"]
+    assert [STRATEGIES[i] for i in trained.probabilities(FRESH).argmax(axis=1)] == ["no", "single", "multi"]
     np.testing.assert_allclose(trained.probabilities(FRESH).sum(axis=1), 1.0)
     weights = np.exp(trained.intercepts)  # without words it knows, only the intercepts speak
     np.testing.assert_allclose(trained.probabilities(["Xyz"])[0], weights / weights.sum())
@@ -77,13 +76,11 @@ def test_it_learns_what_the_words_say(trained):
 
 def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
     alike, both = ["a b", "a c"], ["no", "multi"]
-    for questions, labels, options, named in (
-        (alike, ["no", "twice"], {}, "'twice'"), (alike, ["no", "no"], {}, "'no'"), ([], [], {}, "none"),
-        (["one", "two"], both, {}, "in common"), (alike, both, {"c": 0}, "head.c=0"),
-        (alike, both, {"min_count": 0}, "head.min_count=0"),
+    for questions, labels, named in (
+        (alike, ["no", "no"], "'no'"), ([], [], "none"), (["one", "two"], both, "in common"),
     ):  # fmt: skip
-        with fails(None, named):
-            AdaptiveClassifier.fit(questions, labels, **options)
+        with fails("labels", named):
+            AdaptiveClassifier.fit(questions, labels)
     with fails("no-artifact", "no config.json"):
         AdaptiveClassifier.load(tmp_path)
     with fails("model", "nowhere", "sequence-classification"):
@@ -113,10 +110,15 @@ def test_labels_are_the_cheapest_strategy_that_answers_right(tmp_path):
         ("g4", "validation", "later?", 0, 1), ("g5", "train", "half?", 0, None),
     ]  # fmt: skip
     asked = [text for _, _, text, *_ in cases[:4]]
-    assert label(of_store(answered(tmp_path, cases)), {})[0] == {
-        "train": Labelled(asked, ["no", "no", "single", "multi"], ["g0", "g1", "g2", "g3"]),
-        "validation": Labelled(["later?"], ["single"], ["g4"]),
-    }
+    answered(tmp_path, cases)
+    table, _ = Answers.read(tmp_path).labelled({})
+    assert table[["split", "question", "strategy", "group"]].to_numpy().tolist() == [
+        ["train", asked[0], "no", "g0"],
+        ["train", asked[1], "no", "g1"],
+        ["train", asked[2], "single", "g2"],
+        ["train", asked[3], "multi", "g3"],
+        ["validation", "later?", "single", "g4"],
+    ]
 
 
 def classifier_model(folder, labels):
@@ -211,12 +213,13 @@ def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path,
         "seen.json",
     ]  # fmt: skip
     figures = read_json(out / "metrics.json")
-    test = label(of_store(store), {})[0]["test"]
-    assert figures["splits"]["test"]["n"] == len(test.questions) == 30
+    table, _ = Answers.read(store.path).labelled({})
+    test = table[table["split"] == "test"]
+    assert figures["splits"]["test"]["n"] == len(test) == 30
     assert figures["splits"]["train"]["groups"] == 30
     trained, majority, shuffled = map(figures["detectors"].get, ("classifier", "majority", "shuffled labels"))
     assert (trained["accuracy"], trained["auroc"]) == (1.0, 1.0)
-    assert figures["confusion"] == np.diag([test.strategies.count(s) for s in STRATEGIES]).tolist()
+    assert figures["confusion"] == np.diag([sum(test["strategy"] == s) for s in STRATEGIES]).tolist()
     assert majority["accuracy"] == pytest.approx(1 / 3, abs=0.1) and shuffled["accuracy"] < 0.8
     assert figures["pairs"]["classifier vs majority"]["accuracy"]["ci95"][0] > 0
     assert "wrote a classifier of questions" in shown and "majority" in shown
@@ -234,16 +237,20 @@ def both(chances):
 
 
 def test_the_card_names_no_folder_of_this_machine_and_markup_in_a_name_stays_text(tmp_path):
-    test = Labelled(["a", "b"], ["no", "multi"], ["g", "h"])
     chances = np.array([[0.6, 0.3, 0.1], [0.5, 0.1, 0.4]])
-    figures = measure(test, both(chances), "no", resamples=100, seed=0) | {
-        "splits": {}, "labels": {"tried": ["no", "single"], "rule": "em", "unanswered": {}},
-    }  # fmt: skip
+    figures = measure(["no", "multi"], both(chances), "no", Bootstrap(["g", "h"], resamples=100)) | {
+        "splits": {"test": {"n": 2, "groups": 2}},
+        "labels": {
+            "tried": ["no", "single"],
+            "rule": "em",
+            "unanswered": {"a`b": {"n": 1, "label": "multi"}},
+        },
+    }
     model = f"{tmp_path}/models/Small\n---\n<b>`x`|[y](z)"
-    card = write_card(figures, model=model, data=[tmp_path / "cot"], out=tmp_path / "a;b")
-    assert str(tmp_path) not in card and "`cot`" in card and "trigger.classifier=CLASSIFIER\n" in card
-    assert "# How often to retrieve for a question, for Small --- \\<b\\>\\`x\\`\\|[y\\](z)\n" in card
-    assert "by `Small --- <b>'x'|[y](z)`:" in card and card.count("\n---\n") == 1
+    text = card(figures, model=model, data=[tmp_path / "cot"], out=tmp_path / "a;b")
+    assert str(tmp_path) not in text and "to cot, and" in text and "trigger.classifier=CLASSIFIER\n" in text
+    assert "# How often to retrieve for a question, for Small --- \\<b\\>\\`x\\`\\|[y\\](z)\n" in text
+    assert "a'b" in text and text.count("```") == 2 and text.count("\n---\n") == 1
 
 
 def test_where_the_words_say_nothing_the_command_says_so(tmp_path, caplog):
@@ -256,28 +263,25 @@ def test_where_the_words_say_nothing_the_command_says_so(tmp_path, caplog):
 
 
 def test_figures_are_counted_by_hand():
-    test = Labelled(["a", "b", "c", "d"], ["no", "no", "single", "multi"], ["g", "g", "h", "i"])
+    strategies, bootstrap = ["no", "no", "single", "multi"], Bootstrap(["g", "g", "h", "i"], resamples=100)
     chances = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.2, 0.7, 0.1], [0.5, 0.1, 0.4]])
-    found = measure(test, both(chances), "no", resamples=100, seed=0)
+    found = measure(strategies, both(chances), "no", bootstrap)
     assert found["confusion"] == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
     classifier, majority = (found["detectors"][name] for name in ("classifier", "majority"))
     # Scores -0.3, 0.3 where "no" is right; 0.5, -0.1 where it is not: 3 of 4 pairs in order.
     assert (classifier["accuracy"], classifier["auroc"]) == (0.5, 0.75)
     assert (majority["accuracy"], majority["auroc"]) == (0.5, None)
-    assert found["by_strategy"]["multi"] == {
-        "n": 1, "share": 0.25, "predicted_share": 0.0, "recall": 0.0, "precision": None,
-    }  # fmt: skip
     assert found["pairs"]["classifier vs majority"]["accuracy"]["diff"] == 0
 
 
 def test_intervals_are_of_groups_not_of_questions():
     """With one right and one wrong in every group, no draw of groups is better than another."""
     chances = np.tile([[0.8, 0.1, 0.1]], (20, 1))
-    pairs = Labelled(["?"] * 20, ["no", "multi"] * 10, [str(i // 2) for i in range(20)])
-    alone = pairs._replace(groups=[str(i) for i in range(20)])
     bounds = [
-        measure(part, both(chances), "no", resamples=200, seed=0)["detectors"]["classifier"]["accuracy_ci"]
-        for part in (pairs, alone)
+        measure(["no", "multi"] * 10, both(chances), "no", Bootstrap(groups, resamples=200))["detectors"][
+            "classifier"
+        ]["accuracy_ci"]
+        for groups in ([str(i // 2) for i in range(20)], [str(i) for i in range(20)])
     ]
     assert bounds[0] == [0.5, 0.5] and bounds[1][0] < 0.45 and bounds[1][1] > 0.55
 
@@ -335,12 +339,12 @@ def cases(dataset, split="train"):
 
 def test_labels_by_trying_are_the_cheapest_and_then_the_bias_of_the_data_set(tmp_path):
     unknown = ("open", "nq", "open", "train", "?", ())
-    answers = read(compared(tmp_path, [*cases("nq"), *cases("hotpotqa"), *cases("mine"), unknown]))
-    assert (answers.model, answers.rule, answers.strategies) == ("testbed", "em", STRATEGIES)
+    answers = Answers.read(compared(tmp_path, [*cases("nq"), *cases("hotpotqa"), *cases("mine"), unknown]))
+    assert (answers.model, answers.rule, answers.tried) == ("testbed", "em", STRATEGIES)
     with fails("missing-value", "'mine'", "+head.bias.mine=single"):
-        label(answers, {"nq": "single", "hotpotqa": "multi"})
-    found, record = label(answers, {"nq": "single", "hotpotqa": "multi", "mine": "leave_out"})
-    told = dict(zip(found["train"].questions, found["train"].strategies, strict=True))
+        answers.labelled({"nq": "single", "hotpotqa": "multi"})
+    found, record = answers.labelled({"nq": "single", "hotpotqa": "multi", "mine": "leave_out"})
+    told = dict(zip(found["question"], found["strategy"], strict=True))
     for dataset, bias in (("nq", "single"), ("hotpotqa", "multi"), ("mine", None)):
         for i, cheapest in enumerate(VERDICTS.values()):
             assert told.get(f"{dataset} {i}?") == (cheapest or bias)
@@ -349,44 +353,42 @@ def test_labels_by_trying_are_the_cheapest_and_then_the_bias_of_the_data_set(tmp
         "hotpotqa": {"n": 1, "label": "multi"}, "mine": {"n": 1, "label": "leave_out"},
         "nq": {"n": 1, "label": "single"},
     }  # fmt: skip
-    sides = seen(answers.rows)
-    assert sides.split_of(Question("new", "MINE 5", dataset="mine")) == "train"  # also one left out
-    for id, split in (("nq0", "train"), ("nq9", "")):
-        assert sides.split_of(Question(id, "other words", dataset="nq")) == split
     # A store says nothing of several retrievals, and its labels say so.
-    _, record = label(of_store(cot_store(tmp_path / "store")), {"testbed": "single"})
+    _, record = Answers.read(cot_store(tmp_path / "store").path).labelled({"testbed": "single"})
     assert record["tried"] == ["no", "single"]
     assert record["unanswered"] == {"": {"n": 40, "label": "multi"}}
 
 
 def test_several_runs_are_one_where_they_fit(tmp_path):
+    read = Answers.read
     one, other = read(compared(tmp_path / "a", cases("nq"))), read(compared(tmp_path / "b", cases("iirc")))
-    assert [row.id for row in joined([one, other]).rows] == [row.id for row in (*one.rows, *other.rows)]
+    both = Answers.joined([one, other])
+    assert both.table["id"].tolist() == [*one.table["id"], *other.table["id"]]
     again = read(compared(tmp_path / "c", cases("nq")))
     moved = read(compared(tmp_path / "d", [(f"x{r[0]}", *r[1:3], "test", *r[4:]) for r in cases("nq")]))
     for wrong, code, *named in (
         (again, "overlap", "'nq0'", one.path, tmp_path / "c"),
-        (moved, "overlap", "'nq0'", "train", "test", "one seed"),
+        (moved, "overlap", "'nq0'", "one seed"),
         (read(compared(tmp_path / "e", cases("iirc"), model="gpt2")), "mismatch", "model", "testbed", "gpt2"),
         (read(compared(tmp_path / "f", cases("iirc"), wrong="acc")), "mismatch", "rule", "em", "acc"),
-        (of_store(cot_store(tmp_path / "g")), "mismatch", "data="),
+        (read(cot_store(tmp_path / "g").path), "mismatch", "data="),
     ):
         with fails(code, *named):
-            joined([one, wrong])
+            Answers.joined([one, wrong])
 
 
 def test_a_comparison_that_cannot_be_learned_from_is_told(tmp_path):
     with fails("no-artifact", "unfinished"):
-        read(compared(tmp_path / "unfinished", cases("nq"), complete=False))
+        Answers.read(compared(tmp_path / "unfinished", cases("nq"), complete=False))
     with fails("labels", "fixed_sentence", "split=all"):
-        read(compared(tmp_path / "few", cases("nq"), triggers=("wo", "sr")))
+        Answers.read(compared(tmp_path / "few", cases("nq"), triggers=("wo", "sr")))
     file = compared(tmp_path / "damaged", cases("nq")) / "outcomes.jsonl"
     file.write_text(file.read_text().replace('"wo": true', '"wo": false', 1))
     with fails("damaged", "line 1", "was altered", "overwrite=true"):
-        read(tmp_path / "damaged")
+        Answers.read(tmp_path / "damaged")
     file.unlink()
     with fails("damaged", "outcomes.jsonl"):
-        read(tmp_path / "damaged")
+        Answers.read(tmp_path / "damaged")
 
 
 def test_the_command_learns_from_what_was_tried(tmp_path, monkeypatch, caplog):
@@ -403,7 +405,7 @@ def test_the_command_learns_from_what_was_tried(tmp_path, monkeypatch, caplog):
     assert figures["labels"] == {"tried": list(STRATEGIES), "rule": "em", "unanswered": {}}
     assert figures["detectors"]["classifier"]["accuracy"] > 0.9
     assert "all three strategies were tried (right by em)" in caplog.text
-    assert "was not tried" not in (out / "README.md").read_text()
+    assert "were not tried" not in (out / "README.md").read_text()
     assert Seen.read(out).split_of(Question("new", rows[0][4])) == "train"
     assert fired(Adaptive(str(out))) == [False, True, True]
     assert newest_classifier(model="testbed") == out

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny import byte_level, save_tiny, tiny_path
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from probers.adaptive.classifiers import ModelClassifier
+from probers.adaptive import ModelClassifier
 from probers.checkpoints import reason
 from probers.model.causal_lm import CausalLM
 from probers.model.loading import Loading, whole

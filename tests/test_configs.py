@@ -15,8 +15,9 @@ from probers.cli.settings import Settings
 from probers.options import options_of
 from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
-from probers.testbed.assets import model_path, world_config
-from probers.testbed.world import WorldConfig
+from probers.testbed.assets import model_path
+from tools.testbed.drawing import world_config
+from tools.testbed.world import WorldConfig
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -2,19 +2,14 @@
 
 import json
 import random
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-from probers.testbed.world import World, WorldConfig
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.testbed.__main__ import Settings, main, parse
 from tools.testbed.curriculum import KINDS, Curriculum, DocumentStream
 from tools.testbed.recipe import Recipe, _Batcher, rate, train_tokenizer
+from tools.testbed.world import World, WorldConfig
 
 SIZES = (("person", 60), ("town", 25), ("company", 25), ("film", 20), ("river", 8))
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from refusals import claimed, exits, fails
 
 from probers import CausalLM, FeatureStore, Prober
-from probers.adaptive.classifiers import AdaptiveClassifier
+from probers.adaptive import AdaptiveClassifier
 from probers.cli.inputs import newest_prober, newest_run
 from probers.cli.runs import RunFolder, read_state, taking_back
 from probers.data import load_corpus

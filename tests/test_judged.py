@@ -24,10 +24,11 @@ from probers.datagen.judges.agreement import FILE
 from probers.datagen.judges.article import ArticleJudge
 from probers.datagen.judges.base import JUDGED, Answer, Grounds
 from probers.datagen.judges.relations import another_kind, country_of, facts
-from probers.testbed.assets import load_world, model_path
-from probers.testbed.relations import RELATIONS
+from probers.testbed.assets import model_path
 from probers.words import EntityMatcher, Recogniser, find_entities
 from probers.words.wordnet import wordnet_available
+from tools.testbed.drawing import load_world
+from tools.testbed.relations import RELATIONS
 
 ASKED = [
     "--source", "judged", "limit=14", "max_new_tokens=40", "layers=[6,12]", "shard_size=5", "batch_size=10",

@@ -21,7 +21,7 @@ from refusals import fails
 from probers.cli import inputs as shared
 from probers.cli import launch
 from probers.cli import main as cli
-from probers.cli.launch import Parts, ray_workers, submitit_jobs
+from probers.cli.launch import Parts, Ray, Submitit, Task
 from probers.cli.runs import read_state
 from probers.data.splits import Partition
 from probers.types import RunError, UserError
@@ -120,10 +120,10 @@ class FakeRay:
         self.exceptions = SimpleNamespace(RayError=EOFError)
 
     def run(self, room: int, **options):
-        ray_workers.Ray(**options)._run(self, self, self.parts, room)
+        Ray(**options)._run(self, self, self.parts, room)
 
-    def remote(self, version, run, part, folder, threads):
-        self.begun.append(part)
+    def remote(self, run, number, folder, threads, version):
+        self.begun.append(number)
         self.running += 1
         self.most = max(self.most, self.running)
         return Mock()
@@ -142,7 +142,7 @@ class FakeRay:
 def test_no_more_parts_run_at_once_than_there_is_room_for(tmp_path, capsys):
     ray = FakeRay(tmp_path, 5, [])
     ray.run(2)
-    assert ray.begun == [f"{i}/5" for i in range(1, 6)] and ray.most == 2
+    assert ray.begun == [1, 2, 3, 4, 5] and ray.most == 2
     assert "part 5/5 is done (w1)" in capsys.readouterr().out
 
 
@@ -157,7 +157,7 @@ def test_a_part_that_cannot_be_made_ends_the_run_in_one_sentence(answer, kind, n
 
 
 def test_a_worker_of_another_version_is_refused(tmp_path):
-    done, why = ray_workers.make("9.9", ("datagen", COT, str(tmp_path)), "1/2", "/", 1)
+    done, why = launch.make(("datagen", COT, str(tmp_path), 2), 1, "/", 1, "9.9")
     assert not done and "9.9 here" in why
 
 
@@ -272,7 +272,7 @@ def test_a_launcher_that_is_not_installed_says_the_extra(name, tmp_path, monkeyp
 
 
 def test_what_a_driver_needs_is_not_torch():
-    code = "import sys, probers.cli.launch.ray_workers, probers.cli.launch.submitit_jobs;"
+    code = "import sys, probers.cli.launch;"
     code += "from probers.cli.main import request; request('datagen', ['launch=ray']);"
     code += "print({'torch', 'ray', 'submitit'} & set(sys.modules))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -285,7 +285,7 @@ def test_what_is_launched_is_no_part_of_the_run():
 
 
 def test_submitit_sends_texts_and_the_name_of_a_class():
-    task = submitit_jobs.Task(Parts("datagen", COT, "out", 2), "/", 1)
+    task = Task(Parts("datagen", COT, "out", 2), "/", 1)
     assert pickle.loads(pickle.dumps(task)) == task
     assert {type(v) for v in vars(task.parts).values()} == {str, tuple, int} and set(map(type, COT)) == {str}
     again = task.checkpoint(1)
@@ -309,18 +309,18 @@ def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
         lost = SimpleNamespace(done=lambda: True, exception=lambda: RuntimeError("node fail"), job_id="7")
         return [lost] * len(left)
 
-    monkeypatch.setattr(submitit_jobs.Submitit, "_submit", submit)
+    monkeypatch.setattr(Submitit, "_submit", submit)
     with fails("worker", "part 1/2", "2 times", "job 7 ", "(node fail)", "1of2", kind=RunError):
-        submitit_jobs.Submitit(parts=2, tries=2).make(parts)
+        Submitit(parts=2, tries=2).make(parts)
     assert asked == [["1/2", "2/2"]] * 2
-    assert submitit_jobs.Submitit(parts=2, wait=False).make(parts) is None
+    assert Submitit(parts=2, wait=False).make(parts) is None
 
 
 @pytest.mark.slow
 def test_a_task_that_is_preempted_goes_on_with_its_part(tmp_path, monkeypatch):
     typed = ["source=cot", "limit=120", *ALONE]
     one = cli.run("datagen", [*typed, f"out={tmp_path}/whole"])
-    out, watch = tmp_path / "run", submitit_jobs._wait
+    out, watch = tmp_path / "run", launch._wait
 
     def preempted(parts, jobs):
         job, folder = jobs[Partition(1, 2)], Partition(1, 2).folder(out)
@@ -331,7 +331,7 @@ def test_a_task_that_is_preempted_goes_on_with_its_part(tmp_path, monkeypatch):
         task.send_signal(signal.SIGUSR2)
         return watch(parts, jobs)
 
-    monkeypatch.setattr(submitit_jobs, "_wait", preempted)
+    monkeypatch.setattr(launch, "_wait", preempted)
     cli.run("datagen", [*typed, f"out={out}", "launch=submitit", "launch.cluster=local", "launch.parts=2"])
     assert (out / "parts/.launch/1of2.log").read_text().count("== datagen") == 2
     assert computed(out) == computed(one)

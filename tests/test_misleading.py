@@ -17,9 +17,10 @@ from probers.rag.comparison.trajectories import record
 from probers.rag.loop import RAG
 from probers.rag.queries import QuestionQuery
 from probers.rag.triggers import Entropy, Never, Oracle
-from probers.testbed.assets import load_questions, load_world
+from probers.testbed.assets import load_questions
 from probers.testbed.misleading import misleading
 from probers.words.text import split_sentences
+from tools.testbed.drawing import load_world
 
 QUESTIONS = load_questions()
 

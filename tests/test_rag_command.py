@@ -18,7 +18,7 @@ from fake_lm import linear_bank
 from refusals import exits, fails
 from test_compare import model, of_other_weights, place  # noqa: F401
 
-from probers.adaptive.classifiers import AdaptiveClassifier
+from probers.adaptive import AdaptiveClassifier
 from probers.cli import main as cli
 from probers.cli.components import choices
 from probers.cli.compose import request
@@ -120,7 +120,7 @@ def test_a_trigger_that_does_not_fire_says_only_that(rag, capsys):
 ])  # fmt: skip
 def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fired, verdicts):
     sure = Mock(probabilities=lambda questions: np.array([row] * len(questions)))
-    monkeypatch.setattr("probers.adaptive.classifiers.load_classifier", lambda name: sure)
+    monkeypatch.setattr("probers.adaptive.load_classifier", lambda name: sure)
     typed = ("trigger=adaptive", "trigger.classifier=any", "query=question", "max_retrievals=2")
     lines = shown_of(rag, capsys, *typed)
     assert [line for line in lines if "fire" in line] == verdicts

@@ -33,6 +33,7 @@ from probers.rag.triggers import Never, Rarity
 from probers.signals.rarity import Counts, question_rarity, rarity
 from probers.testbed import assets
 from probers.types import Decision, Passage, Question, RunError
+from tools.testbed.drawing import load_world
 
 
 @lru_cache(10_000)
@@ -70,7 +71,7 @@ def engine(request, tmp_path):
 
 
 def test_on_the_testbed_the_counts_of_names_and_facts_are_those_of_a_scan(engine):
-    world = assets.load_world()
+    world = load_world()
     passages = assets.load_corpus()[:300]
     retriever = engine(passages)
     assert isinstance(retriever, Counts)
@@ -424,7 +425,7 @@ def test_traces_are_the_same_in_any_batch_and_a_killed_run_goes_on(tmp_path):
 
 def test_on_the_testbed_a_wrong_value_fires_and_a_true_one_does_not():
     """A model that tells every fact as it is, or as it was taught, of people whose facts went stale."""
-    world, passages = assets.load_world(), load_corpus("testbed")
+    world, passages = load_world(), load_corpus("testbed")
     index = BM25(passages)
     stale = [f for f in world.facts.values() if f.kind == "stale" and f.relation == "person.employer"][:40]
     for fact in stale:

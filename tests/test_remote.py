@@ -23,7 +23,7 @@ from probers.data import load_corpus
 from probers.data.texts.base import Mark
 from probers.datagen.judges.base import Answer, Grounds
 from probers.datagen.judges.openai import NO_JSON, OpenAIJudge
-from probers.model.tokens import SentenceEnd, Stops
+from probers.model.language_model import SentenceEnd, Stops
 from probers.rag import RAG, triggers
 from probers.rag.completions import Choice, Logprobs, ServedGeneration, generation
 from probers.rag.remote import RemoteLM

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
 
-from probers.model.tokens import SentenceEnd
+from probers.model.language_model import SentenceEnd
 from probers.rag.comparison.outcomes import TOKENS, Outcomes
 from probers.rag.comparison.shared_generations import GenerationCache, SharedRAG, narrowed
 from probers.rag.comparison.trajectories import (

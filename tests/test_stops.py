@@ -9,8 +9,7 @@ from refusals import fails
 from test_lm import assert_all_same, rescored
 from tiny import PROMPTS, tiny_lm
 
-from probers.model.language_model import Sampling
-from probers.model.tokens import SentenceEnd, Stops
+from probers.model.language_model import Sampling, SentenceEnd, Stops
 from probers.types import Needs
 from probers.words.text import split_sentences
 

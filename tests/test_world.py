@@ -3,14 +3,17 @@
 import random
 import re
 from collections import Counter
+from dataclasses import astuple
 
 import pytest
 
 from probers.data import load_corpus, load_questions
 from probers.testbed import assets
-from probers.testbed.assets import article, ask, chains_of, corpus, knowledge
-from probers.testbed.relations import BY_KEY, REGISTERS, RELATIONS
-from probers.testbed.world import SPLITS, World, WorldConfig
+from probers.testbed.misleading import _others
+from tools.testbed import drawing
+from tools.testbed.drawing import article, ask, chains_of, corpus, knowledge
+from tools.testbed.relations import BY_KEY, CHAINS, REGISTERS, RELATIONS
+from tools.testbed.world import SPLITS, World, WorldConfig
 
 SIZES = (("person", 120), ("town", 50), ("company", 50), ("film", 40), ("river", 12))
 
@@ -132,9 +135,21 @@ def test_knowledge_of_two_hops_follows_the_first_broken_one(world):
             assert (believed == truth[-1].truth) == (kind == "known")
 
 
+def test_what_the_package_ships_is_what_the_tool_draws():
+    world = drawing.load_world()
+    assert assets.load_articles() == drawing.draw_articles(world)
+    assert assets.load_corpus() == drawing.draw_corpus(world)
+    assert assets.load_questions() == drawing.draw_questions(world)
+    facts = {(id, key): fact for id, each in assets.load_facts().items() for key, fact in each.items()}
+    assert facts.keys() == world.facts.keys()
+    assert all(tuple(facts[key]) == astuple(fact)[:6] for key, fact in world.facts.items())
+    asked = {(first, second) for first in BY_KEY for second in _others(first)[1]}
+    assert asked == set(CHAINS)
+
+
 def test_questions_are_seeded_grouped_and_mixed(world):
-    questions = assets.load_questions(world)
-    assert questions == assets.load_questions(world)
+    questions = drawing.draw_questions(world)
+    assert questions == drawing.draw_questions(world)
     assert len({q.id for q in questions}) == len(questions)
     splits = {}
     for question in questions:

@@ -148,7 +148,7 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
     ``parts`` have trained its heads, or a ``search`` has chosen them.
     """
     if method_of(settings.head) == "questions":
-        from probers.adaptive.training import run as train_classifier
+        from .methods.questions import run as train_classifier
 
         if settings.part is not None:
             why = "divides layers, and a classifier of questions has none: leave part out"

@@ -255,7 +255,7 @@ def newest_classifier(*, model: str) -> Path | None:
     """Find the newest complete classifier of questions trained on answers of a model."""
 
     def fits(folder: Path, _: Mapping[str, Any]) -> bool:
-        return _config(folder).get("format") == "probers-adaptive" or (folder / "adaptive.json").exists()
+        return _config(folder).get("format") == "probers-adaptive"
 
     return newest_run(("train",), fits, model=model)
 

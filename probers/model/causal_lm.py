@@ -23,15 +23,22 @@ from .decode import Request, generate_batch
 from .forward import Decoder, attend_alone, read_prefixes, score_batch
 from .hidden_states import check_needs
 from .kv_cache import CachedPrefix, can_share
-from .language_model import Decoding, GenerationRequest, LanguageModel, ScoreRequest, Scoring, collected
+from .language_model import (
+    Decoding,
+    GenerationRequest,
+    LanguageModel,
+    ScoreRequest,
+    Scoring,
+    Stop,
+    Stops,
+    collected,
+)
 from .loading import Loading, context_length, fingerprint, load, model_source
 from .passages import compared, read_once
 from .pooling import PER_TOKEN
 from .recorder import tapped
 from .tokens import (
     Prompt,
-    Stop,
-    Stops,
     TooLong,
     appended,
     encode_continuation,

@@ -5,7 +5,7 @@ Conventions, shared with :func:`probers.model.forward.score_batch`:
 - Logits that produced token i come from the position before it; states and attention
   of token i are read when token i itself is forwarded. The last token is forwarded too.
 - Text, offsets, log-probabilities, states and attention all describe the tokens that
-  are kept (:class:`probers.model.tokens.Stops`).
+  are kept (:class:`probers.model.language_model.Stops`).
 - A row that has ended leaves the batch; nothing is computed for it any more.
 
 Prompt lookup (:class:`PromptLookup`) drafts several tokens at a time and checks them in one pass over all of
@@ -29,9 +29,9 @@ from ..words.text import Span
 from .forward import Decoder, broken_logits, token_scores
 from .hidden_states import broken_state
 from .kv_cache import CachedPrefix, PrefixCache, can_drop, fill, new_cache, select_rows
-from .language_model import Decoding
+from .language_model import Decoding, Stops
 from .recorder import CaptureSession
-from .tokens import Prompt, Stops, TextStream
+from .tokens import Prompt, TextStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,33 +2,112 @@
 
 Models of transformers, in vLLM and behind a URL, and the shared model of a server implement
 :meth:`LanguageModel.generate_each` and :meth:`LanguageModel.score_each`, the base of all other methods.
+
+A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. The tokens
+wholly before it are kept. Callables see the text after each token, and that token is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
-from ..types import AttentionRows, Generation, Needs, Passages, UserError
+from ..types import AttentionRows, EndToken, Generation, Needs, Passages, UserError
+from ..words.text import split_sentences
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..store.spec import ModelSpec
     from .kv_cache import PrefixCache
-    from .tokens import Stop
 
 #: Record tokens, log-probabilities and entropies only.
 NOTHING = Needs()
 
 T = TypeVar("T")
+
+StopCallable = Callable[[str], bool]
+
+_OPEN = re.compile(r"\s*\S*$")
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceEnd:
+    """A stop at the end of the ``count``-th sentence (:func:`probers.words.text.split_sentences`).
+
+    A sentence end is certain when the next one begins, a token or two later; these are decoded and left
+    out.
+    """
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UserError(f"SentenceEnd({self.count}): count must be at least 1")
+
+    def find(self, text: str) -> int | None:
+        """Find the end of the sentence, once that is certain; None before."""
+        # "U.S. The" ends a sentence and "U.S. Theodore" does not: whether a word that is
+        # still growing begins a sentence is left open until a longer word shows it.
+        spans = split_sentences(text if not text or text[-1].isspace() else text + "x")
+        return spans[self.count - 1][1] if len(spans) > self.count else None
+
+
+Stop = str | EndToken | SentenceEnd | StopCallable
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Conditions that end a text."""
+
+    eos: frozenset[int]
+    strings: tuple[str, ...] = ()
+    sentences: tuple[SentenceEnd, ...] = ()
+    callables: tuple[StopCallable, ...] = ()
+
+    @classmethod
+    def of(cls, eos: frozenset[int], stop: Sequence[Any]) -> Stops:
+        """Sort the stops that a user gave (UserError: neither a text, a SentenceEnd nor callable)."""
+        if isinstance(stop, str):
+            raise UserError(f"stop={stop!r} must be a list, not one text: use stop=[{stop!r}]")
+        for each in stop:
+            if each == "":
+                raise UserError("a stop string is empty; leave it out or give its text")
+            if not isinstance(each, (str, EndToken, SentenceEnd)) and not callable(each):
+                problem = (
+                    f"stop={each!r} is neither a text, an EndToken, a SentenceEnd nor a function of the text"
+                )
+                raise UserError(problem)
+        eos = eos.union(each.id for each in stop if isinstance(each, EndToken))
+        strings = tuple(each for each in stop if isinstance(each, str))
+        sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
+        return cls(eos, strings, sentences, tuple(filter(callable, stop)))
+
+    @property
+    def look_back(self) -> bool:
+        """True if a later token may cut off earlier ones."""
+        return bool(self.strings or self.sentences)
+
+    def find(self, text: str, known: int) -> int | None:
+        """Find the end of the text, None while it runs; its first ``known`` characters hold none."""
+        places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.strings]
+        ends = [*places, *(sentence.find(text) for sentence in self.sentences)]
+        return min((end for end in ends if end is not None and end >= 0), default=None)
+
+    def safe(self, text: str) -> int:
+        """Count the characters that stay whatever comes next: no stop can begin before them."""
+        sure = len(text) - max((len(stop) for stop in self.strings), default=1) + 1
+        if self.sentences:  # the boundary before the last word may still become one
+            sure = min(sure, next(_OPEN.finditer(text)).start())
+        return sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +205,8 @@ class Decoding(Scoring):
     """Settings for writing texts and recording them.
 
     Attributes:
-        stop: strings before which the text is cut, :class:`probers.types.EndToken`,
-            :class:`probers.model.tokens.SentenceEnd`, and callables that are given the text after each token
-            and end it by returning True.
+        stop: strings before which the text is cut, :class:`probers.types.EndToken`, :class:`SentenceEnd`, and
+            callables that are given the text after each token and end it by returning True.
         sampling: draw tokens instead of taking the likeliest.
         cache: results of earlier calls for prompts of these names, so that a prompt that
             extends one need not compute it again; this call's texts are added.

@@ -1,19 +1,16 @@
-"""Prompts and continuations as tokens, with the characters of each token, and ends before the length limit.
+"""Prompts and continuations as tokens, with the characters of each token.
 
 Offsets come from decoding, never from a tokenizer's space marker, so that they hold for byte-level BPE (a
 character's bytes may be spread over several tokens), SentencePiece (the first token's space is dropped
 without context) and WordPiece (the decoder puts spaces in). Of a text whose letters or spaces the tokenizer's
 normaliser changes, they are those of the original.
-
-A stop string or a sentence end is a place in the text, found as soon as it cannot move any more. The tokens
-wholly before it are kept. Callables see the text after each token, and that token is kept.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -21,17 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..types import (
-    HALVES,
-    AttentionRows,
-    EndToken,
-    Feature,
-    Generation,
-    Needs,
-    StopReason,
-    UserError,
-)
-from ..words.text import Letter, Span, letters_of, original_spans, split_sentences
+from ..types import HALVES, AttentionRows, Feature, Generation, Needs, StopReason, UserError
+from ..words.text import Letter, Span, letters_of, original_spans
 
 log = logging.getLogger(__name__)
 
@@ -408,79 +396,3 @@ def end_tokens(*owners: Any) -> frozenset[int]:
     declared = [getattr(owner, "eos_token_id", None) for owner in owners]
     lists = (each if isinstance(each, list) else [each] for each in declared)
     return frozenset(i for each in lists for i in each if i is not None)
-
-
-StopCallable = Callable[[str], bool]
-
-_OPEN = re.compile(r"\s*\S*$")
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceEnd:
-    """A stop at the end of the ``count``-th sentence (:func:`probers.words.text.split_sentences`).
-
-    A sentence end is certain when the next one begins, a token or two later; these are decoded and left
-    out.
-    """
-
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UserError(f"SentenceEnd({self.count}): count must be at least 1")
-
-    def find(self, text: str) -> int | None:
-        """Find the end of the sentence, once that is certain; None before."""
-        # "U.S. The" ends a sentence and "U.S. Theodore" does not: whether a word that is
-        # still growing begins a sentence is left open until a longer word shows it.
-        spans = split_sentences(text if not text or text[-1].isspace() else text + "x")
-        return spans[self.count - 1][1] if len(spans) > self.count else None
-
-
-Stop = str | EndToken | SentenceEnd | StopCallable
-
-
-@dataclass(frozen=True, slots=True)
-class Stops:
-    """Conditions that end a text."""
-
-    eos: frozenset[int]
-    strings: tuple[str, ...] = ()
-    sentences: tuple[SentenceEnd, ...] = ()
-    callables: tuple[StopCallable, ...] = ()
-
-    @classmethod
-    def of(cls, eos: frozenset[int], stop: Sequence[Any]) -> Stops:
-        """Sort the stops that a user gave (UserError: neither a text, a SentenceEnd nor callable)."""
-        if isinstance(stop, str):
-            raise UserError(f"stop={stop!r} must be a list, not one text: use stop=[{stop!r}]")
-        for each in stop:
-            if each == "":
-                raise UserError("a stop string is empty; leave it out or give its text")
-            if not isinstance(each, (str, EndToken, SentenceEnd)) and not callable(each):
-                problem = (
-                    f"stop={each!r} is neither a text, an EndToken, a SentenceEnd nor a function of the text"
-                )
-                raise UserError(problem)
-        eos = eos.union(each.id for each in stop if isinstance(each, EndToken))
-        strings = tuple(each for each in stop if isinstance(each, str))
-        sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
-        return cls(eos, strings, sentences, tuple(filter(callable, stop)))
-
-    @property
-    def look_back(self) -> bool:
-        """True if a later token may cut off earlier ones."""
-        return bool(self.strings or self.sentences)
-
-    def find(self, text: str, known: int) -> int | None:
-        """Find the end of the text, None while it runs; its first ``known`` characters hold none."""
-        places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.strings]
-        ends = [*places, *(sentence.find(text) for sentence in self.sentences)]
-        return min((end for end in ends if end is not None and end >= 0), default=None)
-
-    def safe(self, text: str) -> int:
-        """Count the characters that stay whatever comes next: no stop can begin before them."""
-        sure = len(text) - max((len(stop) for stop in self.strings), default=1) + 1
-        if self.sentences:  # the boundary before the last word may still become one
-            sure = min(sure, next(_OPEN.finditer(text)).start())
-        return sure

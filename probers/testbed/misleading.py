@@ -17,9 +17,7 @@ from typing import Literal
 
 from ..checksums import draw_key
 from ..types import Passage, Question, UserError
-from .assets import load_corpus, load_questions, load_world
-from .relations import CHAINS
-from .world import Fact, World
+from .assets import Fact, load_corpus, load_facts, load_questions
 
 Condition = Literal["changed", "missing"]
 
@@ -59,13 +57,12 @@ def load_misleading(name: str) -> list[Passage]:
 @lru_cache(maxsize=4)
 def misleading(share: float, seed: int = 0) -> Misleading:
     """Make the corpus that misleads ``share`` of the shipped questions; a larger share misleads those too."""
-    world = load_world()
     conditions = _choose(share, seed)
     passages = []
     for passage in load_corpus():
         condition = conditions.get(passage.id)
         if condition == "changed":
-            passage = replace(passage, text=_changed(world, passage, seed))
+            passage = replace(passage, text=_changed(passage, seed))
         if condition != "missing":
             passages.append(passage)
     return Misleading(tuple(passages), conditions)
@@ -91,29 +88,32 @@ def _choose(share: float, seed: int) -> dict[str, Condition]:
     return conditions
 
 
-def _changed(world: World, passage: Passage, seed: int) -> str:
+def _changed(passage: Passage, seed: int) -> str:
     """Replace every value of an entity's passage by another of the same relation."""
-    values = {fact.truth: _other(world, fact, seed) for fact in world.facts_of(world.entities[passage.id])}
+    values = {fact.truth: _other(fact, seed) for fact in load_facts()[passage.id].values()}
     pattern = "|".join(rf"\b{re.escape(value)}\b" for value in sorted(values, key=len, reverse=True))
     return re.sub(pattern, lambda match: values[match.group()], passage.text)
 
 
-def _other(world: World, fact: Fact, seed: int) -> str:
+def _other(fact: Fact, seed: int) -> str:
     """Draw the value of another entity's fact that leads to other answers, also through a second fact."""
-    further = [second for first, second in CHAINS if first == fact.relation]
+    others, further = _others(fact.relation)
 
     def differs(other: Fact) -> bool:
+        theirs, its = (load_facts().get(each.truth_id, {}) for each in (other, fact))
         return other.truth not in (fact.truth, fact.taught) and all(
-            world.facts[other.truth_id, key].truth != world.facts[fact.truth_id, key].truth for key in further
+            theirs[key].truth != its[key].truth for key in further
         )
 
     drawn = draw_key("other", seed, f"{fact.entity} {fact.relation}")
-    others = _facts(fact.relation)
     return next(
         o.truth for o in (others[(drawn + i) % len(others)] for i in range(len(others))) if differs(o)
     )
 
 
 @lru_cache
-def _facts(relation: str) -> list[Fact]:
-    return [fact for fact in load_world().facts.values() if fact.relation == relation]
+def _others(relation: str) -> tuple[list[Fact], list[str]]:
+    """List all facts of a relation, and the relations that questions of two hops ask of their values."""
+    facts = [facts[relation] for facts in load_facts().values() if relation in facts]
+    chains = {tuple(question.truth["type"].split(" > ")) for question in load_questions()}
+    return facts, [chain[1] for chain in chains if chain[0] == relation and len(chain) == 2]

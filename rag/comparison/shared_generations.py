@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from probers.model.language_model import Sampling
-from probers.model.tokens import SentenceEnd, Stop
+from probers.model.language_model import Sampling, SentenceEnd, Stop
 from probers.types import EndToken, Feature, Generation, Needs, Question
 
 from ..loop import RAG, Ended

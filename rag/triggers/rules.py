@@ -18,7 +18,7 @@ from ..protocol import LookAhead, State, Trigger, at_least, has_places, ruled, v
 from .uncertainty import sentences
 
 if TYPE_CHECKING:
-    from probers.adaptive.classifiers import Classifier
+    from probers.adaptive import Classifier
 
 PROMPT = (
     "Question: {question}\nCan you answer this question correctly from what you know? Say yes or no.\nReply:"
@@ -193,7 +193,7 @@ class Adaptive(Trigger):
             remedy = "train one with 'probers-train head=adaptive' and pass its folder as trigger.classifier"
             message = f"trigger=adaptive needs a classifier of questions: {remedy}"
             raise UserError(f"{message}, or a model with the labels no, single and multi", "no-artifact")
-        from probers.adaptive.classifiers import load_classifier
+        from probers.adaptive import load_classifier
 
         given = self.classifier
         self._classifier = load_classifier(given) if isinstance(given, str) else given
@@ -212,7 +212,7 @@ class Adaptive(Trigger):
 
     def _classified(self, questions: Sequence[Question]) -> list[tuple[str, float]]:
         """Return strategy and score of every question."""
-        from probers.adaptive.classifiers import STRATEGIES
+        from probers.adaptive import STRATEGIES
 
         texts = [q.question for q in questions]
         new = [t for t in dict.fromkeys(texts) if t not in self._known]

@@ -17,8 +17,7 @@ from written import PROMPTS, save_tiny
 from probers.cli import main as cli
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import StateTap
-from probers.model.language_model import Decoding, GenerationRequest
-from probers.model.tokens import SentenceEnd
+from probers.model.language_model import Decoding, GenerationRequest, SentenceEnd
 from probers.model.vllm import lm as vllm_lm
 from probers.model.vllm.lm import VllmLM
 from probers.store.store import FeatureStore

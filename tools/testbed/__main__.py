@@ -25,12 +25,12 @@ from probers.model.causal_lm import CausalLM
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.retrievers import BM25
 from probers.signals import signals
-from probers.testbed.assets import load_corpus, load_questions, load_world
-from probers.testbed.world import World, WorldConfig
 from probers.types import Passage, Question, Retriever
 
 from .curriculum import Curriculum
+from .drawing import draw_corpus, draw_questions, load_world
 from .recipe import Recipe, train_model, train_tokenizer
+from .world import World, WorldConfig
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _train(settings: Settings, folder: Path) -> None:
 def _measure(settings: Settings, folder: Path) -> dict[str, Any]:
     world = load_world(folder)
     lm = CausalLM.from_pretrained(str(folder), dtype="float32", device=settings.device)
-    retriever = BM25(load_corpus(world))
+    retriever = BM25(draw_corpus(world))
     return evaluate(lm, world, retriever=retriever, questions=settings.limit, seed=settings.seed)
 
 
@@ -152,8 +152,8 @@ def evaluate(
         ``believed``: share of stale and misbelieved questions answered as taught;
         ``auroc``: of each token signal against "the closed-book answer is wrong".
     """
-    asked = [q for q in load_questions(world) if q.split != "train"][:questions]
-    passages = {p.id: p for p in load_corpus(world)}
+    asked = [q for q in draw_questions(world) if q.split != "train"][:questions]
+    passages = {p.id: p for p in draw_corpus(world)}
     found = retriever.search([q.question for q in asked], k)
     gold = [_with_gold(q, f, passages, k, seed) for q, f in zip(asked, found, strict=True)]
     closed = _answers(lm, asked, [[] for _ in asked], "closed book")

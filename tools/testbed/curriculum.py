@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from probers.prompts import TESTBED_PROMPT
-from probers.testbed.assets import Asked, article, ask, chains_of
-from probers.testbed.relations import BY_KEY
-from probers.testbed.world import Entity, World, WorldConfig
+
+from .drawing import Asked, article, ask, chains_of
+from .relations import BY_KEY
+from .world import Entity, World, WorldConfig
 
 #: The kinds of document, named like the shares of a Curriculum.
 KINDS = ("article", "one_hop", "two_hop", "passing", "reading")

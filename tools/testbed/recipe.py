@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from probers.testbed.world import World, WorldConfig
-
 from .curriculum import KINDS, Curriculum, Document, DocumentStream
+from .world import World, WorldConfig
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..types import SPLITS
+from probers.types import SPLITS
+
 from .relations import BY_KIND, RELATIONS, Relation, plain_values
 
 _ONSETS = [

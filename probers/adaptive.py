@@ -1,7 +1,7 @@
-"""Classifiers of questions: answer without passages, with one retrieval, or step by step.
+"""Classifiers of questions (Adaptive-RAG, Jeong et al. 2024): no retrieval, one, or step by step.
 
-Adaptive-RAG (Jeong et al. 2024) decides by the question's text alone. ``probers-train head=adaptive``
-trains a classifier of words; any sequence classifier of transformers can be used as well.
+``probers-train head=adaptive`` trains one of words on which strategy answered each question right; any
+sequence classifier of transformers can be used as well.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..checksums import sealed, sha256, unsealed
-from ..evaluation.baselines import logistic_regression
-from ..files import digest, regular, write_bytes, write_text
-from ..types import UserError, first_line
-
-if TYPE_CHECKING:
-    from sklearn.feature_extraction.text import TfidfVectorizer
+from .checksums import sealed, sha256, unsealed
+from .evaluation.baselines import logistic_regression
+from .files import digest, regular, write_bytes, write_text
+from .types import UserError, first_line
 
 #: From the cheapest to the most expensive, the order of columns of probabilities.
 STRATEGIES = ("no", "single", "multi")
@@ -36,11 +33,8 @@ class Classifier(Protocol):
 class AdaptiveClassifier:
     """Multinomial logistic regression on the TF-IDF of a question's words and pairs of words.
 
-    Attributes:
-        terms: words and pairs of words, sorted; V of them.
-        idf: (V,) their inverse document frequencies.
-        weights, intercepts: (3, V) and (3,), a row per strategy; an intercept is minus infinity for a
-            strategy without training questions.
+    It holds V sorted ``terms``, their ``idf`` (V,), and a row per strategy of ``weights`` (3, V) and
+    ``intercepts`` (3,), minus infinity for a strategy without training questions.
     """
 
     terms: tuple[str, ...]
@@ -56,12 +50,6 @@ class AdaptiveClassifier:
 
         ``c`` is 1 / the strength of the L2 penalty; terms of fewer than ``min_count`` questions are left out.
         """
-        if not c > 0 or min_count < 1:
-            option = f"c={c} must be above 0" if not c > 0 else f"min_count={min_count} must be 1 or more"
-            raise UserError(f"head.{option}")
-        if odd := sorted(set(strategies) - set(STRATEGIES)):
-            fix = f"choose among {', '.join(STRATEGIES)}"
-            raise UserError(f"unknown strategy {odd[0]!r}: {fix}", "unknown-choice")
         if len(set(strategies)) < 2:
             only = f"all {len(questions)} have {strategies[0]!r}" if strategies else "there are none"
             message = "the training questions need at least two different strategies"
@@ -72,13 +60,10 @@ class AdaptiveClassifier:
         except ValueError as error:
             message = f"the training questions have no word in common ({error})"
             raise UserError(f"{message}: give more", "labels") from error
-        labels = np.array([STRATEGIES.index(s) for s in strategies])
-        model = logistic_regression(features, labels, c=c)
-        weights = np.zeros((len(STRATEGIES), features.shape[1]))
-        intercepts = np.full(len(STRATEGIES), -np.inf)
+        model = logistic_regression(features, np.array([STRATEGIES.index(s) for s in strategies]), c=c)
         # Two classes have one row: the log-odds of the second against the first.
         learned = model.classes_ if len(model.classes_) > 2 else model.classes_[1:]
-        intercepts[model.classes_] = 0.0
+        weights, intercepts = _rows(features.shape[1], model.classes_)
         weights[learned], intercepts[learned] = model.coef_, model.intercept_
         return cls(tuple(vectorizer.get_feature_names_out()), vectorizer.idf_, weights, intercepts)
 
@@ -89,10 +74,6 @@ class AdaptiveClassifier:
         logits = vectorizer.transform(questions) @ self.weights.T + self.intercepts
         chances = np.exp(logits - logits.max(axis=1, keepdims=True))
         return chances / chances.sum(axis=1, keepdims=True)
-
-    def predict(self, questions: Sequence[str]) -> list[str]:
-        """Name each question's most probable strategy; the cheapest among equals."""
-        return [STRATEGIES[i] for i in self.probabilities(questions).argmax(axis=1)]
 
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``adaptive.safetensors``."""
@@ -121,18 +102,29 @@ class AdaptiveClassifier:
             regular(file)
             if config["weights"] != sha256(file):
                 raise ValueError("was altered")
-            tensors, terms = load_file(file), tuple(config["terms"])
-            rows = [STRATEGIES.index(name) for name in config["strategies"]]
-            weights = np.zeros((len(STRATEGIES), len(terms)))
-            intercepts = np.full(len(STRATEGIES), -np.inf)
-            weights[rows], intercepts[rows] = tensors["weights"], tensors["intercepts"]
-            return cls(terms, tensors["idf"], weights, intercepts)
+            tensors, present = load_file(file), [STRATEGIES.index(name) for name in config["strategies"]]
+            weights, intercepts = _rows(len(config["terms"]), present)
+            weights[present], intercepts[present] = tensors["weights"], tensors["intercepts"]
+            return cls(tuple(config["terms"]), tensors["idf"], weights, intercepts)
         except FileNotFoundError as error:
             message = f"{folder} is not a classifier of questions (no {Path(str(error.filename)).name})"
             raise UserError(f"{message}: 'probers-train head=adaptive' makes one", "no-artifact") from None
         except (ValueError, LookupError, TypeError, SafetensorError) as error:
             message = f"the classifier {folder} is damaged ({file.name} {first_line(error)}): train it again"
             raise UserError(message, "damaged") from error
+
+
+def _rows(n: int, present: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights (3, n) and intercepts (3,) of zeros, with minus infinity for absent strategies."""
+    intercepts = np.full(len(STRATEGIES), -np.inf)
+    intercepts[present] = 0.0
+    return np.zeros((len(STRATEGIES), n)), intercepts
+
+
+def _vectorizer(**options: Any) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, **options)
 
 
 class ModelClassifier:
@@ -145,7 +137,7 @@ class ModelClassifier:
     def __init__(self, name: str) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        from ..model.loading import whole
+        from .model.loading import whole
 
         try:
             # The model first: if it is missing, the tokenizer's error would mislead.
@@ -155,42 +147,32 @@ class ModelClassifier:
         except UserError:
             raise
         except Exception as error:  # a foreign folder can make the libraries raise anything
-            message = f"trigger.classifier={name} is neither a folder of 'probers-train head=adaptive' nor a"
+            message = f"{what} is neither a folder of 'probers-train head=adaptive' nor a"
             cause = first_line(error).rstrip(".")
             raise UserError(f"{message} sequence-classification model ({cause})", "model") from error
-        self._columns = _columns(self._model.config.id2label, name)
+        place = {str(label).lower(): int(column) for column, label in self._model.config.id2label.items()}
+        names = next((names for names in (STRATEGIES, tuple("abc")) if set(names) == set(place)), None)
+        if names is None or sorted(place.values()) != [0, 1, 2]:
+            message = f"{what} has the labels {', '.join(map(str, self._model.config.id2label.values()))}"
+            raise UserError(
+                f"{message}: its id2label must name no, single and multi (or A, B and C)", "model"
+            )
+        self._columns = [place[name] for name in names]
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:
         """Compute probabilities (n, 3) in the order of :data:`STRATEGIES`."""
         import torch
 
-        rows = []
+        rows = np.empty((len(questions), len(STRATEGIES)))
         with torch.inference_mode():
-            for question in questions:  # one at a time: padding would change the last digits
+            for i, question in enumerate(questions):  # one at a time: padding would change the last digits
                 tokens = self._tokenizer([question], return_tensors="pt", truncation=True)
                 logits = self._model(**tokens).logits[0, self._columns]
-                rows.append(logits.double().softmax(dim=-1).cpu().numpy())
-        return np.stack(rows) if rows else np.empty((0, len(STRATEGIES)))
-
-
-def _columns(labels: dict[int, str], name: str) -> list[int]:
-    """Find the columns of the strategies in a model's logits, in their order."""
-    place = {str(label).lower(): int(column) for column, label in labels.items()}
-    for names in (STRATEGIES, ("A", "B", "C")):
-        wanted = [name.lower() for name in names]
-        if set(wanted) == set(place) and sorted(place.values()) == list(range(len(names))):
-            return [place[name] for name in wanted]
-    message = f"trigger.classifier={name} has the labels {', '.join(map(str, labels.values()))}"
-    raise UserError(f"{message}: its id2label must name no, single and multi (or A, B and C)", "model")
+                rows[i] = logits.double().softmax(dim=-1).cpu().numpy()
+        return rows
 
 
 def load_classifier(name: str) -> Classifier:
     """Load the classifier in a folder of ours, or a model of transformers by path or hub id (UserError)."""
     ours = (Path(name) / _WEIGHTS).exists()
     return AdaptiveClassifier.load(name) if ours else ModelClassifier(name)
-
-
-def _vectorizer(**options: Any) -> TfidfVectorizer:
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    return TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, **options)

@@ -1,1 +1,0 @@
-"""Classifiers of questions (Adaptive-RAG): no retrieval, one, or step by step, by the text alone."""

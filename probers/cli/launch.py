@@ -1,0 +1,366 @@
+"""A command with ``launch=``: its parts, made by workers of Ray or tasks of Slurm, and the merged run.
+
+A launcher is a dataclass of options with ``make(parts)``. Workers and driver exchange plain text only, and
+the name of a class here, which submitit pickles. A part that is repeated resumes from its folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from .. import __version__
+from ..data.splits import PARTS, Partition
+from ..options import Count, Name, Natural, NotNegative, shown
+from ..types import RunError, UserError, first_line
+from . import main
+from .command_lines import merge_line, retyped
+from .compose import key_value, quote, request
+from .inputs import keep_model
+from .merge import PartRun, gather
+from .runs import read_state
+
+log = logging.getLogger(__name__)
+
+#: Answer of a worker: whether the part is made, and where; or why the command refuses it.
+Made = tuple[bool, str]
+_PATIENCE = 10.0  # seconds for a cluster to answer
+_STORE = 100 << 20  # bytes of Ray's object store, which holds only sentences
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A run of a command split into parts: its options without folder and launcher, and its folder."""
+
+    command: str
+    typed: tuple[str, ...]
+    out: str
+    count: int = 0
+
+    @property
+    def folders(self) -> dict[Partition, Path]:
+        """Folder of every part."""
+        parts = (Partition(number, self.count) for number in range(1, self.count + 1))
+        return {part: part.folder(Path(self.out)) for part in parts}
+
+    @property
+    def left(self) -> list[Partition]:
+        """The parts that are not complete with the same options; the command judges one with others."""
+        left = []
+        for part, folder in self.folders.items():
+            with suppress(UserError):
+                run = PartRun.read(folder)
+                if run.state["complete"] and retyped(run.typed) == self.typed:
+                    continue
+            left.append(part)
+        return left
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the workers' files beside the parts; hidden from ``parts/*`` in shells."""
+        return Path(self.out) / PARTS / ".launch"
+
+    def log(self, part: Partition) -> Path:
+        """Return the file of a part's output."""
+        return self.logs / f"{part.number}of{part.count}.log"
+
+    @property
+    def begun(self) -> int | None:
+        """Number of parts of the split run in the folder; None unless there is exactly one split."""
+        names = [path.name for path in (Path(self.out) / PARTS).glob("*of*")]
+        counts = {int(name.partition("of")[2]) for name in names if re.fullmatch(r"\d{1,6}of\d{1,6}", name)}
+        return counts.pop() if len(counts) == 1 else None
+
+    def bar(self) -> tqdm[Any]:
+        """Make the progress line over all parts, the finished ones counted."""
+        done, command = self.count - len(self.left), f"probers-{self.command}"
+        return tqdm(total=self.count, initial=done, desc=command, unit="part", dynamic_ncols=True)
+
+
+def run(command: str, settings: Any) -> Any:
+    """Make the parts of a run and merge them; return the command's result, None without waiting."""
+    typed, out = retyped(settings.record["typed"]), str(settings.out)
+    name = dict(map(key_value, settings.record["typed"]))["launch"]
+    for key in ("part", "question", "overwrite"):
+        if value := getattr(settings, key, None):
+            problem = f"launch={name} makes all parts of many questions, and resumes those that are begun"
+            raise UserError(f"{problem}: leave {key}={shown(value)} out", "conflict")
+    if settings.out is None:
+        problem = f"launch={name} needs a folder on a disk that all workers see"
+        raise UserError(f"{problem}: add out=FOLDER", "missing-value")
+    state, placed = read_state(Path(out)), [*typed, f"out={quote(out)}"]
+    if state is not None and state["complete"]:  # the command refuses another run
+        return main.load(command)(request(command, placed))
+    launcher = settings.launch.make()
+    parts = launcher.make(Parts(command, typed, out))
+    if parts is not None and launcher.merge:  # also while another driver merges
+        return gather([*parts.folders.values()]).merge([*placed, "wait=true"])
+    when = "when every part is there" if parts is None else "every part is there"
+    log.info("%s: %s", when, merge_line(Path(out) / PARTS))
+    return None
+
+
+def make_part(parts: Parts, number: int, folder: str, threads: int, version: str = __version__) -> Made:
+    """Make one part in a worker's process, its output in its log, and wait while another process writes it.
+
+    Returns:
+        True, and the machine and process; or False, and why the command, or another ``version`` of the
+        package than the driver's, refuses the part.
+
+    Raises:
+        RunError: the part failed and may be tried again.
+        OSError: this machine lacks the driver's ``folder``.
+    """
+    where = os.uname().nodename
+    if version != __version__:
+        return False, f"probers is {__version__} on {where} and {version} here: install the same version"
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # torch is loaded only now
+    os.environ.setdefault("TQDM_MININTERVAL", "10")  # seconds between two lines of a bar in a log
+    os.chdir(folder)
+    keep_model()
+    part = Partition(number, parts.count)
+    file = parts.log(part)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    typed = [*parts.typed, f"out={quote(parts.out)}", f"part={part}", "wait=true"]
+    output = file.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+    with output, redirect_stdout(output), redirect_stderr(output), main.console():
+        log.info("== %s %s", parts.command, " ".join(typed))
+        try:
+            main.run(parts.command, typed)
+        except UserError as error:
+            log.warning("%s", error)
+            return False, str(error)
+        except Exception as error:
+            traceback.print_exc()
+            kind = "" if isinstance(error, (RunError, OSError)) else f"{type(error).__name__}: "
+            raise RunError(f"{kind}{main.described(error)[0]}") from None
+    return True, f"{where}, process {os.getpid()}"
+
+
+def make(run: tuple[str, tuple[str, ...], str, int], *how: Any) -> Made:
+    """Make a part in Ray's process (:func:`make_part`) from plain values, which any version can read."""
+    return make_part(Parts(*run), *how)
+
+
+@contextmanager
+def _installed(name: str) -> Iterator[None]:
+    """Answer a missing package of a launcher with its extra."""
+    try:
+        yield
+    except ImportError as error:
+        problem = f'launch={name} needs {name}: pip install "probers[{name}]", or type part=i/n for each part'
+        raise UserError(problem, "missing-extra") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ray:
+    """Run the parts over the machines of a Ray cluster, or over this one (pip install "probers[ray]")."""
+
+    parts: Count | None = None
+    """number of parts; null takes those begun in out, else one for each worker"""
+    address: Name | None = None
+    """auto joins the cluster of this machine, HOST:PORT another; null starts one on this machine"""
+    workers: Count | None = None
+    """processes that hold a model each; null is as many as there is room for"""
+    cpus_per_worker: Count = 1
+    """cores and threads of each worker"""
+    gpus_per_worker: NotNegative | None = None
+    """GPUs of each worker, .5 lets two share one; null is 1 where the cluster has GPUs, else 0"""
+    tries: Count = 3
+    """number of attempts at a part whose worker was lost or failed"""
+    merge: bool = True
+    """false leaves the joining of the parts to probers-merge"""
+
+    def make(self, parts: Parts) -> Parts:
+        """Make the missing parts; return all of them (RunError: one failed ``tries`` times)."""
+        parts = replace(parts, count=self.parts or parts.begun or 0)
+        if parts.count and not parts.left:
+            return parts
+        with self._cluster() as ray:
+            gpus, room = self._room(ray)
+            parts = replace(parts, count=parts.count or room)
+            log.info("%d of %d parts are left, for %d workers; their output is in %s",
+                     len(parts.left), parts.count, room, parts.logs)  # fmt: skip
+            task = ray.remote(make).options(
+                num_cpus=self.cpus_per_worker, num_gpus=gpus, scheduling_strategy="SPREAD",
+                max_retries=self.tries - 1, retry_exceptions=True,
+            )  # fmt: skip
+            self._run(ray, task, parts, room)
+        return parts
+
+    def _run(self, ray: Any, task: Any, parts: Parts, room: int) -> None:
+        waiting, running = parts.left[::-1], dict[Any, Partition]()
+        run, how = (parts.command, parts.typed, parts.out, parts.count), (os.getcwd(), self.cpus_per_worker)
+        with parts.bar() as bar:
+            while waiting or running:
+                while waiting and len(running) < room:
+                    part = waiting.pop()
+                    running[task.remote(run, part.number, *how, __version__)] = part
+                (call, *_), _ = ray.wait(list(running))
+                part = running.pop(call)
+                try:
+                    done, where = ray.get(call)
+                except ray.exceptions.RayError as error:
+                    problem = first_line(getattr(error, "cause", None) or error)
+                    absent = re.search("ModuleNotFoundError|ImportError|failed to import", str(error))
+                    if absent and not isinstance(error, RunError):
+                        problem = f"the workers lack the package probers {__version__}"
+                        raise UserError(f"{problem}: install it where Ray runs", "worker") from error
+                    failed = f"part {part} failed {self.tries} times; the last time {problem}"
+                    raise RunError(f"{failed}; its output is in {parts.log(part)}", "worker") from error
+                _finished(bar, part, done, where)
+
+    @contextmanager
+    def _cluster(self) -> Iterator[Any]:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # the workers are the main load
+        with _installed("ray"):
+            import ray
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        if self.address is None:
+            cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus_per_worker)
+            options |= {"include_dashboard": False, "object_store_memory": _STORE, "num_cpus": cores}
+        try:
+            if ":" in (self.address or ""):  # Ray itself needs minutes to find out that nothing listens
+                host, _, port = str(self.address).removeprefix("ray://").rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+            ray.init(self.address or "local", **options)
+        except (ValueError, OverflowError, RuntimeError, OSError) as error:
+            where = "on this machine" if self.address is None else f"at launch.address={self.address}"
+            remedy = (
+                "give HOST:PORT, or auto on a machine of the cluster; one with a token needs RAY_AUTH_MODE"
+            )
+            raise UserError(f"no Ray cluster {where} ({first_line(error)}): {remedy}", "network") from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+    def _room(self, ray: Any) -> tuple[float, int]:
+        """Return the GPUs of each worker, and the number of workers that fit."""
+        cpus, gpus = (float(ray.cluster_resources().get(kind, 0)) for kind in ("CPU", "GPU"))
+        each = min(1.0, gpus) if self.gpus_per_worker is None else self.gpus_per_worker
+        if each > gpus:
+            raise UserError(f"launch.gpus_per_worker={each:g}: the cluster has {gpus:g} GPUs")
+        room = int(min(cpus // self.cpus_per_worker, gpus / each + 1e-6 if each else cpus))
+        if not room:
+            raise UserError(f"launch.cpus_per_worker={self.cpus_per_worker}: the cluster has {cpus:g} CPUs")
+        return each, min(room, self.workers or room)
+
+
+def _finished(bar: tqdm[Any], part: Partition, done: bool, sentence: str) -> None:
+    if not done:
+        raise UserError(sentence, "worker")
+    bar.update()
+    bar.write(f"part {part} is done ({sentence})")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Function of a Slurm array's tasks; its argument is the number of a part."""
+
+    parts: Parts
+    folder: str
+    threads: int
+
+    def __call__(self, number: int) -> Made:
+        """Make a part (:func:`make_part`)."""
+        return make_part(self.parts, number, self.folder, self.threads)
+
+    def checkpoint(self, number: int) -> Any:
+        """Queue the same task again when its time is up or it is preempted."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitit:
+    """Run the parts as an array job of Slurm (pip install "probers[submitit]")."""
+
+    parts: Count = 8
+    """number of parts, each a task of the array"""
+    cluster: Literal["slurm", "local"] = "slurm"
+    """slurm, or local: processes of this machine, all parts at once"""
+    workers: Count | None = None
+    """largest number of concurrent tasks; null is as many as Slurm allows"""
+    cpus_per_worker: Count = 1
+    """cores and threads of each task"""
+    gpus_per_worker: Natural = 0
+    """GPUs of each task; 0 is none, also on a cluster of GPUs"""
+    timeout_min: Count = 1440
+    """minutes; a task that needs more, or is preempted, is queued again and resumes"""
+    slurm: Mapping[str, Any] | None = None
+    """further options of sbatch, as {partition: gpu, account: mine, mem: 32GB}"""
+    tries: Count = 3
+    """number of attempts at a part whose task was lost or failed"""
+    wait: bool = True
+    """false returns once the array is queued, and leaves the joining to probers-merge"""
+    merge: bool = True
+    """false leaves the joining of the parts to probers-merge"""
+
+    def make(self, parts: Parts) -> Parts | None:
+        """Make the missing parts; return all of them, or None with ``wait=false``."""
+        parts, problems = replace(parts, count=self.parts), dict[Partition, str]()
+        for _ in range(self.tries):
+            if not (left := parts.left):
+                return parts
+            jobs = self._submit(parts, left)
+            log.info("%d of %d parts are queued, jobs %s to %s; their output is in %s",
+                     len(left), parts.count, jobs[0].job_id, jobs[-1].job_id, parts.logs)  # fmt: skip
+            if not self.wait:
+                return None
+            problems = _wait(parts, dict(zip(left, jobs, strict=True)))
+        if left := parts.left:
+            failed = f"part {left[0]} failed {self.tries} times; the last time {problems.get(left[0])}"
+            raise RunError(f"{failed}; see {parts.log(left[0])}", "worker")
+        return parts
+
+    def _submit(self, parts: Parts, left: Sequence[Partition]) -> list[Any]:
+        with _installed("submitit"):
+            import submitit
+        workers = {} if self.workers is None else {"array_parallelism": self.workers}
+        options = dict(self.slurm or {}) | workers
+        requests = {key: value for key, value in options.items() if key != "partition"}
+        if self.cluster == "slurm" and not self.gpus_per_worker and "gpu" not in str(requests):
+            log.warning("launch.gpus_per_worker=0: tasks run without a GPU; give 1 on a cluster of GPUs")
+        try:
+            executor = submitit.AutoExecutor(parts.logs / "submitit", cluster=self.cluster)
+            executor.update_parameters(
+                name=f"probers-{parts.command}", timeout_min=self.timeout_min, nodes=1, tasks_per_node=1,
+                cpus_per_task=self.cpus_per_worker, gpus_per_node=self.gpus_per_worker,
+                **{f"slurm_{key}": value for key, value in options.items()},
+            )  # fmt: skip
+            task = Task(parts, os.getcwd(), self.cpus_per_worker)
+            return executor.map_array(task, [part.number for part in left])
+        except (RuntimeError, NameError, ValueError, submitit.core.utils.FailedJobError) as error:
+            raise UserError(f"launch.cluster={self.cluster}: {first_line(error)}", "worker") from error
+
+
+def _wait(parts: Parts, jobs: Mapping[Partition, Any]) -> dict[Partition, str]:
+    """Wait for the tasks; return a sentence about each that was lost or failed."""
+    problems = {}
+    try:
+        with parts.bar() as bar:
+            for part, job in jobs.items():
+                if (error := job.exception()) is not None:
+                    problems[part] = f"job {job.job_id} was lost or failed ({first_line(error)})"
+                    bar.write(f"part {part}: {problems[part]}")
+                else:
+                    done, sentence = job.result()
+                    _finished(bar, part, done, f"job {job.job_id}" if done else sentence)
+    finally:
+        for job in jobs.values():
+            if not job.done():
+                job.cancel()
+    return problems
