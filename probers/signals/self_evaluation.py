@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..model.language_model import LanguageModel
-from ..model.tokens import Stop
+from ..model.language_model import LanguageModel, Stop
 from ..store.spec import ModelSpec
 from ..types import Generation
 from ..words.language import ENGLISH, LANGUAGES, either
