@@ -1,13 +1,20 @@
 """Support by passages: labels by construction, published layouts, and an answer's origin by a prober."""
 
 import json
+import sys
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from refusals import fails
 from serving import bank_for, running
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+import substitutions
 
 import probers
 from probers.data import load_corpus, load_questions
@@ -17,6 +24,7 @@ from probers.datagen.settings import Options
 from probers.rag.triggers import Ungrounded
 from probers.signals.grounding import Pointer, evidence
 from probers.types import OF_PASSAGES, Passage, Question
+from probers.words.text import split_sentences
 
 SITES = ["resid_diff", "passages"]
 #: Middle layers of the testbed's model.
@@ -261,3 +269,41 @@ def test_published_sets_with_passages_are_read_by_their_fields(name, tmp_path):
 
 def test_what_reads_passages_is_named_once():
     assert set(OF_PASSAGES) == {"passages", "resid_diff", "resid_bare"}
+
+
+CASES = Path(__file__).parent / "data" / "grounding_cases.jsonl"
+
+
+def test_cases_of_support_are_read_sentence_by_sentence():
+    """They are for tests alone; each passage is asked about with supported and with other sentences."""
+    texts = TextSource(str(CASES)).all()
+    kinds = {mark.type: mark.wrong for one in texts for mark in one.sentences}
+    right = {"copy", "paraphrase"}
+    assert kinds == {kind: kind not in right for kind in substitutions.KINDS} | {"memory": True}
+    for one in texts:
+        places = [place for mark in one.sentences for place in mark.ranges]
+        assert places == list(split_sentences(one.answer)) and 1 <= len(one.passages) <= 5
+
+
+def test_substitutions_are_supported_by_the_passages_that_are_shown_or_not():
+    """A copy stands there, a new value nowhere, another one elsewhere; the same seed makes the same texts."""
+    emma = "Emma was published in 1815 in London. It is a novel by Jane Austen, who lived in Chawton."
+    trial = "The Trial was published in 1925 in Berlin. It is a novel by Franz Kafka. Max Brod edited it."
+    passages = (Passage("a", "Emma", emma, is_gold=True), Passage("b", "The Trial", trial))
+    questions = [Question("q", "When was Emma published?", ("1815",), passages=passages)]
+    texts = list(islice(substitutions.texts(questions), 300))
+    assert texts == list(islice(substitutions.texts(questions), 300))
+    assert texts != list(islice(substitutions.texts(questions, seed=1), 300))
+    seen = set()
+    for text in texts:
+        shown = " ".join(text["passages"])
+        for sentence in text["sentences"]:
+            seen.add(sentence["type"])
+            inside, words = sentence["text"] in shown, sentence["text"].rstrip(".").split()
+            new = [word for word in words if word.strip(",") not in shown and word not in ("In", "not")]
+            assert inside == (sentence["type"] == "copy") or sentence["type"] == "paraphrase"
+            if sentence["type"] == "other":
+                assert not new
+            elif sentence["type"] == "changed":
+                assert new
+    assert seen == set(substitutions.KINDS)
