@@ -14,6 +14,9 @@ from probers.data import load_corpus, load_questions
 from probers.data.texts import TextSource
 from probers.datagen.labels.grounded import CONDITIONS, Grounded, _text
 from probers.datagen.settings import Options
+from probers.evaluation.answers import exact_match
+from probers.rag.comparison.outcomes import Evaluation, Outcomes, table_lines
+from probers.rag.traces import Answer
 from probers.rag.triggers import Ungrounded
 from probers.signals.grounding import Pointer, evidence
 from probers.types import OF_PASSAGES, Passage, Question
@@ -156,13 +159,45 @@ def test_the_loop_asks_again_without_the_passage_that_an_unsupported_answer_lean
         assert answer.retrievals == 2 and first.decision.left_out
         assert later and not set(first.decision.left_out) & set(later[-1].passage_ids)
         kept = probers.RAG(
-            lm, "testbed", trigger=Ungrounded(prober, threshold=-1e6, drop=False), max_retrievals=2
-        )
-        assert not any(each.decision.left_out for each in kept(question).rounds if each.decision)
+            lm, "testbed", trigger=Ungrounded(prober, threshold=-1e6, then="query"), max_retrievals=2
+        )(question)
+        assert not any(each.decision.left_out for each in kept.rounds if each.decision)
+        assert kept.retrievals == 2 and kept.answer and not kept.abstained
         never = probers.RAG(lm, "testbed", trigger=Ungrounded(prober, threshold=1e6))
         assert never(question).retrievals == 1  # with the question, before anything is written
     with fails("mismatch"):
         Ungrounded(probers.Prober.from_pretrained("smollm2"))
+    with fails("unknown-choice"):
+        Ungrounded(prober, then="guess")
+
+
+def test_an_unsupported_answer_can_be_withdrawn_and_counts_as_unanswered(lm, prober):
+    questions = load_questions("testbed")[:12]
+
+    def ask(then, threshold):
+        trigger = Ungrounded(prober, threshold=threshold, then=then)
+        return probers.RAG(lm, "testbed", trigger=trigger, max_retrievals=2).answer(questions)
+
+    kept = ask("abstain", 1e6)
+    scores = [each.rounds[-1 if each.rounds[-1].decision else -2].decision.score for each in kept]
+    some = ask("abstain", float(np.median(scores)))
+    assert [each.abstained for each in some] == [score > np.median(scores) for score in scores]
+    for before, after in zip(kept, some, strict=True):
+        assert after.retrievals == before.retrievals == 1  # an answer that is withdrawn is not asked again
+        assert after.counters.tokens <= before.counters.tokens
+        assert (after.answer, after.text) == (("", "") if after.abstained else (before.answer, before.text))
+        assert after.counters.kept_tokens == (0 if after.abstained else before.counters.kept_tokens)
+        assert Answer.from_trace(json.loads(json.dumps(after.trace))).abstained == after.abstained
+    figures = Evaluation(questions, None).figures(Outcomes(questions, some))
+    right = np.array([exact_match(a.answer, q.answers) for a, q in zip(some, questions, strict=True)])
+    answered = np.array([not each.abstained for each in some])
+    assert figures["answered"] == answered.mean() == 0.5
+    assert figures["right_of_answered"] == right[answered].mean()
+    assert figures["em"] == right.mean() <= figures["right_of_answered"]
+    (head, row) = table_lines({"ungrounded": figures})
+    assert "right of answered" in head and "0.50" in row
+    without = Evaluation(questions, None).figures(Outcomes(questions, kept))
+    assert "answered" not in without and "answered" not in table_lines({"ungrounded": without})[0]
 
 
 def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, prober):
