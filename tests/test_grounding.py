@@ -229,10 +229,60 @@ def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, 
         assert all(0 <= each["hallucination_score"] <= 1 for each in tokens["predictions"])
         nothing = {"contexts": [], "question": "", "answer": ""}
         assert post("/v1/lettucedetect/spans", **nothing) == (200, {"predictions": []})
+        # Without passages nothing is judged, which must not look like a faithful answer.
+        for path in ("/v1/lettucedetect/spans", "/v1/lettucedetect/token"):
+            assert post(path, **asked | {"contexts": []})[0] == 400
         assert post("/v1/score", model="other", **row)[0] == 404
         assert post("/v1/score", model="testbed", **row | {"messages": []})[0] == 400
     with running(lm, None) as server:
         assert post("/v1/score", model="testbed", **row)[0] == 400  # no prober
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"explanation": {}}}}}
+
+
+def test_a_server_answers_the_two_forms_of_semantic_router(lm, prober):
+    subject, other = (each.text for each in load_corpus("testbed")[:2])
+    answer = f"Café Zoë. {subject.split('.')[0]}."
+    row = {"prompt": "Who\n\nis it?", "passages": [f"{subject}\n\nNote.", other], "answer": answer}
+    (one,) = prober.score(lm, [row])
+    (alone,) = prober.score(lm, [row | {"passages": row["passages"][:1]}])
+    quoted = "User request: Who\n\nis it?\n\nExcerpt 1:\n{}\n\nExcerpt 2:\n{}\n\nAnswer to verify:\n{}"
+    quoted = quoted.format(*row["passages"], answer)
+    for threshold, fires in ((-1e6, True), (1e6, False)):
+        with running(lm, None, scorer=replace(prober, threshold=threshold), api_key="key") as server:
+
+            def post(path, key="key", **body):
+                headers = {"Authorization": f"Bearer {key}"}
+                reply = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+                return reply.status_code, reply.json()
+
+            def chat(text, **more):
+                messages = [{"role": "system", "content": "Find them."}, {"role": "user", "content": text}]
+                body = {"model": "testbed", "messages": messages, "temperature": 0.0, "stream": False, **more}
+                return post("/v1/semantic-router/chat/completions", **body)
+
+            status, made = chat(quoted, response_format=SCHEMA)
+            spans = json.loads(made["choices"][0]["message"]["content"])["hallucinated_spans"]
+            assert status == 200 and made["choices"][0]["message"]["role"] == "assistant"
+            assert [each["text"] for each in spans] == [part.text for part in one.spans] * fires
+            assert all(set(each) == {"text", "category", "subcategory", "explanation"} for each in spans)
+            for part, each in zip(one.spans, spans, strict=False):
+                assert f"{part.p_wrong:.2f}" in each["explanation"]
+            status, made = chat(quoted, response_format={"type": "json_schema"})
+            assert status == 200 and "explanation" not in made["choices"][0]["message"]["content"]
+            about = {"context": row["passages"][0], "question": row["prompt"]}
+            status, found = post("/classify", inputs=answer, parameters=about)
+            assert status == 200 and len(found["spans"]) == len(alone.spans) * fires
+            for each, part in zip(found["spans"], alone.spans, strict=False):
+                assert answer[each["start"] : each["end"]] == each["text"] == part.text
+                assert each["score"] == pytest.approx(part.p_wrong, abs=1e-3)
+            # No passage, no quoted answer, or a stream is an error, which the router takes for no verdict.
+            assert post("/classify", inputs=answer, parameters={"question": "Who?"})[0] == 400
+            assert chat("Who is it?")[0] == 400 and chat(quoted, stream=True)[0] == 400
+            assert chat(quoted, model="other")[0] == 404
+            assert post("/classify", inputs="") == (200, {"spans": []})
+            assert post("/classify", key="no", inputs=answer)[0] == 401
 
 
 def test_a_pointer_adds_up_the_attention_of_its_heads():

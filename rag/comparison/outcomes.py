@@ -274,13 +274,19 @@ def table_lines(
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
     beside = {"acc": "em", "acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
-    optional = (MATCH, "retrievals_saved", "accuracy_gained", *ABSTAINING)  # shown if they are known of a method
+    optional = (
+        MATCH,
+        "retrievals_saved",
+        "accuracy_gained",
+        *ABSTAINING,
+    )  # shown if they are known of a method
     columns = [
         ("saved", "retrievals_saved", 2), ("gained", "accuracy_gained", 3),
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
         ("ACC chars", "acc_substring", 3), ("answered", "answered", 2),
-        ("right of answered", "right_of_answered", 3), ("retrievals", "retrievals", 2), ("calls", "generations", 2),
-        ("tokens", "tokens", 1), ("kept", "kept_tokens", 1), ("read", "read_tokens", 0),
+        ("right of answered", "right_of_answered", 3), ("retrievals", "retrievals", 2),
+        ("calls", "generations", 2), ("tokens", "tokens", 1), ("kept", "kept_tokens", 1),
+        ("read", "read_tokens", 0),
         ("s/question", "seconds", 3), ("consistency", "consistency", 3), ("agreement", "agreement", 3),
         ("AUROC", "trigger.auroc", 3),
     ]  # fmt: skip
