@@ -18,7 +18,7 @@ from probers.evaluation.answers import exact_match
 from probers.rag.comparison.outcomes import Evaluation, Outcomes, table_lines
 from probers.rag.traces import Answer
 from probers.rag.triggers import Ungrounded
-from probers.signals.grounding import Pointer, evidence
+from probers.signals.grounding import ORIGINS, Pointer, evidence
 from probers.types import OF_PASSAGES, Passage, Question
 
 SITES = ["resid_diff", "passages"]
@@ -106,6 +106,16 @@ def test_stores_of_passages_have_the_states_without_them_and_the_controls_of_the
         note.split("'")[1] for note in prober.metrics["notes"] if note.startswith("control")
     }
     assert prober.pointer is not None and len(prober.pointer.heads) >= 4
+    origins = prober.metrics["origins"]
+    assert 0 <= origins["accuracy"] <= 1 and 1 / 3 <= origins["commonest"] <= 1
+
+
+def test_an_unsupported_part_is_remembered_where_the_model_would_write_it_without_passages(store, prober):
+    assert set(store.table()["source"]) <= set(ORIGINS)
+    pointer = replace(prober.pointer, remembered=-0.5)
+    assert [pointer.origin(*each) for each in ((True, 0.0), (False, -0.4), (False, -0.6))] == [
+        "passage", "memory", "neither",
+    ]  # fmt: skip
 
 
 def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober, tmp_path):

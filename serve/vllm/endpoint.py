@@ -32,6 +32,7 @@ from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
+from vllm.renderers.chat_utils import load_chat_template
 
 from probers.data.records import half_in
 from probers.data.texts import TextSource
@@ -91,17 +92,19 @@ class Scores:
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Load the prober to assess whole texts (UserError: the server has none)."""
         if engine_client is not None:
-            state.probers = _Assessing(engine_client)
+            state.probers = _Assessing(engine_client, load_chat_template(args.chat_template))
 
 
 class _Assessing:
     """Prober, tokenizer and feed of scores of the server."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, template: str | None = None) -> None:
         self._served = ServedProber.of(engine.vllm_config.additional_config)
         self._bank: Prober = self._served.load()
         self.feed, self._context = ScoreFeed(engine), int(engine.model_config.max_model_len)
         self.tokenizer: Any = engine.renderer.get_tokenizer()
+        if template is not None:  # of --chat-template, which vLLM prefers to the tokenizer's too
+            self.tokenizer.chat_template = template
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.
         self.thread = ThreadPoolExecutor(1, "probers")
 

@@ -151,9 +151,10 @@ def test_a_finished_answer_is_scored_as_by_our_engine(url: str, lm: CausalLM, ba
     for each in (row, row | {"passages": passages}, chat, row | {"answer": row["answer"] * 20}):
         for _ in range(2):  # the second time the prefix cache holds it
             status, made = post("score", model="testbed", **each)
+            assert status == 200, made
             told = made["hallucination"]
             (want,) = bank.score(lm, [each])
-            assert (status, made["object"], made["prompt"]) == (200, "score", want.prompt)
+            assert (made["object"], made["prompt"]) == ("score", want.prompt)
             assert made["text"] == want.text == each["answer"]
             wanted = want.response.wire()
             check_whole(told, made["text"])
