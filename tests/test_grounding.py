@@ -10,8 +10,12 @@ from refusals import fails
 from serving import bank_for, running
 
 import probers
+from probers.cli.components import Component
 from probers.data import load_corpus, load_questions
-from probers.data.texts import TextSource
+from probers.data.texts import Mark, TextSource
+from probers.datagen.judges.base import Answer as Judged
+from probers.datagen.judges.base import Grounds
+from probers.datagen.judges.grounding import nearest, parts_of
 from probers.datagen.labels.grounded import CONDITIONS, Grounded, _text
 from probers.datagen.settings import Options
 from probers.evaluation.answers import exact_match
@@ -20,6 +24,8 @@ from probers.rag.traces import Answer
 from probers.rag.triggers import Ungrounded
 from probers.signals.grounding import ORIGINS, Pointer, evidence
 from probers.types import OF_PASSAGES, Passage, Question
+from probers.words import EntityMatcher
+from probers.words.recogniser import find_entities
 
 SITES = ["resid_diff", "passages"]
 #: Middle layers of the testbed's model.
@@ -356,3 +362,82 @@ def test_published_sets_with_passages_are_read_by_their_fields(name, tmp_path):
 
 def test_what_reads_passages_is_named_once():
     assert set(OF_PASSAGES) == {"passages", "resid_diff", "resid_bare"}
+
+
+def sentences_of(number):
+    """A labelled text: a sentence of its passage, and one about somebody else."""
+    subject, other = (load_corpus("testbed")[place].text for place in (number, number + 40))
+    held, invented = (text.split(".")[0] + "." for text in (subject, other))
+    answer = f"{held} {invented}"
+    marks = [
+        {"start": 0, "end": len(held), "wrong": False},
+        {"start": len(held) + 1, "end": len(answer), "wrong": True},
+    ]
+    return {
+        "id": f"t{number}", "group": f"g{number}", "prompt": "Who is it?", "passages": [subject],
+        "answer": answer, "sentences": marks,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sentence_prober(lm):
+    rows = [sentences_of(number) for number in range(36)]
+    return probers.fit(
+        lm, rows, unit="sentence", site=SITES, layers=LAYERS, beside=["passages"], head="concat", epochs=30,
+        resamples=100, learning_curve=False, split=[0.6, 0.2, 0.2],
+    )  # fmt: skip
+
+
+def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober, sentence_prober, tmp_path):
+    folder, file = tmp_path / "prober", tmp_path / "validation.jsonl"
+    sentence_prober.save_pretrained(folder)
+    file.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(40, 70)))
+
+    def judge(**options):
+        grounds = Grounds(EntityMatcher(), find_entities, lambda: None, tmp_path, lm)
+        given = {"prober": str(folder), "validation": str(file)} | options
+        return Component.of("judge", "grounding", **given).make(grounds)
+
+    def answer(number, reference):
+        text = sentences_of(number)
+        units = tuple(Mark(((each["start"], each["end"]),), None, "sentence") for each in text["sentences"])
+        word = Mark(((0, 4),), None, "name")
+        return Judged(text["id"], text["prompt"], text["answer"], (word, *units), "it", reference)
+
+    answers = [answer(number, tuple(sentences_of(number)["passages"])) for number in range(80, 92)]
+    easy = judge(precision=0.6)
+    rulings = easy.judge([*answers, answer(93, ())])
+    assert {ruling.verdict for ruling in rulings.pop()} == {"unknown"}  # it has no article
+    given = [
+        (one.verdict, truth) for each in rulings for one, truth in zip(each[1:], (True, False), strict=True)
+    ]
+    known = [(verdict == "supported") == truth for verdict, truth in given if verdict != "unknown"]
+    assert len(known) > len(given) / 3 and np.mean(known) > 0.6
+    assert all(word.verdict == first.verdict for word, first, _ in rulings)  # of its sentence
+    assert "decided" in easy.lines()[0] and len(easy.lines()) == 3
+    # Nothing is decided where nothing can be promised.
+    strict = judge(precision=0.999, confidence=0.999)
+    assert {ruling.verdict for each in strict.judge(answers) for ruling in each} == {"unknown"}
+    assert sum(line.startswith("never") for line in strict.lines()) == 2
+    prober.save_pretrained(tmp_path / "answers")
+    for options, code in (
+        ({"prober": None}, "missing-value"), ({"validation": None}, "missing-value"),
+        ({"precision": 1.0}, "bad-value"), ({"prober": str(tmp_path / "answers")}, "mismatch"),
+    ):  # fmt: skip
+        with fails(code):
+            judge(**options)
+    trained = tmp_path / "trained.jsonl"
+    trained.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(36)))
+    seen = [row["group"] for row in map(json.loads, trained.read_text().splitlines())]
+    texts = [one for one in TextSource(str(trained)).all() if one.group in seen]
+    train = [t for t in texts if sentence_prober.seen.side(t.dataset, t.group, t.asked) == "train"]
+    assert 0 < len(train) < len(texts)
+
+
+def test_the_parts_of_an_article_that_share_words_with_an_answer_are_shown():
+    sentences = [f"Sentence {number} has some {word} in it." for number, word in enumerate("abcdefgh")]
+    parts = parts_of([*sentences, "The mill burned down."], words=14)
+    assert " ".join(parts) == " ".join([*sentences, "The mill burned down."])
+    assert all(len(part.split()) <= 14 for part in parts) and len(parts) > 3
+    assert nearest(parts, "The mill burned.", 2) == [parts[0], parts[-1]]
+    assert nearest(parts, "", 99) == parts and nearest([], "x", 3) == []
