@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import torch
-from cost import against_peers, speed
+from cost import against_peers, passages, speed
 from flags import add_place
 from report import device_name, invocation, publish
 from reuse import batching, prefix
@@ -35,6 +35,7 @@ TITLES = {
     "peers": "Capture against the peers' way",
     "prefix": "Reuse of a common prefix",
     "batching": "Batches of prompts of mixed length",
+    "passages": "Reading after passages, with and without attention by passage",
 }
 HEADS = {
     "capture": "model | batch | way | tokens/s | of plain | of nothing asked | of all states | "
@@ -42,13 +43,17 @@ HEADS = {
     "peers": "model | batch | figure | peers | ours | ratio | target | verdict",
     "prefix": "model | way | seconds | times as fast | target | verdict",
     "batching": "model | way | prompts/s | times as fast | padding waste | target | verdict",
+    "passages": "model | batch | way | seconds | of states | target | verdict",
 }
 NOT_HERE = "not measured: needs an accelerator"
 
 
 def measure(name: str, lm: CausalLM, options: Options, results: Results) -> None:
     """Measure all requested sections on one model."""
-    parts = {"capture": speed, "peers": against_peers, "prefix": prefix, "batching": batching}
+    parts = {
+        "capture": speed, "peers": against_peers, "prefix": prefix, "batching": batching,
+        "passages": passages,
+    }  # fmt: skip
     for section in sections(options):
         print(f"{name}: {section}", file=sys.stderr)
         parts[section](name, lm, options, results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,9 @@ from timing import Results, by_turns, ratios, spread, verdict
 from workload import REAL, Options, about, long_prompts
 
 from probers import CausalLM
-from probers.types import Needs
+from probers.data.texts.shown import place_passages
+from probers.model.language_model import ScoreRequest, Scoring
+from probers.types import Feature, Needs, Passages
 
 STATES = "`generate`, all hidden states"
 PASSES = "`generate`, all hidden states, a second pass"
@@ -214,3 +217,42 @@ def _memory(
         f"Memory is {kind}. Noise is the largest difference between repeats of plain or ours; the ratio "
         "assumes that ours is no smaller.",
     )
+
+
+def passages(name: str, lm: CausalLM, options: Options, results: Results) -> None:
+    """Read texts after three passages each, with and without what heads of passages record of them."""
+    model, batches = about(name, options), options.batches
+    layers, last = tuple(range(1, lm.num_layers + 1))[:: max(1, lm.num_layers // 6)], (lm.num_layers,)
+    words = long_prompts(lm.tokenizer, 4 * max(batches), options.prompt_tokens // 3)
+    texts = []
+    for place in range(0, len(words), 4):
+        shown, answer = words[place : place + 3], words[place + 3]
+        prompt = "\n\n".join(shown)
+        ids = lm.tokenizer(answer, verbose=False)["input_ids"][: options.new_tokens]
+        texts.append(ScoreRequest(prompt, ids, passages=Passages(place_passages(prompt, shown))))
+    twice = [replace(text, passages=replace(text.passages, without="Question:")) for text in texts]
+    plain_states, attention = Feature(layers, pool="tokens"), Feature(last, "passages", "tokens")
+    ways = {
+        "states": (texts, Needs((plain_states,))),
+        "states and `passages`": (texts, Needs((plain_states, attention))),
+        "`resid_diff`, two passes": (twice, Needs((replace(plain_states, site="resid_diff"),))),
+    }
+
+    def read(way: str, count: int) -> int:
+        requests, needs = ways[way]
+        groups = lm.score_each(requests[:count], Scoring(needs))
+        return sum(len(text.token_ids) for group in groups for text in group.values())
+
+    for batch in batches:
+        seconds, _ = by_turns(
+            {way: partial(read, way, batch) for way in ways},
+            warm={way: partial(read, way, 1) for way in ways},
+            least=least(name), exactly=options.repeats, device=lm.device,
+        )  # fmt: skip
+        for way in ways:
+            times = ratios(seconds[way], seconds["states"])
+            met = verdict(statistics.median(times) <= 1.15)
+            goal = ("<= 1.15", met) if way == "states and `passages`" else ()
+            results.row("passages", model, batch, way, spread(seconds[way]), spread(times), *goal)
+    lengths = f"prompts of {options.prompt_tokens} tokens, {options.new_tokens} tokens read"
+    results.note("passages", f"{model}: three passages a text, {lengths}.")

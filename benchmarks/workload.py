@@ -17,7 +17,7 @@ from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import load_corpus, load_questions
 
 CONTEXT = 2048
-SECTIONS = ("capture", "attention", "states", "peers", "prefix", "batching")
+SECTIONS = ("capture", "attention", "states", "peers", "prefix", "batching", "passages")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from probers.prober.response import Scored, ScoredPart
+from probers.words.text import tokenize
 
 from .answers import as_json
 from .http import new_id
@@ -33,7 +34,7 @@ class Form(Strict):
 
     Attributes:
         path: where it is posted.
-        lenient: an answer without text has a reply, in which there is nothing.
+        lenient: an answer without a word has a reply, in which there is nothing.
     """
 
     path: ClassVar[str]
@@ -218,7 +219,7 @@ def scored(request: Form, score: Score) -> HttpResponse:
     row = request.row()
     if not request.lenient:
         one = score(row, **request.how)
-    elif not row["answer"].strip():
+    elif not tokenize(row["answer"]):
         one = Scored("request", row["prompt"], row["answer"], None)
     else:
         shown = [text for text in row["passages"] if text.strip()]

@@ -374,8 +374,8 @@ def sentences_of(number):
         {"start": len(held) + 1, "end": len(answer), "wrong": True},
     ]
     return {
-        "id": f"t{number}", "group": f"g{number}", "prompt": "Who is it?", "passages": [subject],
-        "answer": answer, "sentences": marks,
+        "id": f"t{number}", "group": f"g{number}", "prompt": f"Who is number {number}?",
+        "passages": [subject], "answer": answer, "sentences": marks,
     }  # fmt: skip
 
 
@@ -412,7 +412,7 @@ def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober,
         (one.verdict, truth) for each in rulings for one, truth in zip(each[1:], (True, False), strict=True)
     ]
     known = [(verdict == "supported") == truth for verdict, truth in given if verdict != "unknown"]
-    assert len(known) > len(given) / 3 and np.mean(known) > 0.6
+    assert len(known) >= 4 and np.mean(known) >= 0.6
     assert all(word.verdict == first.verdict for word, first, _ in rulings)  # of its sentence
     assert "decided" in easy.lines()[0] and len(easy.lines()) == 3
     # Nothing is decided where nothing can be promised.

@@ -16,6 +16,7 @@ from argparse import Namespace
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
@@ -103,8 +104,10 @@ class _Assessing:
         self._bank: Prober = self._served.load()
         self.feed, self._context = ScoreFeed(engine), int(engine.model_config.max_model_len)
         self.tokenizer: Any = engine.renderer.get_tokenizer()
-        if template is not None:  # of --chat-template, which vLLM prefers to the tokenizer's too
-            self.tokenizer.chat_template = template
+        # vLLM's tokenizer writes chats by copies that it made; that of --chat-template goes before its own.
+        self._reading: Any = deepcopy(self.tokenizer)
+        if template is not None:
+            self._reading.chat_template = template
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.
         self.thread = ThreadPoolExecutor(1, "probers")
 
@@ -148,21 +151,23 @@ class _Assessing:
 
         It runs on another thread than ``loop``, vLLM's.
         """
-        source = TextSource([row], usual=self._bank.columns)
-        texts = readable(source, list(source.all()), self._bank, self.tokenizer)
+        source, tokenizer = TextSource([row], usual=self._bank.columns), self._reading
+        texts = readable(source, list(source.all()), self._bank, tokenizer)
         assess = Assessor(self._bank, threshold, unit)
         # vLLM writes one more token after those that it reads.
-        lm = SimpleNamespace(tokenizer=self.tokenizer, context=self._context - 1)
+        lm = SimpleNamespace(tokenizer=tokenizer, context=self._context - 1)
         form = form_with(self._bank.spec.prompt)
         asked = scored_request(lm, texts[0], form, texts[0].dataset, text_needs(self._bank))
-        (prompt,) = encode_prompts(self.tokenizer, [asked.prompt], start=True)
-        text = encode_continuation(self.tokenizer, prompt, asked.continuation)
+        (prompt,) = encode_prompts(tokenizer, [asked.prompt], start=True)
+        text = encode_continuation(tokenizer, prompt, asked.continuation)
         if len(prompt.ids) + len(text) > lm.context:
             return ScoredAnswer(texts[0].id, asked.prompt, texts[0].answer, None)
         known = asyncio.run_coroutine_threadsafe(self.feed.read(prompt.ids, text), loop).result()
-        raw, offsets = token_offsets(self.tokenizer, text, prompt.ids)
+        raw, offsets = token_offsets(tokenizer, text, prompt.ids)
         record = WrittenText(asked.prompt, raw, offsets, *known)
         response = self.thread.submit(assess, record).result()
+        if asked.left_out:
+            response = response.model_copy(update={"left_out": asked.left_out})
         return ScoredAnswer(texts[0].id, asked.prompt, texts[0].answer, response)
 
     def acting(self, request: _Asked) -> OnHigh:
