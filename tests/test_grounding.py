@@ -150,6 +150,28 @@ def test_passages_beyond_the_context_are_left_out_from_the_end_by_name(lm, probe
     row = {"prompt": "Who is it?", "passages": [text] * 40, "answer": " Nobody."}
     (one,) = prober.score(lm, [row])
     assert one.response.grounds is not None and "left out, beyond the model's context" in caplog.text
+    left_out = one.response.left_out
+    assert left_out == tuple(range(left_out[0], 41)) and one.prompt.count(text) == left_out[0] - 1 > 0
+    assert one.response.wire()["left_out"] == left_out
+    monkeypatch.setattr(lm, "context", 3000)
+    (whole,) = prober.score(lm, [{**row, "passages": [text] * 3}])
+    assert "left_out" not in whole.response.wire() and whole.prompt.count(text) == 3
+
+
+def test_what_has_no_word_is_not_judged_and_equal_passages_count_as_the_first(lm, prober):
+    subject, other = (each.text for each in load_corpus("testbed")[:2])
+    rows = [
+        {"prompt": "Who is it?", "passages": [other, subject], "answer": " ..?!"},
+        {"prompt": "Who is it?", "passages": [other, subject, subject], "answer": f" {subject}"},
+        {"prompt": "Wer ist es?", "passages": ["Emma erschien 1815."], "answer": " Emma erschien 1815."},
+        {"prompt": "谁？", "passages": ["《爱玛》于1815年出版。"], "answer": "《爱玛》于1815年出版。"},
+    ]
+    pointing = replace(prober, pointer=Pointer((15, 16, 17)))  # as above
+    nothing, twice, *others = pointing.score(lm, rows)
+    assert (nothing.p_wrong, nothing.fires, nothing.response.grounds) == (None, False, ())
+    assert "no word" in nothing.warning
+    assert [ground.passage for ground in twice.response.grounds] == [2]
+    assert all(one.p_wrong is not None and one.response.grounds[0].passage == 1 for one in others)
 
 
 def test_places_in_a_prompt_stand_for_passages_and_messages_must_hold_them(lm, prober):
