@@ -218,6 +218,8 @@ def scored(request: Form, score: Score) -> HttpResponse:
     """
     row = request.row()
     if not request.lenient:
+        if not row["answer"].strip():
+            raise ApiError(400, "answer is empty: send the text to judge", "answer")
         one = score(row, **request.how)
     elif not tokenize(row["answer"]):
         one = Scored("request", row["prompt"], row["answer"], None)

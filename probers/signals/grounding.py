@@ -6,7 +6,7 @@ passages whether the model would have written it from memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,19 +87,13 @@ def ground(
         tokens = tokens_of(written.offsets, start, end)
         if not tokens:
             continue
-        shares = _together(pointer.shares(use.weights[tokens]), texts)
-        best = int(shares.argmax())
+        shares = pointer.shares(use.weights[tokens])
+        best = texts.index(texts[int(shares.argmax())])  # of equal passages the first
         gains = np.zeros(len(tokens)) if use.gains is None else use.gains[tokens]
         source = pointer.origin(supported, float((written.logprobs[tokens] - gains).mean()))
         nearest = evidence(written.text[start:end], texts[best])
-        grounds.append(Ground(start, end, source, best + 1, float(shares[best]), nearest))
+        grounds.append(Ground(start, end, source, best + 1, float(shares.max()), nearest))
     return tuple(grounds)
-
-
-def _together(shares: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-    """Add the shares (P,) of passages with the same text to the first of them."""
-    first = [texts.index(text) for text in texts]
-    return np.bincount(first, weights=shares, minlength=len(texts))
 
 
 def evidence(part: str, passage: str) -> tuple[int, int]:

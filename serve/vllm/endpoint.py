@@ -16,7 +16,6 @@ from argparse import Namespace
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
@@ -25,6 +24,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.datastructures import State
+from transformers import AutoTokenizer
 from uvicorn.config import HTTP_PROTOCOLS
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
@@ -104,10 +104,12 @@ class _Assessing:
         self._bank: Prober = self._served.load()
         self.feed, self._context = ScoreFeed(engine), int(engine.model_config.max_model_len)
         self.tokenizer: Any = engine.renderer.get_tokenizer()
-        # vLLM's tokenizer writes chats by copies that it made; that of --chat-template goes before its own.
-        self._reading: Any = deepcopy(self.tokenizer)
-        if template is not None:
-            self._reading.chat_template = template
+        # vLLM's tokenizer is a pool of copies, whose template cannot be replaced by that of --chat-template.
+        config = engine.model_config
+        self._reading: Any = AutoTokenizer.from_pretrained(
+            config.tokenizer, revision=config.tokenizer_revision, trust_remote_code=config.trust_remote_code
+        )
+        self._reading.chat_template = template or self._reading.chat_template
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.
         self.thread = ThreadPoolExecutor(1, "probers")
 
