@@ -137,7 +137,8 @@ class Response(TokenScores):
         "that it points to; empty if the prompt shows no passage, and null from other probers", None
     )  # fmt: skip
     left_out: tuple[int, ...] = figure(
-        "numbers, from 1, of the passages that did not fit into the model's context; left out if all did", ()
+        "numbers, from 1, of the passages that did not fit into the model's context; left out if there are none",
+        (),
     )
     promise: Promise | None = figure(
         '`{"risk", "confidence", "groups", "passing", "wrong"}` if the threshold was chosen by '
