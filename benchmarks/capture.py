@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -33,8 +34,10 @@ from results import Results, Section, by_turns, goal, options, positive, ratios,
 from workload import build, long_prompts
 
 from probers import CausalLM
+from probers.data.texts.shown import place_passages
+from probers.model.language_model import ScoreRequest, Scoring
 from probers.model.loading import pick_device
-from probers.types import Needs
+from probers.types import Feature, Needs, Passages
 
 PLAIN, NOTHING = "plain `generate`", "our engine, entropies and log-probs"
 STATES = "`generate`, all hidden states"
@@ -270,6 +273,39 @@ def measure_nnsight(results: Results, args: argparse.Namespace) -> None:
         results.row("nnsight", "testbed, float32", name, spread(recorded), spread(ratios(alone, recorded), 3))
 
 
+def measure_passages(results: Results, args: argparse.Namespace) -> None:
+    """Read texts after three passages each, with and without what heads of passages record of them."""
+    for name in args.models:
+        lm = build(name, pick_device(args.device), args.dtype)
+        layers = tuple(range(1, lm.num_layers + 1))[:: max(1, lm.num_layers // 6)]
+        states = Feature(layers, pool="tokens")
+        shares = Feature((lm.num_layers,), "passages", "tokens")
+        needs = {"states": Needs((states,)), "states and `passages`": Needs((states, shares))}
+        for batch in args.batches:
+            words = long_prompts(lm.tokenizer, 4 * batch, args.prompt_tokens // 3)
+            texts = [passages_of(lm, words[i : i + 4], args.new_tokens) for i in range(0, len(words), 4)]
+
+            def read(way: str, texts: Sequence[ScoreRequest] = texts, lm: CausalLM = lm) -> None:
+                list(lm.score_each(texts, Scoring(needs[way])))  # noqa: B023 (called before the next model)
+
+            calls = {way: partial(read, way) for way in needs}
+            seconds, _ = by_turns(calls, warm=calls, rounds=args.rounds, device=lm.device)
+            for way in needs:
+                times = ratios(seconds[way], seconds["states"])
+                aim = ("<= 1.15", verdict(statistics.median(times) <= 1.15)) if way != "states" else ()
+                results.row(
+                    "passages", title_of(name, lm), batch, way, spread(seconds[way]), spread(times, 3), *aim
+                )
+
+
+def passages_of(lm: CausalLM, words: Sequence[str], length: int) -> ScoreRequest:
+    """Make a text of ``length`` tokens of the last words, after passages of the others."""
+    *shown, answer = words
+    prompt = "\n\n".join(shown)
+    ids = lm.tokenizer(answer, verbose=False)["input_ids"][:length]
+    return ScoreRequest(prompt, ids, passages=Passages(place_passages(prompt, shown)))
+
+
 SECTIONS = {
     "capture": Section(
         "Recording all states while generating",
@@ -288,6 +324,11 @@ SECTIONS = {
         "On an accelerator what torch allocated. On a CPU the resident memory of a process for each way, "
         "without "
         "what it held before it began to generate; prompts are twice as long as above.",
+    ),
+    "passages": Section(
+        "Reading after passages, with and without attention by passage",
+        "model | batch | way | seconds | of states | target | verdict",
+        measure_passages, 120, "Three passages a text; reading only, with states of six layers.",
     ),
     "nnsight": Section(
         "nnsight", "model | way | seconds | of plain `generate` in the same process", measure_nnsight, 90,

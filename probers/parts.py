@@ -119,6 +119,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "judge": {
         "article": "datagen.judges.article.ArticleJudge",
+        "grounding": "datagen.judges.grounding.GroundingJudge",
         "hand": "datagen.judges.base.HandJudge",
         "majority": "datagen.judges.base.MajorityJudge",
         "openai": "datagen.judges.openai.OpenAIJudge",

@@ -348,7 +348,8 @@ class Decision:
     ``position`` is the character of the text where the accepted text ends when it fires mid-answer; None
     where the whole answer is judged, and then written anew. ``tokens`` are indices of those that fired, for
     the query; ``token_scores`` are for display. ``evidence`` is what it read besides the text, for the trace.
-    ``left_out`` are ids of passages that no later search of the question may show.
+    ``left_out`` are ids of passages that no later search of the question may show. With ``abstain`` the
+    question ends there, without an answer.
     """
 
     fire: bool
@@ -359,6 +360,7 @@ class Decision:
     token_scores: tuple[float, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    abstain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Terminal:
         if any(r.accepted.strip() and r.accepted.rstrip() != r.text.rstrip() for r in answer.rounds):
             self._write(f"{self._paint('bold', 'Text:')} {_safe(answer.text)}\n")
         self._write(f"{self._paint('bold', 'Answer:')} {_safe(answer.answer) or '(none)'}")
-        if right is not None:
+        if right is not None and not answer.abstained:
             mark = self._paint("green", "right") if right else self._paint("red", "wrong")
             self._write(f"  ({mark}; gold: {_safe(' or '.join(gold))})")
         c = answer.counters
@@ -129,6 +129,7 @@ class Terminal:
             again = " again" if self._searched and not compared else ""
             return "dim", f"{self._trigger} did not fire{again}{compared}"
         end = "" if done.query is not None else "; no retrieval is left"
+        end = "; it abstains" if decision.abstain else end
         return "red", f"▲ {self._trigger} fired {_place(done, decision)}{compared}{end}"
 
     def _compared(self, decision: Decision) -> str:

@@ -90,7 +90,7 @@ class _Rounds:
         going_on = [*self._take(read), *self._judge(judged)]
         ended = [each for each in (*read, *judged) if each not in going_on]
         if not rag.trigger.reads_answer:
-            self._complete(ended)
+            self._complete([each for each in ended if not each.abstains])
         for each in (*skipped, *ended):
             each.accept()
         return going_on
@@ -120,7 +120,8 @@ class _Rounds:
             each.decide(decision, alarms=rag.trigger.decides_by == "text")
             each.refused.update(decision.left_out)
             searches_left = each.counters.retrievals < rag.max_retrievals
-            if decision.fire and searches_left and each.before_hit.tokens < rag.max_new_tokens:
+            room = searches_left and each.before_hit.tokens < rag.max_new_tokens
+            if decision.fire and room and not decision.abstain:
                 searches.append((each, rag.query(each.question, each.written, decision, state), state))
         self._retrieve(searches)
         for each in judged:
@@ -129,9 +130,9 @@ class _Rounds:
                 # After the same prompt the model would write the same text.
                 again = not reads and not each.cut and following == each.written.prompt
                 each.truncate(reading=reads, again=again)
-            elif each.cut:
+            elif each.cut and not each.abstains:
                 each.extend()
-        return [each for each in judged if each.query is not None or each.cut]
+        return [each for each in judged if each.query is not None or (each.cut and not each.abstains)]
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """Generate the continuation of every open question, up to its look-ahead and token limit."""

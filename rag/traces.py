@@ -99,6 +99,11 @@ class Answer:
         return self.counters.retrievals
 
     @property
+    def abstained(self) -> bool:
+        """Tell whether the trigger withdrew the answer; ``text`` and ``answer`` are then empty."""
+        return any(each.decision is not None and each.decision.abstain for each in self.rounds)
+
+    @property
     def trace(self) -> dict[str, Any]:
         """Plain containers of all fields, as in one line of traces.jsonl."""
         return asdict(self)
@@ -176,6 +181,11 @@ class OpenQuestion:
     counters: Counters = field(default_factory=Counters)
 
     @property
+    def abstains(self) -> bool:
+        """True if the trigger has withdrawn the answer."""
+        return self.decision is not None and self.decision.abstain
+
+    @property
     def text(self) -> str:
         """Answer text if this round's kept text is accepted, without ``ending``."""
         return self.accepted.text + self.stays
@@ -233,7 +243,9 @@ class OpenQuestion:
         self._record("", "", self.verdict)
 
     def accept(self) -> None:
-        """End the round: the text stays as it is and the question is answered."""
+        """End the round: the text stays as it is and the question is answered, or nothing of it stays."""
+        if self.abstains:
+            return self._go_on("", Accepted())
         more = 0 if self.asked is None else len(self.asked.token_ids)
         self._go_on(self.stays, Accepted(self.text + self.ending, self.tokens + more))
         if self.ending:

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from probers.prober.response import Scored
 from probers.types import ProbersError, first_line
 
 from .answers import as_json
@@ -31,13 +32,16 @@ from .endpoint import Endpoint, Served
 from .http import new_id
 from .protocol import ApiError, ChatRequest, CompletionRequest
 from .retrieval import Replay, replay
-from .scoring import Detection, ScoreRequest, Scoring
+from .scheduler import SharedLM
+from .scoring import FORMS, Form, RouterClassify, scored
 
 #: Security policy of the page: it loads only its own files and runs no inline script.
 _POLICY = (
     "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
+#: Paths that need the key besides those of /v1.
+_GUARDED = ("/metrics", "/openapi.json", RouterClassify.path)
 _BODY = 4_000_000  # most bytes of a request
 _HEADERS = 200  # most headers of one
 _SHOWN = 100  # characters of a client's text in a message
@@ -76,19 +80,8 @@ def make_app(served: Served) -> FastAPI:
     async def chat(request: ChatRequest, http: HttpRequest) -> Response:
         return await endpoint(request, http)
 
-    scoring = Scoring(served)
-
-    @app.post("/v1/score")
-    def scored(request: ScoreRequest) -> Response:
-        return Response(as_json(scoring.score(request)), media_type="application/json")
-
-    @app.post("/v1/lettucedetect/spans")
-    def detected_spans(request: Detection) -> Response:
-        return Response(as_json(scoring.spans(request)), media_type="application/json")
-
-    @app.post("/v1/lettucedetect/token")
-    def detected_tokens(request: Detection) -> Response:
-        return Response(as_json(scoring.tokens(request)), media_type="application/json")
+    for form in FORMS:
+        app.post(form.path)(_scoring(served, form))
 
     @app.post("/v1/replay")
     def replayed(request: Replay) -> Response:
@@ -119,6 +112,25 @@ def make_app(served: Served) -> FastAPI:
     for kind in (ApiError, ProbersError, HTTPException, RequestValidationError, RecursionError):
         app.add_exception_handler(kind, failed)
     return app
+
+
+def _scoring(served: Served, form: type[Form]) -> Callable[[Form], Response]:
+    """Make the function that answers requests of a form by the server's prober of finished answers."""
+
+    def score(row: Mapping[str, Any], **how: Any) -> Scored:
+        prober = served.scorer or served.scheduler.bank
+        if prober is None:
+            message = "this server has no prober that scores finished answers: start it with prober="
+            raise ApiError(400, message, code="no_prober")
+        return prober.score(SharedLM(served.scheduler), [row], **how)[0]
+
+    def answer(request: Form) -> Response:
+        if (model := getattr(request, "model", None)) is not None:
+            served.check_name(model)
+        return scored(request, score)
+
+    answer.__annotations__["request"] = form  # which FastAPI reads
+    return answer
 
 
 def _add_listings(app: FastAPI, served: Served) -> None:
@@ -231,7 +243,7 @@ class Guard:
         if len(scope["headers"]) > _HEADERS:
             return ApiError(431, f"the request has {len(scope['headers'])} headers: send at most {_HEADERS}")
         headers: dict[bytes, bytes] = {name.lower(): value for name, value in scope["headers"]}
-        if key is not None and (path.startswith("/v1/") or path in ("/metrics", "/openapi.json")):
+        if key is not None and (path.startswith("/v1/") or path in _GUARDED):
             scheme, _, given = headers.get(b"authorization", b"").strip().partition(b" ")
             if not given or scheme.lower() != b"bearer":
                 message = "this server needs a key: send Authorization: Bearer KEY"

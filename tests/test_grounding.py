@@ -17,13 +17,23 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import substitutions
 
 import probers
+from probers.cli.components import Component
 from probers.data import load_corpus, load_questions
-from probers.data.texts import TextSource
+from probers.data.texts import Mark, TextSource
+from probers.datagen.judges.base import Answer as Judged
+from probers.datagen.judges.base import Grounds
+from probers.datagen.judges.grounding import nearest, parts_of
 from probers.datagen.labels.grounded import CONDITIONS, Grounded, _text
 from probers.datagen.settings import Options
+from probers.evaluation.answers import exact_match
+from probers.rag.comparison.outcomes import Evaluation, Outcomes, table_lines
+from probers.rag.traces import Answer
 from probers.rag.triggers import Ungrounded
-from probers.signals.grounding import Pointer, evidence
+from probers.serve.vllm.prober import ServedProber
+from probers.signals.grounding import ORIGINS, Pointer, evidence
 from probers.types import OF_PASSAGES, Passage, Question
+from probers.words import EntityMatcher
+from probers.words.recogniser import find_entities
 from probers.words.text import split_sentences
 
 SITES = ["resid_diff", "passages"]
@@ -111,12 +121,24 @@ def test_stores_of_passages_have_the_states_without_them_and_the_controls_of_the
         note.split("'")[1] for note in prober.metrics["notes"] if note.startswith("control")
     }
     assert prober.pointer is not None and len(prober.pointer.heads) >= 4
+    origins = prober.metrics["origins"]
+    assert 0 <= origins["accuracy"] <= 1 and 1 / 3 <= origins["commonest"] <= 1
+
+
+def test_an_unsupported_part_is_remembered_where_the_model_would_write_it_without_passages(store, prober):
+    assert set(store.table()["source"]) <= set(ORIGINS)
+    pointer = replace(prober.pointer, remembered=-0.5)
+    assert [pointer.origin(*each) for each in ((True, 0.0), (False, -0.4), (False, -0.6))] == [
+        "passage", "memory", "neither",
+    ]  # fmt: skip
 
 
 def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober, tmp_path):
     prober.save_pretrained(tmp_path / "prober")
     loaded = probers.Prober.from_pretrained(tmp_path / "prober")
     assert loaded.pointer == prober.pointer
+    with fails("unsupported", "site=resid_diff and site=passages"):  # before vLLM loads its model
+        ServedProber(str(tmp_path / "prober")).load()
     subject, other = (each.text for each in load_corpus("testbed")[:2])
     shown = ([subject, other], [other, subject], [{"title": "A", "text": other}])
     answer = f" {subject.split('.')[0]}."
@@ -139,6 +161,28 @@ def test_passages_beyond_the_context_are_left_out_from_the_end_by_name(lm, probe
     row = {"prompt": "Who is it?", "passages": [text] * 40, "answer": " Nobody."}
     (one,) = prober.score(lm, [row])
     assert one.response.grounds is not None and "left out, beyond the model's context" in caplog.text
+    left_out = one.response.left_out
+    assert left_out == tuple(range(left_out[0], 41)) and one.prompt.count(text) == left_out[0] - 1 > 0
+    assert one.response.wire()["left_out"] == left_out
+    monkeypatch.setattr(lm, "context", 3000)
+    (whole,) = prober.score(lm, [{**row, "passages": [text] * 3}])
+    assert "left_out" not in whole.response.wire() and whole.prompt.count(text) == 3
+
+
+def test_what_has_no_word_is_not_judged_and_equal_passages_count_as_the_first(lm, prober):
+    subject, other = (each.text for each in load_corpus("testbed")[:2])
+    rows = [
+        {"prompt": "Who is it?", "passages": [other, subject], "answer": " ..?!"},
+        {"prompt": "Who is it?", "passages": [other, subject, subject], "answer": f" {subject}"},
+        {"prompt": "Wer ist es?", "passages": ["Emma erschien 1815."], "answer": " Emma erschien 1815."},
+        {"prompt": "谁？", "passages": ["《爱玛》于1815年出版。"], "answer": "《爱玛》于1815年出版。"},
+    ]
+    pointing = replace(prober, pointer=Pointer((15, 16, 17)))  # as above
+    nothing, twice, *others = pointing.score(lm, rows)
+    assert (nothing.p_wrong, nothing.fires, nothing.response.grounds) == (None, False, ())
+    assert "no word" in nothing.warning
+    assert [ground.passage for ground in twice.response.grounds] == [2]
+    assert all(one.p_wrong is not None and one.response.grounds[0].passage == 1 for one in others)
 
 
 def test_places_in_a_prompt_stand_for_passages_and_messages_must_hold_them(lm, prober):
@@ -164,13 +208,45 @@ def test_the_loop_asks_again_without_the_passage_that_an_unsupported_answer_lean
         assert answer.retrievals == 2 and first.decision.left_out
         assert later and not set(first.decision.left_out) & set(later[-1].passage_ids)
         kept = probers.RAG(
-            lm, "testbed", trigger=Ungrounded(prober, threshold=-1e6, drop=False), max_retrievals=2
-        )
-        assert not any(each.decision.left_out for each in kept(question).rounds if each.decision)
+            lm, "testbed", trigger=Ungrounded(prober, threshold=-1e6, then="query"), max_retrievals=2
+        )(question)
+        assert not any(each.decision.left_out for each in kept.rounds if each.decision)
+        assert kept.retrievals == 2 and kept.answer and not kept.abstained
         never = probers.RAG(lm, "testbed", trigger=Ungrounded(prober, threshold=1e6))
         assert never(question).retrievals == 1  # with the question, before anything is written
     with fails("mismatch"):
         Ungrounded(probers.Prober.from_pretrained("smollm2"))
+    with fails("unknown-choice"):
+        Ungrounded(prober, then="guess")
+
+
+def test_an_unsupported_answer_can_be_withdrawn_and_counts_as_unanswered(lm, prober):
+    questions = load_questions("testbed")[:12]
+
+    def ask(then, threshold):
+        trigger = Ungrounded(prober, threshold=threshold, then=then)
+        return probers.RAG(lm, "testbed", trigger=trigger, max_retrievals=2).answer(questions)
+
+    kept = ask("abstain", 1e6)
+    scores = [each.rounds[-1 if each.rounds[-1].decision else -2].decision.score for each in kept]
+    some = ask("abstain", float(np.median(scores)))
+    assert [each.abstained for each in some] == [score > np.median(scores) for score in scores]
+    for before, after in zip(kept, some, strict=True):
+        assert after.retrievals == before.retrievals == 1  # an answer that is withdrawn is not asked again
+        assert after.counters.tokens <= before.counters.tokens
+        assert (after.answer, after.text) == (("", "") if after.abstained else (before.answer, before.text))
+        assert after.counters.kept_tokens == (0 if after.abstained else before.counters.kept_tokens)
+        assert Answer.from_trace(json.loads(json.dumps(after.trace))).abstained == after.abstained
+    figures = Evaluation(questions, None).figures(Outcomes(questions, some))
+    right = np.array([exact_match(a.answer, q.answers) for a, q in zip(some, questions, strict=True)])
+    answered = np.array([not each.abstained for each in some])
+    assert figures["answered"] == answered.mean() == 0.5
+    assert figures["right_of_answered"] == right[answered].mean()
+    assert figures["em"] == right.mean() <= figures["right_of_answered"]
+    (head, row) = table_lines({"ungrounded": figures})
+    assert "right of answered" in head and "0.50" in row
+    without = Evaluation(questions, None).figures(Outcomes(questions, kept))
+    assert "answered" not in without and "answered" not in table_lines({"ungrounded": without})[0]
 
 
 def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, prober):
@@ -202,10 +278,60 @@ def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, 
         assert all(0 <= each["hallucination_score"] <= 1 for each in tokens["predictions"])
         nothing = {"contexts": [], "question": "", "answer": ""}
         assert post("/v1/lettucedetect/spans", **nothing) == (200, {"predictions": []})
+        # Without passages nothing is judged, which must not look like a faithful answer.
+        for path in ("/v1/lettucedetect/spans", "/v1/lettucedetect/token"):
+            assert post(path, **asked | {"contexts": []})[0] == 400
         assert post("/v1/score", model="other", **row)[0] == 404
         assert post("/v1/score", model="testbed", **row | {"messages": []})[0] == 400
     with running(lm, None) as server:
         assert post("/v1/score", model="testbed", **row)[0] == 400  # no prober
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"explanation": {}}}}}
+
+
+def test_a_server_answers_the_two_forms_of_semantic_router(lm, prober):
+    subject, other = (each.text for each in load_corpus("testbed")[:2])
+    answer = f"Café Zoë. {subject.split('.')[0]}."
+    row = {"prompt": "Who\n\nis it?", "passages": [f"{subject}\n\nNote.", other], "answer": answer}
+    (one,) = prober.score(lm, [row])
+    (alone,) = prober.score(lm, [row | {"passages": row["passages"][:1]}])
+    quoted = "User request: Who\n\nis it?\n\nExcerpt 1:\n{}\n\nExcerpt 2:\n{}\n\nAnswer to verify:\n{}"
+    quoted = quoted.format(*row["passages"], answer)
+    for threshold, fires in ((-1e6, True), (1e6, False)):
+        with running(lm, None, scorer=replace(prober, threshold=threshold), api_key="key") as server:
+
+            def post(path, key="key", **body):
+                headers = {"Authorization": f"Bearer {key}"}
+                reply = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+                return reply.status_code, reply.json()
+
+            def chat(text, **more):
+                messages = [{"role": "system", "content": "Find them."}, {"role": "user", "content": text}]
+                body = {"model": "testbed", "messages": messages, "temperature": 0.0, "stream": False, **more}
+                return post("/v1/semantic-router/chat/completions", **body)
+
+            status, made = chat(quoted, response_format=SCHEMA)
+            spans = json.loads(made["choices"][0]["message"]["content"])["hallucinated_spans"]
+            assert status == 200 and made["choices"][0]["message"]["role"] == "assistant"
+            assert [each["text"] for each in spans] == [part.text for part in one.spans] * fires
+            assert all(set(each) == {"text", "category", "subcategory", "explanation"} for each in spans)
+            for part, each in zip(one.spans, spans, strict=False):
+                assert f"{part.p_wrong:.2f}" in each["explanation"]
+            status, made = chat(quoted, response_format={"type": "json_schema"})
+            assert status == 200 and "explanation" not in made["choices"][0]["message"]["content"]
+            about = {"context": row["passages"][0], "question": row["prompt"]}
+            status, found = post("/classify", inputs=answer, parameters=about)
+            assert status == 200 and len(found["spans"]) == len(alone.spans) * fires
+            for each, part in zip(found["spans"], alone.spans, strict=False):
+                assert answer[each["start"] : each["end"]] == each["text"] == part.text
+                assert each["score"] == pytest.approx(part.p_wrong, abs=1e-3)
+            # No passage, no quoted answer, or a stream is an error, which the router takes for no verdict.
+            assert post("/classify", inputs=answer, parameters={"question": "Who?"})[0] == 400
+            assert chat("Who is it?")[0] == 400 and chat(quoted, stream=True)[0] == 400
+            assert chat(quoted, model="other")[0] == 404
+            assert post("/classify", inputs="") == (200, {"spans": []})
+            assert post("/classify", key="no", inputs=answer)[0] == 401
 
 
 def test_a_pointer_adds_up_the_attention_of_its_heads():
@@ -307,3 +433,82 @@ def test_substitutions_are_supported_by_the_passages_that_are_shown_or_not():
             elif sentence["type"] == "changed":
                 assert new
     assert seen == set(substitutions.KINDS)
+
+
+def sentences_of(number):
+    """A labelled text: a sentence of its passage, and one about somebody else."""
+    subject, other = (load_corpus("testbed")[place].text for place in (number, number + 40))
+    held, invented = (text.split(".")[0] + "." for text in (subject, other))
+    answer = f"{held} {invented}"
+    marks = [
+        {"start": 0, "end": len(held), "wrong": False},
+        {"start": len(held) + 1, "end": len(answer), "wrong": True},
+    ]
+    return {
+        "id": f"t{number}", "group": f"g{number}", "prompt": f"Who is number {number}?",
+        "passages": [subject], "answer": answer, "sentences": marks,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sentence_prober(lm):
+    rows = [sentences_of(number) for number in range(36)]
+    return probers.fit(
+        lm, rows, unit="sentence", site=SITES, layers=LAYERS, beside=["passages"], head="concat", epochs=30,
+        resamples=100, learning_curve=False, split=[0.6, 0.2, 0.2],
+    )  # fmt: skip
+
+
+def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober, sentence_prober, tmp_path):
+    folder, file = tmp_path / "prober", tmp_path / "validation.jsonl"
+    sentence_prober.save_pretrained(folder)
+    file.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(40, 70)))
+
+    def judge(**options):
+        grounds = Grounds(EntityMatcher(), find_entities, lambda: None, tmp_path, lm)
+        given = {"prober": str(folder), "validation": str(file)} | options
+        return Component.of("judge", "grounding", **given).make(grounds)
+
+    def answer(number, reference):
+        text = sentences_of(number)
+        units = tuple(Mark(((each["start"], each["end"]),), None, "sentence") for each in text["sentences"])
+        word = Mark(((0, 4),), None, "name")
+        return Judged(text["id"], text["prompt"], text["answer"], (word, *units), "it", reference)
+
+    answers = [answer(number, tuple(sentences_of(number)["passages"])) for number in range(80, 92)]
+    easy = judge(precision=0.6)
+    rulings = easy.judge([*answers, answer(93, ())])
+    assert {ruling.verdict for ruling in rulings.pop()} == {"unknown"}  # it has no article
+    given = [
+        (one.verdict, truth) for each in rulings for one, truth in zip(each[1:], (True, False), strict=True)
+    ]
+    known = [(verdict == "supported") == truth for verdict, truth in given if verdict != "unknown"]
+    assert len(known) >= 4 and np.mean(known) >= 0.6
+    assert all(word.verdict == first.verdict for word, first, _ in rulings)  # of its sentence
+    assert "decided" in easy.lines()[0] and len(easy.lines()) == 3
+    # Nothing is decided where nothing can be promised.
+    strict = judge(precision=0.999, confidence=0.999)
+    assert {ruling.verdict for each in strict.judge(answers) for ruling in each} == {"unknown"}
+    assert sum(line.startswith("never") for line in strict.lines()) == 2
+    prober.save_pretrained(tmp_path / "answers")
+    for options, code in (
+        ({"prober": None}, "missing-value"), ({"validation": None}, "missing-value"),
+        ({"precision": 1.0}, "bad-value"), ({"prober": str(tmp_path / "answers")}, "mismatch"),
+    ):  # fmt: skip
+        with fails(code):
+            judge(**options)
+    trained = tmp_path / "trained.jsonl"
+    trained.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(36)))
+    seen = [row["group"] for row in map(json.loads, trained.read_text().splitlines())]
+    texts = [one for one in TextSource(str(trained)).all() if one.group in seen]
+    train = [t for t in texts if sentence_prober.seen.side(t.dataset, t.group, t.asked) == "train"]
+    assert 0 < len(train) < len(texts)
+
+
+def test_the_parts_of_an_article_that_share_words_with_an_answer_are_shown():
+    sentences = [f"Sentence {number} has some {word} in it." for number, word in enumerate("abcdefgh")]
+    parts = parts_of([*sentences, "The mill burned down."], words=14)
+    assert " ".join(parts) == " ".join([*sentences, "The mill burned down."])
+    assert all(len(part.split()) <= 14 for part in parts) and len(parts) > 3
+    assert nearest(parts, "The mill burned.", 2) == [parts[0], parts[-1]]
+    assert nearest(parts, "", 99) == parts and nearest([], "x", 3) == []

@@ -98,7 +98,7 @@ def make_trained(
         site=keys[0][0], position=position, prompt="p",
     )  # fmt: skip
     bank = SimpleNamespace(
-        promise=None,
+        promise=None, pointer=None,
         spec=spec, layers=spec.layers, head=LinearHead(list(map(str, spec.layers)), 4), threshold=0.0,
         calibration=saved, combine="logits", aggregate=None, entropy_model=None, domain=None, adapter=None,
     )  # fmt: skip

@@ -59,6 +59,8 @@ def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(lm, tmp_p
     ("pool", "site", "model", "code", "named"),
     [
         ("tokens", "mlp_out", {}, "unsupported", "site=mlp_out"),
+        ("mean", "resid_diff", {}, "unsupported", "site=resid_diff"),
+        ("tokens", "passages", {}, "unsupported", "site=passages"),
         ("prompt", "resid_post", {}, "unsupported", "trigger=probing_before"),
         ("tokens", "resid_post", {"attn": "eager"}, "unsupported", "model.attn"),
         ("tokens", "resid_post", {"chat_template": "rag"}, "unsupported", "model.chat_template"),

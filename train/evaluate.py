@@ -20,6 +20,7 @@ from probers.prober.decision import ALWAYS, ThresholdRule
 from probers.prober.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detection, Figures
 from probers.prober.risk_control import passing_groups
 from probers.progress import Bar
+from probers.signals.grounding import ORIGINS
 
 from .assemble import Detector, Trained, surprise_of
 from .before_after import auroc_samples, moment_figures, paired
@@ -107,6 +108,20 @@ class Evaluator:
         scores, groups = trained.saved.scores[self.test], self._groups(self.test)
         passing, wrong = passing_groups(self.wrong, scores, groups, trained.bank.threshold)
         return schema.Promised(**promise.to_dict(), test={"passing": passing, "wrong": wrong})
+
+    def origins(self, trained: Trained) -> schema.Origins | None:
+        """Compare the origins of answers with the known ones; None where they are not known."""
+        pointer, table = trained.bank.pointer, self.examples.table.iloc[self.test]
+        known = table["source"].map(ORIGINS) if "source" in table else pd.Series([None])
+        if pointer is None or known.isna().any() or "context_gain" not in table:
+            return None
+        alone = table["mean_logprob"] - table["context_gain"]
+        supported = trained.saved.scores[self.test] <= trained.bank.threshold
+        each = zip(supported.tolist(), alone.tolist(), known, strict=True)
+        right = [pointer.origin(held, chance) == origin for held, chance, origin in each]
+        interval = self.bootstrap.interval(np.array(right, dtype=float))
+        commonest = float(known.value_counts(normalize=True).max())
+        return schema.Origins(**_named(["accuracy"], [interval]), commonest=commonest)
 
     def levels(self, trained: Trained) -> dict[str, schema.Level] | None:
         """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
@@ -222,6 +237,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
         moments=moment_figures(trained, evaluator.examples, evaluator.bootstrap),
         levels=evaluator.levels(trained),
         promise=evaluator.promise(trained),
+        origins=evaluator.origins(trained),
         calibration=_calibration(trained, evaluator),
         domain=_domain(trained, evaluator),
         learning_curve=[

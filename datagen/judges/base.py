@@ -66,12 +66,14 @@ class Grounds:
         recognise: finds entities.
         open_retriever: opens the corpus, which is read only if a judge asks for passages.
         folder: folder of the run, for files that a judge must not lose.
+        lm: the model that wrote the answers; None where there is none at hand.
     """
 
     matcher: EntityMatcher
     recognise: Recognise
     open_retriever: Callable[[], Retriever]
     folder: Path
+    lm: Any = None
 
     @cached_property
     def _retriever(self) -> Retriever:

@@ -137,7 +137,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         judge = self.judge
         if isinstance(judge, (str, Component)):
             retriever = lambda: self.open_retriever(self.options)()  # noqa: E731
-            grounds = Grounds(self.matcher, self.recognise, retriever, folder)
+            grounds = Grounds(self.matcher, self.recognise, retriever, folder, lm)
             judge = component_of("judge", judge).make(grounds)
         if lm is not None:
             lm.skip_too_long()

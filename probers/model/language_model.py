@@ -178,6 +178,7 @@ class ScoreRequest:
     """A text to read after a prompt, which may show ``passages``; token ids are taken unchanged.
 
     ``source`` is the text that these were made of, where it is known; offsets are then characters of it.
+    ``left_out`` are the numbers, from 1, of passages that did not fit into the prompt.
     """
 
     prompt: str
@@ -185,6 +186,7 @@ class ScoreRequest:
     name: str = ""
     source: str = ""
     passages: Passages | None = None
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

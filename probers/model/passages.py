@@ -176,10 +176,11 @@ def request(
         if length + len(tokens) <= lm.context:
             break
         shown -= 1
-    if shown < len(one.passages):
-        listed = ", ".join(map(str, range(shown + 1, len(one.passages) + 1)))
+    left_out = tuple(range(shown + 1, len(one.passages) + 1))
+    if left_out:
+        listed = ", ".join(map(str, left_out))
         log.warning("%s %s: passages %s left out, beyond the model's context", file, one.where, listed)
-    ready = ScoreRequest(prompt, tokens, name, one.answer)
+    ready = ScoreRequest(prompt, tokens, name, one.answer, left_out=left_out)
     if not needs.of_passages or not (one.passages_at or shown):
         return ready
     return replace(ready, passages=_passages(lm, one, template, file, prompt, shown))

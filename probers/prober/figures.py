@@ -276,6 +276,14 @@ class CurvePoint(Part):
     ensemble: Detection = figure("its score")
 
 
+class Origins(Part):
+    """Origins of test answers, as told by the prober and its pointer."""
+
+    accuracy: Number = figure("share told right")
+    accuracy_ci: Limits = figure("its interval")
+    commonest: float = figure("share of the commonest origin")
+
+
 class Figures(Part):
     """All figures of a prober."""
 
@@ -310,6 +318,9 @@ class Figures(Part):
     pairs: dict[str, dict[str, Difference]] = figure("paired differences in AUROC, under auroc")
     training: dict[str, int] = figure("steps, heads side by side, and seeds")
     notes: list[str] = figure("what was left out, with the reason")
+    origins: Origins | None = figure(
+        "answers whose origin (a passage, memory or neither) is told right; null where it is not known", None
+    )
     adapter: dict[str, Any] | None = figure(
         "adapters below the head: rank, parameters, divergence, perplexity", None
     )

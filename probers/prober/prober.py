@@ -270,8 +270,9 @@ class Prober(ModelHubMixin):
         for line in source.lines():
             log.warning(line)
         responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
-        pairs = zip(texts, responses, strict=True)
-        prompts = (prompt_of(self, one, lm.tokenizer) for one in texts)
+        pairs = list(zip(texts, responses, strict=True))
+        shown = (len(one.passages) - len(read.left_out if read else ()) for one, read in pairs)
+        prompts = (prompt_of(self, one, lm.tokenizer, most=n) for one, n in zip(texts, shown, strict=True))
         return ScoredTexts(
             Scored(one.id, prompt, one.answer, response)
             for prompt, (one, response) in zip(prompts, pairs, strict=True)

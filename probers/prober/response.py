@@ -136,6 +136,10 @@ class Response(TokenScores):
         "passages: whether it rests on a `passage`, on the model's `memory` or on `neither`, and the passage "
         "that it points to; empty if the prompt shows no passage, and null from other probers", None
     )  # fmt: skip
+    left_out: tuple[int, ...] = figure(
+        "numbers, from 1, of the passages that did not fit into the model's context; left out if there are "
+        "none", ()
+    )  # fmt: skip
     promise: Promise | None = figure(
         '`{"risk", "confidence", "groups", "passing", "wrong"}` if the threshold was chosen by '
         "`threshold=risk=..` and is used: with that confidence at most the share `risk` of what does not "

@@ -21,6 +21,7 @@ from ..options import refuse_unknown, shown
 from ..prompts import chat_text, form_with, turn_ends
 from ..signals.grounding import ground
 from ..types import EndToken, Generation, UserError, count
+from ..words.text import tokenize
 from .assessment import Assessor, Bank, WrittenText
 from .response import Acted, Response, Scored, ScoredSpan
 from .token_scores import check_growing, text_needs, text_scores
@@ -28,12 +29,12 @@ from .token_scores import check_growing, text_needs, text_scores
 log = logging.getLogger(__name__)
 
 
-def prompt_of(prober: Bank, one: Text, tokenizer: Any, file: str = "") -> str:
+def prompt_of(prober: Bank, one: Text, tokenizer: Any, file: str = "", most: int | None = None) -> str:
     """Put a text's prompt, with passages in the form of the prober's training where that is a known one.
 
-    ``file`` is its file, for messages.
+    ``file`` is its file, for messages, and ``most`` the number of passages that it shows, None for all.
     """
-    return one.prompt_for(tokenizer, file or one.dataset, form_with(prober.spec.prompt))
+    return one.prompt_for(tokenizer, file or one.dataset, form_with(prober.spec.prompt), most=most)
 
 
 def readable(source: TextSource, texts: Sequence[Text], prober: Bank, tokenizer: Any) -> list[Text]:
@@ -105,10 +106,12 @@ def assessed_each(
 
 def _assessed(prober: Bank, assess: Assessor, written: Generation, asked: ScoreRequest) -> Response:
     """Assess a text that was read, and ground it in its passages if the prober reads these."""
-    if text_needs(prober).of_passages and asked.passages is None:
+    more = {"left_out": asked.left_out} if asked.left_out else {}
+    if text_needs(prober).of_passages and (asked.passages is None or not tokenize(written.text)):
+        why = "the prompt shows no passage" if asked.passages is None else "the answer has no word"
         empty = assess(WrittenText(written.prompt, ""))
-        return empty.model_copy(update={"grounds": (), "not_scored": "the prompt shows no passage"})
-    response = assess(_scored_tokens(prober, assess, written))
+        return empty.model_copy(update={"grounds": (), "not_scored": why, **more})
+    response = assess(_scored_tokens(prober, assess, written)).model_copy(update=more)
     if prober.pointer is None or asked.passages is None:
         return response
     spans = {(span.start, span.end): span.score <= assess.threshold for span in response.spans}

@@ -20,6 +20,11 @@ from ..words.text import split_sentences, tokenize
 Origin = Literal["passage", "memory", "neither"]
 
 
+#: Origin of a labelled answer by the column ``source`` of ``--source grounded``.
+ORIGINS: dict[str, Origin] = {
+    "passage": "passage", "both": "passage", "memory": "memory", "other_passage": "neither",
+    "invented": "neither",
+}  # fmt: skip
 #: Log-probability per token from which an unsupported part counts as remembered, where no labels tell.
 REMEMBERED = float(np.log(0.5))
 
@@ -41,6 +46,12 @@ class Pointer:
         """Compute the share (P,) of each passage in the attention (n, heads, P) of n tokens."""
         total = weights[:, self.heads].sum(axis=(0, 1), dtype=np.float64)
         return total / max(float(total.sum()), np.finfo(np.float64).tiny)
+
+    def origin(self, supported: bool, alone: float) -> Origin:
+        """Name what a part rests on; ``alone`` is its mean log-probability without the passages."""
+        if supported:
+            return "passage"
+        return "memory" if alone >= self.remembered else "neither"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +88,11 @@ def ground(
         if not tokens:
             continue
         shares = pointer.shares(use.weights[tokens])
-        best = int(shares.argmax())
-        source: Origin = "passage"
-        if not supported:
-            gains = np.zeros(len(tokens)) if use.gains is None else use.gains[tokens]
-            alone = float((written.logprobs[tokens] - gains).mean())
-            source = "memory" if alone >= pointer.remembered else "neither"
+        best = texts.index(texts[int(shares.argmax())])  # of equal passages the first
+        gains = np.zeros(len(tokens)) if use.gains is None else use.gains[tokens]
+        source = pointer.origin(supported, float((written.logprobs[tokens] - gains).mean()))
         nearest = evidence(written.text[start:end], texts[best])
-        grounds.append(Ground(start, end, source, best + 1, float(shares[best]), nearest))
+        grounds.append(Ground(start, end, source, best + 1, float(shares.max()), nearest))
     return tuple(grounds)
 
 

@@ -24,7 +24,7 @@ from ..traces import Answer
 from .curves import QueryTrajectory, Rerun, at_random, replays
 from .gains import GAINS, SHARE, Gains
 from .methods import MethodRun, Terms, grouped
-from .outcomes import COSTS, OUTCOMES, TOKENS, Evaluation, Outcomes, table_lines
+from .outcomes import ABSTAINING, COSTS, OUTCOMES, TOKENS, Evaluation, Outcomes, table_lines
 from .trajectories import thinned
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 #: Figures of a row of :attr:`Comparison.frame`, and those with the limits of their 95% interval.
-_COLUMNS = (*GAINS, *OUTCOMES, MATCH, *COSTS, "consistency")
+_COLUMNS = (*GAINS, *OUTCOMES, MATCH, *ABSTAINING, *COSTS, "consistency")
 _LIMITS = (*GAINS, "em", "f1", "acc", MATCH, "retrievals", "auroc")
 
 

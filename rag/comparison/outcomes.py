@@ -45,6 +45,8 @@ TOKENS = ("tokens", "read_tokens")
 #: ``agreement``: share of all questions that are right on both sides or wrong on both, called consistency in
 #: the released code of Probing-RAG.
 _AGAINST = ("consistency", "agreement")
+#: Figures of a method that abstains: share of questions answered, and of these the share right by the rule.
+ABSTAINING = ("answered", "right_of_answered")
 _TRIGGER = ("auroc", "auprc", "base_rate", "ece", "prr", "recall_at_fpr")
 
 #: Whole text, final answer and gold answers.
@@ -107,6 +109,11 @@ class Outcomes:
         return np.array([float(getattr(a.counters, name)) for a in self.answers])
 
     @cached_property
+    def answered(self) -> np.ndarray:
+        """Tell of the questions with gold answers, 1 or 0, which the method did not abstain from."""
+        return np.array([float(not self.answers[i].abstained) for i in self.scored])
+
+    @cached_property
     def read_known(self) -> bool:
         """Tell whether ``read_tokens`` are known of every answer."""
         return all(answer.counters.read_known for answer in self.answers)
@@ -160,6 +167,9 @@ class Evaluation:
         intervals = {name: self._all.interval(run.cost(name)) for name in known}
         if self._scored is not None:
             intervals |= {name: self._scored.interval(values) for name, values in run.table.items()}
+        if self._scored is not None and not run.answered.all():
+            rights = self._scored.interval(run.right(self.rule), partial(_share_of, run.answered))
+            intervals |= {"answered": self._scored.interval(run.answered), "right_of_answered": rights}
         if self._scored is not None and self.wrong is not None:
             right = run.right(self.rule)
             intervals["consistency"] = self._scored.interval(right, partial(_share_of, 1.0 - self.wrong))
@@ -173,6 +183,7 @@ class Evaluation:
                     intervals["trigger.ece"] = ece_interval(self._scored, self.wrong, chances)
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
+        named += tuple(name for name in ABSTAINING if name in intervals)
         entry: dict[str, Any] = {name: _value(intervals.get(name)) for name in named}
         shares = {"none": retrievals == 0, "single": retrievals == 1, "multi": retrievals > 1}
         entry["retrieval_share"] = {name: float(such.mean()) for name, such in shares.items()}
@@ -263,12 +274,19 @@ def table_lines(
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
     beside = {"acc": "em", "acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
-    optional = (MATCH, "retrievals_saved", "accuracy_gained")  # shown if they are known of a method
+    optional = (
+        MATCH,
+        "retrievals_saved",
+        "accuracy_gained",
+        *ABSTAINING,
+    )  # shown if they are known of a method
     columns = [
         ("saved", "retrievals_saved", 2), ("gained", "accuracy_gained", 3),
         ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
-        ("ACC chars", "acc_substring", 3), ("retrievals", "retrievals", 2), ("calls", "generations", 2),
-        ("tokens", "tokens", 1), ("kept", "kept_tokens", 1), ("read", "read_tokens", 0),
+        ("ACC chars", "acc_substring", 3), ("answered", "answered", 2),
+        ("right of answered", "right_of_answered", 3), ("retrievals", "retrievals", 2),
+        ("calls", "generations", 2), ("tokens", "tokens", 1), ("kept", "kept_tokens", 1),
+        ("read", "read_tokens", 0),
         ("s/question", "seconds", 3), ("consistency", "consistency", 3), ("agreement", "agreement", 3),
         ("AUROC", "trigger.auroc", 3),
     ]  # fmt: skip

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from probers.data.texts.shown import place_passages, subjects
 from probers.model.language_model import ScoreRequest
 from probers.types import Decision, Generation, Passages
 
-from ..protocol import UNANSWERED, State, verdict
+from ..protocol import UNANSWERED, State, one_of, verdict
 from ..remote import RemoteLM
 from .probing import ReadsApart
+
+#: What follows an unsupported answer.
+Then = Literal["drop", "query", "abstain"]
 
 
 @dataclass
@@ -19,23 +23,25 @@ class Ungrounded(ReadsApart):
     """Trigger that fires where a sentence of the answer is probably not supported by the passages.
 
     The loop retrieves with the question first. Each answer is read twice more, with and without its passages.
-    If it fires, the next search leaves out the passage that its worst sentence leaned on, and an answer that
-    shows no passage is not judged.
+    An answer that shows no passage is not judged.
 
     Attributes:
         bank: heads that read passages, or folder or hub id of a prober; null in commands is the prober of
             prober=.
         threshold: fires when the score of the worst sentence is above it; None takes the one that the bank
             chose on its validation texts.
-        drop: leave the passage that a sentence leaned on out of the next search.
+        then: what follows if it fires: the next search leaves out the passage that the worst sentence leaned
+            on ("drop"), may find the same passages ("query": choose a query= that differs), or there is none
+            and the question stays unanswered ("abstain").
     """
 
-    drop: bool = True
+    then: Then = "drop"
 
     reads_texts = True
     prober = "grounding"
 
     def __post_init__(self) -> None:
+        one_of("trigger.then", self.then, *get_args(Then))
         bank = self.load()
         if not bank.needs.of_passages:
             raise self.unfit("what an answer takes from its passages", f"{bank.spec.site} states alone")
@@ -68,7 +74,8 @@ class Ungrounded(ReadsApart):
                 ground = grounds.get((worst.start, worst.end))
                 leaned = () if ground is None else (states[place].passages[ground.passage - 1].id,)
                 decisions[place] = verdict(
-                    response.score, self._threshold, left_out=leaned if self.drop else (),
+                    response.score, self._threshold, left_out=leaned if self.then == "drop" else (),
+                    abstain=self.then == "abstain" and response.score > self._threshold,
                     evidence={} if ground is None else {"source": ground.source, "passage": ground.passage},
                 )  # fmt: skip
         for i in judged:

@@ -13,16 +13,18 @@ import asyncio
 import json
 import re
 from argparse import Namespace
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.datastructures import State
+from transformers import AutoTokenizer
 from uvicorn.config import HTTP_PROTOCOLS
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
@@ -31,17 +33,25 @@ from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.lora.request import LoRARequest
+from vllm.renderers.chat_utils import load_chat_template
 
 from probers.data.records import half_in
-from probers.model.tokens import appended, encode_prompts, marker_of
+from probers.data.texts import TextSource
+from probers.model.passages import request as scored_request
+from probers.model.tokens import appended, encode_continuation, encode_prompts, marker_of, token_offsets
 from probers.model.vllm import KEY
+from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.prober import Prober
-from probers.prompts import turn_ends
-from probers.types import EndToken, UserError
+from probers.prober.response import Scored as ScoredAnswer
+from probers.prober.scoring import readable
+from probers.prober.token_scores import text_needs
+from probers.prompts import form_with, turn_ends
+from probers.types import EndToken, ProbersError, UserError
 
 from ..answers import as_events, pieces, rounded, usage
 from ..on_high import FINISH, OnHigh, headers
 from ..protocol import ApiError, Hallucination
+from ..scoring import FORMS, Form, scored
 from .choice import FORCED, ForeignChoice
 from .feed import Scored, ScoreFeed
 from .prober import ServedProber, adapter_of
@@ -76,21 +86,30 @@ class Scores:
         checked = [Depends(validate_json_request), Depends(_check_unicode)]
         app.post("/v1/completions", dependencies=checked)(completions)
         app.post("/v1/chat/completions", dependencies=checked)(chat_completions)
+        for form in FORMS:
+            if form.path.startswith("/v1/"):  # the only paths for which vLLM asks for the key
+                app.post(form.path, dependencies=checked)(scores_of(form))
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Load the prober to assess whole texts (UserError: the server has none)."""
         if engine_client is not None:
-            state.probers = _Assessing(engine_client)
+            state.probers = _Assessing(engine_client, load_chat_template(args.chat_template))
 
 
 class _Assessing:
     """Prober, tokenizer and feed of scores of the server."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, template: str | None = None) -> None:
         self._served = ServedProber.of(engine.vllm_config.additional_config)
         self._bank: Prober = self._served.load()
-        self.feed = ScoreFeed(engine)
+        self.feed, self._context = ScoreFeed(engine), int(engine.model_config.max_model_len)
         self.tokenizer: Any = engine.renderer.get_tokenizer()
+        # vLLM's tokenizer is a pool of copies, whose template cannot be replaced by that of --chat-template.
+        config = engine.model_config
+        self._reading: Any = AutoTokenizer.from_pretrained(
+            config.tokenizer, revision=config.tokenizer_revision, trust_remote_code=config.trust_remote_code
+        )
+        self._reading.chat_template = template or self._reading.chat_template
         # One thread: the recogniser of entities is not thread-safe, and vLLM's loop must not wait.
         self.thread = ThreadPoolExecutor(1, "probers")
 
@@ -117,6 +136,41 @@ class _Assessing:
             except UserError as error:
                 raise ApiError(400, str(error), "prompt") from None
             request.prompt = ids[0] if isinstance(given, str) else ids
+
+    def check_name(self, name: str | None, served: Any) -> None:
+        """Refuse a request for another model than the prober's (ApiError)."""
+        adapter = self.feed.adapter
+        known = [each.name for each in served.base_model_paths] if adapter is None else [adapter.lora_name]
+        if name is not None and name not in known:
+            message = f"the model {name!r} is not scored here: ask for {known[0]!r}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    def score(
+        self, row: Mapping[str, Any], loop: asyncio.AbstractEventLoop, *,
+        threshold: float | None = None, unit: str | None = None,
+    ) -> ScoredAnswer:  # fmt: skip
+        """Score an answer that exists already, by one request of vLLM (UserError: a row that cannot be read).
+
+        It runs on another thread than ``loop``, vLLM's.
+        """
+        source, tokenizer = TextSource([row], usual=self._bank.columns), self._reading
+        texts = readable(source, list(source.all()), self._bank, tokenizer)
+        assess = Assessor(self._bank, threshold, unit)
+        # vLLM writes one more token after those that it reads.
+        lm = SimpleNamespace(tokenizer=tokenizer, context=self._context - 1)
+        form = form_with(self._bank.spec.prompt)
+        asked = scored_request(lm, texts[0], form, texts[0].dataset, text_needs(self._bank))
+        (prompt,) = encode_prompts(tokenizer, [asked.prompt], start=True)
+        text = encode_continuation(tokenizer, prompt, asked.continuation)
+        if len(prompt.ids) + len(text) > lm.context:
+            return ScoredAnswer(texts[0].id, asked.prompt, texts[0].answer, None)
+        known = asyncio.run_coroutine_threadsafe(self.feed.read(prompt.ids, text), loop).result()
+        raw, offsets = token_offsets(tokenizer, text, prompt.ids)
+        record = WrittenText(asked.prompt, raw, offsets, *known)
+        response = self.thread.submit(assess, record).result()
+        if asked.left_out:
+            response = response.model_copy(update={"left_out": asked.left_out})
+        return ScoredAnswer(texts[0].id, asked.prompt, texts[0].answer, response)
 
     def acting(self, request: _Asked) -> OnHigh:
         """Read the action that the request wants on its scores (ApiError: it cannot be done)."""
@@ -205,6 +259,27 @@ async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
 def _tokens(choice: dict[str, Any]) -> int:
     """Count the tokens of a whole choice; 0 if it is not scored."""
     return len((choice["hallucination"] or {"token_scores": ()})["token_scores"])
+
+
+def scores_of(form: type[Form]) -> Callable[..., Awaitable[Any]]:
+    """Make the function that answers requests of a form for scores of answers that exist already."""
+
+    async def answer(request: Form, raw_request: Request) -> Any:
+        state, loop = raw_request.app.state, asyncio.get_running_loop()
+
+        def score(row: Mapping[str, Any], **how: Any) -> ScoredAnswer:
+            return state.probers.score(row, loop, **how)  # type: ignore[no-any-return]
+
+        try:
+            state.probers.use(state.openai_serving_models.lora_requests.values())
+            state.probers.check_name(getattr(request, "model", None), state.openai_serving_models)
+            return await asyncio.to_thread(scored, request, score)
+        except (ApiError, ProbersError) as error:
+            known = error if isinstance(error, ApiError) else ApiError.of(error)
+            return JSONResponse(known.body(), known.status)
+
+    answer.__annotations__ |= {"request": form, "raw_request": Request}  # which FastAPI reads
+    return answer
 
 
 class _Response:

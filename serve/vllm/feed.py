@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from vllm import SamplingParams
 from vllm.engine.protocol import EngineClient
@@ -24,6 +25,11 @@ from .worker import New, closing
 _PERIOD = 0.02
 #: Seconds until a token is sent without its score; a text may wait long for its place in the cache.
 _LONGEST_WAIT = 60.0
+
+#: A number of each token.
+Numbers: TypeAlias = list[float | None]
+#: Scores, distances and log-probabilities.
+Read: TypeAlias = tuple[Numbers, Numbers | None, Numbers]
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -89,17 +95,53 @@ class ScoreFeed:
         """Have the last token of an ended text scored, unless prompt and text fill the context."""
         if len(prompt) + len(text) >= self._engine.model_config.max_model_len:
             return
+        extra = closing(scored.key, name, len(prompt))
+        await self._forward([*prompt, *text], extra, data_parallel_rank=scored.engines[name])
+        await self.until(lambda: len(scored.texts[name]) >= len(text), certain=True)
+
+    async def read(
+        self, prompt: Sequence[int], text: Sequence[int]
+    ) -> tuple[Numbers, Numbers | None, Numbers]:
+        """Have every token of a text that exists already scored.
+
+        Returns:
+            Scores, distances from the prober's domain (None without one), and log-probabilities in nats, each
+            (n,), with None for a token that could not be read.
+        """
+        scored = self.open()
+        try:
+            return await self._read(scored, prompt, text)
+        finally:
+            self.release(scored)
+
+    async def _read(self, scored: Scored, prompt: Sequence[int], text: Sequence[int]) -> Read:
+        # The prefix cache has no states: asking for these log-probabilities also keeps it from being read.
+        extra = closing(scored.key, name := uuid.uuid4().hex, len(prompt), whole=True)
+        output = await self._forward([*prompt, *text], extra, prompt_logprobs=0)
+        await self.until(lambda: len(scored.texts.get(name, ())) >= len(text), certain=True)
+        each = zip(text, output.prompt_logprobs[len(prompt) :], strict=True)
+        logprobs = [None if of is None else float(of[token].logprob) for token, of in each]
+        scores, distances = (
+            [*known[: len(text)], *[None] * (len(text) - len(known))]
+            for known in (scored.texts.get(name, []), scored.distances.get(name, []))
+        )
+        return scores, distances if name in scored.distances else None, logprobs
+
+    async def _forward(
+        self, ids: list[int], extra: dict[str, Any], *, data_parallel_rank: int | None = None, **more: Any
+    ) -> Any:
+        """Have vLLM forward some tokens, and one that nobody reads; return its last output."""
         params = SamplingParams(
             max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args=closing(scored.key, name, len(prompt)),
+            extra_args=extra, **more,
         )  # fmt: skip
-        whole = TokensPrompt(prompt_token_ids=[*prompt, *text])
-        request, place = f"probers-{uuid.uuid4().hex}", scored.engines[name]
-        async for _ in self._engine.generate(
-            whole, params, request, data_parallel_rank=place, lora_request=self.adapter
-        ):
-            pass
-        await self.until(lambda: len(scored.texts[name]) >= len(text), certain=True)
+        last: Any = None
+        async for output in self._engine.generate(
+            TokensPrompt(prompt_token_ids=ids), params, f"probers-{uuid.uuid4().hex}",
+            data_parallel_rank=data_parallel_rank, lora_request=self.adapter,
+        ):  # fmt: skip
+            last = output
+        return last
 
     async def _fetch(self) -> None:
         try:

@@ -70,11 +70,12 @@ class ServedProber:
     def load(self) -> Prober:
         """Load the prober; UserError for one that does not suit vLLM's states or growing texts."""
         bank = Prober.from_pretrained(self.prober, allow_other=self.allow_other)
+        sites = [site for site in (bank.spec.site, *bank.spec.feature.beside) if site != "resid_post"]
+        if sites:
+            message = f"prober={self.prober} reads {' and '.join(f'site={site}' for site in sites)}"
+            why = "but vLLM returns only the residual stream after a block: use backend=transformers, "
+            raise UserError(f"{message}, {why}or train one with site=resid_post", "unsupported")
         check_growing(bank)
-        if bank.spec.site != "resid_post":
-            message = f"prober={self.prober} reads site={bank.spec.site}"
-            why = "but vLLM returns only the residual stream after a block: train one with site=resid_post"
-            raise UserError(f"{message}, {why}", "unsupported")
         return bank
 
 

@@ -57,13 +57,16 @@ def key_of(request: NewRequestData | Request, adapter: str | None) -> str | None
     return key if isinstance(key := extra.get(KEY), str) else None
 
 
-def closing(key: str, text: str, first: int) -> dict[str, Any]:
-    """Make ``extra_args`` that have a text's last token scored; ``first`` is its number of prompt tokens."""
-    return {KEY: key, _CLOSES: [text, first]}
+def closing(key: str, text: str, first: int, *, whole: bool = False) -> dict[str, Any]:
+    """Make ``extra_args`` that have a text's last token scored, or with ``whole`` each of its tokens.
+
+    The text is the end of the request's prompt; ``first`` is the number of tokens before it.
+    """
+    return {KEY: key, _CLOSES: [text, first, whole]}
 
 
-def closes(request: NewRequestData | Request) -> tuple[str, int] | None:
-    """Read text and first of :func:`closing`; None for a request that writes a text."""
+def closes(request: NewRequestData | Request) -> tuple[str, int, bool] | None:
+    """Read text, first and whole of :func:`closing`; None for a request that writes a text."""
     extra = (request.sampling_params and request.sampling_params.extra_args) or {}
     return tuple(entry) if (entry := extra.get(_CLOSES)) else None
 
@@ -74,6 +77,7 @@ class _Text:
 
     name: str
     first: int  # position of the state of the first score
+    whole: bool  # it exists already, and all of it is read
     distances: list[float | None] | None  # of each token from the prober's domain; None without one
     scores: list[float | None] = field(default_factory=list)  # None for a token that could not be read
     sent: int = 0  # number of fetched scores
@@ -148,15 +152,19 @@ class ScoringWorker(ReadingWorker):
         """Score the newest token of each text."""
         for request in step.scheduled_new_reqs:
             if (key := key_of(request, self._adapter)) is not None:
-                name, prompt = closes(request) or (request.req_id, len(request.prompt_token_ids or ()))
-                new = _Text(name, prompt - self._running.before, None if self._bank.domain is None else [])
+                length = len(request.prompt_token_ids or ())
+                name, prompt, whole = closes(request) or (request.req_id, length, False)
+                distances: list[float | None] | None = None if self._bank.domain is None else []
+                new = _Text(name, prompt - self._running.before, whole, distances)
                 self._requests[request.req_id] = self._texts.setdefault(key, {}).setdefault(name, new)
         drafts = step.scheduled_spec_decode_tokens
         runs: dict[str, _Run] = {}
         for name, position, rows in self.computed(step):
             if (text := self._requests.get(name)) is not None:
-                # Only the last token of a text in a step can be new, and the drafts after it.
+                # Only the last token of a growing text in a step can be new, and the drafts after it.
                 old = len(rows) - 1 - len(drafts.get(name, ()))
+                if text.whole:
+                    old = max(0, text.first - position)
                 runs[name] = _Run(text, position + old - text.first, rows[old:])
         if drafts:  # vLLM accepts some when it draws the step's tokens
             self._drafted = runs

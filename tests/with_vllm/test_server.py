@@ -137,6 +137,48 @@ def test_an_answer_carries_the_scores_of_our_engine(
         assert choice.logprobs is None and choice.token_ids is None
 
 
+def test_a_finished_answer_is_scored_as_by_our_engine(url: str, lm: CausalLM, bank: Prober) -> None:
+    passages = ["Lena Zaser works for the mill of Orlen.", "Orlen is a town of 900 people."]
+    row = {"prompt": "Who does Lena Zaser work for?", "answer": " For the mill of Orlen, in the town."}
+    chat = {"messages": [{"role": "user", "content": "Who is it?"}], "answer": "It is Lena Zaser."}
+
+    def post(path: str, **body: Any) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        reply = httpx.post(f"{url}/{path}", json=body, headers=headers, timeout=120)
+        return reply.status_code, reply.json()
+
+    lm.tokenizer.chat_template = TEMPLATE
+    for each in (row, row | {"passages": passages}, chat, row | {"answer": row["answer"] * 6}):
+        for _ in range(2):  # the second time the prefix cache holds it
+            status, made = post("score", model="testbed", **each)
+            assert status == 200, made
+            told = made["hallucination"]
+            (want,) = bank.score(lm, [each])
+            assert (made["object"], made["prompt"]) == ("score", want.prompt)
+            assert made["text"] == want.text == each["answer"]
+            wanted = want.response.wire()
+            check_whole(told, made["text"])
+            assert told.keys() == wanted.keys()
+            assert told["token_offsets"] == [list(place) for place in wanted["token_offsets"]]
+            np.testing.assert_allclose(told["token_scores"], wanted["token_scores"], rtol=1e-3, atol=0.05)
+            np.testing.assert_allclose(told["token_logprobs"], wanted["token_logprobs"], atol=2e-3)
+            assert told["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
+    status, high = post("score", model="testbed", threshold=-1e6, **row)
+    assert status == 200 and high["hallucination"]["fires"]
+    asked = {"contexts": passages, "question": row["prompt"], "answer": row["answer"]}
+    status, tokens = post("lettucedetect/token", **asked)
+    assert "".join(each["token"] for each in tokens["predictions"]) == row["answer"]
+    assert post("score", **{**row, "model": "other"})[0] == 404
+    assert post("score", model="testbed", **row, unit="claim")[0] == 400
+    assert post("score", model="testbed", **{**row, "answer": ""})[0] == 400
+    assert httpx.post(f"{url}/score", json={"model": "testbed", **row}).status_code == 401
+    # Passages that do not fit are left out from the end; an answer that does not is not scored.
+    status, cut = post("score", model="testbed", **row, passages=passages * 40)
+    assert status == 200 and cut["hallucination"]["token_scores"]
+    status, long = post("score", model="testbed", **{**row, "answer": row["answer"] * 60})
+    assert status == 200 and long["hallucination"] is None
+
+
 def joined(pieces: Iterable[Any], part: str | None = None) -> dict[str, Any]:
     """The last chunk's field of a stream, with the lists of all chunks."""
     fields = [piece.hallucination for piece in pieces if getattr(piece, "hallucination", None)]
