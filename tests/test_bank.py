@@ -589,7 +589,7 @@ def test_the_shipped_one_for_chats_scores_a_text_while_it_grows() -> None:
     np.testing.assert_allclose(found, bank.score_states(as_stored(states, bank.spec.dtype)), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(folder.name for folder in SHIPPED.parent.iterdir()))
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-chat"])
 def test_shipped_ones_know_their_writer(name: str) -> None:
     """Text of another writer is unlike the training texts by its surprise, the model's own is not."""
     domain = Prober.from_pretrained(name).domain
@@ -598,7 +598,16 @@ def test_shipped_ones_know_their_writer(name: str) -> None:
     assert domain.unlike(0.99 * domain.limit, 0.63) and domain.unlike(1.01 * domain.limit, 0.0)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "smollm2-chat"])
+def test_the_shipped_one_of_grounding_takes_text_of_any_writer() -> None:
+    prober = Prober.from_pretrained("smollm2-grounding")
+    assert prober.needs.of_passages and prober.pointer is not None and prober.spec.position == "sentence"
+    assert prober.domain is not None
+    assert not prober.domain.unlike(0.99 * prober.domain.limit, 0.0)
+    assert not prober.domain.unlike(0.99 * prober.domain.limit, 3.0)
+    assert prober.domain.unlike(1.01 * prober.domain.limit, 0.0)
+
+
+@pytest.mark.parametrize("name", sorted(folder.name for folder in SHIPPED.parent.iterdir()))
 def test_shipped_ones_are_small_and_say_nothing_of_a_machine(name: str) -> None:
     files = list((SHIPPED.parent / name).rglob("*"))
     assert {file.name for file in files} <= set(io.FILES)
