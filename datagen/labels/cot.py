@@ -32,6 +32,7 @@ from probers.signals.agreement import best_cut
 from probers.signals.detectors import Asked, Detectors
 from probers.signals.meaning import by_matcher
 from probers.signals.rarity import Counts, lowest_frequencies
+from probers.signals.retrieval import retriever_ranks
 from probers.signals.samples import Draws
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
@@ -184,7 +185,9 @@ class Questions(Corpus, OfCot, Source):
         texts = [q.question for q in units]
         if isinstance(self.retrieve, Counts):
             frequencies = lowest_frequencies(texts, self.retrieve, Recogniser("rules", quiet=True))
-        passages = [[p.text for p in hits] for hits in search(self.retrieve, texts, self.k)]
+        hits_of = search(self.retrieve, texts, max(self.k, 2))
+        passages = [[p.text for p in hits[: self.k]] for hits in hits_of]
+        ranks = [retriever_ranks(hits) for hits in hits_of]
         parts = [(text, hits, "") for text, hits in zip(texts, passages, strict=True)]
         shown = passages_that_fit(lm.fits, self.prompt, parts, [limit] * len(units))
         prompts = [self.prompt.question(text) for text in texts]
@@ -214,7 +217,8 @@ class Questions(Corpus, OfCot, Source):
                     continue
                 signals, states = read
                 row = self._row(units[place], _CONDITIONS[opens], generation) | signals
-                row |= {"passages": shows, "question_frequency": frequencies[place], **judged.get(index, {})}
+                row |= {"passages": shows, "question_frequency": frequencies[place], **ranks[place]}
+                row |= {"helps": None, **judged.get(index, {})}
                 examples.tokens += row.get("sample_tokens", 0) + row.get("verbalised_tokens", 0)
                 examples.add(row, states)
             yield examples
@@ -246,25 +250,34 @@ class Questions(Corpus, OfCot, Source):
         return dict(zip(written, self.detectors.columns(lm, answers), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:
-        """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
-        if self.label != BY_ENTROPY:
-            return []
+        """Label answers by their entropies with ``label=semantic_entropy``, and say whom passages help."""
+        note, cut = self._entropy_cut(store) if self.label == BY_ENTROPY else ("", None)
+        for index in range(store.next_shard):
+            rows, states, units, left_out = store.read_shard(index)
+            for row in rows:
+                if cut is not None:
+                    row["correct"] = int(row[BY_ENTROPY] <= cut)
+            read = {(*self.place(row["id"]),): row["correct"] for row in rows if row["passages"]}
+            for row in rows:
+                opens, unit = self.place(row["id"])
+                there = read.get((1, unit))
+                row["helps"] = None if opens or there is None else float(there - row["correct"])
+            store.write_shard(index, rows, *states, units=units, left_out=left_out)
+        return [note] if note else []
+
+    def _entropy_cut(self, store: FeatureStore) -> tuple[str, float]:
+        """Choose the best cut of the training texts' entropies; return it with a note on it."""
         tables = list(store.tables(["split", BY_ENTROPY]))
         known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
         if not len(known):
             message = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
             raise UserError(f"{message}: raise limit", "labels")
         cut = best_cut(known)
-        for index in range(store.next_shard):
-            rows, states, units, left_out = store.read_shard(index)
-            for row in rows:
-                row["correct"] = int(row[BY_ENTROPY] <= cut)
-            store.write_shard(index, rows, *states, units=units, left_out=left_out)
         share = float((known > cut).mean())
-        return [
+        return (
             f"labels: right is a semantic entropy up to {cut:.3f} nats, which divides {len(known)} training "
             f"texts into the groups of least variance ({share:.3f} of them are above it)"
-        ]
+        ), cut
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
