@@ -114,6 +114,7 @@ PARTS: dict[str, dict[str, str]] = {
         "factscore": "data.texts.formats.factscore",
         "truthfulqa": "data.texts.formats.truthfulqa",
         "statements": "data.texts.formats.statements",
+        "adarague": "data.texts.formats.adarague",
         "jsonl": "data.texts.formats.jsonl",
     },
     "judge": {

@@ -19,7 +19,7 @@ Label = Literal["wrong", "helps"]
 #: Answers that retrieving must turn right, and wrong, so that heads of "helps" are trained.
 FEWEST = 20
 #: Weight in the loss of an answer that a retrieval does not change; one that it changes has 1.
-UNCHANGED = 0.5
+UNCHANGED = 0.3
 #: Split of the texts on which a stack's weights are fitted.
 WEIGHTS = "weights"
 

@@ -119,6 +119,8 @@ class Texts(OfTexts, Source):
                     self._leave_out(one, TOO_LONG, examples)
                 else:
                     about = {"condition": "read", "writer": one.writer}
+                    columns = self.source.survey(self.example_unit).columns
+                    about |= {name: one.record.get(name) for name in columns}
                     self.marked.add(one, one.id, generation, about, examples, whole=whole)
             yield examples
 

@@ -1,4 +1,4 @@
-"""AdaRAGUE: questions that Llama-3.1-8B answered with one retrieval and with none (Moskvoretskii et al. 2025).
+"""AdaRAGUE: questions that an 8B answered with one retrieval and with none (Moskvoretskii et al. 2025).
 
 Its tables hold what pandas printed of lists and arrays, which is read as Python literals and never run.
 """
