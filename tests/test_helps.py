@@ -17,6 +17,7 @@ from probers.prober.calibration import EntropyModel
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Helps, HelpsBefore, Probing, ProbingBefore
+from probers.signals import SIGNALS
 from probers.signals.retrieval import KNOWN, known_of, retriever_ranks
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
@@ -87,7 +88,7 @@ def test_a_prober_of_helps_keeps_its_label_and_ranks_what_helps(tmp_path):
     prober = fit(store, label="helps", head="linear", epochs=4, learning_curve=False, resamples=100)
     assert prober.label == "helps" and prober.metrics["ensemble"]["auroc"] > 0.7
     assert {"retriever margin", "known of the question"} <= set(prober.metrics["controls"])
-    assert prober.entropy_model.signals == KNOWN
+    assert prober.entropy_model.signals == (*SIGNALS, *KNOWN)
     # Here the margin says whether the answer is right, which the states say with noise.
     assert prober.metrics["with_entropy"]["auroc"] > prober.metrics["ensemble"]["auroc"]
     prober.save_pretrained(tmp_path / "p")
@@ -139,9 +140,11 @@ def test_what_is_known_of_a_question_before_a_retrieval_is_read():
     assert {name: list(each) for name, each in known.items()} == dict(zip(KNOWN, values, strict=True))
 
 
-def of_helps(**options):
+def of_helps(*signals, **options):
     """Heads of helps, and a model that adds the margin of the best passage to their score."""
-    model = EntropyModel((0.0,) * 5, (1.0,) * 5, (1.0, 0.0, 1.0, 0.0, 0.0), 0.0, 4.0, KNOWN)
+    names = ("score", *signals, *KNOWN)
+    n, weights = len(names), tuple(float(name in ("score", "retriever_margin")) for name in names)
+    model = EntropyModel((0.0,) * n, (1.0,) * n, weights, 0.0, 4.0, (*signals, *KNOWN))
     return linear_bank(label="helps", entropy_model=model, **options)
 
 
@@ -158,7 +161,7 @@ def test_triggers_of_helps_ask_the_heads_and_where_told_the_retriever():
     assert HelpsBefore(bank).probability(np.zeros(1)) == bank.probability(np.zeros(1))
     draft = generation(" Ana.", needs=of_helps().needs, state=lm.state)
     assert Helps(of_helps()).decide([draft], asked)[0].score == 2.0
-    assert Helps(of_helps(), with_entropy=True).decide([draft], asked)[0].score == 5.0
+    assert Helps(of_helps(*SIGNALS), with_entropy=True).decide([draft], asked)[0].score == 5.0
     # An answer from passages is accepted: the label is of the first retrieval.
     assert not Helps(of_helps()).decide([draft], [replace(asked[0], retrievals=1)])[0].fire
     with fails("mismatch", "with_entropy"):

@@ -35,7 +35,8 @@ from .settings import Assembling
 #: Note of figures of the label "helps", which have the names of those of "wrong".
 _OF_HELPS = (
     'label=helps: "wrong" in these figures is an answer that one retrieval turns right, and "+ entropy" '
-    "joins the score with the retriever's best score and margin, the question's rarity and its length"
+    "joins the score with the retriever's best score and margin, the question's rarity and its length, "
+    "and with the entropies of what is written"
 )
 #: Cost of what is read in the text's own pass.
 FREE = Cost(calls=0, tokens=0)
@@ -302,8 +303,10 @@ def assemble(
     kinds = {kind: _joined(kind, margins, heads, examples, choice.best_k) for kind in KINDS}
     ensemble, score = kinds[choice.combine]
     calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
-    beside = _known(examples) if examples.label == "helps" else examples.table
-    names = KNOWN if examples.label == "helps" else SIGNALS
+    beside, names = examples.table, SIGNALS
+    if examples.label == "helps":  # before anything is written, its entropies are not known
+        beside = beside.assign(**_known(examples))
+        names = KNOWN if dataset.specs[best.site].pool == "prompt" else (*SIGNALS, *KNOWN)
     lacking = [name for name in names if name not in beside]
     entropy_model = with_entropy = None
     notes: list[str] = [_OF_HELPS] if examples.label == "helps" else []
@@ -314,7 +317,7 @@ def assemble(
         of_validation = {name: values[rows] for name, values in signals.items()}
         lenient = partial(choose, refuse=False)
         entropy_model = fit_entropy_model(wrong, score[rows], of_validation, lambda *of: lenient(*of).value)
-        what = "all entropy signals" if names is SIGNALS else "what is known of the question"
+        what = "all entropy signals" if names is SIGNALS else ", ".join(names)
         about = f"logistic model of the score and {what}, fitted on validation"
         scores = entropy_model(score, signals)
         with_entropy = Detector(WITH_ENTROPY, scores, about, sigmoid, entropy_model.threshold)

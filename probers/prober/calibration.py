@@ -236,7 +236,9 @@ class EntropyModel:
         """Invert :meth:`to_dict`; UserError for inputs of another version, or other fields."""
         numbers: dict[str, Any] = dict(value)
         inputs = numbers.pop("inputs", None)
-        numbers["signals"] = next((n for n in (SIGNALS, KNOWN) if inputs == ["score", *n]), None)
+        numbers["signals"] = next(
+            (n for n in (SIGNALS, KNOWN, (*SIGNALS, *KNOWN)) if inputs == ["score", *n]), None
+        )
         if numbers["signals"] is None:
             message = f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again"
             raise UserError(message, "damaged")

@@ -83,8 +83,9 @@ class HelpsBefore(ProbingBefore):
 class Helps(Probing):
     """Trigger that fires on the draft if heads expect that a retrieval turns it right.
 
-    As :class:`Probing`, with heads of the label ``helps``, and ``with_entropy`` as in :class:`HelpsBefore`.
-    Query and passages should be those of the labels: the question, the same corpus.
+    As :class:`Probing`, with heads of the label ``helps``. ``with_entropy`` scores by the bank's logistic
+    model over heads, entropies of the draft, and what :class:`HelpsBefore` knows of the question. Query and
+    passages should be those of the labels: the question, the same corpus.
     """
 
     learns = "helps"
@@ -92,7 +93,8 @@ class Helps(Probing):
     make = ReadsBank.make
 
     def _signals(self, texts: Sequence[Generation], states: Sequence[State]) -> dict[str, np.ndarray] | None:
-        return known_to(states) if self.with_entropy else None
+        written = super()._signals(texts, states)
+        return written and written | known_to(states)
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         """Judge the first draft; an answer that was written from passages is accepted."""
