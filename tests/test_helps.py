@@ -11,7 +11,9 @@ from planted import make_store
 from refusals import fails
 from test_triggers import generation, state
 
-from probers.datagen import Questions
+from probers import CausalLM
+from probers.data.texts import TextSource
+from probers.datagen import Questions, Texts, label
 from probers.datagen.writer import fill
 from probers.prober.calibration import EntropyModel
 from probers.prober.prober import Prober
@@ -168,3 +170,32 @@ def test_triggers_of_helps_ask_the_heads_and_where_told_the_retriever():
         HelpsBefore(linear_bank(label="helps", pool="prompt"), with_entropy=True)
     with fails("mismatch", "label=wrong"):
         ProbingBefore(bank)
+
+
+def test_labelled_texts_say_what_a_retrieval_did(tmp_path):
+    """AdaRAGUE's tables are such texts: question, closed-book answer, and what one retrieval did to it."""
+    file = Path(__file__).parent / "data" / "questions" / "adarague.csv"
+    texts = {one.id: one for one in TextSource(str(file)).all()}
+    assert {id: (one.wrong, one.record["helps"]) for id, one in texts.items()} == {
+        "a1": (True, 1), "a2": (False, -1), "a3": (False, 0),
+    }  # fmt: skip
+    assert (texts["a1"].prompt, texts["a1"].answer) == ("Question: Who founded Arvik?\nAnswer:", " Bert Veld")
+    rows = [
+        {"id": str(i), "prompt": f"Where is {i}?", "answer": f" In {i}.", "wrong": i % 2 == 0, "helps": None}
+        for i in range(12)
+    ]  # fmt: skip
+    rows[0] |= {"helps": 1, "retriever_score": 2.5}
+    store = label(CausalLM.from_pretrained("testbed"), Texts(rows), layers=[4])
+    table = store.table().set_index("group")
+    assert sorted(table["helps"].dropna()) == [1.0] and table["retriever_score"].dropna().tolist() == [2.5]
+    with fails("bad-line", "row 1", "helps"):
+        label(CausalLM.from_pretrained("testbed"), Texts([rows[0] | {"helps": 2}, *rows[1:]]), layers=[4])
+
+
+def test_a_stack_is_of_one_label(tmp_path):
+    store = world(tmp_path / "s", both)
+    for name, of in (("wrong", "wrong"), ("helps", "helps")):
+        options = {"head": "mean_difference", "learning_curve": False, "resamples": 100}
+        fit(store, label=of, out=tmp_path / name, **options)
+    with fails("mismatch", "label=helps"):
+        fit(store, head=f"stacked probers=[{tmp_path}/wrong,{tmp_path}/helps]")

@@ -254,15 +254,16 @@ class Questions(Corpus, OfCot, Source):
         note, cut = self._entropy_cut(store) if self.label == BY_ENTROPY else ("", None)
         for index in range(store.next_shard):
             rows, states, units, left_out = store.read_shard(index)
-            for row in rows:
-                if cut is not None:
-                    row["correct"] = int(row[BY_ENTROPY] <= cut)
-            read = {(*self.place(row["id"]),): row["correct"] for row in rows if row["passages"]}
+            before = [dict(row) for row in rows]
+            for row in rows if cut is not None else ():
+                row["correct"] = int(row[BY_ENTROPY] <= cut)
+            read = {self.place(row["id"]): row["correct"] for row in rows if row["passages"]}
             for row in rows:
                 opens, unit = self.place(row["id"])
                 there = read.get((1, unit))
                 row["helps"] = None if opens or there is None else float(there - row["correct"])
-            store.write_shard(index, rows, *states, units=units, left_out=left_out)
+            if rows != before:
+                store.write_shard(index, rows, *states, units=units, left_out=left_out)
         return [note] if note else []
 
     def _entropy_cut(self, store: FeatureStore) -> tuple[str, float]:
