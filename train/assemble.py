@@ -303,7 +303,7 @@ def assemble(
     kinds = {kind: _joined(kind, margins, heads, examples, choice.best_k) for kind in KINDS}
     ensemble, score = kinds[choice.combine]
     calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
-    beside, names = examples.table, SIGNALS
+    beside, names = examples.table, tuple[str, ...](SIGNALS)
     if examples.label == "helps":  # before anything is written, its entropies are not known
         beside = beside.assign(**_known(examples))
         names = KNOWN if dataset.specs[best.site].pool == "prompt" else (*SIGNALS, *KNOWN)
@@ -317,7 +317,7 @@ def assemble(
         of_validation = {name: values[rows] for name, values in signals.items()}
         lenient = partial(choose, refuse=False)
         entropy_model = fit_entropy_model(wrong, score[rows], of_validation, lambda *of: lenient(*of).value)
-        what = "all entropy signals" if names is SIGNALS else ", ".join(names)
+        what = "all entropy signals" if names == SIGNALS else ", ".join(names)
         about = f"logistic model of the score and {what}, fitted on validation"
         scores = entropy_model(score, signals)
         with_entropy = Detector(WITH_ENTROPY, scores, about, sigmoid, entropy_model.threshold)

@@ -140,7 +140,9 @@ def question_source(settings: Any) -> QuestionSource:
     if source.prompt not in (None, prompt := settings.prompt.name):
         note = "note: questions=%s are made for prompt=%s, but the prompt is %s"
         log.info(note, source.name, source.prompt, prompt)
-    if getattr(source, "known", None) is not None:
+    from ..data.questions.completion import Completion
+
+    if isinstance(source, Completion) and source.known is not None:
         from .known import known_share
 
         source = known_share(source, getattr(settings, "seed", 0))

@@ -48,10 +48,11 @@ def known_share(source: Completion, seed: int = 0) -> Completion:
         UserError: the model knows none of them, or there are too few others.
     """
     assert source.known is not None
+    share = source.known
     source = source.seeded(seed)
     questions = [row.record for row in source.every_row() if isinstance(row.record, Question)]
     right = _right(source, questions)
-    chosen = _chosen(questions, right, source.known, source.seed or 0)
+    chosen = _chosen(questions, right, share, source.seed or 0)
     known = sum(right[question.id] for question in chosen)
     log.info(
         "%d of %d completions are known to %s; %d are asked, all of these and %d others", known,

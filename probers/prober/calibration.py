@@ -269,7 +269,7 @@ def fit_entropy_model(
 ) -> EntropyModel:  # fmt: skip
     """Weigh the heads' scores against ``signals`` (n,) each; ``rule`` chooses the log-odds' threshold."""
     inputs = np.stack([scores, *(np.asarray(values, dtype=float) for values in signals.values())], axis=1)
-    weights, mean, scale, intercept = fit_logistic(inputs, wrong)
-    vectors = (tuple(values.tolist()) for values in (mean, scale, weights))
-    model = EntropyModel(*vectors, intercept, 0.0, tuple(signals))
+    fitted = fit_logistic(inputs, wrong)
+    mean, scale, weights = (tuple(v.tolist()) for v in (fitted.mean, fitted.scale, fitted.weights))
+    model = EntropyModel(mean, scale, weights, fitted.intercept, 0.0, tuple(signals))
     return replace(model, threshold=rule(wrong, model(scores, signals)))

@@ -22,6 +22,7 @@ from ..completions import ServedGeneration
 from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
 
 if TYPE_CHECKING:
+    from probers.cli.inputs import ProberKind
     from probers.prober.prober import Prober
     from probers.prompts import PromptTemplate
     from probers.store.spec import ModelSpec
@@ -145,7 +146,7 @@ class Probing(ReadsBank):
     _recognise: Recogniser | None = field(init=False, repr=False)
     _part: Part = field(init=False, repr=False)
 
-    prober = "answers"
+    prober: ClassVar[ProberKind | None] = "answers"
     make = (
         "make one with 'probers-datagen --source cot' (or --source wiki pool=tokens) and 'probers-train', "
         "and pass its folder as prober="
@@ -296,7 +297,7 @@ class ProbingBefore(ReadsApart):
 
     after = False
     decides_by = "question"
-    prober = "prompts"
+    prober: ClassVar[ProberKind | None] = "prompts"
 
     def __post_init__(self) -> None:
         bank = self.load()
