@@ -198,6 +198,7 @@ class Questions(Corpus, OfCot, Source):
         requests = [GenerationRequest(text, limit, id) for text, id in zip(prompts, ids, strict=True)]
         record = recorded_needs if self.reads == "both" else span_needs
         needs = record(self.needs, attention=lm.attends)
+        rows: list[dict[str, Any]] = []
         for batch in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.ends)):
             examples = Examples()
             judged = self._judged(lm, units, names, batch)
@@ -221,7 +222,9 @@ class Questions(Corpus, OfCot, Source):
                 row |= {"helps": None, **judged.get(index, {})}
                 examples.tokens += row.get("sample_tokens", 0) + row.get("verbalised_tokens", 0)
                 examples.add(row, states)
+            rows += examples.rows
             yield examples
+        self._compare(rows)  # a shard is written once all of it is made
 
     def _read_part(self, generation: Generation) -> tuple[dict[str, Any], list[np.ndarray]] | None:
         """Compute signals and states of the read part of a text; None if it has no token."""
@@ -250,21 +253,25 @@ class Questions(Corpus, OfCot, Source):
         return dict(zip(written, self.detectors.columns(lm, answers), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:
-        """Label answers by their entropies with ``label=semantic_entropy``, and say whom passages help."""
-        note, cut = self._entropy_cut(store) if self.label == BY_ENTROPY else ("", None)
+        """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
+        if self.label != BY_ENTROPY:
+            return []
+        note, cut = self._entropy_cut(store)
         for index in range(store.next_shard):
             rows, states, units, left_out = store.read_shard(index)
-            before = [dict(row) for row in rows]
-            for row in rows if cut is not None else ():
-                row["correct"] = int(row[BY_ENTROPY] <= cut)
-            read = {self.place(row["id"]): row["correct"] for row in rows if row["passages"]}
             for row in rows:
-                opens, unit = self.place(row["id"])
-                there = read.get((1, unit))
-                row["helps"] = None if opens or there is None else float(there - row["correct"])
-            if rows != before:
-                store.write_shard(index, rows, *states, units=units, left_out=left_out)
-        return [note] if note else []
+                row["correct"] = int(row[BY_ENTROPY] <= cut)
+            self._compare(rows)
+            store.write_shard(index, rows, *states, units=units, left_out=left_out)
+        return [note]
+
+    def _compare(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Set ``helps`` of each answer without passages by the answer with passages, if both are there."""
+        read = {self.place(row["id"]): row["correct"] for row in rows if row["passages"]}
+        for row in rows:
+            opens, unit = self.place(row["id"])
+            there = read.get((1, unit))
+            row["helps"] = None if opens or there is None else float(there - row["correct"])
 
     def _entropy_cut(self, store: FeatureStore) -> tuple[str, float]:
         """Choose the best cut of the training texts' entropies; return it with a note on it."""
