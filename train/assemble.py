@@ -36,7 +36,7 @@ from .settings import Assembling
 _OF_HELPS = (
     'label=helps: "wrong" in these figures is an answer that one retrieval turns right, and "+ entropy" '
     "joins the score with the retriever's best score and margin, the question's rarity and its length, "
-    "and with the entropies of what is written"
+    "and, on drafts, the entropies"
 )
 #: Cost of what is read in the text's own pass.
 FREE = Cost(calls=0, tokens=0)
