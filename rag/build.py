@@ -39,7 +39,11 @@ def method_of(given: Any) -> str | None:
     """Name the method of comparisons that reads a prober, also its trigger; None for other objects."""
     from probers.prober.prober import Prober  # loads torch
 
-    return _BY_POOL.get(given.spec.pool, "probing") if isinstance(given, Prober) else None
+    if not isinstance(given, Prober):
+        return None
+    if given.label == "helps":
+        return "helps_before" if given.spec.pool == "prompt" else "helps"
+    return _BY_POOL.get(given.spec.pool, "probing")
 
 
 def make_trigger(given: Any) -> Trigger:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 #: Trained parts that some methods of a comparison need, by the keys that name them.
 TRAINED: dict[str, TrainedKind] = {
     "token_prober": "tokens", "entity_prober": "entities", "prompt_prober": "prompts",
-    "grounding_prober": "grounding", "classifier": "questions",
+    "grounding_prober": "grounding", "helps_prober": "helps", "helps_prompt_prober": "helps_before",
+    "classifier": "questions",
 }  # fmt: skip
 #: Part of a text: nothing, its first sentence, or all of it.
 Share = Literal["nothing", "sentence", "all"]
@@ -143,8 +144,8 @@ class Trigger:
         takes: part of a text written from fetched passages that is accepted without judging it: "nothing"
             (the passages stay until others replace them), its first "sentence", or "all". Text after an
             accepted part is written without passages, and judged.
-        prober: the kind of heads that read states for it: of whole "answers", single "tokens", "entities"
-            or "prompts".
+        prober: the kind of heads that read states for it: of whole "answers", single "tokens", "entities",
+            "prompts", or what "helps".
         served: it reads the scores of the server that writes.
         reads_tokens: it reads or counts the tokens of a text, which some servers do not tell.
         counts: it counts phrases in the retriever's index (:class:`probers.signals.rarity.Counts`).

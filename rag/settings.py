@@ -119,6 +119,10 @@ class Compare(Answering):
     prompt_prober: Name | None = None
     """prober of pool=prompt for probing_before; null is prober= if it is one, else the newest of this
     model"""
+    helps_prober: Name | None = None
+    """prober of label=helps for helps; null is the newest of this model"""
+    helps_prompt_prober: Name | None = None
+    """prober of label=helps and pool=prompt for helps_before; null is the newest of this model"""
     classifier: Name | None = None
     """classifier of questions for adaptive; null is the newest of this model"""
     examples: Natural = 10

@@ -472,6 +472,7 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     names = [
         "never", "always", "random", "oracle", "fixed_length", "fixed_sentence", "flare", "entropy", "rind",
         "radio", "probing", "llm_judge", "adaptive", "before_entity", "entity_signal", "rarity",
+        "helps", "helps_before",
         "probing_before", "self_consistency", "semantic_entropy", "lexical_similarity", "eigenscore",
         "p_true", "ungrounded", "verbalised", "dtr", "etc",
     ]  # fmt: skip

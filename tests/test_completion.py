@@ -6,14 +6,17 @@ from itertools import islice
 
 import pytest
 from artefacts import write_lines
+from fake_lm import FakeLM
 from refusals import fails
 
 import probers.cli.compose as config
+from probers.cli import known
 from probers.cli import main as cli
 from probers.data import load_corpus
 from probers.data.articles import open_articles
 from probers.data.corpus_formats import WORDS
 from probers.data.questions import open_questions
+from probers.data.questions.completion import Completion
 from probers.data.splits import Seen
 from probers.evaluation.answers import final_answer, right_by, same_meaning
 from probers.types import SPLITS
@@ -224,3 +227,50 @@ def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_
     everything = open_questions("completion", articles="articles.jsonl").questions
     assert known == {q.id for q in everything if seen.split_of(q) not in ("train", "validation")}
     assert any(seen.split_of(q) == "train" for q in everything)
+
+
+@pytest.fixture
+def half_known(articles, monkeypatch, tmp_path):
+    """Completions of which a model writes the years; it is loaded once for each set."""
+    loads = []
+
+    def load(name):
+        loads.append(name)
+        return FakeLM(lambda prompt: f" {1500 + next(n for n, t in enumerate(TOWNS) if t in prompt)} it was.")
+
+    monkeypatch.setattr(known.CausalLM, "from_pretrained", load)
+    monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "cache"))
+    return partial(Completion, articles=str(articles), per_article=9, known=0.5), loads
+
+
+def test_of_completions_the_known_ones_and_so_many_others_are_asked(half_known, tmp_path):
+    make, loads = half_known
+    file = tmp_path / "passages.jsonl"
+    source = known.known_share(make(corpus_to=str(file), own_passages=0.5))
+    questions = open_questions(source).questions
+    years = {q.id for q in questions if q.answers[0].isdigit()}
+    every = {q.id for q in asked(source.articles, per_article=9) if q.answers[0].isdigit()}
+    assert years == every and len(years) == len(TOWNS)
+    for split in SPLITS:  # half in every split
+        of_split = [q.id in years for q in questions if q.split == split]
+        assert sum(of_split) * 2 == len(of_split)
+    again = open_questions(known.known_share(make(corpus_to=str(file), own_passages=0.5)))
+    assert again.questions == questions and loads == ["smollm2"]
+    passages = {p.id: p.text for p in load_corpus(str(file))}
+    answers = {q.id: q.answers[0] for q in questions}
+    assert passages.keys() < answers.keys() and passages
+    assert all(answers[id] in text for id, text in passages.items())
+    # Another share of the same set needs no further pass.
+    more = open_questions(known.known_share(make(known=0.8))).questions
+    assert years < {q.id for q in more} and len(more) < len(questions) and len(loads) == 1
+
+
+def test_a_share_that_cannot_be_is_refused(half_known, articles, monkeypatch):
+    make, _ = half_known
+    with fails("labels", "known=0.05"):
+        known.known_share(make(known=0.05))
+    monkeypatch.setattr(known.CausalLM, "from_pretrained", lambda name: FakeLM(lambda prompt: " nothing."))
+    with fails("labels", "none of"):
+        known.known_share(make(known_to="other"))
+    with fails("unsupported", "known=0.5"):
+        open_questions(make())

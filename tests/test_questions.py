@@ -59,6 +59,8 @@ OFFICIAL = {
     "simpleqa": ("problem", "simpleqa.csv"),
     "msmarco": ("query_id", "msmarco.json"),
     "beir": ("_id", "beir_queries.jsonl"),
+    "ramdocs": ("question", "ramdocs.jsonl"),
+    "adarague": ("qid", "adarague.csv"),
 }
 NAMES = {file: name for name, (_, *files) in OFFICIAL.items() for file in files}
 
@@ -117,6 +119,33 @@ def test_hotpotqa_is_told_as_fullwiki_by_gold_paragraphs_that_are_missing():
     found = opened("hotpot_fullwiki.json")
     titles = [(p.title, p.is_gold) for p in found.questions[0].passages]
     assert found.record["layout"] == "fullwiki" and titles == [("Aldenburg", True), ("Marl", False)]
+
+
+def test_ramdocs_says_of_each_document_whether_it_is_right():
+    first, second = opened("ramdocs.jsonl").questions
+    assert first.answers == ("3,559", "3,600") and first.id.startswith("ramdocs-")
+    assert [p.is_gold for p in first.passages] == [True, False, False]
+    assert first.truth == {"documents": ["correct", "misinfo", "noise"], "wrong_answers": ["10,000"]}
+    assert passages(second) == [("0", "", "Belmar lies on the Lisk.", True)]
+
+
+def test_adarague_says_what_one_retrieval_did_to_the_answer(tmp_path):
+    found = by_id(opened("adarague.csv"))
+    assert {id: (q.truth["wrong"], q.truth["helps"]) for id, q in found.items()} == {
+        "a1": (True, 1), "a2": (False, -1), "a3": (False, 0),
+    }  # fmt: skip
+    assert (found["a1"].truth["without"], found["a1"].truth["with"]) == ("Bert Veld", "It was Anna Veld.")
+    assert found["a3"].answers == ("the hills", "hills")
+    assert passages(found["a1"])[1] == ("1", "Osk", 'The Osk\'s source is "high" in the hills.', False)
+    lines = (FILES / "adarague.csv").read_text()
+    whole = "['the hills', 'hills']"
+    for damage in ("['the hills', 'hills'", "[the hills]", "the hills", "[1]", "__import__('os').getcwd()"):
+        file = tmp_path / "adarague.csv"
+        file.write_text(lines.replace(whole, damage))
+        with fails("bad-line", "line 6", "reference"):
+            open_questions("adarague", path=str(file))
+        skipped = open_questions("adarague", path=str(file), on_bad_line="skip")
+        assert [q.id for q in skipped.questions] == ["a1", "a2"] and skipped.excluded
 
 
 def test_2wikimultihopqa_with_and_without_aliases():
@@ -885,7 +914,7 @@ def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
         assert passages(first) == [("0", "", "A.", True), ("1", "", "B.", False)]
 
 
-@pytest.mark.parametrize("name", [n for n in OFFICIAL if n not in ("iirc", "beir")])
+@pytest.mark.parametrize("name", [n for n in OFFICIAL if n not in ("iirc", "beir", "ramdocs", "adarague")])
 def test_the_default_copies_are_named_and_can_be_replaced(monkeypatch, name):
     rows = datasets.IterableDataset.from_generator(lambda: iter([HUB[name][0]]))
     load = Mock(return_value=rows)

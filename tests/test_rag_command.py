@@ -233,6 +233,8 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
         "before_entity": "entities",
         "probing_before": "prompts",
         "ungrounded": "grounding",
+        "helps": "helps",
+        "helps_before": "helps_before",
     }
     for group in ("trigger", "query", "retriever"):
         for name in choices(group):
@@ -251,11 +253,13 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
 
 
 def token_banks(folder):
-    """Probers of single tokens, of the states before entities and before answers, and of passages."""
+    """Probers of single tokens, of the states before entities and answers, of passages, and of helps."""
     linear_bank(site="resid_diff", position="answer", seen=Seen({})).save_pretrained(folder / "grounding")
     for name, pool in (("tokens", "tokens"), ("entities", "predicting")):
         linear_bank(pool=pool, position="entity", seen=Seen({})).save_pretrained(folder / name)
     linear_bank(pool="prompt", seen=Seen({})).save_pretrained(folder / "prompts")
+    for name, pool in (("helps", "mean"), ("helps_before", "prompt")):
+        linear_bank(pool=pool, label="helps", seen=Seen({})).save_pretrained(folder / name)
 
 
 def classifier():
@@ -287,7 +291,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     classifier().save(runs / "adaptive")
     Seen({}).save(runs / "adaptive")
     classifier().save(runs / "adaptive of another")
-    kinds = ("answers", "tokens", "entities", "prompts")
+    kinds = ("answers", "tokens", "entities", "prompts", "helps", "helps_before")
     for name in (*kinds, "adaptive", "answers of another", "adaptive of another"):
         finished(runs / name, {"model": "x" if "another" in name else "testbed"})
     cfg = request("rag", [])
@@ -306,6 +310,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     # A comparison gives each method its own.
     its = {
         "radio": "tokens", "before_entity": "entities", "probing_before": "prompts", "adaptive": "adaptive",
+        "helps": "helps", "helps_before": "helps_before",
     }  # fmt: skip
     selection = Selection.of(request("compare", [f"triggers=[{','.join(its)}]"]))
     selection, notes = selection.completed(partial(available, model="testbed", prober=None))

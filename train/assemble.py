@@ -23,6 +23,7 @@ from probers.prober.figures import BARE, EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
 from probers.prober.prober import Prober
 from probers.prober.token_scores import Aggregate, aggregate
 from probers.signals import SIGNALS
+from probers.signals.retrieval import KNOWN, known_of
 from probers.store.files import COLUMNS
 from probers.types import RunError
 
@@ -31,6 +32,12 @@ from .examples import Examples
 from .heads import Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
 
+#: Note of figures of the label "helps", which have the names of those of "wrong".
+_OF_HELPS = (
+    'label=helps: "wrong" in these figures is an answer that one retrieval turns right, and "+ entropy" '
+    "joins the score with the retriever's best score and margin, the question's rarity and its length, "
+    "and, on drafts, the entropies"
+)
 #: Cost of what is read in the text's own pass.
 FREE = Cost(calls=0, tokens=0)
 
@@ -65,7 +72,26 @@ def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
             notes.append(f"control {name!r} left out: {problem}")
         else:
             detectors.append(Detector(name, scores(examples, *columns), about))
+    detectors += _known_controls(examples) if examples.label == "helps" else []
     return detectors, notes
+
+
+def _known(examples: Examples) -> dict[str, np.ndarray]:
+    """Compute :data:`KNOWN` (N,) of the texts' questions."""
+    names = ("question", "retriever_score", "retriever_margin", "question_frequency")
+    return known_of({name: examples.table[name].tolist() for name in names if name in examples.table})
+
+
+def _known_controls(examples: Examples) -> list[Detector]:
+    """Compute a control of each thing known of a question before a retrieval is read, and of all of them."""
+    known, rows = _known(examples), examples.rows["train"]
+    values = np.stack(list(known.values()), axis=1)
+    parts = {name: values[:, [i]] for i, name in enumerate(known)} | {"known of the question": values}
+    return [
+        Detector(name.replace("_", " "), numbers(part, examples.wrong, rows, bins=RANGES), _RANGES[0])
+        for name, part in parts.items()
+        if np.ptp(part[rows], axis=0).any()
+    ]
 
 
 def _unusable(examples: Examples, column: str) -> str | None:
@@ -277,17 +303,22 @@ def assemble(
     kinds = {kind: _joined(kind, margins, heads, examples, choice.best_k) for kind in KINDS}
     ensemble, score = kinds[choice.combine]
     calibrations = {kind: fit_calibration(kind, wrong, score[rows]) for kind in CALIBRATIONS}
-    lacking = [name for name in SIGNALS if name not in examples.table]
+    beside, names = examples.table, tuple[str, ...](SIGNALS)
+    if examples.label == "helps":  # before anything is written, its entropies are not known
+        beside = beside.assign(**_known(examples))
+        names = KNOWN if dataset.specs[best.site].pool == "prompt" else (*SIGNALS, *KNOWN)
+    lacking = [name for name in names if name not in beside]
     entropy_model = with_entropy = None
-    notes: list[str] = []
+    notes: list[str] = [_OF_HELPS] if examples.label == "helps" else []
     if choice.with_entropy and lacking:
         notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
     elif choice.with_entropy:
-        signals = {name: examples.table[name].to_numpy() for name in SIGNALS}
+        signals = {name: np.asarray(beside[name]) for name in names}
         of_validation = {name: values[rows] for name, values in signals.items()}
         lenient = partial(choose, refuse=False)
         entropy_model = fit_entropy_model(wrong, score[rows], of_validation, lambda *of: lenient(*of).value)
-        about = "logistic model of the score and all entropy signals, fitted on validation"
+        what = "all entropy signals" if names == SIGNALS else ", ".join(names)
+        about = f"logistic model of the score and {what}, fitted on validation"
         scores = entropy_model(score, signals)
         with_entropy = Detector(WITH_ENTROPY, scores, about, sigmoid, entropy_model.threshold)
     chosen = choose(wrong, score[rows], refuse=refuse)

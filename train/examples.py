@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,12 @@ from probers.data.splits import Seen, deal
 from probers.store.joined import Stored
 from probers.types import SPLITS, UserError
 
+#: Label to learn: "wrong", or whether one retrieval turns an answer right.
+Label = Literal["wrong", "helps"]
+#: Answers that retrieving must turn right, and wrong, so that heads of "helps" are trained.
+FEWEST = 20
+#: Weight in the loss of an answer that a retrieval does not change; one that it changes has 1.
+UNCHANGED = 0.3
 #: Split of the texts on which a stack's weights are fitted.
 WEIGHTS = "weights"
 
@@ -28,25 +35,31 @@ class Examples:
     """Labelled texts of a store, one row of ``table`` each, in its order; ``rows`` of each split.
 
     ``members`` are the rows in the store of each text's tokens, in order; None for pooled states. A stack's
-    weights are fitted on a split of their own; ``known`` is what its probers have seen.
+    weights are fitted on a split of their own; ``known`` is what its probers have seen. With "helps" as
+    ``label`` the texts are answers without passages, and those that one retrieval turns right count as wrong.
     """
 
     table: pd.DataFrame
     rows: dict[str, np.ndarray]
     members: tuple[np.ndarray, ...] | None = None
     known: Seen = Seen({})  # noqa: RUF009 (frozen)
+    label: Label = "wrong"
 
     @property
     def inside(self) -> np.ndarray | None:
         """(N,) true for marked spans, false for what lies outside of them; None for other stores."""
         return self.table["inside"].to_numpy() == 1 if "inside" in self.table else None
 
-    def span_weights(self, weight: float, *, marked: bool = False) -> np.ndarray | None:
+    def loss_weights(self, weight: float, *, marked: bool = False) -> np.ndarray | None:
         """Weigh each text in the loss (N, 2): the loss of its tokens, and that of its highest token.
 
         Both weigh ``weight`` in marked spans and 1 elsewhere; with ``marked`` the latter is 1 in marked spans
-        and 0 elsewhere. None for stores without marks.
+        and 0 elsewhere. None for stores without marks. With the label "helps" both are 1 where a retrieval
+        changes the answer, and :data:`UNCHANGED` where it does not.
         """
+        if self.label == "helps":
+            changed = np.nan_to_num(self.table["helps"].to_numpy(dtype=float)) != 0
+            return np.repeat(np.where(changed, 1.0, UNCHANGED)[:, None], 2, axis=1)
         if self.inside is None:
             return None
         tokens = np.where(self.inside, weight, 1.0)
@@ -155,13 +168,15 @@ class Examples:
 class SplitRequest:
     """Choice of the training, validation and test texts, as of the settings of the same names.
 
-    ``split`` is "store" for the store's own, or three shares, by which its groups are dealt anew.
+    ``split`` is "store" for the store's own, or three shares, by which its groups are dealt anew. ``label``
+    "helps" takes the answers whose column ``helps`` is known.
     """
 
     split: str | Sequence[float] = "store"
     train_on: Sequence[str] = ()
     test_on: Sequence[str] = ()
     seed: int = 0
+    label: Label = "wrong"
 
     def __post_init__(self) -> None:
         shares = () if isinstance(self.split, str) else self.split
@@ -205,6 +220,7 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
     """
     first = stores[0]
     table, members = as_texts(first)
+    request = request or SplitRequest()
     for other in stores[1:]:
         texts, of = as_texts(other)
         same = table[["id", "correct", "text"]].equals(texts[["id", "correct", "text"]])
@@ -212,13 +228,49 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
             why = "stores of several sites must be made by the same command but for site"
             raise UserError(f"data={other.path} holds other texts than {first.path}: {why}", code="mismatch")
     what = first.called
-    split = (request or SplitRequest()).assign(table, what)
+    split = request.assign(table, what)
+    if request.label == "helps":
+        split = np.where(_known_to_help(table, split, what), split, "")
+        table = table.assign(correct=(table["helps"].fillna(0) <= 0).astype(int))
     if "token_wrong" in table:  # undecided ones are of no use; what nobody judged is trained on as right
         unknown = (table["token_wrong"] < 0) | ((table["inside"] < 0) & (split != "train"))
         split = np.where(unknown, "", split)
     table = table.assign(split=split)
     _check_splits(table[split != ""], what)
-    return Examples(table, {name: np.flatnonzero(split == name) for name in SPLITS}, members)
+    rows = {name: np.flatnonzero(split == name) for name in SPLITS}
+    return Examples(table, rows, members, label=request.label)
+
+
+def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndarray:
+    """Tell of which texts (N,) it is known whether a retrieval helps.
+
+    UserError where that is known of none, and where too few are helped or harmed to learn from.
+    """
+    if "helps" not in table:
+        fix = "make it with probers-datagen --source cot, or give texts with a column helps"
+        raise UserError(f"label=helps: {what} has no column helps: {fix}", code="labels")
+    helps = table["helps"].to_numpy(dtype=float)
+    known = np.isfinite(helps)
+    if not known.any():
+        why = "no question of it was answered both without and with passages"
+        raise UserError(
+            f"label=helps: {what} does not say whom passages help, as {why}: give a corpus in which "
+            "questions find passages", code="labels",
+        )  # fmt: skip
+    used = helps[known & (split != "")]
+    helped, harmed = int((used > 0).sum()), int((used < 0).sum())
+    if min(helped, harmed) < FEWEST:
+        counts = f"retrieving turns {helped} of {len(used)} answers of {what} right and {harmed} wrong"
+        if harmed < FEWEST <= helped:
+            fix = "where it hardly harms, label=wrong gives the order: train with that"
+        elif helped < FEWEST <= harmed:
+            fix = "where it hardly helps, trigger=never is the best: no head is needed"
+        else:
+            fix = "take more questions (limit)"
+        raise UserError(
+            f"label=helps needs {FEWEST} of either to learn from, and {counts}; {fix}", code="labels"
+        )
+    return known
 
 
 def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None]:

@@ -137,7 +137,7 @@ def train_heads(
     if head.needs_moments:  # of single rows, also where texts of tokens are trained on
         single = torch.from_numpy(np.flatnonzero(np.isin(examples.text_of, examples.rows["train"])))
         head.prepare(moments(dataset.states, single, places, targets[examples.text_of]))
-    weights_of_texts = examples.span_weights(how.span_weight, marked=how.loss == "span_max")
+    weights_of_texts = examples.loss_weights(how.span_weight, marked=how.loss == "span_max")
     shares = None if weights_of_texts is None else torch.from_numpy(weights_of_texts[of])
     seeds = sorted({task.seed for task in tasks})
     schedule = Schedule(-(-len(training) // how.batch_size), how.epochs, how.checks)

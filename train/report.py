@@ -122,6 +122,8 @@ def use_command(bank: Prober, out: str | Path, model: str = "testbed", *, read: 
         "predicting": "before_entity query=cioqf", "tokens": "radio query=cioqf", "prompt": "probing_before",
     }  # fmt: skip
     trigger = triggers.get(bank.spec.pool, "probing" if bank.spec.position == "generated" else "")
+    if bank.label == "helps":
+        trigger = {"probing": "helps query=question", "probing_before": "helps_before"}.get(trigger, "")
     scores = read and bank.spec.pool != "prompt"
     if bank.head.tokens or not (trigger or scores):
         return None

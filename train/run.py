@@ -86,7 +86,9 @@ class Plan:
             raise UserError("matrix and test are of whole trainings: leave part and launch out", "conflict")
         stores = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
         alone = {str(store.path): Sources.of([store], *how) for store in stores}
-        request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
+        request = SplitRequest(
+            settings.split, settings.train_on, settings.test_on, settings.seed, settings.label
+        )
         dataset = Dataset.load(sources.stores, settings.layer, request, sources.beside)
         settings.check_spans(marked=dataset.examples.inside is not None)
         dataset = method.prepare(dataset, sources.stores)
@@ -240,6 +242,7 @@ def _measure(
     bank = replace(
         trained.bank, metrics=figures.to_dict(), card=write_card(trained.bank, figures, origin, out),
         seen=examples.seen(), recogniser=_recogniser(config), columns=_columns(config),
+        label=examples.label,
     )  # fmt: skip
     if out is not None:
         bank.save_pretrained(out)
@@ -250,7 +253,7 @@ def _measure(
 def _matrix(plan: Plan, bank: Prober, out: Path) -> str:
     """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
     settings, names = plan.settings, list(map(str, plan.stores))
-    split, probers = SplitRequest(settings.split, seed=settings.seed), {}
+    split, probers = SplitRequest(settings.split, seed=settings.seed, label=settings.label), {}
     if len(names) > 1 and settings.matrix:
         stores = {name: plan.alone[name] for name in names}
         probers = sweeps.each_alone(stores, settings.layer, split, plan.method.make, settings, settings)

@@ -68,7 +68,7 @@ def run(settings: Search) -> Path:
     paths = [store.path for store in opened]
     pool = settings.pool or opened[0].spec.pool
     stores, beside = stores_of(opened, pool, listed(settings.sites), settings.beside)
-    request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed)
+    request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed, settings.label)
     examples = load_examples([*stores.values(), *chain.from_iterable(beside.values())], request)
     settings.check_spans(marked=examples.inside is not None)
     settings.rule().check_number(len(examples.groups("validation")))

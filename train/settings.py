@@ -100,7 +100,8 @@ class Assembling:
     calibration: Literal["platt", "temperature", "isotonic"] = "platt"
     """calibration of P(wrong) on validation"""
     with_entropy: bool = True
-    """also fit a logistic model over the score of the heads and the entropies"""
+    """also fit a logistic model over the score of the heads and the entropies; with label=helps, over that
+    score and what is known of the question: ranks of its passages, rarity, length"""
     threshold: Name = "balanced_accuracy"
     """rule that chooses the threshold on validation: balanced_accuracy, f1, accuracy, budget=0.4 (share
     that fires), recall_at_fpr=0.1, cost=5 (of a miss, where a false alarm costs 1), or risk=0.1@0.95 (at
@@ -131,6 +132,9 @@ class Stores(Run):
     """pool to train on, for a store with several; null takes its first"""
     suffix: Name | None = None
     """text added to the name of the default folder; a sweep (-m) sets it"""
+    label: Literal["wrong", "helps"] = "wrong"
+    """label to learn: wrong, or helps, whether one retrieval turns an answer right (stores of source=cot,
+    and texts with a column helps)"""
     split: Literal["store"] | tuple[Positive, Positive, Positive] = "store"
     """store keeps the splits of the store; [0.6,0.2,0.2] are shares of train, validation and test, split
     by group"""

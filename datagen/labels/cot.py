@@ -32,6 +32,7 @@ from probers.signals.agreement import best_cut
 from probers.signals.detectors import Asked, Detectors
 from probers.signals.meaning import by_matcher
 from probers.signals.rarity import Counts, lowest_frequencies
+from probers.signals.retrieval import retriever_ranks
 from probers.signals.samples import Draws
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
@@ -184,7 +185,9 @@ class Questions(Corpus, OfCot, Source):
         texts = [q.question for q in units]
         if isinstance(self.retrieve, Counts):
             frequencies = lowest_frequencies(texts, self.retrieve, Recogniser("rules", quiet=True))
-        passages = [[p.text for p in hits] for hits in search(self.retrieve, texts, self.k)]
+        hits_of = search(self.retrieve, texts, max(self.k, 2))
+        passages = [[p.text for p in hits[: self.k]] for hits in hits_of]
+        ranks = [retriever_ranks(hits) for hits in hits_of]
         parts = [(text, hits, "") for text, hits in zip(texts, passages, strict=True)]
         shown = passages_that_fit(lm.fits, self.prompt, parts, [limit] * len(units))
         prompts = [self.prompt.question(text) for text in texts]
@@ -195,6 +198,7 @@ class Questions(Corpus, OfCot, Source):
         requests = [GenerationRequest(text, limit, id) for text, id in zip(prompts, ids, strict=True)]
         record = recorded_needs if self.reads == "both" else span_needs
         needs = record(self.needs, attention=lm.attends)
+        rows: list[dict[str, Any]] = []
         for batch in lm.generate_each(requests, Decoding(needs, self.prompt.prefix, self.prompt.ends)):
             examples = Examples()
             judged = self._judged(lm, units, names, batch)
@@ -214,10 +218,13 @@ class Questions(Corpus, OfCot, Source):
                     continue
                 signals, states = read
                 row = self._row(units[place], _CONDITIONS[opens], generation) | signals
-                row |= {"passages": shows, "question_frequency": frequencies[place], **judged.get(index, {})}
+                row |= {"passages": shows, "question_frequency": frequencies[place], **ranks[place]}
+                row |= {"helps": None, **judged.get(index, {})}
                 examples.tokens += row.get("sample_tokens", 0) + row.get("verbalised_tokens", 0)
                 examples.add(row, states)
+            rows += examples.rows
             yield examples
+        self._compare(rows)  # a shard is written once all of it is made
 
     def _read_part(self, generation: Generation) -> tuple[dict[str, Any], list[np.ndarray]] | None:
         """Compute signals and states of the read part of a text; None if it has no token."""
@@ -249,22 +256,36 @@ class Questions(Corpus, OfCot, Source):
         """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
         if self.label != BY_ENTROPY:
             return []
+        note, cut = self._entropy_cut(store)
+        for index in range(store.next_shard):
+            rows, states, units, left_out = store.read_shard(index)
+            for row in rows:
+                row["correct"] = int(row[BY_ENTROPY] <= cut)
+            self._compare(rows)
+            store.write_shard(index, rows, *states, units=units, left_out=left_out)
+        return [note]
+
+    def _compare(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Set ``helps`` of each answer without passages by the answer with passages, if both are there."""
+        read = {self.place(row["id"]): row["correct"] for row in rows if row["passages"]}
+        for row in rows:
+            opens, unit = self.place(row["id"])
+            there = read.get((1, unit))
+            row["helps"] = None if opens or there is None else float(there - row["correct"])
+
+    def _entropy_cut(self, store: FeatureStore) -> tuple[str, float]:
+        """Choose the best cut of the training texts' entropies; return it with a note on it."""
         tables = list(store.tables(["split", BY_ENTROPY]))
         known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
         if not len(known):
             message = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
             raise UserError(f"{message}: raise limit", "labels")
         cut = best_cut(known)
-        for index in range(store.next_shard):
-            rows, states, units, left_out = store.read_shard(index)
-            for row in rows:
-                row["correct"] = int(row[BY_ENTROPY] <= cut)
-            store.write_shard(index, rows, *states, units=units, left_out=left_out)
         share = float((known > cut).mean())
-        return [
+        return (
             f"labels: right is a semantic entropy up to {cut:.3f} nats, which divides {len(known)} training "
             f"texts into the groups of least variance ({share:.3f} of them are above it)"
-        ]
+        ), cut
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)

@@ -118,7 +118,9 @@ class Texts(OfTexts, Source):
                 if generation.stop == "skipped":
                     self._leave_out(one, TOO_LONG, examples)
                 else:
-                    about = {"condition": "read", "writer": one.writer}
+                    columns = self.source.survey(self.example_unit).columns
+                    known: dict[str, Any] = {name: one.record.get(name) for name in columns}
+                    about = {"condition": "read", "writer": one.writer, **known}
                     self.marked.add(one, one.id, generation, about, examples, whole=whole)
             yield examples
 

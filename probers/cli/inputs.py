@@ -140,6 +140,12 @@ def question_source(settings: Any) -> QuestionSource:
     if source.prompt not in (None, prompt := settings.prompt.name):
         note = "note: questions=%s are made for prompt=%s, but the prompt is %s"
         log.info(note, source.name, source.prompt, prompt)
+    from ..data.questions.completion import Completion
+
+    if isinstance(source, Completion) and source.known is not None:
+        from .known import known_share
+
+        source = known_share(source, getattr(settings, "seed", 0))
     return source
 
 
@@ -151,7 +157,7 @@ def prompt_files(settings: Any) -> tuple[str, ...]:
 
 
 #: Probers score whole generated answers, single tokens, entities before they are written, or prompts.
-ProberKind = Literal["answers", "tokens", "entities", "prompts", "grounding"]
+ProberKind = Literal["answers", "tokens", "entities", "prompts", "grounding", "helps", "helps_before"]
 
 #: Trained parts: probers, and classifiers of questions.
 TrainedKind = ProberKind | Literal["questions"]
@@ -172,6 +178,14 @@ _TRAINED: dict[TrainedKind, tuple[str, str, str, str, str]] = {
         "ungrounded", "prober of what answers take from passages",
         "--source grounded site=[resid_diff,passages]",
         "head=concat site=resid_diff beside=[passages]", "prober=PATH",
+    ),
+    "helps": (
+        "helps", "prober of drafts that a retrieval turns right", "--source cot", "label=helps",
+        "helps_prober=PATH",
+    ),
+    "helps_before": (
+        "helps_before", "prober of questions that a retrieval turns right", "--source cot pool=prompt",
+        "label=helps", "helps_prompt_prober=PATH",
     ),
     "questions": (
         "adaptive", "classifier of questions", "--source cot", "head=adaptive",
@@ -198,7 +212,7 @@ def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, leve
             units = _TRAINED[kind][1].removeprefix("prober ")
             log.log(level, "prober: %s (the newest %s for model=%s)", folder, units, model)
             return str(folder)
-    if not {"entities", "prompts", "grounding"}.issuperset(kinds) and (prober := shipped(model)) is not None:
+    if {"answers", "tokens"}.intersection(kinds) and (prober := shipped(model)) is not None:
         log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", prober)
         return prober
     _none(model, kinds[0], asks)
@@ -232,6 +246,8 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
         if not isinstance(spec := config.get("spec"), dict):
             return False
         pool, position = spec.get("pool"), spec.get("position")
+        if (config.get("label") == "helps") != kind.startswith("helps"):
+            return False
         beside = spec.get("beside")
         kinds = (
             [each.get("kind") for each in beside if isinstance(each, dict)]
@@ -243,7 +259,7 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
             return kind == "grounding" and of_passages
         if kind == "tokens":  # heads that pool a text's tokens themselves need no aggregation
             return pool == "tokens" and config.get("aggregate") is not None
-        if kind == "answers":
+        if kind in ("answers", "helps"):
             return position == "generated" and pool not in ("tokens", "predicting", "prompt")
         wanted = ("entity", "predicting") if kind == "entities" else ("generated", "prompt")
         return (position, pool) == wanted

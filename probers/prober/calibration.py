@@ -18,6 +18,7 @@ import numpy as np
 from ..evaluation.baselines import logistic_regression, weighted_sums
 from ..options import check_record, shown
 from ..signals import SIGNALS
+from ..signals.retrieval import KNOWN
 from ..types import RunError, UserError
 
 
@@ -212,9 +213,10 @@ def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibra
 
 @dataclass(frozen=True, slots=True)
 class EntropyModel:
-    """A logistic model over the heads' score and the entropy signals, in the order of score, then SIGNALS.
+    """A logistic model over the heads' score and further ``signals``, in the order of score, then these.
 
-    ``mean`` and ``scale`` standardise the inputs; log-odds of "wrong" above ``threshold`` fire.
+    They are the entropy signals, or what is known of a question before a retrieval is read. ``mean`` and
+    ``scale`` standardise the inputs; log-odds of "wrong" above ``threshold`` fire.
     """
 
     mean: tuple[float, ...]
@@ -222,17 +224,22 @@ class EntropyModel:
     weights: tuple[float, ...]
     intercept: float
     threshold: float
+    signals: tuple[str, ...] = SIGNALS
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain containers for JSON, with the inputs named."""
-        return {"inputs": ["score", *SIGNALS], **asdict(self)}
+        numbers = asdict(self)
+        return {"inputs": ["score", *numbers.pop("signals")], **numbers}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> EntropyModel:
         """Invert :meth:`to_dict`; UserError for inputs of another version, or other fields."""
         numbers: dict[str, Any] = dict(value)
-        inputs = ["score", *SIGNALS]
-        if numbers.pop("inputs", None) != inputs:
+        inputs = numbers.pop("inputs", None)
+        numbers["signals"] = next(
+            (n for n in (SIGNALS, KNOWN, (*SIGNALS, *KNOWN)) if inputs == ["score", *n]), None
+        )
+        if numbers["signals"] is None:
             message = f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again"
             raise UserError(message, "damaged")
         check_record(cls, numbers, "entropy_model.")
@@ -245,9 +252,10 @@ class EntropyModel:
     def __call__(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
         """Compute log-odds (n,) of "wrong"; RunError for a missing signal, a wrong length or NaN."""
         columns = [np.asarray(score, dtype=np.float64)]
-        for name in SIGNALS:
+        for name in self.signals:
             if name not in signals:
-                raise RunError(f"the signal {name} is absent: the entropy model needs {', '.join(SIGNALS)}")
+                needed = ", ".join(self.signals)
+                raise RunError(f"the signal {name} is absent: the entropy model needs {needed}")
             columns.append(np.atleast_1d(np.asarray(signals[name], dtype=np.float64)))
             if columns[-1].shape != columns[0].shape or not np.isfinite(columns[-1]).all():
                 raise RunError(f"the signal {name} has a wrong length or a value that is not a number")
@@ -259,8 +267,9 @@ def fit_entropy_model(
     wrong: np.ndarray, scores: np.ndarray, signals: Mapping[str, np.ndarray],
     rule: Callable[[np.ndarray, np.ndarray], float],
 ) -> EntropyModel:  # fmt: skip
-    """Weigh the heads' scores against ``SIGNALS`` (n,) each; ``rule`` chooses the log-odds' threshold."""
-    inputs = np.stack([scores, *(np.asarray(signals[name], dtype=float) for name in SIGNALS)], axis=1)
-    weights, mean, scale, intercept = fit_logistic(inputs, wrong)
-    model = EntropyModel(tuple(mean.tolist()), tuple(scale.tolist()), tuple(weights.tolist()), intercept, 0.0)
+    """Weigh the heads' scores against ``signals`` (n,) each; ``rule`` chooses the log-odds' threshold."""
+    inputs = np.stack([scores, *(np.asarray(values, dtype=float) for values in signals.values())], axis=1)
+    fitted = fit_logistic(inputs, wrong)
+    mean, scale, weights = (tuple(v.tolist()) for v in (fitted.mean, fitted.scale, fitted.weights))
+    model = EntropyModel(mean, scale, weights, fitted.intercept, 0.0, tuple(signals))
     return replace(model, threshold=rule(wrong, model(scores, signals)))

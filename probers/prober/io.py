@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -103,7 +103,7 @@ class _Config:
     """The fields of ``config.json`` besides its format, schema and own checksum.
 
     ``weights`` is the SHA-256 of their file. ``domain``, ``promise``, ``pointer`` and ``adapter`` are there
-    only if the prober has one.
+    only if the prober has one, ``label`` only if it is another than "wrong".
     """
 
     spec: dict[str, Any]
@@ -120,6 +120,7 @@ class _Config:
     promise: Promise | None
     pointer: _Pointer | None
     adapter: _Adapter | None
+    label: Literal["helps"] | None
 
 
 def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
@@ -176,7 +177,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(message, "bad-file")
     try:
         about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = dict.fromkeys(("domain", "promise", "pointer", "adapter", "columns")) | about
+        about = dict.fromkeys(("domain", "promise", "pointer", "adapter", "columns", "label")) | about
         check_record(_Config, about)
         check_record(_Head, about["head"], "head.")
     except (UserError, ValueError) as error:
@@ -335,5 +336,6 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
         "domain": None if domain is None else Domain.read(folder, domain),
         "promise": None if promise is None else Promise(**promise),
         "pointer": pointer and Pointer(tuple(pointer["heads"]), pointer["remembered"]),
+        "label": config["label"] or "wrong",
         **{key: config[key] for key in ("threshold", "aggregate", "recogniser", "columns")}, **papers,
     }  # fmt: skip

@@ -61,7 +61,8 @@ class Prober(ModelHubMixin):
         promise: bound on the share of wrong texts that do not fire, if the threshold was chosen by it.
         aggregate: rule that makes a span's score from its tokens' scores, for heads of single tokens
             (``spec.pool`` is "tokens"), whose threshold and calibration hold for spans; else None.
-        entropy_model: combines the heads' score with entropies; None when not fitted.
+        entropy_model: combines the heads' score with entropies, or with what is known of the question if the
+            label is "helps"; None when not fitted.
         recogniser: found the entities whose labels it learned, like ``recogniser`` of probers-datagen; None
             for other labels, or if unknown.
         columns: names of the columns of its training texts that were not called like their fields, as
@@ -72,6 +73,7 @@ class Prober(ModelHubMixin):
             passages.
         adapter: folder of the LoRA adapter that the model must run with (:mod:`probers.model.adapters`);
             None for heads on the unchanged model.
+        label: what its probability is of: the text is "wrong", or one retrieval "helps" and turns it right.
         allow_other: also read other weights of the same shape, such as another quantization of the
             model, with a warning; not saved.
     """
@@ -93,6 +95,7 @@ class Prober(ModelHubMixin):
     promise: Promise | None = None
     pointer: Pointer | None = None
     adapter: Path | None = None
+    label: Literal["wrong", "helps"] = "wrong"
     allow_other: bool = False
 
     # If this is empty, the mixin collects constructor arguments and sets it on the instance,
@@ -389,6 +392,8 @@ class Prober(ModelHubMixin):
             "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
             "recogniser": self.recogniser,
         }  # fmt: skip
+        if self.label != "wrong":
+            config["label"] = self.label
         if self.columns:
             config["columns"] = dict(self.columns)
         if self.domain is not None:

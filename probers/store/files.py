@@ -179,11 +179,15 @@ COLUMNS: dict[str, type] = {
     "surprise": float,
     "em": float, "acc": float, "f1": float,
     "eigenscore": float, "verbalised": float, "question_frequency": float,
+    "helps": float, "retriever_score": float, "retriever_margin": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
 #: Columns that are null where something is missing: the engine's attention, a gold answer, two samples
-#: with a token, a number in the model's reply, an entity in the question.
-_NULLABLE = ("rind_max", "em", "acc", "f1", "eigenscore", "verbalised", "question_frequency")
+#: with a token, a number in the model's reply, an entity in the question, an answer with passages, a passage.
+_NULLABLE = (
+    "rind_max", "em", "acc", "f1", "eigenscore", "verbalised", "question_frequency", "helps",
+    "retriever_score", "retriever_margin",
+)  # fmt: skip
 
 
 def encode_states(rows: Sequence[Mapping[str, Any]], states: np.ndarray, spec: FeatureSpec) -> bytes:

@@ -369,7 +369,9 @@ def available(key: str, *, model: str, prober: str | None) -> str | None:
     from probers.prober.prober import Prober
 
     kind = TRAINED[key]
-    if kind != "questions" and prober and Prober.from_pretrained(prober).spec.pool == _POOLS[kind]:
-        return prober
+    if kind in _POOLS and prober:
+        bank = Prober.from_pretrained(prober)
+        if bank.spec.pool == _POOLS[kind] and bank.label == "wrong":
+            return prober
     newest = newest_classifier(model=model) if kind == "questions" else newest_prober(kind, model=model)
     return None if newest is None else str(newest)

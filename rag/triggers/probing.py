@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ..completions import ServedGeneration
 from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
 
 if TYPE_CHECKING:
+    from probers.cli.inputs import ProberKind
     from probers.prober.prober import Prober
     from probers.prompts import PromptTemplate
     from probers.store.spec import ModelSpec
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReadsBank(Trigger):
-    """Base of triggers that read states with trained heads."""
+    """Base of triggers that read states with trained heads of the label ``learns``."""
+
+    learns: ClassVar[Literal["wrong", "helps"]] = "wrong"
 
     bank: Prober | str | None = None
     _bank: Prober = field(init=False, repr=False)
@@ -57,7 +60,10 @@ class ReadsBank(Trigger):
 
         if self.bank is None:
             raise UserError(f"trigger={self.name} needs a prober: {self.make}", "no-artifact")
-        return self.bank if isinstance(self.bank, Prober) else Prober.from_pretrained(self.bank)
+        bank = self.bank if isinstance(self.bank, Prober) else Prober.from_pretrained(self.bank)
+        if bank.label != self.learns:
+            raise self.unfit(f"label={self.learns}", f"label={bank.label}")
+        return bank
 
     def unfit(self, scores: str, reads: str) -> UserError:
         """Make the error for a prober that reads something else than the trigger scores."""
@@ -140,7 +146,7 @@ class Probing(ReadsBank):
     _recognise: Recogniser | None = field(init=False, repr=False)
     _part: Part = field(init=False, repr=False)
 
-    prober = "answers"
+    prober: ClassVar[ProberKind | None] = "answers"
     make = (
         "make one with 'probers-datagen --source cot' (or --source wiki pool=tokens) and 'probers-train', "
         "and pass its folder as prober="
@@ -203,7 +209,7 @@ class Probing(ReadsBank):
             scores[written] = [self._worst(generations[i], states[i], self._recognise) for i in written]
         elif written:
             vectors = np.stack([self.states(generations[i]) for i in written])
-            given = self._signals([generations[i] for i in written])
+            given = self._signals([generations[i] for i in written], [states[i] for i in written])
             scores[written] = self._bank.score_states(vectors, given)
         return [verdict(float(score), self._threshold) for score in scores]
 
@@ -218,7 +224,7 @@ class Probing(ReadsBank):
         scores, _ = text_scores(self._bank, generation.state, [tokens])
         return float(scores[tokens[-1]] or 0.0)
 
-    def _signals(self, texts: Sequence[Generation]) -> dict[str, np.ndarray] | None:
+    def _signals(self, texts: Sequence[Generation], states: Sequence[State]) -> dict[str, np.ndarray] | None:
         """Compute entropy signals (n,) of texts, if they are part of the score."""
         if not self.with_entropy:
             return None
@@ -232,7 +238,7 @@ class Probing(ReadsBank):
         )
         tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in entities]
         spans = [(each[0], each[-1] + 1) for each in tokens if each] or [(0, len(generation.token_ids))]
-        given = self._signals([_part(generation, *span) for span in spans])
+        given = self._signals([_part(generation, *span) for span in spans], [state] * len(spans))
         return float(np.max(self._bank.score_spans(self.states(generation), np.array(spans), given)))
 
 
@@ -291,7 +297,7 @@ class ProbingBefore(ReadsApart):
 
     after = False
     decides_by = "question"
-    prober = "prompts"
+    prober: ClassVar[ProberKind | None] = "prompts"
 
     def __post_init__(self) -> None:
         bank = self.load()
@@ -317,10 +323,15 @@ class ProbingBefore(ReadsApart):
         known = [i for i, generation in enumerate(read) if generation.stop != "skipped"]
         decisions = [Decision(False, self._threshold, self._threshold) for _ in states]
         if known:
-            scores = self._bank.score_states(np.stack([self.states(read[i]) for i in known]))
+            vectors = np.stack([self.states(read[i]) for i in known])
+            scores = self.scores(vectors, [states[i] for i in known])
             for i, score in zip(known, scores.tolist(), strict=True):
                 decisions[i] = verdict(score, self._threshold)
         return decisions
+
+    def scores(self, vectors: np.ndarray, states: Sequence[State]) -> np.ndarray:
+        """Score questions by their states (n, layers, d)."""
+        return self._bank.score_states(vectors)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         score = self._threshold if state.verdict is None else state.verdict.score

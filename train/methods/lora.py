@@ -125,7 +125,7 @@ class Adapting(Method):
         alone = fitted.select([i for i, task in enumerate(fitted.tasks) if task.is_probe])
         (task,) = alone.tasks
         adapted = AdaptedModel(lm, task.layer, options, settings.seed)
-        weights = examples.span_weights(settings.span_weight, marked=settings.loss == "span_max")
+        weights = examples.loss_weights(settings.span_weight, marked=settings.loss == "span_max")
         shares = None if weights is None else torch.from_numpy(weights).float()
         targets, split_of = targets_of([task], examples)[:, 0], examples.table["split"].tolist()
         texts = Texts(self._texts, targets, shares, split_of)

@@ -71,6 +71,11 @@ class Stacking(Method):
                 "marks the span it scores": bank.head.marker,
                 f"reads {', '.join(bank.spec.feature.beside)}": bool(bank.spec.beside),
             }
+            if bank.label != settings.label:
+                message = (
+                    f"head.probers: {name} learned label={bank.label}, and this is label={settings.label}"
+                )
+                raise UserError(f"{message}: give probers of one label, and that label", "mismatch")
             if reason := next((text for text, applies in reasons.items() if applies), None):
                 message = f"head.probers: the head of {name} {reason}, and a stack scores tokens"
                 raise UserError(f"{message} by their states: leave it out", "unsupported")

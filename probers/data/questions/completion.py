@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from ...options import Count, Natural, Seed
-from ...types import Question, UserError
+from ...options import Count, Limits, Name, Natural, Seed
+from ...types import Passage, Question, UserError
 from ...words import Entity, EntityType, Recogniser, normalise
+from ...words.text import join_sentences
 from ..articles import open_articles
 from ..articles.cuts import cut_article, natural
 from ..tables import Row
@@ -26,6 +27,8 @@ from .base import QuestionSource
 _OPEN = re.compile(r"""(?:[,;:/&]|\b(?:and|or|nor))\s*["“]?\s*$|[.!?]["”)]*\s+\S+(?:\s+\S+)?$""")
 #: Characters before an entity that are searched for such a place.
 _NEAR = 60
+#: Words after an entity in the passage of its own place.
+_AFTER = 20
 #: Number of latest articles whose questions are kept, since a comparison reads them for each split.
 _MOST = 100_000
 _LAST: dict[Any, list[Question]] = {}
@@ -43,6 +46,13 @@ class Completion(QuestionSource):
         words: number of last words before the entity that make the question.
         min_words: least number of words in the article before an entity to ask for.
         seed: draws articles and entities, and deals articles to splits; None for the run's.
+        known: share of the completions that a model writes without passages: all of these, and so many
+            others, drawn by seed, in every split. One greedy pass finds them, once, and its answers stay in
+            the user's folder for caches. None asks all.
+        known_to: that model.
+        own_passages: share of the completions, drawn by seed, whose own place in the article is in
+            ``corpus_to``; the others find passages of other articles only.
+        corpus_to: file of passages to write, for ``corpus=``, where ``known`` is given.
     """
 
     articles: str | None = None
@@ -52,6 +62,10 @@ class Completion(QuestionSource):
     words: Count = 60
     min_words: Natural = 8
     seed: Seed | None = None
+    known: Annotated[float, Limits(gt=0, lt=1)] | None = None
+    known_to: Name = "smollm2"
+    own_passages: Annotated[float, Limits(ge=0, le=1)] = 0.7
+    corpus_to: Name | None = None
 
     name: ClassVar[str] = "completion"
     mentions: ClassVar[bool] = True
@@ -70,7 +84,8 @@ class Completion(QuestionSource):
 
     @property
     def spec(self) -> str:
-        return f"questions=completion questions.articles={self.articles}"
+        known = "" if self.known is None else f" questions.known={self.known} (to {self.known_to})"
+        return f"questions=completion questions.articles={self.articles}{known}"
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -80,10 +95,17 @@ class Completion(QuestionSource):
         return self if self.seed is not None else replace(self, seed=seed)
 
     def rows(self) -> Iterator[Row]:
+        if self.known is not None:
+            message = f"questions.known={self.known} needs the model's own answers"
+            raise UserError(f"{message}: ask by a command, or by known_share", "unsupported")
+        yield from self.every_row()
+
+    def every_row(self) -> Iterator[Row]:
+        """Yield all completions of the articles, whatever is known."""
         if self.articles is None:
             message = "questions=completion needs articles: give questions.articles=FILE"
             raise UserError(message, "missing-value")
-        key = (self, self._stamp)
+        key = (replace(self, corpus_to=None), self._stamp)
         if key in _LAST:
             yield from (Row(question.id, question) for question in _LAST[key])
             return
@@ -109,7 +131,13 @@ class Completion(QuestionSource):
             )  # fmt: skip
             for cut in cuts:
                 shown, about = self._shown(cut.before), {"type": cut.entity.type}
-                places = {"group": cut.group, "split": cut.split}
+                places: dict[str, Any] = {"group": cut.group, "split": cut.split}
+                if self.known is not None:
+                    after = join_sentences(article.sentences)[cut.entity.end :].split(maxsplit=_AFTER)[
+                        :_AFTER
+                    ]
+                    text = " ".join([f"{shown}{cut.between}{cut.entity.text}", *after])
+                    places["passages"] = (Passage(cut.id, article.title, text, is_gold=True),)
                 yield Row(cut.id, self.made(cut.id, shown, (cut.entity.text,), truth=about, **places))
 
     @property
@@ -131,3 +159,15 @@ class Completion(QuestionSource):
         """Return the last words of the text before an entity, with the spaces between them."""
         words = before.rsplit(maxsplit=self.words)
         return before[len(words[0]) :].strip() if len(words) > self.words else before.strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(Completion):
+    """Completions of which some are asked, by their ``ids``."""
+
+    ids: frozenset[str] = frozenset()
+
+    def rows(self) -> Iterator[Row]:
+        for row in self.every_row():
+            if not isinstance(row.record, Question) or row.record.id in self.ids:
+                yield row

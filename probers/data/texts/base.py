@@ -124,6 +124,10 @@ class Text:
         return _joint(labels, right=self.outside == "right")
 
 
+#: Columns of what one retrieval does to an answer, and of what was known before, that texts may have.
+OF_RETRIEVAL = ("helps", "retriever_score", "retriever_margin", "question_frequency")
+
+
 def truth(value: Any, key: str) -> bool | None:
     """Read a label: true, false, 1, 0, "yes", "no" and the like; None for null (ValueError otherwise)."""
     if value is None or isinstance(value, bool):
@@ -159,6 +163,8 @@ def read_text(record: Any, where: str) -> Text:
     marks = {name: found for name, (found, _) in read.items()}
     for name in ("spans", "sentences"):
         _check_overlap(marks[name], name)
+    if record.get("helps") not in (None, -1, 0, 1):
+        raise ValueError(f"helps must be 1, -1, 0 or null, found {shown(record['helps'])}")
     labels = {mark.wrong for list_ in marks.values() for mark in list_}
     # Without a list of spans nobody has looked for wrong ones.
     joint = _joint(labels, right=rest == "right" and record.get("spans") is not None)

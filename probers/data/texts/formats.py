@@ -20,6 +20,7 @@ from ...parts import PARTS, load_part
 from ...prompts import turns_of
 from ...types import UserError
 from ...words import Recogniser
+from ..questions.adarague import AdaRAGUE
 from ..questions.values import Record, optional, records, strings, text
 from ..records import UnusableError, check_object, file_rows, open_text
 from ..rows import lacking
@@ -115,6 +116,19 @@ def unchanged(record: Record, key: str) -> str:
     """Return a string that is not blank with its surrounding spaces, which offsets count."""
     text(record, key)
     return str(record[key])
+
+
+@recognised({"no_retrieve", "question_text", "rag_one_retrieve", "reference"})
+def adarague(record: Record, place: Place) -> Iterator[Line]:
+    """AdaRAGUE: closed-book answers of Llama-3.1-8B, and whether one retrieval turns them right or wrong."""
+    question = AdaRAGUE().question(record)
+    if not question.truth["without"]:
+        raise UnusableError("no answer without retrieval")
+    yield {
+        "id": question.id, "prompt": f"Question: {question.question}\nAnswer:",
+        "answer": f" {question.truth['without']}", "wrong": question.truth["wrong"],
+        "helps": question.truth["helps"], "writer": "Llama-3.1-8B",
+    }  # fmt: skip
 
 
 @recognised({"annotations", "conversation"}, {"exact_answer", "gt_completion"})

@@ -28,7 +28,7 @@ from ..records import (
 from ..rows import lacking, records_of, renamed, unread_labels
 from ..splits import Splits
 from ..tables import Row, is_saved, saved_splits
-from .base import SPLIT_NAMES, Text, glued, glued_lines, read_text
+from .base import OF_RETRIEVAL, SPLIT_NAMES, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
@@ -233,7 +233,9 @@ class TextSource:
         labels: Counter[bool] = Counter()
         unread: dict[str, None] = {}
         named = False
+        columns = set[str]()
         for one in self._usable(unit):
+            columns |= one.record.keys() & {*OF_RETRIEVAL}
             named |= one.record.get("group") is not None
             unread |= dict.fromkeys(unread_labels(one.record))
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
@@ -280,7 +282,8 @@ class TextSource:
             f"column {name} is not read: name the column of labels by wrong={name!r}" for name in unread
         ]
         form = "passages" if forms["passages"] else AS_GIVEN if forms[AS_GIVEN] else MESSAGES
-        return replace(survey, form=form, notes=(*survey.notes, *ignored))
+        known = tuple(name for name in OF_RETRIEVAL if name in columns)
+        return replace(survey, form=form, notes=(*survey.notes, *ignored), columns=known)
 
     def _drawn(self, found: _Found) -> Survey:
         """Draw whole groups and deal them to splits."""
@@ -384,6 +387,7 @@ class Survey:
 
     ``texts``, ``units`` with a label and ``characters`` count what is drawn; ``notes`` say how splits were
     made. ``form`` is "passages" if the prompt template shows some, else the form in which prompts stand.
+    ``columns`` are those of :data:`.base.OF_RETRIEVAL` that some of the texts have.
     """
 
     sides: array[int]
@@ -392,6 +396,7 @@ class Survey:
     characters: int
     notes: tuple[str, ...]
     form: str = AS_GIVEN
+    columns: tuple[str, ...] = ()
 
     def split_of(self, place: int) -> str | None:
         """Look up the split of the ``place``-th usable text; None if it was not drawn."""
