@@ -1,8 +1,8 @@
 """Retrieving when it helps: comparisons in worlds in which the choice matters.
 
-    python benchmarks/helps.py testbed                    # 30% of the questions are misled
-    python benchmarks/helps.py completion ARTICLES.jsonl  # half of the completions are known to SmolLM2
-    python benchmarks/helps.py adarague FILE.csv.gz ..    # does one retrieval turn an 8B's answer right?
+    python tools/helps.py testbed                    # 30% of the questions are misled
+    python tools/helps.py completion ARTICLES.jsonl  # half of the completions are known to SmolLM2
+    python tools/helps.py adarague FILE.csv.gz ..    # does one retrieval turn an 8B's answer right?
 
 The first two label answers without and with passages, train heads of "wrong" and of "helps" on the same
 states, and compare their triggers, all of which retrieve once, with the question, at half of the validation
