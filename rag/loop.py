@@ -207,12 +207,12 @@ class _Rounds:
         everyone, queries, states = zip(*searches, strict=True)
         most = max(len(each.refused) for each in everyone)
         if None not in states and hasattr(rag.query, "find"):
-            found = rag.query.find(queries, states, rag.retriever, rag.k + most)
+            hits = rag.query.find(queries, states, rag.retriever, rag.k + most)
         else:
-            found = search(rag.retriever, queries, rag.k + most)
+            hits = search(rag.retriever, queries, rag.k + most)
         results = [
             [passage for passage in passages if passage.id not in each.refused][: rag.k]
-            for each, passages in zip(everyone, found, strict=True)
+            for each, passages in zip(everyone, hits, strict=True)
         ]
         shown = passages_that_fit(
             rag.lm.fits, rag.prompt,

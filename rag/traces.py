@@ -231,11 +231,11 @@ class OpenQuestion:
         """Accept the text up to ``end`` unjudged, and have the text after it written without passages."""
         self.end, self.passages, self.reading = end, (), False
 
-    def retrieve(self, query: str, found: Sequence[Passage], shown: int) -> None:
+    def retrieve(self, query: str, hits: Sequence[Passage], shown: int) -> None:
         """Replace earlier passages by the first ``shown`` of those found, even if these are none."""
-        self.query, self.passages, self.left_out = query, tuple(found[:shown]), len(found) - shown
+        self.query, self.passages, self.left_out = query, tuple(hits[:shown]), len(hits) - shown
         self.counters.retrievals += 1
-        self.counters.empty_retrievals += not found
+        self.counters.empty_retrievals += not hits
         self.counters.passages_cut += self.left_out
 
     def begin(self) -> None:

@@ -102,8 +102,8 @@ class Endpoint:
     async def __call__(self, request: Request, http: HttpRequest) -> Response:
         served, began = self._served, time.perf_counter()
         if served.log_requests:
-            asked = json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True)
-            log.warning("%s: %s", http.state.request_id, asked)
+            body = json.dumps(request.model_dump(exclude_none=True), ensure_ascii=True)
+            log.warning("%s: %s", http.state.request_id, body)
         served.check_name(request.model)
 
         def end() -> None:

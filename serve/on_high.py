@@ -45,22 +45,22 @@ class OnHigh:
     abstention: str
 
     @classmethod
-    def of(cls, asked: Hallucination | None, bank: Prober, abstention: str, *, greedy: bool) -> OnHigh:
+    def of(cls, wanted: Hallucination | None, bank: Prober, abstention: str, *, greedy: bool) -> OnHigh:
         """Read a request, which is ``greedy`` if every draw is the same (ApiError: it cannot be done)."""
-        asked = asked or Hallucination()
+        wanted = wanted or Hallucination()
         try:
-            assess = Assessor(bank, asked.threshold, asked.unit)
+            assess = Assessor(bank, wanted.threshold, wanted.unit)
         except UserError as error:
             raise ApiError(400, str(error), "hallucination.unit") from None
-        if asked.on_high == "stop" and assess.unit == "answer":
+        if wanted.on_high == "stop" and assess.unit == "answer":
             why = "on_high=stop needs a part of the text to stop before, and here whole answers are judged"
             units = [unit for unit in units_of(bank) if unit != "answer"]
             remedy = f"ask for unit={' or '.join(units)}" if units else "ask for abstain or retry"
             raise ApiError(400, f"{why}: {remedy}", "hallucination.on_high")
-        if asked.on_high == "retry" and greedy:
+        if wanted.on_high == "retry" and greedy:
             why = "on_high=retry needs a temperature above 0: at 0 every draw is the same text"
             raise ApiError(400, why, "hallucination.on_high")
-        return cls(assess, asked.on_high, asked.draws, asked.abstention or abstention)
+        return cls(assess, wanted.on_high, wanted.draws, wanted.abstention or abstention)
 
     @property
     def holds(self) -> bool:

@@ -70,6 +70,7 @@ def compare(out: Path, common: list[str], datagen: list[str], compared: list[str
 
 
 def testbed() -> None:
+    """Compare triggers on the testbed, with 30% of the questions misled."""
     compare(
         Path("runs/helps/testbed"), ["corpus=testbed:misleading=0.3"],
         ["limit={train: 1000, validation: 400, test: 400}", "layers=stride"],

@@ -142,13 +142,13 @@ def _tables(cells: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.array(counts, np.float64).reshape(size, size, *weights.shape[1:])
 
 
-def measure(found: Sequence[Pair], *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
+def measure(pairs: Sequence[Pair], *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval]:
     """Compute kappas and shares of pairs, with 95% intervals over groups.
 
     NaN stands for a share of nothing, a kappa of one class, and the limits of pairs of a single group.
     """
-    cells = np.array([len(VERDICTS) * pair.a + pair.b for pair in found], float)
-    groups = [pair.group for pair in found]
+    cells = np.array([len(VERDICTS) * pair.a + pair.b for pair in pairs], float)
+    groups = [pair.group for pair in pairs]
 
     def figures(cells: np.ndarray, weights: np.ndarray) -> list[Any]:
         table = _tables(cells, weights)

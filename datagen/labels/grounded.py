@@ -163,15 +163,15 @@ class Grounded(Corpus, OfGrounded, Source):
                 self.marked.add(one, one.id, generation, about, examples)
             yield examples
 
-    def cases(self, question: Question, found: Sequence[Passage]) -> Iterator[Case]:
+    def cases(self, question: Question, hits: Sequence[Passage]) -> Iterator[Case]:
         """Yield the conditions that a question's passages allow; ``found`` are distractors, best first."""
-        gold = self._gold(question, found)
+        gold = self._gold(question, hits)
         names = {passage.id for passage in gold}
         texts = [passage.text for passage in gold]
         stated = (a for a in question.answers if tokenize(a) and any(_holds(text, a) for text in texts))
         answer = next(stated, "")
         distractors = [
-            p.text for p in found if p.id not in names and p.text not in texts and not _holds(p.text, answer)
+            p.text for p in hits if p.id not in names and p.text not in texts and not _holds(p.text, answer)
         ]
         if not answer:
             return
@@ -195,9 +195,9 @@ class Grounded(Corpus, OfGrounded, Source):
                     together.sort(key=lambda text: draw_key("place", self.options.seed, question.id + text))
                     yield Case(question, condition, tuple(together), value)
 
-    def _gold(self, question: Question, found: Sequence[Passage]) -> list[Passage]:
+    def _gold(self, question: Question, hits: Sequence[Passage]) -> list[Passage]:
         named = question.truth.get("gold") or ()
-        gold = [p for p in question.passages if p.is_gold] or [p for p in found if p.id in named]
+        gold = [p for p in question.passages if p.is_gold] or [p for p in hits if p.id in named]
         return gold[: self.k]
 
     def _other(self, question: Question) -> str:

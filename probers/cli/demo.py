@@ -262,9 +262,9 @@ def on_testbed(settings: Demo) -> list[Step]:
     heads: Step = ("heads on the question labels", "train",
                    ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training],
                    _OF_TRAINING)  # fmt: skip
-    asked = [f"limit={tested}", f"validation={3 * tested}", f"prober={out}/prober"]
+    options = [f"limit={tested}", f"validation={3 * tested}", f"prober={out}/prober"]
     if not full:
-        compared = [*asked, f"triggers=[{_SHORT}]", f"out={out}/compare", *comparing]
+        compared = [*options, f"triggers=[{_SHORT}]", f"out={out}/compare", *comparing]
         return [labels, heads, ("nine triggers on the same questions", "compare", compared, 0.5 * tested)]
     return [
         labels,
@@ -279,7 +279,7 @@ def on_testbed(settings: Demo) -> list[Step]:
         ("a classifier of questions", "train",
          ["head=adaptive", f"data={out}/cot", f"out={out}/classifier", *common], 5.0),
         ("every trigger on the same questions", "compare",
-         [*asked, f"token_prober={out}/prober-tokens", f"classifier={out}/classifier",
+         [*options, f"token_prober={out}/prober-tokens", f"classifier={out}/classifier",
           f"out={out}/compare", *comparing], 2.5 * tested),
     ]  # fmt: skip
 

@@ -167,13 +167,13 @@ class Server:
 
     def _await(self, futures: Sequence[Future[Any]], seconds: float, until: str) -> None:
         """Wait for answers, and say once for whom if none has come for a while."""
-        told, remaining = False, set(futures)
+        announced, remaining = False, set(futures)
         while remaining:
             done, remaining = wait(remaining, _QUIET, until)
             if until == FIRST_EXCEPTION and any(future.exception() is not None for future in done):
                 return
-            if remaining and not done and not told:
-                told = True
+            if remaining and not done and not announced:
+                announced = True
                 message = "waiting for %s: no answer for %.0f s; a request is given up after %s_timeout=%g s"
                 log.warning(message, self.name, _QUIET, self.option, seconds)
 

@@ -211,15 +211,15 @@ class Prober(ModelHubMixin):
         bounds = check_spans(spans, len(states))
         if self.head.marker and self.aggregate is not None:
             logits = (run_heads_on_marked(self.head, states, span) for span in bounds)
-            each = [self.ensemble(_margins(found)) for found in logits]
-            score = np.array([aggregate(own, [(0, len(own))], self.aggregate)[0] for own in each])
+            each = [self.ensemble(_margins(each_logits)) for each_logits in logits]
+            score = np.array([aggregate(scores, [(0, len(scores))], self.aggregate)[0] for scores in each])
         elif self.aggregate is not None:
             score = aggregate(self.score_states(states), bounds, self.aggregate)
         elif self.head.tokens:
             score = self.ensemble(_margins(run_heads_on_spans(self.head, states, bounds)))
         else:
-            told = f"this prober reads pool={self.spec.pool} and cannot score spans: train one on pool=tokens"
-            raise UserError(told, "unsupported")
+            message = f"this prober reads pool={self.spec.pool} and cannot score spans"
+            raise UserError(f"{message}: train one on pool=tokens", "unsupported")
         return score if signals is None else self._with_entropy(score, signals)
 
     def _with_entropy(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
@@ -376,8 +376,8 @@ class Prober(ModelHubMixin):
         from .watch import StopOnScore
 
         if unit == "answer":
-            told = "unit=answer has nothing to stop before: leave unit out to stop by the score so far"
-            raise UserError(told, "unsupported")
+            message = "unit=answer has nothing to stop before: leave unit out to stop by the score so far"
+            raise UserError(message, "unsupported")
         assess = None if unit is None else Assessor(self, threshold, unit)
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens, assess=assess)
 
@@ -439,9 +439,9 @@ class Prober(ModelHubMixin):
     def _of_value_head(cls, folder: Path, name: str, model: ModelSpec | None, allow_other: bool) -> Prober:
         probe = read_value_head(folder, name)
         if model is None:
-            told = f"{name} is a linear probe whose files do not name its model: make a prober of it with "
-            told += "probers-import, or pass model=lm.spec to from_pretrained"
-            raise UserError(told, "missing-value")
+            message = f"{name} is a linear probe whose files do not name its model: make a prober of it with "
+            message += "probers-import, or pass model=lm.spec to from_pretrained"
+            raise UserError(message, "missing-value")
         return cls(probe.spec(model, name), probe.head(name), aggregate="max", allow_other=allow_other)
 
 

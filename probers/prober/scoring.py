@@ -104,18 +104,18 @@ def assessed_each(
         }
 
 
-def _assessed(prober: Bank, assess: Assessor, written: Generation, asked: ScoreRequest) -> Response:
+def _assessed(prober: Bank, assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
     """Assess a text that was read, and ground it in its passages if the prober reads these."""
-    more = {"left_out": asked.left_out} if asked.left_out else {}
-    if text_needs(prober).of_passages and (asked.passages is None or not tokenize(written.text)):
-        why = "the prompt shows no passage" if asked.passages is None else "the answer has no word"
+    more = {"left_out": reading.left_out} if reading.left_out else {}
+    if text_needs(prober).of_passages and (reading.passages is None or not tokenize(written.text)):
+        why = "the prompt shows no passage" if reading.passages is None else "the answer has no word"
         empty = assess(WrittenText(written.prompt, ""))
         return empty.model_copy(update={"grounds": (), "not_scored": why, **more})
     response = assess(_scored_tokens(prober, assess, written)).model_copy(update=more)
-    if prober.pointer is None or asked.passages is None:
+    if prober.pointer is None or reading.passages is None:
         return response
     spans = {(span.start, span.end): span.score <= assess.threshold for span in response.spans}
-    grounds = ground(prober.pointer, written, asked.passages, spans)
+    grounds = ground(prober.pointer, written, reading.passages, spans)
     return response.model_copy(update={"grounds": grounds})
 
 

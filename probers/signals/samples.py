@@ -92,7 +92,7 @@ class Samples:
 
 
 def draw(
-    generate: Generate, asked: Sequence[Prompt], how: Draws, prompt: PromptTemplate, *, layer: int = 0,
+    generate: Generate, prompts: Sequence[Prompt], how: Draws, prompt: PromptTemplate, *, layer: int = 0,
     pool: Literal["last", "predicting"] = "last", answer_tokens: int = 0,
 ) -> list[Samples]:  # fmt: skip
     """Draw ``how.samples`` continuations of every prompt, in one call of the model.
@@ -110,7 +110,7 @@ def draw(
             leaves them without.
     """
     first: dict[str, Prompt] = {}
-    for one in asked:
+    for one in prompts:
         first.setdefault(one.text, one)
     rows = [one for one in first.values() for _ in range(how.samples)]
     common = {"stop": prompt.ends, "prefix": prompt.prefix}
@@ -134,7 +134,7 @@ def draw(
             np.stack(states) if len(states) > 1 else None,
             (*drawn, *(ends[i][1] for i in places if i in ends)),
         )  # fmt: skip
-    return [samples[one.text] for one in asked]
+    return [samples[one.text] for one in prompts]
 
 
 def states_at_end(lm: LanguageModel, drawn: Sequence[Samples], layer: int) -> list[np.ndarray | None]:

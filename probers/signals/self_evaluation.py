@@ -115,15 +115,15 @@ def spellings(tokenizer: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[
 
     In a vocabulary that lacks either as a whole token they are the first tokens of " True" and " False".
     """
-    found: list[list[int]] = [[], []]
+    spellings: list[list[int]] = [[], []]
     for token, number in tokenizer.get_vocab().items():
-        for reply, numbers in zip(_REPLIES, found, strict=True):
+        for reply, numbers in zip(_REPLIES, spellings, strict=True):
             if reply in token.lower() and tokenizer.decode([number]).strip().lower() == reply:
                 numbers.append(number)
-    if not all(found):
+    if not all(spellings):
         first = (tokenizer(f" {r.title()}", add_special_tokens=False)["input_ids"][0] for r in _REPLIES)
-        found = [[number] for number in first]
-    true, false = (tuple((number,) for number in sorted(numbers)) for numbers in found)
+        spellings = [[number] for number in first]
+    true, false = (tuple((number,) for number in sorted(numbers)) for numbers in spellings)
     return true, false
 
 

@@ -70,15 +70,15 @@ def misleading(share: float, seed: int = 0) -> Misleading:
 
 def _choose(share: float, seed: int) -> dict[str, Condition]:
     """Choose entities, in an order drawn by seed, until so many questions of each split need one of them."""
-    asked: dict[str, list[Question]] = defaultdict(list)
+    by_entity: dict[str, list[Question]] = defaultdict(list)
     for question in load_questions():
         for id in question.truth["gold"]:
-            asked[id].append(question)
+            by_entity[id].append(question)
     left = {split: share * n for split, n in Counter(q.split for q in load_questions()).items()}
     conditions: dict[str, Condition] = {}
     numbers, misled = Counter[tuple[str, Condition]](), set[str]()
-    for id in sorted(asked, key=lambda id: draw_key("misleading", seed, id)):
-        more, split = {q.id for q in asked[id]} - misled, asked[id][0].split
+    for id in sorted(by_entity, key=lambda id: draw_key("misleading", seed, id)):
+        more, split = {q.id for q in by_entity[id]} - misled, by_entity[id][0].split
         if more and len(more) <= left[split]:
             condition: Condition = min(("changed", "missing"), key=lambda name: numbers[split, name])
             conditions[id] = condition

@@ -25,19 +25,19 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
     ``flags``, ``knowledge_em``, ``layers``, ``controls``, ``ensemble``, ``roc``, ``replay``, ``reruns``,
     ``points``, ``notes`` and ``examples``.
     """
-    found = Findings(results, data)
+    findings = Findings(results, data)
     glyphs = (mark_glyph, interval_glyph, level_glyph, shares_glyph)
     functions = (*glyphs, stem, verdict, level, token_scores, shown_at_once)
-    first, further = tradeoff_charts(found)
+    first, further = tradeoff_charts(findings)
     page = render(
         "probers.rag.report/page.html.j2",
-        found=found,
+        findings=findings,
         verdict_sentence=conclusion(results, data),
-        advice=advice(found),
+        advice=advice(findings),
         first=first,
-        decisions=further + roc_chart(found),
-        layers=layers_chart(found) + controls_chart(found),
-        scales=scales(found.data.get("examples", ())),
+        decisions=further + roc_chart(findings),
+        layers=layers_chart(findings) + controls_chart(findings),
+        scales=scales(findings.data.get("examples", ())),
         levels=LEVELS,
         **{function.__name__: function for function in functions},
     )

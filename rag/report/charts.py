@@ -13,15 +13,15 @@ from .lookup import HEADLINES, Findings, Headline, Json
 from .svg import WIDTH, Axis, Box, Plot, Point, clipped, place, spread, text_width
 
 
-def layers_chart(found: Findings) -> Markup:
+def layers_chart(findings: Findings) -> Markup:
     """Draw AUROC with its interval band and accuracy by layer, with controls as labelled level lines."""
-    rows = [row for row in found.data.get("layers", ()) if "auroc" in row]
+    rows = [row for row in findings.data.get("layers", ()) if "auroc" in row]
     if not rows:
         return Markup()
     auroc = [(float(row["layer"]), row["auroc"]) for row in rows]
     accuracy = [(float(row["layer"]), row["accuracy"]) for row in rows if "accuracy" in row]
     bands = [(float(row["layer"]), row["auroc_ci"]) for row in rows if "auroc_ci" in row]
-    levels = [(name, entry["auroc"], strong) for name, entry, strong in _detectors(found)]
+    levels = [(name, entry["auroc"], strong) for name, entry, strong in _detectors(findings)]
     first, last = auroc[0][0], auroc[-1][0]
     step = next((nice for nice in (1, 2, 5, 10, 20) if (last - first) / nice <= 8), 50)
     start = int(-(-first // step) * step)  # a round layer number
@@ -68,16 +68,16 @@ def layers_chart(found: Findings) -> Markup:
     )
 
 
-def _detectors(found: Findings) -> list[tuple[str, Json, bool]]:
+def _detectors(findings: Findings) -> list[tuple[str, Json, bool]]:
     """List every control that has an AUROC, and all layers together, which stand out."""
-    entries = [(name, entry, False) for name, entry in found.data.get("controls", {}).items()]
-    entries.append(("all layers", found.data.get("ensemble", {}), True))
+    entries = [(name, entry, False) for name, entry in findings.data.get("controls", {}).items()]
+    entries.append(("all layers", findings.data.get("ensemble", {}), True))
     return [entry for entry in entries if "auroc" in entry[1]]
 
 
-def controls_chart(found: Findings) -> Markup:
+def controls_chart(findings: Findings) -> Markup:
     """Draw AUROC with 95% interval of the ensemble and of every control, best first."""
-    rows = [(name, each["auroc"], each.get("auroc_ci"), strong) for name, each, strong in _detectors(found)]
+    rows = [(name, e["auroc"], e.get("auroc_ci"), strong) for name, e, strong in _detectors(findings)]
     if not rows:
         return Markup()
     rows.sort(key=lambda row: -row[1])
@@ -110,11 +110,11 @@ def controls_chart(found: Findings) -> Markup:
 _ROW = 18  # height of a legend's row, in user units
 
 
-def roc_chart(found: Findings) -> Markup:
+def roc_chart(findings: Findings) -> Markup:
     """Draw ROC curves; a marker where each crosses the falling diagonal ties it to the legend."""
     curves = [
         (name, list(zip(roc["fpr"], roc["tpr"], strict=True)), roc.get("auroc"))
-        for name, roc in found.data.get("roc", {}).items()
+        for name, roc in findings.data.get("roc", {}).items()
         if roc.get("fpr") and roc.get("tpr")
     ]
     if not curves:
@@ -134,15 +134,15 @@ def roc_chart(found: Findings) -> Markup:
     )
     plot.line([(0, 0), (1, 1)], "line level", dash="1 4")
     for name, points, _ in reversed(curves):
-        plot.line(points, f"line {found.looks[name].css}", dash=found.looks[name].dash)
+        plot.line(points, f"line {findings.looks[name].css}", dash=findings.looks[name].dash)
     for name, points, _ in reversed(curves):
         x, y = np.transpose(points)
         # Crossing of the curve from (0, 0) to (1, 1) with fpr + tpr = 1.
         crossing = float(np.interp(1.0, x + y, x)), float(np.interp(1.0, x + y, y))
-        plot.marker(found.looks[name].marker, crossing, found.looks[name].mark)
+        plot.marker(findings.looks[name].marker, crossing, findings.looks[name].mark)
     for index, (name, _, auroc) in enumerate(curves):
         x, y = (index // lines) * WIDTH / 2 + 4, plot.size[1] - _ROW * (lines - index % lines) + 6
-        plot.key(x, y, found.looks[name], f"{clipped(name, 20)} {num(auroc)}")
+        plot.key(x, y, findings.looks[name], f"{clipped(name, 20)} {num(auroc)}")
     return plot.figure(
         "ROC of every trigger for “the answer is wrong”, with its AUROC. Markers only tell the curves apart;"
         " on the dotted line a trigger is guessing."
@@ -185,38 +185,38 @@ _WHISKERS = 10  # most methods with intervals; more would hide the markers
 _BROAD, _HEIGHT = 520, 360  # of a chart without its legend, in user units; readable on a phone
 
 
-def tradeoff_charts(found: Findings) -> tuple[Markup, Markup]:
+def tradeoff_charts(findings: Findings) -> tuple[Markup, Markup]:
     """Draw the headline against retrievals; and against tokens, and ACC where it is another figure."""
-    first = found.headline
-    chart = _tradeoff(found, first, _RETRIEVALS, "tradeoff", first.words.capitalize() + _CAPTION, _HOW)
-    further = _tradeoff(found, first, _TOKENS, "tradeoff-tokens", _OF_TOKENS)
-    points = found.data.get("points", {}).values()
+    first = findings.headline
+    chart = _tradeoff(findings, first, _RETRIEVALS, "tradeoff", first.words.capitalize() + _CAPTION, _HOW)
+    further = _tradeoff(findings, first, _TOKENS, "tradeoff-tokens", _OF_TOKENS)
+    points = findings.data.get("points", {}).values()
     if any(point.get("acc") != point.get(first.key) for point in points):
         caption = "ACC (a gold answer is in the text) against retrievals per question."
-        further += _tradeoff(found, HEADLINES["acc"], _RETRIEVALS, "tradeoff-acc", caption)
+        further += _tradeoff(findings, HEADLINES["acc"], _RETRIEVALS, "tradeoff-acc", caption)
     return chart, further
 
 
 def _tradeoff(
-    found: Findings, headline: Headline, cost: Cost, key: str, caption: str, how: str = ""
+    findings: Findings, headline: Headline, cost: Cost, key: str, caption: str, how: str = ""
 ) -> Markup:
     """Draw a figure against a cost per question: methods as markers, curves as lines, with dots where run."""
     figure, short, long = headline
-    reruns = found.data.get("reruns", {})
-    read, run = _curves(found.data.get("replay", {}), cost, figure), _curves(reruns, cost, figure)
+    reruns = findings.data.get("reruns", {})
+    read, run = _curves(findings.data.get("replay", {}), cost, figure), _curves(reruns, cost, figure)
     curves = read | run
     measured = {
         name: (float(cost.of(entry)), entry[figure])
-        for name, entry in found.data.get("points", {}).items()
+        for name, entry in findings.data.get("points", {}).items()
         if entry.keys() >= {*cost.keys, figure}
     }
     if not curves and not measured:
         return Markup()
-    intervals = {name: ci for name in measured if (ci := found.data["points"][name].get(f"{figure}_ci"))}
+    intervals = {name: ci for name in measured if (ci := findings.data["points"][name].get(f"{figure}_ci"))}
     intervals = intervals if len(measured) <= _WHISKERS else {}
 
     def labelled(name: str, more: str = "") -> tuple[str, str]:
-        gain = found.methods.get(name, {}).get("gain_share") if headline is found.headline else None
+        gain = findings.methods.get(name, {}).get("gain_share") if headline is findings.headline else None
         more += "" if gain is None else f" {num(gain)}"
         return name, clipped(name, 22 - len(more)) + more
 
@@ -243,21 +243,21 @@ def _tradeoff(
     )
     obstacles: list[Box] = []
     for name, curve in curves.items():
-        plot.line(curve, f"line thin {found.looks[name].css}", dash=found.looks[name].dash)
+        plot.line(curve, f"line thin {findings.looks[name].css}", dash=findings.looks[name].dash)
         for point in curve:
             x, y = plot.at(point)
             obstacles.append((x - 3, y - 3, x + 3, y + 3))
             if name in run:
-                plot.marker("circle", point, f"mark {found.looks[name].css}", size=2.6)
+                plot.marker("circle", point, f"mark {findings.looks[name].css}", size=2.6)
     for name, ci in intervals.items():
         ends = [(measured[name][0], end) for end in ci]
         (x, low), (_, high) = map(plot.at, ends)
-        plot.line(ends, f"whisker {found.looks[name].css}")
+        plot.line(ends, f"whisker {findings.looks[name].css}")
         obstacles.append((x - 1, high, x + 1, low))
     for name, point in measured.items():
-        plot.marker(found.looks[name].marker, point, found.looks[name].mark, size=5)
+        plot.marker(findings.looks[name].marker, point, findings.looks[name].mark, size=5)
     # Names stand beside markers that bound the others, and beside markers without a line in the legend.
-    named = [name for name in measured if found.looks[name].reference or name not in curves]
+    named = [name for name in measured if findings.looks[name].reference or name not in curves]
     anchors = [(plot.at(measured[name]), clipped(name)) for name in named]
     left, top, right, bottom = plot.box
     labels = place(anchors, (left + 2, top - 4, right + 12, bottom - 2), obstacles)
@@ -270,7 +270,7 @@ def _tradeoff(
         if entry is None:
             plot.text(*at, text, css="label muted")
         else:
-            plot.key(*at, found.looks[entry], text)
+            plot.key(*at, findings.looks[entry], text)
     return plot.figure(caption, how)
 
 

@@ -31,57 +31,57 @@ def conclusion(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     often it is right, at how many retrievals, against always and never retrieving, and whether it is above
     random retrieval at the same budget. Of few questions it says first that they settle nothing.
     """
-    found = Findings(results, data)
-    groups = found.results.get("bootstrap", {}).get("units", found.n)
-    few = found.n is not None and groups is not None and groups < LEAST_GROUPS
-    said = _outcome(found)
+    findings = Findings(results, data)
+    groups = findings.results.get("bootstrap", {}).get("units", findings.n)
+    few = findings.n is not None and groups is not None and groups < LEAST_GROUPS
+    said = _outcome(findings)
     if not few:
         return f"In short: {said}"
     # The unit is a group where several questions belong together.
-    noun = "question" if groups == found.n else "group"
+    noun = "question" if groups == findings.n else "group"
     verb = "settles" if groups == 1 else "settle"
     return f"{count(int(groups), noun)} {verb} nothing: {said}"
 
 
-def advice(found: Findings) -> list[Advice]:
+def advice(findings: Findings) -> list[Advice]:
     """List what to try next, the most telling first."""
     steps = []
-    if found.n is not None and found.n < _ENOUGH and found.methods:
-        why = f"More questions: with {count(int(found.n), 'question')} only large differences show."
+    if findings.n is not None and findings.n < _ENOUGH and findings.methods:
+        why = f"More questions: with {count(int(findings.n), 'question')} only large differences show."
         steps.append(Advice(why, f"limit={10 * _ENOUGH // 4}"))
-    if found.data.get("replay") and not found.data.get("reruns"):
+    if findings.data.get("replay") and not findings.data.get("reruns"):
         why = "Curves of the triggers that fire within an answer, each run at four further settings."
         steps.append(Advice(why, "sweep=4"))
     probers = {
-        name: row["prober"] for name, row in found.results.get("probers", {}).items() if "prober" in row
+        name: row["prober"] for name, row in findings.results.get("probers", {}).items() if "prober" in row
     }
-    ranked, _ = found.ranked()
+    ranked, _ = findings.ranked()
     best = next((name for name in ranked if name in probers and stem(name) == "probing"), None)
     if best is not None:
         command = f'probers-rag trigger=probing prober={probers[best]} question=".."'
         steps.append(Advice("A question of your own, answered where the prober is unsure.", command))
     command = "probers-compare questions=FILE.jsonl corpus=PASSAGES.jsonl model=MODEL"
-    return [*steps, Advice("Your own questions, passages and model.", command)] if found.methods else steps
+    return [*steps, Advice("Your own questions, passages and model.", command)] if findings.methods else steps
 
 
-def _outcome(found: Findings) -> str:
-    key = found.headline.key
-    ranked, _ = found.ranked()
-    if not found.methods:
+def _outcome(findings: Findings) -> str:
+    key = findings.headline.key
+    ranked, _ = findings.ranked()
+    if not findings.methods:
         return "no method was run."
     if not ranked:
         return "the questions have no gold answers, so that no method can be called right."
-    if (shared := found.shared()) is not None:
+    if (shared := findings.shared()) is not None:
         return f"all methods are right on {_share(shared)}, so that they are not told apart."
     deciding = [name for name in ranked if stem(name) not in _RULES]
     best = deciding[0] if deciding else next(iter(ranked))
     others = [name for name in ("always", "never") if name in ranked and name != best]
-    against = " and ".join(f"{_share(ranked[name])} for {name}{_cost(found, name)}" for name in others)
-    of_questions = " of the questions" if found.n is None else f" of {count(int(found.n), 'question')}"
+    against = " and ".join(f"{_share(ranked[name])} for {name}{_cost(findings, name)}" for name in others)
+    of_questions = " of the questions" if findings.n is None else f" of {count(int(findings.n), 'question')}"
     said = f"{best}, the best {'trigger' if deciding else 'method'}, is right on"
-    said += f" {_share(ranked[best])}{of_questions}{_cost(found, best)}"
+    said += f" {_share(ranked[best])}{of_questions}{_cost(findings, best)}"
     said += f", against {against}" if against else ""
-    entry = found.results.get("random_at_budget", {}).get(best, {})
+    entry = findings.results.get("random_at_budget", {}).get(best, {})
     lead = (entry.get("common") or entry).get(key, {})
     if "diff" not in lead or "ci95" not in lead:
         return f"{said}."
@@ -98,6 +98,6 @@ def _share(value: float) -> str:
     return f"{100 * value:.0f}%"
 
 
-def _cost(found: Findings, name: str) -> str:
-    retrievals = found.figure(name, "retrievals")
+def _cost(findings: Findings, name: str) -> str:
+    retrievals = findings.figure(name, "retrievals")
     return "" if not retrievals else f" with {num(retrievals)} retrievals each"

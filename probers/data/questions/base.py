@@ -167,9 +167,9 @@ class QuestionSource:
         answers = accepted(strings(record, "golden_answers"))
         return self.made(id, question, answers, group=self.group_of(metadata)), FLASHRAG.name
 
-    def made(self, id: str | None, asked: str, answers: tuple[str, ...], **more: Any) -> Question:
+    def made(self, id: str | None, question: str, answers: tuple[str, ...], **more: Any) -> Question:
         """Make a question of this set with ``more`` fields; None as id makes one from the text."""
-        return Question(id or hashed(self.name, asked), asked, answers, dataset=self.name, **more)
+        return Question(id or hashed(self.name, question), question, answers, dataset=self.name, **more)
 
     def layout_of(self, record: Record) -> str:
         return next((known.name for known in self.layouts if known.fits(record)), "")

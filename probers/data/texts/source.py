@@ -76,8 +76,8 @@ class TextSource:
             self._records, self.path = records_of(self.path), None
             return
         if self.path is None:
-            told = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
-            raise UserError(told, "missing-value")
+            message = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
+            raise UserError(message, "missing-value")
         if not self._spec.startswith("hf:"):
             given_records("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
 
@@ -126,9 +126,9 @@ class TextSource:
         for split, rows in splits:
             side = {"split": split} if split in SPLIT_NAMES else {}
             for row in rows:
-                own = row.record if row.problem else side | row.record
+                record = row.record if row.problem else side | row.record
                 where = row.where if row.where.startswith(split) else f"{split} {row.where}"
-                yield row._replace(where=where, record=own)
+                yield row._replace(where=where, record=record)
 
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Read every text with its place, or the reason why a line holds none."""
@@ -174,14 +174,14 @@ class TextSource:
     def all(self) -> Iterator[Text]:
         """Read every text, with or without labels; unreadable lines are an error or left out."""
         self.left_out = LeftOut("text")
-        found = 0
+        number = 0
         for where, one in self.read():
             if isinstance(one, Text):
-                found += 1
+                number += 1
                 yield replace(one, group=one.group or self._group_of(one), dataset=one.dataset or self._name)
             else:
                 self.refuse(where, one)
-        self.check_found(found)
+        self.check_found(number)
 
     def _group_of(self, one: Text) -> str:
         """Name the group of a text that does not say its own."""
@@ -198,9 +198,9 @@ class TextSource:
         """Note a line that cannot be used; UserError with ``on_bad_line="error"``."""
         self.left_out.malformed(self.on_bad_line, f"texts={self._spec}", where, reason)
 
-    def check_found(self, found: object) -> None:
+    def check_found(self, texts: object) -> None:
         """Refuse a file of which nothing is left (UserError)."""
-        if not found:
+        if not texts:
             why = self.left_out.summary() or "it is empty"
             raise UserError(f"texts={self._spec} holds no usable line: {why}", "empty")
 
@@ -229,7 +229,7 @@ class TextSource:
 
     def _read_through(self, unit: Unit) -> Survey:
         forms = Counter[str]()
-        found, texts = _Found(), dict[int, tuple[int, int, str]]()
+        reading, texts = _Reading(), dict[int, tuple[int, int, str]]()
         labels: Counter[bool] = Counter()
         unread: dict[str, None] = {}
         named = False
@@ -239,8 +239,8 @@ class TextSource:
             named |= one.record.get("group") is not None
             unread |= dict.fromkeys(unread_labels(one.record))
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
-            own = tuple(m.wrong for m in one.units(unit))
-            mine = (side, hash(own), one.where)
+            verdicts = tuple(m.wrong for m in one.units(unit))
+            mine = (side, hash(verdicts), one.where)
             other, verdict, where = texts.setdefault(_mark(one, unit), mine)
             if other != side:
                 raise UserError(
@@ -248,36 +248,36 @@ class TextSource:
                     f"({one.split or 'none'}): a text may be in one split only",
                     "overlap",
                 )
-            judged = [wrong for wrong in own if wrong is not None]
+            judged = [wrong for wrong in verdicts if wrong is not None]
             if where == one.where:
                 labels.update(judged)
-                found.glued += glued(one)
+                reading.glued += glued(one)
                 forms["passages" if one.passages else MESSAGES if one.messages else AS_GIVEN] += 1
-                found.add(key, side, len(judged), len(one.answer))
+                reading.add(key, side, len(judged), len(one.answer))
             else:
-                found.add(key, _REPEATED, 0, 0)
-                found.contradicted += verdict != mine[1]
-        if not found.groups:
+                reading.add(key, _REPEATED, 0, 0)
+                reading.contradicted += verdict != mine[1]
+        if not reading.groups:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
         if unit != "token" and len(labels) < 2:
             kind = "wrong" if True in labels else "right"
-            told = f"texts={self._spec}: all {labels.total():,} labels of unit={unit} are {kind}"
+            message = f"texts={self._spec}: all {labels.total():,} labels of unit={unit} are {kind}"
             fix = "texts with wrong ones, or another unit"
             if kind == "wrong":
                 fix = "texts.outside=right if all that is wrong is marked, or texts with right ones"
             if kind == "wrong" and unit in ("span", "claim"):  # the marks alone, whatever is outside of them
                 fix = "unit=sentence or unit=answer, and texts.outside=right if all that is wrong is marked"
-            raise UserError(f"{told}, and a detector needs both: give {fix}", "labels")
-        if (groups := len(set(found.groups))) < len(SPLITS):
+            raise UserError(f"{message}, and a detector needs both: give {fix}", "labels")
+        if (groups := len(set(reading.groups))) < len(SPLITS):
             if not (named or self._alone):
                 self._alone = True
                 survey = self._read_through(unit)
                 what = "beginnings" if self._layout == "statements" else "prompts"
                 note = f"the {what} make {count(groups, 'group')}, so each answer is a group of its own"
                 return replace(survey, notes=(note, *survey.notes))
-            told = "too few for three splits: give group, since texts of one prompt are one group by default"
-            raise UserError(f"texts={self._spec} has {count(groups, 'group')}, {told}", "labels")
-        survey = self._drawn(found)
+            message = "too few for three splits: give group; by default texts of one prompt are one group"
+            raise UserError(f"texts={self._spec} has {count(groups, 'group')}, {message}", "labels")
+        survey = self._drawn(reading)
         ignored = [
             f"column {name} is not read: name the column of labels by wrong={name!r}" for name in unread
         ]
@@ -285,55 +285,57 @@ class TextSource:
         known = tuple(name for name in OF_RETRIEVAL if name in columns)
         return replace(survey, form=form, notes=(*survey.notes, *ignored), columns=known)
 
-    def _drawn(self, found: _Found) -> Survey:
+    def _drawn(self, reading: _Reading) -> Survey:
         """Draw whole groups and deal them to splits."""
-        where, notes = self._dealt(found)
-        drawn = self._limited(found)
+        where, notes = self._dealt(reading)
+        drawn = self._limited(reading)
         sides = array("b", (
             where[group] if side != _REPEATED and (drawn is None or group in drawn) else -1
-            for group, side in zip(found.groups, found.sides, strict=True)
+            for group, side in zip(reading.groups, reading.sides, strict=True)
         ))  # fmt: skip
         if self._layout == "statements" and not self._alone:
             what = "their beginnings, up to a name or to words in quotes"
             notes.append(f"statements are grouped by their subject, or by {what}")
-        if repeated := found.sides.count(_REPEATED):
-            told = f"{count(repeated, 'text')} left out, which stand in the file before"
-            if found.contradicted:
-                told += f"; {found.contradicted:,} of them with another label (the first is taken)"
-            notes.append(told)
-        notes += glued_lines(found.glued, len(found.sides) - repeated)
-        kept = [place for place, side in enumerate(sides) if side >= 0]
-        units, characters = (sum(each[i] for i in kept) for each in (found.units, found.characters))
+        if repeated := reading.sides.count(_REPEATED):
+            message = f"{count(repeated, 'text')} left out, which stand in the file before"
+            if reading.contradicted:
+                message += f"; {reading.contradicted:,} of them with another label (the first is taken)"
+            notes.append(message)
+        notes += glued_lines(reading.glued, len(reading.sides) - repeated)
+        places = [place for place, side in enumerate(sides) if side >= 0]
+        units, characters = (sum(each[i] for i in places) for each in (reading.units, reading.characters))
         if self._no_prompts:
             notes.append("no source_info.jsonl beside the file: answers are read without their prompts")
-        return Survey(sides, len(kept), units, characters, tuple(notes))
+        return Survey(sides, len(places), units, characters, tuple(notes))
 
-    def _dealt(self, found: _Found) -> tuple[dict[int, int], list[str]]:
+    def _dealt(self, reading: _Reading) -> tuple[dict[int, int], list[str]]:
         """Assign each group its split, if possible the file's, with notes (UserError: a group in two)."""
-        sides = {side for side in found.sides if side != _REPEATED}
+        sides = {side for side in reading.sides if side != _REPEATED}
         if not {0, 2} <= sides or -1 in sides:
-            dealt, given = Splits(self.seed, found.groups), sorted(sides - {-1})
+            dealt, given = Splits(self.seed, reading.groups), sorted(sides - {-1})
             named = ", ".join(SPLITS[side] for side in given)
-            told = "some texts have no split" if -1 in sides else f"all texts are of split {named}"
-            notes = [f"{told}: groups are dealt to splits anew"] if given else []
-            return {g: SPLITS.index(dealt.of_key(g)) for g in found.groups}, notes
+            message = "some texts have no split" if -1 in sides else f"all texts are of split {named}"
+            notes = [f"{message}: groups are dealt to splits anew"] if given else []
+            return {g: SPLITS.index(dealt.of_key(g)) for g in reading.groups}, notes
         where = dict[int, int]()
-        for group, side in zip(found.groups, found.sides, strict=True):
+        for group, side in zip(reading.groups, reading.sides, strict=True):
             if side != _REPEATED and where.setdefault(group, side) != side:
                 two = " and ".join(SPLITS[s] for s in sorted((where[group], side)))
-                told = f"texts={self._spec}: a group is in {two}: give all its texts one split"
-                raise UserError(told, "overlap")
+                message = f"texts={self._spec}: a group is in {two}: give all its texts one split"
+                raise UserError(message, "overlap")
         if 1 in sides:
             return where, []
         upto = int(_VALIDATION * 2**64)
-        own = {g: 1 if side == 0 and self._key(g, "valid") < upto else side for g, side in where.items()}
-        return own, [f"no validation split: {_VALIDATION:.0%} of the training groups, drawn by seed, are it"]
+        where = {g: 1 if side == 0 and self._key(g, "valid") < upto else side for g, side in where.items()}
+        return where, [
+            f"no validation split: {_VALIDATION:.0%} of the training groups, drawn by seed, are it"
+        ]
 
-    def _limited(self, found: _Found) -> set[int] | None:
+    def _limited(self, reading: _Reading) -> set[int] | None:
         """Draw the groups that a limit leaves, one at least; None without a limit."""
-        if self.limit is None or self.limit >= len(found.groups):
+        if self.limit is None or self.limit >= len(reading.groups):
             return None
-        sizes, total, drawn = Counter(found.groups), 0, set[int]()
+        sizes, total, drawn = Counter(reading.groups), 0, set[int]()
         for group in sorted(sizes, key=lambda group: self._key(group, "limit")):
             total += sizes[group]
             if drawn and total > self.limit:
@@ -364,7 +366,7 @@ _REPEATED = -2
 
 
 @dataclass
-class _Found:
+class _Reading:
     """Result of the first reading for each text: hash of its group, its split, and sizes."""
 
     groups: array[int] = field(default_factory=lambda: array("Q"))
