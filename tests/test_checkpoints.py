@@ -233,8 +233,10 @@ def test_a_whole_folder_of_several_files_is_loaded_and_what_is_not_read_may_be_a
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tesbed", "testbed")]
-)
+    ("name", "near"),
+    [("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tesbed", "testbed"), ("testbed/", "testbed"),
+     (" smollm2 ", "smollm2")],
+)  # fmt: skip
 def test_a_misspelt_model_is_answered_with_the_nearest_without_the_network(name, near, monkeypatch):
     monkeypatch.setattr("httpx.Client.send", lambda *_, **__: pytest.fail("the network was asked"))
     with fails("no-file", f"model={name}", f"did you mean {near}?"):
@@ -249,7 +251,8 @@ def test_a_file_or_a_path_to_nowhere_is_no_hub_id(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("smollm", "smollm2"), ("smollm2-cat", "smollm2-chat"), ("x", "")]
+    ("name", "near"),
+    [("smollm", "smollm2"), ("smollm2-cat", "smollm2-chat"), ("SMOLLM2_CHAT", "smollm2-chat"), ("x", "")],
 )
 def test_a_misspelt_prober_is_answered_with_those_that_come_with_the_package(name, near):
     hint = [f"did you mean {near}?"] if near else []

@@ -173,7 +173,7 @@ def model_source(
         raise UserError(f"model={name} is a file: give its folder, or a GGUF file", "no-file")
     elif name.startswith((".", "/")) or name.count("/") > 1:
         raise UserError(f"model={name} is no folder here: give a model's folder or a hub id", "no-file")
-    elif "/" not in name and (hint := nearest(name.lower(), ("testbed", *PACKAGED))):
+    elif "/" not in (word := name.strip("/")) and (hint := nearest(word.lower(), ("testbed", *PACKAGED))):
         raise UserError(f"model={name} is neither a folder nor a known model{hint}", "no-file")
     return name, revision
 
