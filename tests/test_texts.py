@@ -452,6 +452,9 @@ def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):
     ]  # fmt: skip
     (tmp_path / "data.json").write_text(json.dumps(LAYOUTS["helm"][0]))
     assert len(list(source(tmp_path / "data.json").all())) == 2
+    (tmp_path / "data.json").write_text(json.dumps({"answer": "Lodz.", "wrong": True}, indent=1))
+    with fails("bad-line", "record 1", "neither one JSON array"):
+        list(source(tmp_path / "data.json").all())
 
 
 def of_groups(groups, **more):

@@ -173,6 +173,9 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
     with ExitStack() as files:
         try:
             for number, record in enumerate(_parsed(files, path, item, by_id), 1):
+                if by_id and not isinstance(record[1], Mapping):
+                    yield Row(f"record {number}", None, f"{shown(record[0])} holds no object{NEITHER}", True)
+                    return
                 yield Row(f"record {number}", {"id": record[0], **record[1]} if by_id else record)
         except UnicodeDecodeError:
             yield Row(f"record {number + 1}", None, f"malformed JSON (a string holds {_HALF})", True)
