@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .files import impostor
+from .options import shown
 from .types import count, first_line
 
 #: Names of weights in the order in which transformers looks for them; the last two are pickles.
@@ -66,6 +67,10 @@ def reason(error: Exception, source: str, revision: str | None, *, pickles: bool
         return f"{problem} with model.trust_remote_code=true"
     if "backend tokenizer" in text:
         return f"it has no tokenizer that transformers can read ({problem.rstrip(': ')})"
+    if isinstance(error, KeyError):
+        return f"transformers finds no {problem}: correct its {_CONFIG}"
+    if type(error).__name__.startswith("StrictDataclass"):  # the value to blame is in a later line
+        return f"its {_CONFIG} is wrong: {' '.join(text.split())}"
     if not isinstance(error, OSError):
         return problem
     if _CONFIG in text and "connect" not in text:
@@ -101,6 +106,8 @@ def mismatch(
     problem = (
         f"{len(missing):,} of its {count(len(expected), 'weight')} are not in its files, the first {first}"
     )
+    if not extra and len(missing) == len(expected):
+        return f"{problem}: there are none at all, so copy or download the files again"
     begin = sorted({n.partition(".")[0] + "." for n in extra or set(expected) - set(missing)})
     names = f"the names there begin with {' and '.join(begin[:3])}"
     if not extra:
@@ -109,18 +116,32 @@ def mismatch(
     known = next((name for name in missing if another.endswith(f".{name}")), "")
     if prefix := known and another.removesuffix(known):
         return f"{problem}; {names}: take {prefix} off them"
-    return f"{problem}; {names}: the files are of another model or layout"
+    return f"{problem}; {names}, as {another}: the files are of another model or layout"
 
 
 def _impostors(files: Collection[Path]) -> Iterator[str]:
     for file in files:
         problem = impostor(file)
-        if not problem and file.suffix == ".json" and not file.stat().st_size:
-            problem = "is empty: copy or download it again"
+        if not problem and file.suffix == ".json":
+            problem = _no_object(file)
         if not problem and file.suffix == ".safetensors":
             problem = _cut(file)
         if problem:
             yield f"its {file.name} {problem}"
+
+
+def _no_object(file: Path) -> str:
+    """Say what keeps a file from being an object of JSON; transformers passes over a damaged one of some."""
+    if not file.stat().st_size:
+        return "is empty: copy or download it again"
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON in UTF-8 ({first_line(error)}): copy or download it again"
+    if not isinstance(value, dict):
+        return f"holds no JSON object but {shown(value)}: copy or download it again"
+    lacking = {"model", "added_tokens"} - value.keys() if file.name == "tokenizer.json" else ()
+    return f"lacks {min(lacking)}: it is no tokenizer, so copy or download it again" if lacking else ""
 
 
 def _cut(file: Path) -> str:
@@ -161,9 +182,12 @@ def _without_weights(folder: Path, pickles: bool) -> str:
 def _without_shards(folder: Path, index: str) -> str:
     try:
         shards = sorted(set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values()))
+        named = {name: (folder / name).exists() for name in shards}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         return f"its {index} is damaged ({first_line(error)})"
-    if absent := [name for name in shards if not (folder / name).exists()]:
+    if not shards:
+        return f"its {index} names no files: copy or download it again"
+    if absent := [name for name, there in named.items() if not there]:
         lacking = f"{len(absent)} of the {count(len(shards), 'file')} that {index} names"
         return f"it lacks {lacking}, the first {absent[0]}: copy or download what is missing"
     return next(_impostors([folder / name for name in shards]), "")

@@ -70,6 +70,11 @@ def test_weights_under_another_prefix_are_named_with_it(folder, prefix):
         (lambda n: n, {"attention_bias": True}, ["12 of its 42", "q_proj.bias"]),
         (lambda n: n, {"intermediate_size": 64}, ["9 weights of another", "[32, 48] in place of [32, 64]"]),
         (lambda n: n, {"model_type": "gpt2", "architectures": None}, ["another model or layout"]),
+        (lambda n: f"model.language_{n}", {}, ["as model.language_lm_head.weight"]),
+        (lambda n: None, {}, ["30 of its 30", "none at all"]),
+        (lambda n: n, {"hidden_size": "32"}, ["config.json", "expected int, got str"]),
+        (lambda n: n, {"num_attention_heads": 0}, ["zero"]),
+        (lambda n: n, {"hidden_act": "odd"}, ["'odd'", "config.json"]),
     ],
 )  # fmt: skip
 def test_missing_weights_are_refused_with_their_number_and_the_first(folder, rename, options, named):
@@ -184,6 +189,16 @@ def nested(folder: Path) -> None:
         (lambda f: (sharded(f), stub("model-00001-of-00002.safetensors", LFS)(f)),
          ["model-00001-of-00002.safetensors", "git lfs pull"]),
         (lambda f: sharded(f, index=False), [INDEX]),
+        *((lambda f, blob=blob: (sharded(f), stub(INDEX, blob)(f)), [INDEX, named]) for blob, named in (
+            (b'{"weight_map": {"x": null}}', "damaged"), (b'{"weight_map": {}}', "names no files"),
+            (b"[]", "damaged"), (b'{"weight_map": {"x": "gone.safetensors"}}', "gone.safetensors"),
+        )),
+        (stub("config.json", b"null"), ["config.json", "null"]),
+        (stub("tokenizer.json", b"{}"), ["tokenizer.json", "added_tokens"]),
+        (stub("tokenizer_config.json", b"[]"), ["tokenizer_config.json", "[]"]),
+        (stub("generation_config.json", b"{"), ["generation_config.json", "not JSON"]),
+        (stub("special_tokens_map.json", "é".encode("latin-1")), ["special_tokens_map.json", "not JSON"]),
+        (stub(WEIGHTS, b"PK\x03\x04" + bytes(99)), [WEIGHTS, "no safetensors file"]),
         (lambda f: (f / WEIGHTS).rename(f / "weights.safetensors"), [WEIGHTS, "weights.safetensors"]),
         (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), ["model.use_safetensors=false"]),
         (lora, ["model=owner/base", "model.adapter="]),
@@ -218,8 +233,10 @@ def test_a_whole_folder_of_several_files_is_loaded_and_what_is_not_read_may_be_a
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tesbed", "testbed")]
-)
+    ("name", "near"),
+    [("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tesbed", "testbed"), ("testbed/", "testbed"),
+     (" smollm2 ", "smollm2")],
+)  # fmt: skip
 def test_a_misspelt_model_is_answered_with_the_nearest_without_the_network(name, near, monkeypatch):
     monkeypatch.setattr("httpx.Client.send", lambda *_, **__: pytest.fail("the network was asked"))
     with fails("no-file", f"model={name}", f"did you mean {near}?"):
@@ -234,7 +251,8 @@ def test_a_file_or_a_path_to_nowhere_is_no_hub_id(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("smollm", "smollm2"), ("smollm2-cat", "smollm2-chat"), ("x", "")]
+    ("name", "near"),
+    [("smollm", "smollm2"), ("smollm2-cat", "smollm2-chat"), ("SMOLLM2_CHAT", "smollm2-chat"), ("x", "")],
 )
 def test_a_misspelt_prober_is_answered_with_those_that_come_with_the_package(name, near):
     hint = [f"did you mean {near}?"] if near else []

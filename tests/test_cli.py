@@ -49,6 +49,9 @@ def test_help_is_quick_and_imports_nothing_heavy():
 @pytest.mark.parametrize(("command", "typed", "code", "named"), [
     *((command, "sede=3", "unknown-key", ["'sede'", "--help"]) for command in COMMANDS),
     ("datagen", "limt=3", "unknown-key", ["limit?"]),
+    ("rag", "trigger=probng", "unknown-choice", ["did you mean probing?"]),
+    ("train", "head=liner", "unknown-choice", ["did you mean linear?"]),
+    ("compare", "experiment=dragin_vicuna_13b_2wki", "unknown-choice", ["dragin_vicuna_13b_2wiki?"]),
     ("rag", "trigger=radar", "unknown-choice",
      ["'radar'", *["never", "always", "random", "oracle", "entropy", "rind", "probing"]]),
     ("datagen", "wiki", "bad-value", ["key=value"]),
@@ -158,7 +161,7 @@ def test_without_locks_a_file_marks_the_folder(tmp_path, monkeypatch, caplog, nu
 
 @pytest.mark.parametrize("text", [
     "plain", "a b", "it's", "head=linear,seed=1", "[a]", "$HOME", "a;b", "1", "null", "true", 'say "x"',
-    "{a: 1}", "\\'", "`x`", "ä",
+    "{a: 1}", "\\'", "`x`", "ä", "end\\", " lead", "~/x", "#1", "\\\\'a", "a,b", "wow!",
 ])  # fmt: skip
 def test_printed_commands_mean_the_same_in_the_shell(text):
     line = command_line("train", "layer=all", data=text, out=text, resamples=300)

@@ -111,6 +111,7 @@ PARTY = "🎉🎉 Great news! The bridge opened in 1932, it says."
 @pytest.mark.parametrize(("answer", "start"), [
     (PARTY, len(PARTY[:36].encode("utf-16-le")) // 2), (PARTY, len(PARTY[:36].encode())),
     ("  The bridge\r\nopened in 1932.", 22), ("It opened in 1932.", 99), ("It opened in 1932.", -1),
+    ("\ufeffIt opened in 1932.", 13), ("👩‍🚀 flew here in 1932.", 16), ("A &amp; B, 1932.", 7),
 ])  # fmt: skip
 @pytest.mark.parametrize("form", ["start", "ranges", "index"])
 def test_a_label_that_contradicts_its_text_is_moved_to_its_only_place(answer, start, form):
@@ -121,7 +122,10 @@ def test_a_label_that_contradicts_its_text_is_moved_to_its_only_place(answer, st
     assert labels(text, "span") == [("1932", True)] and text.moved == 1
     agreeing = {"text": "1932", "start": text.spans[0].start, "end": text.spans[0].end, "wrong": True}
     assert read_text({"answer": answer, "spans": [agreeing]}, "").moved == 0
-    for odd in ("1933", "e"):
+    assert read_text({"answer": answer, "spans": [part | {"text": 1932}]}, "").spans == text.spans
+    cut = {"ranges": [[agreeing["start"], agreeing["start"] + 2], [agreeing["start"] + 2, agreeing["end"]]]}
+    assert read_text({"answer": answer, "spans": [cut | {"text": "1932", "wrong": True}]}, "").moved == 0
+    for odd in ("1933", "e", ["1932"], 1933):
         with pytest.raises(ValueError, match=r"spans\[0\]"):
             read_text({"answer": answer, "spans": [part | {"text": odd}]}, "")
 
@@ -448,6 +452,9 @@ def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):
     ]  # fmt: skip
     (tmp_path / "data.json").write_text(json.dumps(LAYOUTS["helm"][0]))
     assert len(list(source(tmp_path / "data.json").all())) == 2
+    (tmp_path / "data.json").write_text(json.dumps({"answer": "Lodz.", "wrong": True}, indent=1))
+    with fails("bad-line", "record 1", "neither one JSON array"):
+        list(source(tmp_path / "data.json").all())
 
 
 def of_groups(groups, **more):

@@ -14,7 +14,7 @@ from importlib import resources
 from pkgutil import resolve_name
 from typing import Any
 
-from ..options import check_options, options_of, refuse_unknown, shown
+from ..options import check_options, nearest, options_of, refuse_unknown, shown
 from ..parts import PARTS, load_part, target_of
 from ..types import UserError, first_line
 
@@ -99,7 +99,10 @@ class Component:
         """Choose a component by its name, with some options changed; UserError as in :meth:`read`."""
         if name not in choices(group):
             listed = ", ".join(choices(group))
-            raise UserError(f"unknown {group} {name!r}: choose one of {listed}", "unknown-choice")
+            raise UserError(
+                f"unknown {group} {name!r}{nearest(name, choices(group))}: choose one of {listed}",
+                "unknown-choice",
+            )
         node = component_node(group, name)
         refuse_unknown(f"{group}={name}", options, [key for key in node if key != "_target_"])
         return cls.read(group, node | options)

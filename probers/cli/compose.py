@@ -340,8 +340,9 @@ def _check(command: str, override: str, read: Override) -> None:
         remedy = f"add -m to run each, or write [a,b] or the text \"{key}='a,b'\""
         raise UserError(f"{typed} gives several values: {remedy}")
     if group in groups_of(command) and override not in _NONE and read.value() not in choices(group):
-        listed = ", ".join(choices(group))
-        raise UserError(f"unknown {group} {shown(read.value())!r}: choose one of {listed}", "unknown-choice")
+        listed, name = ", ".join(choices(group)), shown(read.value())
+        hint = nearest(name, choices(group))
+        raise UserError(f"unknown {group} {name!r}{hint}: choose one of {listed}", "unknown-choice")
 
 
 def _explain(command: str, overrides: Sequence[str], error: Exception) -> UserError:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from ..options import nearest
 from ..types import UserError
 from .components import choices, file_of
 from .settings import Settings
@@ -62,7 +63,7 @@ def _check_choice(command: str, group: str, name: str, fitting: Sequence[str]) -
         return
     problem = f"{group}={name} needs numbers that the experiment does not give"
     if name not in choices(group):
-        problem = f"unknown {group} {name!r}"
+        problem = f"unknown {group} {name!r}{nearest(name, fitting)}"
     elif command not in (commands := _commands(group, name)):
         listed = ", ".join(f"probers-{each}" for each in commands)
         problem = f"{group}={name} is for {listed}, not for probers-{command}"

@@ -179,10 +179,11 @@ def load_corpus(
     request = _Request(path, on_bad_line, passage_words)
     if (size := _size(path)) <= in_memory:
         return request.read()
-    suffix = "".join(s for s in path.suffixes if s in (".tsv", ".csv", ".parquet", ".gz"))  # the format
+    known = (".tsv", ".csv", ".parquet", ".gz")
+    suffix = "".join(s for s in map(str.lower, path.suffixes) if s in known)  # the format
     content = inputs(path)[str(path)] if path.is_dir() else file_digest(path, cache)
     key = digest(f"{_SCHEMA} {content} {suffix} {passage_words}", 20)
-    unpacked = size * (_UNPACKED if path.suffix in (".gz", ".parquet") else 1)
+    unpacked = size * (_UNPACKED if path.suffix.lower() in (".gz", ".parquet") else 1)
     estimate = Estimate(unpacked * _SECONDS, unpacked * _DISK, _MEMORY[0] + unpacked * _MEMORY[1])
     summary = build_once(cache / key, f"passage store of {path}", request.write, lambda: estimate)
     if summary["skipped"] and on_bad_line == "error":

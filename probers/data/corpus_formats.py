@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..checksums import draw_key
+from ..options import shown
 from ..types import Passage, UserError, count
 from ..words.text import detokenise_sentences
 from .records import (
+    NEITHER,
     BadLine,
     bad_line,
     check_object,
     check_strings,
+    ending_of,
     file_rows,
     is_lines,
     open_text,
@@ -112,7 +115,8 @@ def read_passages(
         try:
             passages = list(_pieces(record, words))
         except (ValueError, KeyError) as error:
-            bad.add(where, what_is_wrong(error))
+            fields = f" among its fields {shown(', '.join(record))}" if isinstance(error, KeyError) else ""
+            bad.add(where, what_is_wrong(error) + fields)
             continue
         bad.long += sum(len(passage.text) > LONG for passage in passages)
         yield from ((where, passage) for passage in passages)
@@ -120,7 +124,7 @@ def read_passages(
 
 def _records(path: Path, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
     """Yield the records of a file with their places."""
-    tsv = path.name.removesuffix(".gz").endswith(".tsv")
+    tsv = ending_of(path) == ".tsv"
     if not tsv and not is_lines(path):
         for row in file_rows(path):
             if row.problem:
@@ -141,7 +145,7 @@ def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
             try:
                 record = parse_json(line.lstrip("\ufeff"))  # a mark before each of several joined files
             except (ValueError, RecursionError) as error:
-                bad.add(f"line {number}", what_is_wrong(error))
+                bad.add(f"line {number}", what_is_wrong(error) + (NEITHER if number == 1 else ""))
             else:
                 yield number, record
 

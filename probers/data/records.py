@@ -16,7 +16,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
 
-from ..files import DEEP, given_file
+from ..files import DEEP, given_file, impostor
 from ..options import shown
 from ..types import HALVES, RunError, UserError, first_line
 from .tables import Row, is_saved, parquet_rows, saved_splits, table_rows
@@ -105,7 +105,7 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextI
     """Open a text file (``.gz`` too), and a counter of the bytes read of it; UserError if damaged."""
     try:
         with path.open("rb") as raw:
-            binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+            binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
             with io.TextIOWrapper(binary, encoding="utf-8-sig", newline=newline) as lines:
                 yield lines, raw.tell
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -131,6 +131,8 @@ _OBJECT = ("Data", "Domain", "Split", "VerifiedEval", "Version")
 _COLUMNS = ("query_id", "query", "answers", "passages")
 _OTHERS = ("query_type", "wellFormedAnswers")
 _HALF = "half of a pair of surrogates, which is no Unicode"
+#: Remark about a first line that is not JSON.
+NEITHER = " (the file is neither one JSON array nor JSON lines)"
 #: Place of the records in a file that is an object of columns, each an object of cells by row.
 _BY_COLUMN = "*"
 
@@ -150,10 +152,10 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
         for _, rows in saved_splits(path):
             yield from rows
         return
-    if path.suffix == ".parquet":
+    if (ending := ending_of(path)) == ".parquet":
         yield from parquet_rows(path)
         return
-    if (ending := Path(path.name.removesuffix(".gz")).suffix) in (".tsv", ".csv"):
+    if ending in (".tsv", ".csv"):
         with open_text(path, "") as (lines, _):
             for first, record, problem in table_rows(lines, "\t" if ending == ".tsv" else ","):
                 yield Row(f"line {first}", record, problem)
@@ -164,13 +166,16 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
             try:
                 yield Row(f"line {number}", parse_json(line))
             except (ValueError, RecursionError) as error:
-                hint = " (the file is neither one JSON array nor JSON lines)" if number == 1 else ""
+                hint = NEITHER if number == 1 else ""
                 yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
         return
     number = 0
     with ExitStack() as files:
         try:
             for number, record in enumerate(_parsed(files, path, item, by_id), 1):
+                if by_id and not isinstance(record[1], Mapping):
+                    yield Row(f"record {number}", None, f"{shown(record[0])} holds no object{NEITHER}", True)
+                    return
                 yield Row(f"record {number}", {"id": record[0], **record[1]} if by_id else record)
         except UnicodeDecodeError:
             yield Row(f"record {number + 1}", None, f"malformed JSON (a string holds {_HALF})", True)
@@ -188,7 +193,38 @@ def given_records(option: str, path: str | Path, give: str) -> Path:
         return Path(path)
     if Path(path).is_dir():
         give = f"{give}, one of the folder's files, or a folder that save_to_disk wrote"
-    return given_file(option, path, give)
+    path = given_file(option, path, give)
+    if problem := impostor(path) or _packed(path):
+        raise UserError(f"{option}={path} {problem}", "bad-file")
+    return path
+
+
+#: Beginnings of files that are no text, the ending under which they are read, and what to do instead.
+_PACKED = (
+    (b"PAR1", ".parquet", "is a Parquet file: let its name end in .parquet"),
+    (b"\x1f\x8b", ".gz", "is compressed: let its name end in .gz"),
+    (b"PK\x03\x04", None, "is a zip archive: unpack it, or save a spreadsheet as CSV"),
+    (b"ARROW1", None, "is an Arrow file: write its table as Parquet, or give the folder of save_to_disk"),
+    (b"\xff" * 4, None, "is an Arrow stream: write its table as Parquet, or give the folder of save_to_disk"),
+    (b"\xff\xfe", None, "is text in UTF-16: save it as UTF-8"),
+    (b"\xfe\xff", None, "is text in UTF-16: save it as UTF-8"),
+    (b"SQLite format 3", None, "is a database: write its table as CSV"),
+    *((start, None, "is compressed: unpack it, or pack it with gzip") for start in
+      (b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")),
+)  # fmt: skip
+
+
+def _packed(path: Path) -> str:
+    """Say that a file is no text, or of another layout than its name says; "" if nothing is seen."""
+    with path.open("rb") as file:
+        beginning = file.read(16)
+    ending = path.suffix.lower()
+    return next((why for start, end, why in _PACKED if beginning.startswith(start) and end != ending), "")
+
+
+def ending_of(path: Path) -> str:
+    """Return the ending that tells the layout of a file, in small letters and without that of gzip."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def parse_json(text: str) -> Any:
@@ -274,8 +310,7 @@ def _place(path: Path) -> str | None:
 
 def is_lines(path: Path) -> bool:
     """Tell whether a file of passages holds JSON lines, and is neither a table, Parquet nor an array."""
-    table = path.name.removesuffix(".gz").endswith((".tsv", ".csv", ".parquet"))
-    if table or is_saved(path):
+    if ending_of(path) in (".tsv", ".csv", ".parquet") or is_saved(path):
         return False
     with open_text(path) as (lines, _):
         return not lines.read(1000).lstrip("\ufeff \r\n\t").startswith("[")
@@ -284,7 +319,7 @@ def is_lines(path: Path) -> bool:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             if file.read(len(BOM_UTF8)) != BOM_UTF8:
                 file.seek(0)
             yield cast("IO[bytes]", _Shallow(file))

@@ -49,6 +49,9 @@ def table_rows(
             if names is None:
                 names = [name.strip("\ufeff ") for name in row]
                 check(names)
+                if twice := [name for name in names if name and names.count(name) > 1]:
+                    yield first, None, f"two columns are called {twice[0]}: rename one"
+                    return
             elif len(row) == len(names):
                 yield first, {name: cell for name, cell in zip(names, row, strict=True) if name}, ""
             elif row:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from .. import checkpoints
 from ..checksums import file_digest, sampled, unsealed
@@ -28,7 +27,7 @@ from ..files import cache_folder, digest, impostor
 from ..options import nearest
 from ..progress import running
 from ..prompts import fix_date
-from ..types import UserError, count, first_line
+from ..types import ProbersError, UserError, count, first_line
 from .adapters import active_digest, attach, mark
 
 log = logging.getLogger(__name__)
@@ -174,7 +173,7 @@ def model_source(
         raise UserError(f"model={name} is a file: give its folder, or a GGUF file", "no-file")
     elif name.startswith((".", "/")) or name.count("/") > 1:
         raise UserError(f"model={name} is no folder here: give a model's folder or a hub id", "no-file")
-    elif "/" not in name and (hint := nearest(name.lower(), ("testbed", *PACKAGED))):
+    elif "/" not in (word := name.strip("/")) and (hint := nearest(word.lower(), ("testbed", *PACKAGED))):
         raise UserError(f"model={name} is neither a folder nor a known model{hint}", "no-file")
     return name, revision
 
@@ -309,7 +308,9 @@ def telling(source: str, revision: str | None = None, use_safetensors: bool = Tr
     """Turn errors while a model is loaded into one sentence (UserError)."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except ProbersError:
+        raise
+    except Exception as error:  # transformers raises many kinds of errors for a wrong setting of a file
         problem = checkpoints.reason(error, source, revision, pickles=not use_safetensors)
         raise UserError(f"model={source} cannot be loaded as a causal LM: {problem}", "model") from error
 

@@ -208,7 +208,7 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
         message = f"{name} is not a prober (no {file.name}): probers-train makes one"
         if not file.parent.exists():
             names = sorted(folder.name for folder in _SHIPPED.iterdir())
-            message += f", and {' and '.join(names)} come with this package{nearest(name, names)}"
+            message += f", and {' and '.join(names)} come with this package{nearest(name.lower(), names)}"
         raise UserError(message, "no-artifact") from None
     except ValueError as error:
         _check_itself(file)

@@ -20,7 +20,7 @@ from probers.data.corpus import as_passages, fingerprint, load_corpus
 from probers.data.questions import QuestionSource, make_source
 from probers.data.questions.jsonl import Given
 from probers.files import digest
-from probers.options import check_options, refuse_unknown
+from probers.options import check_options, nearest, refuse_unknown
 from probers.types import Passage, Retriever, UserError
 
 from ..build import Contamination, check_one_model, make_prompt, make_query, make_trigger, method_of, named
@@ -238,8 +238,9 @@ def _with_objects(
         read_by = None if isinstance(trigger, str) else method_of(trigger)
         if (name := trigger if isinstance(trigger, str) else read_by) is not None:
             if name not in selection.table:
-                known = ", ".join(selection.table)
-                raise UserError(f"unknown method {name!r} in triggers: choose from {known}", "unknown-choice")
+                known, hint = ", ".join(selection.table), nearest(name, selection.table)
+                problem = f"unknown method {name!r} in triggers{hint}: choose from {known}"
+                raise UserError(problem, "unknown-choice")
             load = bank if read_by is None else lambda: trigger  # noqa: B023 (called at once)
             (method,) = selection.make(name, {"": load})
         else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from probers.cli.components import Component
 from probers.cli.inputs import TrainedKind, how_to_make, newest_classifier, newest_prober
 from probers.evaluation.answers import RULES, Rule, right_by
+from probers.options import nearest
 from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Pool, Retriever, UserError
 from probers.words import EntityMatcher
@@ -266,9 +267,8 @@ class Selection:
         if not self.names:
             raise UserError(f"triggers=[] compares nothing: name at least one of {known}", "empty")
         if unknown := [name for name in self.names if name not in self.table and name not in self.made]:
-            raise UserError(
-                f"unknown method {unknown[0]!r} in triggers: choose from {known}", "unknown-choice"
-            )
+            problem = f"unknown method {unknown[0]!r} in triggers{nearest(unknown[0], self.table)}"
+            raise UserError(f"{problem}: choose from {known}", "unknown-choice")
         given, methods = probers or {"": bank}, list[Method]()
         for name in self.names:
             methods += [self.made[name]] if name in self.made else self.make(name, given)

@@ -205,7 +205,7 @@ def _passages_at(record: Record, prompt: str | None) -> tuple[tuple[int, int], .
         )
     if not isinstance(pairs, (list, tuple)):
         raise ValueError(f"passages_at must be a list of [start, end], found {shown(pairs)}")
-    return tuple(sorted(_range(pair, prompt, "passages_at") for pair in pairs))
+    return tuple(sorted(_range(pair, prompt, "passages_at", "prompt") for pair in pairs))
 
 
 def _marks(record: Record, name: str, answer: str) -> tuple[tuple[Mark, ...], int]:
@@ -230,6 +230,7 @@ def _place(part: Record, answer: str, what: str, *, verbatim: bool) -> tuple[lis
     the characters of the answer.
     """
     pairs, text, index = part.get("ranges"), part.get("text"), part.get("index")
+    text = str(text) if type(text) in (int, float) else text  # tables make numbers of years
     if pairs is None and (part.get("start") is not None or part.get("end") is not None):
         pairs = [[part.get("start"), part.get("end")]]
     if pairs is None:
@@ -237,9 +238,11 @@ def _place(part: Record, answer: str, what: str, *, verbatim: bool) -> tuple[lis
         return [pair], type(index) is int and pair[0] != index
     if not isinstance(pairs, (list, tuple)):
         raise ValueError(f"{what}.ranges must be a list of [start, end], found {shown(pairs)}")
-    if isinstance(text, str) and text.strip() and all(map(_is_pair, pairs)):
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{what}.text must be text, found {shown(text)}")
+    if text and text.strip() and all(map(_is_pair, pairs)):
         there = " ".join(answer[max(0, start) : max(0, end)] for start, end in pairs)
-        if there.split() != text.split():
+        if "".join(there.split()) != "".join(text.split()):
             try:
                 return [find_text(answer, text, index, what)], True
             except ValueError as error:
@@ -253,10 +256,10 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, (list, tuple)) and len(pair) == 2 and all(type(n) is int for n in pair)
 
 
-def _range(pair: Any, answer: str, what: str) -> tuple[int, int]:
-    if not _is_pair(pair) or not 0 <= pair[0] < pair[1] <= len(answer):
-        problem = f"must be start < end within the answer's {len(answer)} characters, found {shown(pair)}"
-        raise ValueError(f"{what} {problem}")
+def _range(pair: Any, text: str, what: str, of: str = "answer") -> tuple[int, int]:
+    if not _is_pair(pair) or not 0 <= pair[0] < pair[1] <= len(text):
+        problem = f"must be whole numbers start < end within the {of}'s {len(text)} characters"
+        raise ValueError(f"{what} {problem}, found {shown(pair)}")
     return pair[0], pair[1]
 
 

@@ -22,7 +22,7 @@ from ...types import UserError
 from ...words import Recogniser
 from ..questions.adarague import AdaRAGUE
 from ..questions.values import Record, optional, records, strings, text
-from ..records import UnusableError, check_object, file_rows, open_text
+from ..records import UnusableError, check_object, ending_of, file_rows, open_text
 from ..rows import lacking
 from ..tables import Row
 from .base import find_text, truth
@@ -360,8 +360,8 @@ def lines_of(format_: str, record: Any, place: Place) -> Iterable[Line]:
 
 def rows_of(path: Path) -> Iterator[Row]:
     """Records of a file: a table by its name, one JSON object by id (HELM), an array, or JSON lines."""
-    if not path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
-        yield from file_rows(path, by_id=path.suffix != ".parquet" and _is_object(path))
+    if (ending := ending_of(path)) not in (".csv", ".tsv"):
+        yield from file_rows(path, by_id=ending != ".parquet" and _is_object(path))
         return
     for row in file_rows(path):  # an empty cell is null
         yield row._replace(record=row.record and {name: cell or None for name, cell in row.record.items()})
