@@ -5,21 +5,17 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from artefacts import write_lines
 from fake_lm import FakeLM, FakeRetriever, linear_bank, passage
 from refusals import fails, interrupted
 from test_compare import TEST, VALIDATION, model, place, stable  # noqa: F401
 
-from probers.cli import main as cli
 from probers.data.splits import Seen
-from probers.heads import HEADS
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG, Comparison, compare
 from probers.rag.queries import QuestionQuery
 from probers.rag.triggers import Entropy, Probing, Rind
-from probers.store.spec import FeatureSpec
 
 NAMES = ["never", "always", "random", "oracle", "entropy", "rind_paper", "rind_released"]
 #: Few resamples and no further runs.
@@ -76,30 +72,6 @@ def test_the_function_equals_the_command(place, sweep):  # noqa: F811
     }
     rest = place.data() | {"command": "", "model": "", "notes": ""}
     assert rest == json.loads(json.dumps(dict(made.page))) | {"command": "", "model": "", "notes": ""}
-
-
-def test_the_function_equals_the_command_with_the_testbeds_model(tmp_path, lm, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    head = HEADS["linear"](["layer1", "layer2"], lm.width)
-    with torch.no_grad():
-        head.linear.weight.copy_(
-            torch.from_numpy(np.random.default_rng(0).normal(size=head.linear.weight.shape))
-        )
-    spec = FeatureSpec(lm.spec, (1, 2), lm.width, prompt=TESTBED_PROMPT.fingerprint)
-    Prober(spec, head, seen=Seen({})).save_pretrained("prober")
-    terms = {"limit": 3, "validation": 6, "max_new_tokens": 12, "max_retrievals": 1} | QUICK
-    typed = ["model.dtype=float32", *(f"{key}={value}" for key, value in terms.items())]
-    out = cli.run("compare", [*typed, "triggers=[never,random,rind,probing]", "prober=prober", "out=out"])
-    shown = json.loads((out / "results.json").read_text())
-    made = compare(
-        lm,
-        "testbed",
-        "testbed",
-        triggers=["never", "random", "rind", Prober.from_pretrained("prober")],
-        **terms,
-    )
-    assert parts(made.results) == parts(shown)
-    assert all(steps(made.answers[name]) == kept(out / "traces", name) for name in made.answers)
 
 
 def test_lists_of_questions_and_texts_are_enough_and_nothing_stays_on_disk(place):  # noqa: F811
