@@ -145,22 +145,18 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
         run(model(), "rind")
 
 
-@pytest.mark.parametrize(
-    ("code", "named", "given"),
-    [
-        ("unknown-key", ["resample", "resamples"], {"resample": 3}),
-        ("unknown-key", ["engine"], {"engine": "vllm"}),
-        ("bad-value", ["k="], {"k": 0}),
-        ("unknown-choice", ["rinds"], {"triggers": ["rinds"]}),
-        ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
-        ("bad-value", ["trigger=3"], {"triggers": [3]}),
-        ("conflict", ["never"], {"triggers": ["never", "never"]}),
-        ("unknown-choice", ["bm26"], {"retriever": "bm26"}),
-        ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
-        ("unknown-choice", ["wrong=maybe"], {"wrong": "maybe"}),
-        ("overlap", ["probing"], {"triggers": [linear_bank()]}),
-    ],
-)
+@pytest.mark.parametrize(("code", "named", "given"), [
+    ("unknown-key", ["resample", "resamples"], {"resample": 3}),
+    ("unknown-key", ["engine"], {"engine": "vllm"}), ("bad-value", ["k="], {"k": 0}),
+    ("unknown-choice", ["rinds"], {"triggers": ["rinds"]}),
+    ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
+    ("bad-value", ["trigger=3"], {"triggers": [3]}),
+    ("conflict", ["never"], {"triggers": ["never", "never"]}),
+    ("unknown-choice", ["bm26"], {"retriever": "bm26"}),
+    ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
+    ("unknown-choice", ["wrong=maybe"], {"wrong": "maybe"}),
+    ("overlap", ["probing"], {"triggers": [linear_bank()]}),
+])  # fmt: skip
 def test_a_wrong_request_is_refused_before_the_model_runs(code, named, given):
     lm = model()
     with fails(code, *named):
@@ -208,18 +204,13 @@ def test_the_loop_takes_texts_names_and_probers():
             RAG(model(), texts(), **wrong)
 
 
-@pytest.mark.parametrize(
-    ("code", "named", "passages"),
-    [
-        ("empty", ["passages=[]"], []),
-        ("bad-value", ["one passage"], "Town 1 is in Land1."),
-        ("missing-value", ["passage 2", "'test'"], [{"text": "a"}, {"test": "b"}]),
-        ("missing-value", ["passage 1", "'body'"], [{"body": "b"}]),
-        ("bad-value", ["passage 1", "3"], [3]),
-        ("bad-value", ["passage 1", "title"], [{"text": "a", "title": None}]),
-        ("conflict", ["1 and 2", "'a'"], [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
-    ],
-)
+@pytest.mark.parametrize(("code", "named", "passages"), [
+    ("empty", ["passages=[]"], []), ("bad-value", ["one passage"], "Town 1 is in Land1."),
+    ("missing-value", ["passage 2", "'test'"], [{"text": "a"}, {"test": "b"}]),
+    ("missing-value", ["passage 1", "'body'"], [{"body": "b"}]), ("bad-value", ["passage 1", "3"], [3]),
+    ("bad-value", ["passage 1", "title"], [{"text": "a", "title": None}]),
+    ("conflict", ["1 and 2", "'a'"], [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
+])  # fmt: skip
 def test_passages_that_cannot_be_read_are_named(code, named, passages):
     from probers.rag.retrievers import BM25
 

@@ -115,19 +115,11 @@ def test_a_column_of_labels_that_is_not_read_is_named():
     assert not any("hallucinated" in note for note in TextSource(sums()).survey("answer").notes)
 
 
-@pytest.mark.parametrize(
-    ("rows", "code"),
-    [
-        ([], "empty"),
-        ((row for row in ()), "empty"),
-        ({"answer": ["a", "b"], "wrong": [True]}, "mismatch"),
-        ([3], "bad-value"),
-        ([{**row, "wrong": True} for row in sums()], "labels"),
-        ("nowhere.jsonl", "no-file"),
-        ([*sums(), {"answer": "\ud83d", "wrong": True}], "bad-line"),
-        (io.StringIO("a"), "bad-value"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "code"), [
+    ([], "empty"), ((row for row in ()), "empty"), ({"answer": ["a", "b"], "wrong": [True]}, "mismatch"),
+    ([3], "bad-value"), ([{**row, "wrong": True} for row in sums()], "labels"), ("nowhere.jsonl", "no-file"),
+    ([*sums(), {"answer": "\ud83d", "wrong": True}], "bad-line"), (io.StringIO("a"), "bad-value"),
+])  # fmt: skip
 def test_rows_that_cannot_be_used_are_refused(lm, rows, code):
     assert code_of(probers.fit, lm, rows) == code
 
@@ -250,15 +242,10 @@ def test_a_question_is_answered_by_the_command_as_by_the_verb(lm, tmp_path):
     assert rag(question).text == trace["text"] and rag(question).retrievals == 1
 
 
-@pytest.mark.parametrize(
-    ("command", "key"),
-    [
-        ("compare", "questions"),
-        ("datagen", "questions"),
-        ("rag", "questions"),
-        ("datagen source=wiki", "articles"),
-    ],
-)
+@pytest.mark.parametrize(("command", "key"), [
+    ("compare", "questions"), ("datagen", "questions"), ("rag", "questions"),
+    ("datagen source=wiki", "articles"),
+])  # fmt: skip
 def test_a_real_model_is_not_asked_about_the_testbed_unasked(command, key, capsys):
     with pytest.raises(SystemExit) as exit:
         cli.main(*command.split()[:1], [*command.split()[1:], "model=somewhere"])

@@ -226,18 +226,14 @@ def test_bad_continuations_are_named(prompts, texts, code, named):
         tiny_lm().score(prompts, texts)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "named"),
-    [
-        ({"batch_size": 0}, "bad-value", "batch_size=0"),
-        ({"dtype": "int8"}, "bad-value", "dtype=int8"),
-        ({"device": "abacus"}, "bad-value", "device=abacus"),
-        ({"on_too_long": "shrug"}, "unknown-choice", "on_too_long=shrug"),
-        ({"quantization": {"quant_method": "nonsense"}}, "unknown-choice", "nonsense"),
-        ({"quantization": {"bits": 4}}, "unknown-choice", "quantization={'bits'"),
-        ({"device_map": "sideways"}, "model", "sideways"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code", "named"), [
+    ({"batch_size": 0}, "bad-value", "batch_size=0"), ({"dtype": "int8"}, "bad-value", "dtype=int8"),
+    ({"device": "abacus"}, "bad-value", "device=abacus"),
+    ({"on_too_long": "shrug"}, "unknown-choice", "on_too_long=shrug"),
+    ({"quantization": {"quant_method": "nonsense"}}, "unknown-choice", "nonsense"),
+    ({"quantization": {"bits": 4}}, "unknown-choice", "quantization={'bits'"),
+    ({"device_map": "sideways"}, "model", "sideways"),
+])  # fmt: skip
 def test_bad_ways_of_loading_are_named(options, code, named):
     with fails(code, named):
         tiny_lm(**options)

@@ -200,20 +200,15 @@ def test_words_by_hand():
         words("old", [(0, 0)])
 
 
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ("Dr. J. K. Rowling paid 3.5 dollars. He left.", ["Dr. J. K. Rowling paid 3.5 dollars.", "He left."]),
-        ("It is U.S. based! Yes. So it is.", ["It is U.S. based!", "Yes.", "So it is."]),
-        ("He works at Apple Inc. The firm is old", ["He works at Apple Inc.", "The firm is old"]),
-        ("Born at No. 5 St. Mary. 1912 was cold.", ["Born at No. 5 St. Mary.", "1912 was cold."]),
-        ('"Stop!" she said. (He did.) Then', ['"Stop!" she said.', "(He did.)", "Then"]),
-        ("One line\nAnother line\n\n", ["One line", "Another line"]),
-        ("Wait... what? e.g. this, i.e. that.", ["Wait... what? e.g. this, i.e. that."]),
-        ("  \n ", []),
-        ("", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "sentences"), [
+    ("Dr. J. K. Rowling paid 3.5 dollars. He left.", ["Dr. J. K. Rowling paid 3.5 dollars.", "He left."]),
+    ("It is U.S. based! Yes. So it is.", ["It is U.S. based!", "Yes.", "So it is."]),
+    ("He works at Apple Inc. The firm is old", ["He works at Apple Inc.", "The firm is old"]),
+    ("Born at No. 5 St. Mary. 1912 was cold.", ["Born at No. 5 St. Mary.", "1912 was cold."]),
+    ('"Stop!" she said. (He did.) Then', ['"Stop!" she said.', "(He did.)", "Then"]),
+    ("One line\nAnother line\n\n", ["One line", "Another line"]),
+    ("Wait... what? e.g. this, i.e. that.", ["Wait... what? e.g. this, i.e. that."]), ("  \n ", []), ("", []),
+])  # fmt: skip
 def test_sentences(text, sentences):
     assert [text[start:end] for start, end in split_sentences(text)] == sentences
 
