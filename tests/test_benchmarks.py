@@ -24,8 +24,6 @@ import workload
 from pretended import pretending
 from results import START, Results, Section, measured, verdict
 
-import rag as rag_benchmark
-
 CPU = torch.device("cpu")
 
 
@@ -83,27 +81,6 @@ def test_parity_sees_a_wrong_recording(lm, monkeypatch):
     monkeypatch.setattr(peers, "ours", shifted)
     wrong = peers.parity(lm, prompts, 6)
     assert wrong is not None and wrong > 1e-3
-
-
-@pytest.fixture(scope="module")
-def small():
-    return rag_benchmark.engine(1)
-
-
-def test_the_released_procedure_and_the_loop_do_the_same(small):
-    """In rounds, with texts cut in the middle, and whether or not the model may end its answer."""
-    eager = rag_benchmark.eager_twin()
-    retriever, prompt = rag_benchmark.BM25(rag_benchmark.load_corpus()), rag_benchmark.exemplars(0)
-    asked = [q for q in rag_benchmark.load_questions() if q.split == "test"][1:4]
-    ours = rag_benchmark.released_loop(small, retriever, 0.4, prompt, 28).answer(asked)
-    plain = rag_benchmark.Released(small.model, eager, small.tokenizer, retriever, prompt, 0.4, 25, 28)
-    theirs = [plain(q) for q in asked]
-    assert [rag_benchmark.outcome(a) for a in ours] == [rag_benchmark.outcome(p) for p in theirs]
-    assert sum(len(p.queries) for p in theirs) > 0 and any(not p.queries for p in theirs)
-    plain.ends = True
-    assert plain(asked[0]) == theirs[0]
-    plain.threshold = 99.0
-    assert plain(asked[0]).queries == ()
 
 
 #: A script whose sections send a row and then fail, hang, die or finish.
