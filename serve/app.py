@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from probers.cli.components import choices
 from probers.prober.response import Scored
 from probers.types import ProbersError, first_line
 
@@ -138,6 +139,7 @@ def _add_listings(app: FastAPI, served: Served) -> None:
     entry = {
         "id": served.name, "object": "model", "created": 0, "owned_by": "probers", "prober": served.prober,
         "triggers": served.retrieving.triggers if served.retrieving else [],
+        "queries": choices("query") if served.retrieving else [],
         "chat": bool(getattr(tokenizer, "chat_template", None)), "corpus": served.corpus,
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src '
 MODEL: dict[str, Any] = {
     "id": "smollm2", "object": "model", "chat": True, "corpus": "passages.jsonl",
     "triggers": ["probing", "entropy", "fixed_sentence"],
+    "queries": ["answer", "last_sentence", "question"],
     "prober": {"name": "smollm2", "pool": "tokens", "layers": [15, 22, 30], "threshold": 0.5},
 }  # fmt: skip
 

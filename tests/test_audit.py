@@ -17,9 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from probers.datagen.audit import Audit, audit, draw
 from probers.datagen.audit import labels as audit_module
-from probers.datagen.audit.leaks import depths
 from probers.datagen.audit.sampling import draw_rows, stored_columns
-from probers.evaluation import baselines, bootstrap
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
 
@@ -381,26 +379,3 @@ def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: 
 def test_an_empty_store_is_named(tmp_path: Path) -> None:
     with fails(None, tmp_path / "e"):
         stored_columns(FeatureStore.create(tmp_path / "e", [SPEC], config={}, shards=1))
-
-
-def test_depths_are_a_third_two_thirds_and_the_end_of_what_is_stored() -> None:
-    assert depths(range(13)) == (4, 8, 12) and depths((0, 7)) == (7,) and depths((0,)) == (0,)
-    assert depths((3, 9)) == (3, 9) and depths((0, 5, 6, 7, 8)) == (6, 7, 8)
-
-
-def test_numbers_in_ranges_find_what_a_line_cannot() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.standard_normal((600, 1))
-    middle = (np.abs(values[:, 0]) < 0.7).astype(int)
-    train, test = np.arange(400), np.arange(400, 600)
-    straight = roc_auc_score(middle[test], baselines.numbers(values, middle, train)[test])
-    ranges = roc_auc_score(middle[test], baselines.numbers(values, middle, train, bins=8)[test])
-    assert straight < 0.65 and ranges > 0.95
-    constant = baselines.numbers(np.ones((600, 1)), middle, train, bins=8)
-    assert np.isfinite(constant).all() and np.ptp(constant) == 0
-
-
-def test_an_interval_without_limits_is_null() -> None:
-    nothing = bootstrap.Interval(float("nan"), float("nan"), float("nan"))
-    assert audit_module._figures("auroc", nothing) == {"auroc": None, "auroc_ci95": None}
-    assert audit_module._shown(nothing) == "-"

@@ -36,7 +36,7 @@ from probers.prober.value_head import FILES as VALUE_HEAD
 from probers.rag.triggers import Probing
 from probers.signals import SIGNALS
 from probers.store.spec import FeatureSpec, ModelSpec
-from probers.types import Code, Needs, Pool, RunError
+from probers.types import Needs, Pool, RunError
 
 SPEC = FeatureSpec(ModelSpec("testbed", "abc", 6, 8, "float32"), layers=(2, 5), width=8, prompt="p1")
 ENTROPY = EntropyModel((0.0,) * 5, (1.0,) * 5, (1.0, 2.0, 0.5, -1.0, -1.0), 0.25, threshold=0.1)
@@ -193,31 +193,15 @@ def test_another_quantization_is_taken_where_that_is_allowed_and_said(tmp_path: 
     assert not Prober.from_pretrained(tmp_path / "again").allow_other
 
 
-def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
-    def refused(code: Code, *named: object) -> None:
-        with fails(code, *named):
-            Prober.from_pretrained(tmp_path)
-
-    refused("no-artifact", "config.json")
+def test_weights_that_are_no_numbers_are_damage_whatever_their_checksum(tmp_path: Path) -> None:
     make_bank().save_pretrained(tmp_path)
     config, weights = tmp_path / "config.json", tmp_path / "heads.safetensors"
-    said, blob = config.read_text(), weights.read_bytes()
-    for altered in (blob[:-10], blob[:-1] + bytes([blob[-1] ^ 1])):
-        weights.write_bytes(altered)
-        refused("damaged", weights.name)
-    weights.write_bytes(blob)
-    changed = said.replace('"threshold": 0', '"threshold": 1')
-    assert changed != said
-    for text, code in (("{", "damaged"), ("[]", "bad-file"), ("3", "bad-file"), (changed, "damaged")):
-        config.write_text(text)
-        refused(code, tmp_path if code == "bad-file" else config.name)
     tensors = load_file(weights)
     tensors["layer.5.linear3.bias"][0] = torch.nan
     save_file(tensors, weights)
-    config.write_text(sealed(unseal(json.loads(said)) | {"weights": sha256(weights)}))
-    refused("damaged", weights.name)
-    config.write_text(json.dumps(unseal(json.loads(said))))
-    refused("damaged", config.name)
+    config.write_text(sealed(unseal(json.loads(config.read_text())) | {"weights": sha256(weights)}))
+    with fails("damaged", weights.name):
+        Prober.from_pretrained(tmp_path)
 
 
 class OwnHead(LinearHead):
@@ -525,16 +509,6 @@ def test_a_picture_is_of_bounded_size(pictured: Path) -> None:
     os.truncate(pictured / "plots/a.png", 2**40)
     with fails("damaged", "a.png"):
         Prober.from_pretrained(pictured)
-
-
-def test_links_of_the_hubs_cache_to_its_blobs_are_files(pictured: Path, tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--a--b/snapshots/abc"
-    (tmp_path / "models--a--b/blobs").mkdir(parents=True)
-    (snapshot / "plots").mkdir(parents=True)
-    for i, name in enumerate([*FILES, "plots/a.png"]):
-        (pictured / name).rename(tmp_path / f"models--a--b/blobs/{i}")
-        (snapshot / name).symlink_to(Path(*[".."] * (2 + name.count("/")), f"blobs/{i}"))
-    assert Prober.from_pretrained(snapshot).pictures == {"a.png": b"png"}
 
 
 @pytest.mark.parametrize(("blob", "named"), [

@@ -22,13 +22,7 @@ import run
 import sections
 import workload
 from pretended import pretending
-from results import START, Results, Section, Sending, measured, verdict
-
-import rag as rag_benchmark
-import serve as serving
-import train as training
-from probers import FeatureStore
-from probers.types import RunError
+from results import START, Results, Section, measured, verdict
 
 CPU = torch.device("cpu")
 
@@ -40,12 +34,6 @@ def lm():
 
 def of(heads: dict[str, Section]) -> Results:
     return Results({name: each.columns for name, each in heads.items()})
-
-
-def test_no_way_ends_early(lm):
-    prompts = workload.long_prompts(lm.tokenizer, 4, 20)
-    assert {len(row) for row in peers.plain(lm, prompts, 40)} == {40}
-    assert {len(g.token_ids) for g in lm.generate(prompts, max_new_tokens=40)} == {40}
 
 
 def test_every_way_to_record_has_its_row_and_all_agree(lm):
@@ -93,73 +81,6 @@ def test_parity_sees_a_wrong_recording(lm, monkeypatch):
     monkeypatch.setattr(peers, "ours", shifted)
     wrong = peers.parity(lm, prompts, 6)
     assert wrong is not None and wrong > 1e-3
-
-
-@pytest.mark.slow
-def test_the_peers_way_holds_every_layers_attention(lm):
-    theirs, mine = (peers.peak("tiny", way, lm, 4, 800, 4) for way in ("peers", "ours"))
-    # 3 layers of 4 heads, 804 x 804 float32 weights, for each of 4 texts: all are there at once.
-    assert theirs > 3 * 4 * 804 * 804 * 4 * 4 > 4 * mine
-
-
-@pytest.fixture(scope="module")
-def small():
-    return rag_benchmark.engine(1)
-
-
-def test_the_released_procedure_and_the_loop_do_the_same(small):
-    """In rounds, with texts cut in the middle, and whether or not the model may end its answer."""
-    eager = rag_benchmark.eager_twin()
-    retriever, prompt = rag_benchmark.BM25(rag_benchmark.load_corpus()), rag_benchmark.exemplars(0)
-    asked = [q for q in rag_benchmark.load_questions() if q.split == "test"][1:4]
-    ours = rag_benchmark.released_loop(small, retriever, 0.4, prompt, 28).answer(asked)
-    plain = rag_benchmark.Released(small.model, eager, small.tokenizer, retriever, prompt, 0.4, 25, 28)
-    theirs = [plain(q) for q in asked]
-    assert [rag_benchmark.outcome(a) for a in ours] == [rag_benchmark.outcome(p) for p in theirs]
-    assert sum(len(p.queries) for p in theirs) > 0 and any(not p.queries for p in theirs)
-    plain.ends = True
-    assert plain(asked[0]) == theirs[0]
-    plain.threshold = 99.0
-    assert plain(asked[0]).queries == ()
-
-
-def test_unlike_answers_are_counted_and_need_a_reason():
-    one, other = (rag_benchmark.Plain("A b. So", "x", queries) for queries in (("q",), ()))
-    made = of(rag_benchmark.SECTIONS)
-    rag_benchmark.agree("here", [one, one], {"same": [one, one]}, made)
-    assert made.same and "2 of 2 questions" in made.notes["dragin"][0]
-    odd = rag_benchmark.Plain("A b. and c.", "x", ())
-    rag_benchmark.agree("here", [one, odd], {"odd": [one, replace(odd, queries=("q",))]}, made)
-    assert made.same and "before a small letter" in made.notes["dragin"][1]
-    rag_benchmark.agree("here", [one, one], {"other": [one, other]}, made)
-    assert not made.same and "1 differ without a reason" in made.notes["dragin"][2]
-
-
-def test_the_synthetic_store_is_made_once_and_trains(tmp_path):
-    path = workload.synthetic(tmp_path, 1030, 3, 16)
-    files = {file: file.stat().st_mtime_ns for file in path.glob("shards/*")}
-    assert workload.synthetic(tmp_path, 1030, 3, 16) == path
-    assert files == {file: file.stat().st_mtime_ns for file in path.glob("shards/*")}
-    table = FeatureStore.open(path).table()
-    assert len(table) == 1030 and table.groupby("group")["split"].nunique().max() == 1
-    first, middle = (training.fit(path, [k])["accuracy"] for k in (1, 2))
-    assert middle > first > 0.5
-
-
-@pytest.mark.parametrize(
-    ("main", "flags", "reason"),
-    [
-        (capture.main, "--batches 1 0", "0 is not"),
-        (run.main, "--scripts speed", "'speed'"),
-        (gpu.main, "--device tpu", "tpu is not a device"),
-        (gpu.main, "--device cpu --models llama-3.1-8b", "tiny-llama-3.1-8b"),
-        (gpu.main, "--device cpu --dtypes float32,float8", "float8: cpu has float32"),
-    ],
-)
-def test_wrong_flags_are_named(main, flags, reason, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(flags.split())
-    assert reason in capsys.readouterr().err
 
 
 #: A script whose sections send a row and then fail, hang, die or finish.
@@ -268,30 +189,6 @@ def test_a_missed_target_fails_the_run_and_is_named(verdicts, monkeypatch, capsy
     assert "FAIL: some/model on a card" in out and "**not met**" in Path("runs/gpu.md").read_text("utf-8")
 
 
-def test_no_target_is_judged_on_a_cpu_but_other_texts_fail(verdicts, capsys):
-    verdicts += [True, False]
-    assert gpu.main(["--device", "cpu", "--models", "testbed"]) == 0
-    out = capsys.readouterr().out
-    assert out.count(f"| {gpu.NOT_JUDGED} |") == 2 and "met" not in out and "PASS: testbed on CPU" in out
-    made = Results(gpu.HEADS, same=False)
-    assert "did not write the same" in gpu.judge(made, CPU)[0]
-
-
-def test_a_section_that_raises_is_sent_and_the_next_runs(monkeypatch):
-    def fail(*_: object) -> None:
-        raise RunError("no example was kept")
-
-    sent: list[dict[str, object]] = []
-    monkeypatch.setattr(Sending, "send", lambda self, **event: sent.append(event))
-    monkeypatch.setattr(sections, "load", lambda job: None)
-    monkeypatch.setitem(sections.SECTIONS, "labels", fail)
-    monkeypatch.setattr(serving, "find_spec", lambda name: None)
-    gpu.worker("testbed", "float32", "cpu", "testbed", ["labels", "vllm"], -1)
-    assert [next(iter(event)) for event in sent] == ["begun", "failed", "done", "begun", "row", "done"]
-    assert sent[1] == {"failed": "RunError: no example was kept"}
-    assert "skipped: vLLM is not installed in this environment" in sent[4]["row"][1]
-
-
 @pytest.mark.parametrize("model", [sections.TINY[2], pytest.param(sections.TINY[3], marks=pytest.mark.long)])
 def test_sections_of_an_accelerator_run_on_a_pretended_one(model):
     """Random weights are made on the device, and all ways write the same there."""
@@ -309,17 +206,6 @@ def test_sections_of_an_accelerator_run_on_a_pretended_one(model):
     assert rows == {"capture": 8, "attention": 3, "heads": 3} and job.results.same
     notes = [note for notes in job.results.notes.values() for note in notes]
     assert any("made on the device" in note for note in notes) and not any("**" in note for note in notes)
-
-
-def test_ways_of_others_that_do_not_fit_are_left_out_and_named(lm, monkeypatch):
-    def large(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    ways = {capture.PASSES: large, "plain": large}
-    assert capture.too_large(ways, lm, [], 1) == []  # on a CPU nothing is tried
-    device = type("Device", (), {"type": "cuda"})()
-    monkeypatch.setattr(torch, "get_device_module", lambda device: MagicMock())
-    assert capture.too_large(ways, type("Model", (), {"device": device}), [], 1) == [capture.PASSES]
 
 
 @pytest.mark.slow

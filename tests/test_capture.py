@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaC
 
 import probers.model.recorder
 from probers.model.attention import AttentionTap
-from probers.model.blocks import block_parts, decoder_layers
+from probers.model.blocks import decoder_layers
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import StateTap
 from probers.model.pooling import pool_tokens
@@ -247,26 +247,6 @@ def test_nothing_is_read_that_nobody_asked_for(monkeypatch):
     assert made.state.shape == (1, 32)
 
 
-def test_a_tap_keeps_nothing_unless_armed_and_misses_a_layer_that_is_not_run():
-    model = tiny_lm().model
-    ids = torch.tensor([[4, 5, 6]])
-    with StateTap(model, Feature((0, 2))) as tap, torch.no_grad():
-        model(ids)
-        assert tap.take() is None
-        tap.read(lambda states: states[:, -1])
-        model(ids)
-        assert tap.take().shape == (1, 2, 32)
-        assert tap.take() is None
-    with StateTap(model, Feature((1, 3))) as tap, torch.no_grad():
-        tap.read(lambda states: states[:, -1])
-        states = torch.zeros(1, 2, 32)
-        model.model.layers[0](
-            states, position_embeddings=model.model.rotary_emb(states, torch.arange(2)[None])
-        )
-        with fails("model", "layer 3 of LlamaForCausalLM", kind=RunError):
-            tap.take()
-
-
 class Blocks(nn.Module):
     """The least that has blocks to read."""
 
@@ -301,22 +281,6 @@ def test_a_compiled_model_is_read_exactly_or_not_at_all(guarded):
         else:
             with fails("model", "skip_nnmodule_hook_guards", kind=RunError):
                 states(step)
-
-
-def test_blocks_and_their_parts_are_found_by_structure():
-    model = nn.Module()
-    model.heads = nn.ModuleList([nn.Linear(2, 2)])
-    model.layers = nn.ModuleList(nn.Module() for _ in range(4))
-    for block in model.layers:
-        block.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(16))
-    assert decoder_layers(model) is model.layers
-    with fails("model", "Linear"):
-        decoder_layers(nn.Linear(2, 2))
-    lm = tiny_lm()
-    part, block = block_parts(lm.model)[1], lm.model.model.layers[1]
-    attention = {id(m) for m in block.self_attn.modules()}
-    assert id(part.attention) in attention and id(part.mlp) not in attention
-    assert part.middle is block.post_attention_layernorm
 
 
 def of_config(config) -> CausalLM:

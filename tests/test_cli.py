@@ -231,14 +231,6 @@ def test_questions_take_a_file_or_a_name(typed, target, path):
     assert node._target_.endswith(f".{target}") and node.get("path") == path
 
 
-def test_questions_take_the_options_of_their_set():
-    typed = ["questions=2wikimultihopqa", "questions.path=dev.json", "questions.aliases=ids.json"]
-    node = composed("datagen", *typed).questions
-    assert (node.path, node.aliases) == ("dev.json", "ids.json")
-    with fails("unknown-key", "'questions.aliases'"):
-        composed("rag", "questions=nq", "questions.aliases=x")
-
-
 def test_control_characters_reach_neither_stream(capsys, monkeypatch):
     steering = "a\x1b[2J\x9b\x07\u202eb\x1b]0;title\x07"
 

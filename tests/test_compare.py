@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from artefacts import write_lines
 from fake_lm import FakeLM, linear_bank
-from refusals import fails, interrupted
+from refusals import fails
 from sklearn.metrics import roc_auc_score
 
 from probers.checksums import unsealed_lines
@@ -20,7 +20,7 @@ from probers.cli.components import choices
 from probers.cli.compose import request
 from probers.cli.main import Console
 from probers.data.splits import Seen
-from probers.prober.decision import ALWAYS, ThresholdRule
+from probers.prober.decision import ALWAYS
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.comparison import findings as showcase
@@ -127,13 +127,6 @@ def of_other_weights(prober):
     spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
     replace(bank, spec=spec).save_pretrained(prober)
     return revision
-
-
-def test_a_prober_of_another_quantization_is_compared_where_that_is_allowed(place):
-    other, given = of_other_weights(place.path / "prober"), ("triggers=[never,probing]", "sweep=0")
-    with fails(None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
-        place.compare(*given)
-    assert place.compare(*given, "allow_other=true")["n"] == 40
 
 
 def test_every_method_gets_the_figures_it_must_have(place, capsys):
@@ -396,27 +389,6 @@ def stable(results):
     return rest
 
 
-def test_an_interrupted_comparison_goes_on_and_gives_the_same(place):
-    whole = stable(place.compare(out="whole"))
-    with interrupted(FakeLM, "generate", 2):
-        place.compare()
-    assert not (place.path / "out" / "results.json").exists()
-    assert list((place.path / "out" / "traces").iterdir())
-    again = stable(place.compare())
-    again["config"]["out"] = whole["config"]["out"]
-    assert again == whole
-    done = {TESTBED_PROMPT.question(f"Where is town {i}?") for i in VALIDATION}
-    assert done <= set(place.models[0].prompts) and not done & set(place.models[-1].prompts)
-    count = len(place.models)
-    place.compare()
-    assert len(place.models) == count  # complete: nothing is loaded again
-    # The same command with another corpus under the same name is another run.
-    with open(place.path / "corpus.jsonl", "a") as file:
-        file.write(json.dumps({"id": "new", "title": "New", "text": "New."}) + "\n")
-    with fails(None):
-        place.compare()
-
-
 def test_other_figures_take_the_answers_that_are_there(place, capsys):
     first = place.compare("sweep=1", "examples=3", "triggers=[never,always,rind]", "prompt.task=Answer.")
     asked = len(place.models)
@@ -529,16 +501,6 @@ def test_without_never_the_closed_book_run_is_made_and_named(place):
 # The parts, by hand.
 
 
-def test_best_threshold_by_hand():
-    wrong = np.array([0, 0, 1, 0, 1, 1])
-    scores = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    # Between .2 and .3: all wrong fire, one right of three fires: (1 + 2/3)/2.
-    # Between .4 and .5: two wrong of three fire, no right one: (2/3 + 1)/2, and of two the later is taken.
-    assert ThresholdRule()(wrong, scores) == pytest.approx(0.45)
-    assert ThresholdRule()(1 - wrong, scores) in (pytest.approx(-0.9), pytest.approx(1.6))
-    assert ThresholdRule()(np.array([1, 0]), np.array([0.5, 0.5])) != 0.5
-
-
 def answers(ems, retrievals, scores=None):
     made = []
     for i, (em, r) in enumerate(zip(ems, retrievals, strict=True)):
@@ -569,32 +531,6 @@ def test_consistency_and_agreement_by_hand():
     assert entry["consistency"] == 3 / 4  # of the four right ones
     assert entry["agreement"] == 6 / 8  # three right on both sides, three wrong on both
     assert entry["ci95"]["agreement"][0] < 6 / 8 < entry["ci95"]["agreement"][1]
-
-
-def test_of_several_sites_the_page_shows_the_best_ones_layers():
-    layers = [{"site": s, "layer": k, "auroc": k / 10} for s in ("resid_mid", "resid_post") for k in (1, 2)]
-    found = showcase.layer_figures({"best_site": "resid_mid", "layers": layers})["layers"]
-    assert [entry["layer"] for entry in found] == [1, 2]
-    without = [{"layer": k, "auroc": k / 10} for k in (1, 2, 3)]
-    assert len(showcase.layer_figures({"layers": without})["layers"]) == 3
-    assert "layers" not in showcase.layer_figures({"best_site": "attn_out", "layers": layers})
-
-
-def test_first_scores_are_none_where_nobody_looked():
-    for scores, expected in ((None, None), ([0.5, 0.5], None), ([0.5, 0.7], [0.5, 0.7])):
-        found = Outcomes([], answers([1, 0], [0, 0], scores)).scores
-        assert expected is None if found is None else found.tolist() == expected
-
-
-def test_roc_by_hand():
-    scores = np.array([0.9, 0.8, 0.2, 0.1])
-    closed = np.array([0.0, 1.0, 0.0, 1.0])
-    found = showcase.roc(1 - closed, scores)
-    assert found["fpr"] == [0.0, 0.0, 0.5, 0.5, 1.0]
-    assert found["tpr"] == [0.0, 0.5, 0.5, 1.0, 1.0]
-    assert found["auroc"] == 0.75
-    many = showcase.roc(np.arange(1000) % 2, np.random.default_rng(0).random(1000))
-    assert (len(many["fpr"]) <= 61, many["fpr"][-1], many["tpr"][-1]) == (True, 1.0, 1.0)
 
 
 def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
@@ -715,18 +651,6 @@ def test_wrong_is_an_option_of_the_command(place, capsys):
     assert results["methods"]["oracle"]["em"] == 1.0
     assert "note: Answers are wrong by f1>=0.5 here" in capsys.readouterr().out
     assert "call an answer wrong by f1&gt;=0.5" in place.page()
-
-
-def test_columns_that_say_nothing_new_are_not_shown(place, capsys):
-    results = place.compare("triggers=[never,always]")
-    shown, page = capsys.readouterr().out, place.page()
-    assert "ACC chars" not in shown and "kept" not in shown.partition("\nalways")[0].rpartition("EM 95%")[2]
-    assert "ACC, characters" not in page.partition("Differences between")[0] and "Kept" not in page
-    assert all(entry["acc_substring"] == entry["acc"] for entry in results["methods"].values())
-    results = place.compare("triggers=[never,entropy]", out="more")  # discards whole answers
-    shown, page = capsys.readouterr().out, place.page("more")
-    kept = results["methods"]["entropy"]
-    assert kept["kept_tokens"] < kept["tokens"] and " kept " in shown and "Kept" in page
 
 
 def test_the_exemplars_file_is_an_input_of_the_run(place):

@@ -128,17 +128,14 @@ def test_names_are_the_folders_and_longer_where_two_are_called_the_same(tmp_path
             named(twice)
 
 
-@pytest.mark.parametrize(
-    ("given", "code", "named"),
-    [
-        (["probers=[swept/sizes,swept/sizes/20]"], "conflict", ["swept/sizes/20"]),
-        (["probers=[swept/sizes]", "prober=swept/sizes/20"], "conflict", ["prober=swept/sizes/20"]),
-        (["probers=[nothing]"], None, ["nothing", "config.json"]),
-        (["probers=[swept/sizes]", "triggers=[never,entropy]"], "conflict", ["triggers=[never,entropy]"]),
-        (["probers=[swept/sizes/20,other]"], "mismatch", ["sizes/20", "fake", "other", "big"]),
-        (["probers=[swept/sizes/20,before]"], "mismatch", ["probers, before:", "trigger=probing"]),
-    ],
-)
+@pytest.mark.parametrize(("given", "code", "named"), [
+    (["probers=[swept/sizes,swept/sizes/20]"], "conflict", ["swept/sizes/20"]),
+    (["probers=[swept/sizes]", "prober=swept/sizes/20"], "conflict", ["prober=swept/sizes/20"]),
+    (["probers=[nothing]"], None, ["nothing", "config.json"]),
+    (["probers=[swept/sizes]", "triggers=[never,entropy]"], "conflict", ["triggers=[never,entropy]"]),
+    (["probers=[swept/sizes/20,other]"], "mismatch", ["sizes/20", "fake", "other", "big"]),
+    (["probers=[swept/sizes/20,before]"], "mismatch", ["probers, before:", "trigger=probing"]),
+])  # fmt: skip
 def test_probers_that_cannot_be_compared_are_told_before_a_model_runs(probers, given, code, named):
     make_prober(probers.path / "other", model=replace(SPEC, id="big", revision="r2"))
     make_prober(probers.path / "before", pool="predicting")

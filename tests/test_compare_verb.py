@@ -5,21 +5,17 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from artefacts import write_lines
 from fake_lm import FakeLM, FakeRetriever, linear_bank, passage
 from refusals import fails, interrupted
 from test_compare import TEST, VALIDATION, model, place, stable  # noqa: F401
 
-from probers.cli import main as cli
 from probers.data.splits import Seen
-from probers.heads import HEADS
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG, Comparison, compare
 from probers.rag.queries import QuestionQuery
 from probers.rag.triggers import Entropy, Probing, Rind
-from probers.store.spec import FeatureSpec
 
 NAMES = ["never", "always", "random", "oracle", "entropy", "rind_paper", "rind_released"]
 #: Few resamples and no further runs.
@@ -76,30 +72,6 @@ def test_the_function_equals_the_command(place, sweep):  # noqa: F811
     }
     rest = place.data() | {"command": "", "model": "", "notes": ""}
     assert rest == json.loads(json.dumps(dict(made.page))) | {"command": "", "model": "", "notes": ""}
-
-
-def test_the_function_equals_the_command_with_the_testbeds_model(tmp_path, lm, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    head = HEADS["linear"](["layer1", "layer2"], lm.width)
-    with torch.no_grad():
-        head.linear.weight.copy_(
-            torch.from_numpy(np.random.default_rng(0).normal(size=head.linear.weight.shape))
-        )
-    spec = FeatureSpec(lm.spec, (1, 2), lm.width, prompt=TESTBED_PROMPT.fingerprint)
-    Prober(spec, head, seen=Seen({})).save_pretrained("prober")
-    terms = {"limit": 3, "validation": 6, "max_new_tokens": 12, "max_retrievals": 1} | QUICK
-    typed = ["model.dtype=float32", *(f"{key}={value}" for key, value in terms.items())]
-    out = cli.run("compare", [*typed, "triggers=[never,random,rind,probing]", "prober=prober", "out=out"])
-    shown = json.loads((out / "results.json").read_text())
-    made = compare(
-        lm,
-        "testbed",
-        "testbed",
-        triggers=["never", "random", "rind", Prober.from_pretrained("prober")],
-        **terms,
-    )
-    assert parts(made.results) == parts(shown)
-    assert all(steps(made.answers[name]) == kept(out / "traces", name) for name in made.answers)
 
 
 def test_lists_of_questions_and_texts_are_enough_and_nothing_stays_on_disk(place):  # noqa: F811
@@ -173,22 +145,18 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
         run(model(), "rind")
 
 
-@pytest.mark.parametrize(
-    ("code", "named", "given"),
-    [
-        ("unknown-key", ["resample", "resamples"], {"resample": 3}),
-        ("unknown-key", ["engine"], {"engine": "vllm"}),
-        ("bad-value", ["k="], {"k": 0}),
-        ("unknown-choice", ["rinds"], {"triggers": ["rinds"]}),
-        ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
-        ("bad-value", ["trigger=3"], {"triggers": [3]}),
-        ("conflict", ["never"], {"triggers": ["never", "never"]}),
-        ("unknown-choice", ["bm26"], {"retriever": "bm26"}),
-        ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
-        ("unknown-choice", ["wrong=maybe"], {"wrong": "maybe"}),
-        ("overlap", ["probing"], {"triggers": [linear_bank()]}),
-    ],
-)
+@pytest.mark.parametrize(("code", "named", "given"), [
+    ("unknown-key", ["resample", "resamples"], {"resample": 3}),
+    ("unknown-key", ["engine"], {"engine": "vllm"}), ("bad-value", ["k="], {"k": 0}),
+    ("unknown-choice", ["rinds"], {"triggers": ["rinds"]}),
+    ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
+    ("bad-value", ["trigger=3"], {"triggers": [3]}),
+    ("conflict", ["never"], {"triggers": ["never", "never"]}),
+    ("unknown-choice", ["bm26"], {"retriever": "bm26"}),
+    ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
+    ("unknown-choice", ["wrong=maybe"], {"wrong": "maybe"}),
+    ("overlap", ["probing"], {"triggers": [linear_bank()]}),
+])  # fmt: skip
 def test_a_wrong_request_is_refused_before_the_model_runs(code, named, given):
     lm = model()
     with fails(code, *named):
@@ -236,18 +204,13 @@ def test_the_loop_takes_texts_names_and_probers():
             RAG(model(), texts(), **wrong)
 
 
-@pytest.mark.parametrize(
-    ("code", "named", "passages"),
-    [
-        ("empty", ["passages=[]"], []),
-        ("bad-value", ["one passage"], "Town 1 is in Land1."),
-        ("missing-value", ["passage 2", "'test'"], [{"text": "a"}, {"test": "b"}]),
-        ("missing-value", ["passage 1", "'body'"], [{"body": "b"}]),
-        ("bad-value", ["passage 1", "3"], [3]),
-        ("bad-value", ["passage 1", "title"], [{"text": "a", "title": None}]),
-        ("conflict", ["1 and 2", "'a'"], [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
-    ],
-)
+@pytest.mark.parametrize(("code", "named", "passages"), [
+    ("empty", ["passages=[]"], []), ("bad-value", ["one passage"], "Town 1 is in Land1."),
+    ("missing-value", ["passage 2", "'test'"], [{"text": "a"}, {"test": "b"}]),
+    ("missing-value", ["passage 1", "'body'"], [{"body": "b"}]), ("bad-value", ["passage 1", "3"], [3]),
+    ("bad-value", ["passage 1", "title"], [{"text": "a", "title": None}]),
+    ("conflict", ["1 and 2", "'a'"], [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
+])  # fmt: skip
 def test_passages_that_cannot_be_read_are_named(code, named, passages):
     from probers.rag.retrievers import BM25
 

@@ -1,8 +1,7 @@
 """Settings and components: every option is described, composes, and says the same as its class."""
 
 import shlex
-from dataclasses import dataclass, field, fields
-from typing import Annotated
+from dataclasses import fields
 
 import pytest
 from refusals import exits, fails
@@ -12,7 +11,6 @@ from probers.cli.components import Component, choices
 from probers.cli.compose import COMMANDS, compose, groups_of, normalise, request, settings_of
 from probers.cli.help import help_of, help_text
 from probers.cli.settings import Settings
-from probers.options import options_of
 from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import model_path
@@ -57,35 +55,6 @@ def test_help_has_topics():
         help_text("rag", "triger")
     with fails("unknown-choice", "did you mean rind?"):
         help_text("rag", "trigger=rnd")
-
-
-@dataclass
-class Described:
-    """An example.
-
-    Attributes:
-        first, second: numbers.
-    """
-
-    loaded: object
-    first: int = 1
-    second: Annotated[int, "anything"] = 2
-    fifth: object = None
-
-
-@dataclass
-class Derived(Described):
-    """An example with another default."""
-
-    second: int = 3
-    third: list[str] = field(default_factory=lambda: ["a"])
-    """below the field"""
-
-
-def test_a_class_is_described_below_its_fields_or_in_its_docstring():
-    assert [(o.name, o.default, o.about) for o in options_of(Derived)] == [
-        ("first", 1, "numbers."), ("second", 3, "numbers."), ("third", ["a"], "below the field"),
-    ]  # fmt: skip
 
 
 def test_every_line_of_the_table_leads_to_a_part():

@@ -227,15 +227,10 @@ def test_judgements_are_no_corpus(load, tmp_path):
         load(path)
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("2\tonly two", "2 tab-separated fields instead of 3"),
-        ('2\t"quoted" and more\tt', "expected after"),
-        ("2\t \tt", "text must be a non-empty string"),
-        ("1\tagain\tt", "the id '1' is already on line 2"),
-    ],
-)
+@pytest.mark.parametrize(("line", "reason"), [
+    ("2\tonly two", "2 tab-separated fields instead of 3"), ('2\t"quoted" and more\tt', "expected after"),
+    ("2\t \tt", "text must be a non-empty string"), ("1\tagain\tt", "the id '1' is already on line 2"),
+])  # fmt: skip
 def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, reason):
     path = tmp_path / "c.tsv"
     path.write_text(f'id\ttext\ttitle\n1\t"two\nlines"\tt\n{line}\n3\tlast\tt\n')
@@ -245,22 +240,16 @@ def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, re
     assert "skipped 1 malformed line" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ('{"id": 1, "text": "x"', "Expecting"),
-        ('{"text": "x"}', "no 'id'"),
-        ('{"id": null, "text": "x"}', "id must be a string or a whole number"),
-        ('{"id": 1}', "no 'text'"),
-        ('{"id": 1, "text": " "}', "text must be a non-empty string"),
-        ('{"id": 1, "text": "x", "title": 3}', "title must be a string"),
-        ('["x"]', "expected a JSON object"),
-        ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
-        ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
-        (r'{"id": 1, "text": "half \ud83d"}', "text holds half of a pair of surrogates"),
-        (r'{"id": 1, "text": "x", "title": "\udc00"}', "title holds half of a pair of surrogates"),
-    ],
-)
+@pytest.mark.parametrize(("line", "reason"), [
+    ('{"id": 1, "text": "x"', "Expecting"), ('{"text": "x"}', "no 'id'"),
+    ('{"id": null, "text": "x"}', "id must be a string or a whole number"), ('{"id": 1}', "no 'text'"),
+    ('{"id": 1, "text": " "}', "text must be a non-empty string"),
+    ('{"id": 1, "text": "x", "title": 3}', "title must be a string"), ('["x"]', "expected a JSON object"),
+    ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
+    ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
+    (r'{"id": 1, "text": "half \ud83d"}', "text holds half of a pair of surrogates"),
+    (r'{"id": 1, "text": "x", "title": "\udc00"}', "title holds half of a pair of surrogates"),
+])  # fmt: skip
 def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line, reason):
     path = jsonl(tmp_path / "c.jsonl", [{"id": 0, "text": "a"}, "", line, {"id": 9, "text": "b"}])
     with fails("bad-line", "c.jsonl line 3: ", reason):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, write_lines
+from artefacts import write_lines
 from refusals import fails, interruptions
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -181,14 +181,6 @@ def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
     ((name, reason),) = ((left["id"], left["reason"]) for left in store.left_out())
     assert (name, reason.split(":")[0]) == ("abba/with_passages", "no passage fits")
     assert store.summary["fewer_passages"] == 1
-
-
-def test_a_finished_run_is_not_repeated_and_another_one_refused(cot, caplog):
-    before, typed = contents(cot.path), [f"out={cot.path}", "shard_size=16", "layers=[0,6,12]"]
-    cli.run("datagen", [*typed, "limit=60"])
-    assert str(cot.path) in caplog.text and contents(cot.path) == before
-    with fails("out-taken", "limit: 60 there, 61 now"):
-        cli.run("datagen", [*typed, "limit=61"])
 
 
 def test_layers():

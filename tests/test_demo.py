@@ -109,16 +109,6 @@ def test_the_short_demo_has_steps_of_the_full_one_and_compares_some_of_its_metho
     assert cli.compose("train", []).learning_curve is True
 
 
-def test_the_terminal_has_the_way_and_the_finding_and_the_file_has_the_details(commands, capsys):
-    with cli.console():
-        demo.run(cli.request("demo", ["out=d"]))
-    shown = capsys.readouterr().out
-    assert shown.startswith("3 steps into d, about ") and "[3/3]" in shown
-    place = Path("d/report.html").resolve().as_uri()
-    assert shown.index("In short: it depends.") < shown.index(f"open {place}")
-    assert "a detail" not in shown and "a detail of the comparison" in Path("d/log.txt").read_text()
-
-
 @pytest.mark.parametrize("at", [0, 3, 6])
 def test_an_interrupted_demo_asks_for_the_same_again_and_goes_on(commands, at):
     settings = cli.request("demo", ["out=d", "full=true"])

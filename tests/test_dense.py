@@ -138,15 +138,10 @@ def test_vectors_that_are_not_finite_name_their_text_and_memory_may_end(dense, m
         dense(corpus(3))
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "kept"),
-    [
-        ("vectors.f32", lambda blob: blob + b"half a piece", 3),
-        ("vectors.f32", lambda blob: b"x" + blob[1:], 0),
-        ("vectors.json", lambda blob: blob.replace(b'"width": 8', b'"width": 4'), 0),
-    ],
-    ids=["appended", "flipped", "narrower"],
-)
+@pytest.mark.parametrize(("name", "damage", "kept"), [
+    ("vectors.f32", lambda blob: blob + b"half a piece", 3), ("vectors.f32", lambda blob: b"x" + blob[1:], 0),
+    ("vectors.json", lambda blob: blob.replace(b'"width": 8', b'"width": 4'), 0),
+], ids=["appended", "flipped", "narrower"])  # fmt: skip
 @pytest.mark.parametrize("backing", ["list", "store"])
 def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
     dense, tmp_path, monkeypatch, caplog, backing, name, damage, kept

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from documents import ROOT, Page, faults, page, read, written_to
+from documents import ROOT, Page, faults, page, written_to
 
 from probers.cli.compose import COMMANDS
 from probers.cli.help import help_of
@@ -114,66 +114,6 @@ def test_every_public_class_is_in_the_reference(door):
 
 
 # What a fault is: each of these pages has one, and the same page without it has none.
-
-SOUND = """# A page
-
-[Further down](#a-part-of-it), [the engine](docs/engine.md#conventions), [rag's prompt](#rag-prompt),
-`docs/engine.md`, `probers-rag trigger=never`, `make test`
-
-## A part of it
-
-<!-- test: slow, with limit=8 -->
-```bash
-pip install '.[serve]'   # then
-PYTHONPATH=. probers-compare "triggers=[never,always]" \\
-    limit=20 && make demo
-```
-
-<!-- test: accepted; no model -->
-```python
-from probers import CausalLM
-from probers.rag import triggers
-```
-
-```json
-{"a": 1}
-```
-
-```yaml
-a: 1
-```
-"""
-
-
-def test_a_sound_page_has_no_faults():
-    assert faults(read("README.md", SOUND)) == []
-
-
-@pytest.mark.parametrize(
-    ("there", "instead", "told"),
-    [
-        ("#a-part-of-it", "#another", "#another leads nowhere"),
-        ("(docs/engine.md", "(docs/engin.md", "leads nowhere"),
-        ("`docs/engine.md`", "`docs/engin.md`", "there is no `docs/engin.md`"),
-        ("`make test`", "`make tests`", "no tests"),
-        ("limit=20", "limt=20", "limt"),
-        ("probers-compare", "probers-comparison", "no command probers-comparison"),
-        ("[serve]", "[server]", "no extra server"),
-        ("with limit=8", "with epochs=8", "no command of the block has epochs=8"),
-        ("accepted; no model", "accepted", "no mark"),
-        ("```bash\n", "```\n", "no language"),
-        ("```bash\n", "A word.\n\n```bash\n", "no block of code follows"),
-        ("[never,always]\"", "[never,always]", "no bash"),
-        ("import CausalLM", "import CausalLm", "no probers.CausalLm"),
-        ("# A page\n", "# A page\n\n    probers-rag trigger=never\n", "an indented block"),
-        ("```json\n", "```text\nmake test\n```\n\n```json\n", "a command in a block of text"),
-        ("# A page\n", "# A page\n\nSee /home/me/file.\n", "path of one machine"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_a_page_is_told(there, instead, told):
-    assert there in SOUND
-    found = faults(read("README.md", SOUND.replace(there, instead, 1)))
-    assert any(told in each for each in found), found
 
 
 # What is run.

@@ -379,22 +379,6 @@ def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -
         np.testing.assert_array_equal(margin[:, i] < 0, reference == 1)
 
 
-def test_what_needs_moments_reads_tokens_and_learns() -> None:
-    needing = {name for name in TRAINED if HEADS[name](["a"], *sizes(name, 4)).needs_moments}
-    assert needing == {"linear", "mean_difference", "concat", "mix", "sequence"}
-    assert h.RadioHead(["a"], 4, standardise=True).needs_moments
-    assert not make("foreign").needs_moments
-    assert [name for name, cls in HEADS.items() if cls.tokens] == ["attention_pool", "layer_attention"]
-    assert [name for name, cls in HEADS.items() if cls.causal] == ["sequence"]
-    assert [name for name, cls in HEADS.items() if not cls.learns] == ["mean_difference", "stacked"]
-    assert saved_bytes(h.MindHead(["a"], 2 * 2048, standardise=True)) == 2_212_996  # two joined vectors
-
-    class Mine(h.ProbingRagHead):
-        def prepare(self, moments: Moments) -> None: ...
-
-    assert Mine(["a"], 4).needs_moments
-
-
 @pytest.mark.parametrize("kind", [h.RadioHead, h.MindHead, h.MeanDifferenceHead])
 def test_standardised_heads_do_not_depend_on_scales(kind: Any) -> None:
     """Converse: without standardising, they do."""

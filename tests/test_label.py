@@ -128,23 +128,6 @@ def test_options_that_there_are_not_are_refused_by_name(lm, files):
         Articles(files["articles"], per_article=0)
 
 
-@pytest.mark.parametrize(
-    ("typed", "code", "named"),
-    [
-        (["source=texts", "samples=5"], "conflict", "samples belongs to source=cot, and the source is texts"),
-        (["source=cot", "per_article=5"], "conflict", "source=wiki"),
-        (["source=texts", "k=5"], "conflict", "source=cot"),
-        (["source=wiki", "judge.url=http://x"], "conflict", "source=judged"),
-        (["source=cot", "wikipedia.language=de"], "conflict", "source=wiki and source=judged"),
-        (["source=wiki", "source.samples=5"], "conflict", "source=cot"),
-        (["source=wiki", "source.nothing=5"], "unknown-key", "source.nothing"),
-    ],
-)
-def test_a_key_of_another_source_is_refused(typed, code, named, tmp_path):
-    with fails(code, named):
-        cli.run("datagen", [*typed, f"out={tmp_path / 'x'}"])
-
-
 ROWS = {
     "list": list, "frame": pd.DataFrame, "dataset": datasets.Dataset.from_list, "generator": iter,
     "columns": lambda rows: {name: [row[name] for row in rows] for name in rows[0]},

@@ -255,24 +255,6 @@ def test_a_run_in_another_language(code, texts, model, tmp_path, caplog):
     assert english.config["language"] == "en" and not english.table().equals(rows)
 
 
-@pytest.mark.long
-def test_parts_equal_the_whole(model, tmp_path, monkeypatch):
-    articles = articles_of(GERMAN, tmp_path)
-    whole = datagen(articles, tmp_path / "whole", f"model={model}")
-    with fails("out-taken", "language"):
-        datagen(articles, tmp_path / "whole", f"model={model}", "language=fr")
-    out = tmp_path / "parts"
-    for typed in (["part=1/2"], ["part=2/2", "language=fr"]):
-        run_datagen(articles, out, f"model={model}", *typed)
-    folders = [str(out / "parts" / name) for name in ("1of2", "2of2")]
-    with fails("parts", "language"):
-        cli.run("merge", [*folders, f"out={out}"])
-    run_datagen(articles, out, f"model={model}", "part=2/2", "language=de", "overwrite=true")
-    cli.run("merge", [*folders, f"out={out}"])
-    merged = FeatureStore.open(out)
-    assert merged.table().equals(whole.table()) and merged.config["language"] == "de"
-
-
 def test_english_runs_record_their_language(tmp_path):
     out = tmp_path / "store"
     cli.run("datagen", ["source=wiki", "limit=6", f"out={out}", "layers=[6]"])

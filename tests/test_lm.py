@@ -226,18 +226,14 @@ def test_bad_continuations_are_named(prompts, texts, code, named):
         tiny_lm().score(prompts, texts)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "named"),
-    [
-        ({"batch_size": 0}, "bad-value", "batch_size=0"),
-        ({"dtype": "int8"}, "bad-value", "dtype=int8"),
-        ({"device": "abacus"}, "bad-value", "device=abacus"),
-        ({"on_too_long": "shrug"}, "unknown-choice", "on_too_long=shrug"),
-        ({"quantization": {"quant_method": "nonsense"}}, "unknown-choice", "nonsense"),
-        ({"quantization": {"bits": 4}}, "unknown-choice", "quantization={'bits'"),
-        ({"device_map": "sideways"}, "model", "sideways"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code", "named"), [
+    ({"batch_size": 0}, "bad-value", "batch_size=0"), ({"dtype": "int8"}, "bad-value", "dtype=int8"),
+    ({"device": "abacus"}, "bad-value", "device=abacus"),
+    ({"on_too_long": "shrug"}, "unknown-choice", "on_too_long=shrug"),
+    ({"quantization": {"quant_method": "nonsense"}}, "unknown-choice", "nonsense"),
+    ({"quantization": {"bits": 4}}, "unknown-choice", "quantization={'bits'"),
+    ({"device_map": "sideways"}, "model", "sideways"),
+])  # fmt: skip
 def test_bad_ways_of_loading_are_named(options, code, named):
     with fails(code, named):
         tiny_lm(**options)
@@ -307,10 +303,6 @@ def test_batches_that_ran_out_of_memory_do_not_grow_again(monkeypatch, caplog):
     assert "batch_size=32" in caplog.text
 
 
-def test_batches_hold_texts_of_like_length_longest_first():
-    assert batched(2, [30, 90, 34, 80, 29]) == [[1, 3], [2, 0], [4]]
-
-
 def waste(lengths: list[int], sizes: list[int]) -> tuple[int, float]:
     """Padded places, and their share."""
     starts = np.cumsum([0, *sizes[:-1]])
@@ -326,34 +318,6 @@ def test_little_of_a_batch_is_padding(lengths, size):
     assert sum(sizes) == len(lengths) and min(sizes) >= 1 and max(sizes) <= size
     places, share = waste(lengths, sizes)
     assert share <= 0.15 + 1e-9 or places <= 1024  # 0.15 itself may come out a last digit above
-
-
-def test_batches_are_full_where_that_wastes_little():
-    assert batch_size.cut([100] * 70, 32) == [32, 32, 6]
-    assert batch_size.cut(list(range(1000, 900, -1)), 40) == [40, 40, 20]
-    mixed = sorted((20 + 380 * (i % 37) ** 2 // 36**2 for i in range(128)), reverse=True)
-    assert waste(mixed, [32] * 4)[1] > 0.15 >= waste(mixed, batch_size.cut(mixed, 32))[1]
-    assert batch_size.cut([40, 20, 11, 3], 32) == [4]  # a few padded places cost less than another batch
-
-
-def ways(count):
-    """Every way to cut so many texts into batches."""
-    yield from ([n, *rest] for n in range(1, count + 1) for rest in (ways(count - n) if n < count else [[]]))
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 9), st.sampled_from([0, 40, 10_000])
-)
-def test_no_batches_are_cheaper(lengths, size, price):
-    lengths = sorted(lengths, reverse=True)
-
-    def cost(sizes):
-        return waste(lengths, sizes)[0] + sum(lengths) + price * len(sizes)
-
-    found = batch_size.cheapest(lengths, size, price)
-    assert sum(found) == len(lengths) and max(found) <= size
-    assert cost(found) == min(cost(sizes) for sizes in ways(len(lengths)) if max(sizes) <= size)
 
 
 def test_texts_that_are_read_already_are_written_in_larger_batches(caplog):

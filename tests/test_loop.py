@@ -358,14 +358,6 @@ def without_seconds(answer):
     return trace
 
 
-def shown(rag, *verdict):
-    """What the terminal shows of a question, line by line."""
-    out = io.StringIO()
-    terminal = Terminal("rind", out)
-    terminal.final(rag(QUESTIONS[1], terminal), *verdict)
-    return out.getvalue().splitlines()
-
-
 def test_nan_is_an_error_that_names_the_question_and_bad_options_are_named():
     rag, _, _ = make(Entropy(0.5), entropy=lambda word: float("nan"))
     with fails("model", "NaN", "'q4'", kind=RunError):
@@ -480,71 +472,6 @@ def test_a_run_that_goes_on_has_the_batches_of_one_that_was_not_interrupted(tmp_
     path.write_text("".join(lines[:1]))
     again = answer()
     assert again != whole and again[:1] + again[3:] == whole[:1] + whole[3:]
-
-
-def test_the_bar_of_a_run_moves_with_the_rounds():
-    moves = []
-    answers = make(Entropy(0.05))[0].answer(QUESTIONS, ended=moves.append)
-    rounds = [len(answer.rounds) for answer in answers]
-    assert moves == [rounds.count(number + 1) for number in range(max(rounds))] and len(moves) > 1
-
-
-def test_the_terminal_shows_text_place_query_titles_and_counters():
-    hit = write("Where is town 1?").index("Nowhere")
-    lines = shown(make(Scripted([fires(position=hit, tokens=(4,)), SILENT]))[0], QUESTIONS[1].answers, False)
-    assert lines[0] == "[1] Town 1 is in Nowhere. So the answer is Nowhere."
-    assert lines[1] == f"    ▲ rind fired at “Nowhere.”, character {hit}: score 1, threshold 0.5"
-    assert lines[2:5] == [
-        "    kept: Town 1 is in | discarded: Nowhere. So the answer …",
-        "    query: Where is town 1?",
-        "    fetched: title of Town 1 is in Land1. (1.00); title of Something else. (1.00)",
-    ]
-    assert lines[5].startswith("[2] … Town 1 is in Land1.")  # it goes on from what was kept
-    assert "did not fire: score 0, threshold 0.5" in lines[6]
-    assert lines[7].startswith("Text: Town 1 is in Town 1 is in Land1.")  # as the model wrote it
-    assert lines[8].endswith("(wrong; gold: Land1)")
-    assert lines[9].startswith("1 retrieval, 2 generations, ")
-    assert not any("\x1b" in line for line in lines)
-
-
-def test_the_terminal_tells_what_was_found_from_what_is_shown():
-    """Of two passages found there is room for both, for one, for none; and none is found."""
-    texts = ["alpha " * 10, "beta " * 10]
-    found = [replace(passage(text, name), score=2.0) for text, name in zip(texts, "AB", strict=True)]
-    for less, line in (
-        (0, "fetched: A (2.00); B (2.00)"),
-        (1, "fetched: A (2.00); 1 more left out for want of room"),
-        (12, "fetched: 2 passages, left out because none fits the model's context"),
-    ):
-        lines = shown(make(Always(), finds=lambda q: found, **cramped(texts, less))[0])
-        assert f"    {line}" in lines
-        assert any("left out for want of room, " in each for each in lines) == (less > 0)
-    assert "    fetched: nothing" in shown(make(Always(), finds=lambda q: [])[0])
-    unscored = [replace(found[0], score=None)]
-    assert "    fetched: A" in shown(make(Always(), finds=lambda q: unscored)[0])
-
-
-def test_the_terminal_marks_what_goes_on_from_kept_text_and_what_is_written_anew():
-    writes = lambda prompt: "where it is." if "Town 1" in prompt else "Nowhere at all."  # noqa: E731
-    first, *_ = shown(make(Scripted([SILENT]), writes=writes, answer_tokens=0)[0])
-    assert first == "[1] Nowhere at all."  # also where the text begins without a space
-    # A rule cuts behind its token, within a word too, and the text goes on right there.
-    cut = make(Scripted([fires(position=2, tokens=(0,)), SILENT]), writes=writes, answer_tokens=0)[0]
-    generate = cut.lm.generate
-    cut.lm.generate = lambda *a, **b: [
-        replace(g, offsets=((0, 2), (2, len(g.text))), token_ids=(0, 1)) for g in generate(*a, **b)
-    ]
-    lines = shown(cut)
-    assert lines[1] == "    ▲ rind fired after “No”, character 2: score 1, threshold 0.5"
-    assert lines[2] == "    kept: No | discarded: where at all."
-    assert lines[5] == "[2] …where it is."
-    assert "Text: Nowhere it is." in lines
-    # The whole answer is discarded: nothing is kept, and nothing is said of it.
-    lines = shown(make(Scripted([fires(), SILENT]), writes=writes, answer_tokens=0)[0])
-    assert lines[4] == "[2] where it is."
-    assert not any(line.startswith(("Text:", "    kept:")) for line in lines)
-    # Announcing words that are put in continue the text.
-    assert shown(make(Scripted([SILENT]), writes=writes)[0])[2].startswith("[2] … So the answer is")
 
 
 def test_the_terminal_is_not_steered_by_text():

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_serving import PAGE, FakeServer, Prepared, Token
+from fake_serving import MODEL, PAGE, FakeServer, Prepared, Token
 
-from probers.cli.components import choices, component_node
+from probers.cli.components import component_node
 from probers.rag.protocol import State, Trigger
 from probers.rag.triggers import DTR, Entropy, FixedSentence, Flare, Never
 from probers.serve.protocol import ApiError
@@ -294,17 +294,6 @@ def test_a_text_of_ones_own_is_checked_and_nothing_is_written(page: Page) -> Non
     assert not page.shown("#checking") and page.shown("#limits")
 
 
-def test_model_line_and_what_it_cannot(page: Page) -> None:
-    assert page.text("#about") == (
-        "Model smollm2 · prober smollm2 (tokens, layers 15, 22, 30; threshold 0.5) · passages passages.jsonl"
-    )
-    assert page.find("#retrieve").is_enabled() and page.find("[value=chat]").is_enabled()
-    page.server.model |= {"chat": False, "triggers": [], "corpus": None}
-    page.open()
-    assert not page.find("#retrieve").is_enabled() and not page.find("[value=chat]").is_enabled()
-    assert "corpus=FILE" in page.text("#no-retrieval") and "no passages" in page.text("#about")
-
-
 def test_replay_follows_the_threshold_both_ways_and_asks_nothing(page: Page) -> None:
     page.answered("plain")
     assert "Fires on the whole text: score 2.2, threshold 0.5" in page.panel("A")["verdict"]
@@ -449,36 +438,8 @@ def test_keyboard_alone(page: Page) -> None:
     assert page.js(unnamed) == []
 
 
-def luminance(colour: str) -> float:
-    channels = [float(x) / 255 for x in re.findall(r"[\d.]+", colour)[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_dark_and_light(page: Page) -> None:
-    def ground() -> float:
-        return luminance(page.find("body").value_of_css_property("background-color"))
-
-    for scheme, dark in (("dark", True), ("light", False)):
-        page.prefer("color-scheme", scheme)
-        assert (ground() < 0.2) == dark
-    page.set("#theme", "dark", "change")
-    assert ground() < 0.2
-    page.open()
-    assert ground() < 0.2  # it is remembered
-    page.answered("plain")
-    for theme in ("dark", "light"):
-        page.set("#theme", theme, "change")
-        for token in page.all("#legend .ink, #about, #status, #legend"):
-            back = token.value_of_css_property("background-color")
-            behind = luminance(back) if "0)" not in back.replace(" ", "") else ground()
-            pair = sorted((luminance(token.value_of_css_property("color")), behind))
-            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (theme, token.text)
-    page.set("#theme", "", "change")
-
-
 def test_queries_and_defaults_are_those_of_the_components(page: Page) -> None:
-    assert page.texts("#query option")[1:] == sorted(choices("query"))
+    assert page.texts("#query option") == ["default", *MODEL["queries"]]
     defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
     for found in defaults:
         options = component_node("trigger", found.pop("trigger"))

@@ -233,24 +233,6 @@ def test_a_part_is_not_taken_for_a_store_that_nobody_named(cot):
 # What is no part of a run is refused, and nothing is made.
 
 
-@pytest.mark.parametrize(("command", "typed", "code", "named"), [
-    *(("datagen", [f"part={part}"], "bad-value", f"part={part} ")
-      for part in ("0/4", "5/4", "x", "1/0", "1", "-1/2", "1/4/2", "01/4")),
-    ("train", [*TRAIN, "part=4/4"], "parts", "part=4/4"),
-    ("train", ["data=data", "head=adaptive", "part=1/2"], "conflict", "part=1/2"),
-    ("train", [*TRAIN, "layer=3-2"], "layers", "layer=3-2"),
-    ("train", [*TRAIN, "layer=2-9"], "layers", "layers 0-3"),
-    ("train", [*TRAIN, "layer=2-x"], "bad-value", "layer=2-x"),
-    ("rag", ["question=Where is town 3?", "trigger=never", "part=1/2"], "conflict", "question="),
-])  # fmt: skip
-def test_a_part_that_cannot_be_is_refused_by_name(command, typed, code, named, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make_store(Path("data"), n=100)
-    with fails(code, named):
-        cli.run(command, [*typed, "out=x"])
-    assert not Path("x").exists()
-
-
 def test_parts_that_do_not_make_a_run_are_refused_by_name(cot, tmp_path):
     whole, folders = cot
     out, twin = tmp_path / "merged", shutil.copytree(folders[0], tmp_path / "twin")

@@ -133,19 +133,16 @@ TRIAL = "The Trial is a novel by Franz Kafka, published in 1925."
 CHUNK = "published in 1815, was written by Jane Austen in Chawton."
 
 
-@pytest.mark.parametrize(
-    ("question", "answer", "passages", "expected"),
-    [
-        ("When was The Trial published?", "The Trial was published in 1815.", [EMMA, TRIAL], [(1,)]),
-        ("When was The Trial published?", "1815.", [EMMA, TRIAL], [(1,)]),
-        ("When was The Castle published?", "It was published in 1925.", [EMMA, TRIAL], [()]),
-        ("Who wrote Emma?", "Jane Austen. The Trial came later.", [EMMA, TRIAL], [(0,), (1,)]),
-        ("Who was Jane Austen?", "A writer of novels.", [CHUNK, TRIAL], [(0,)]),
-        ("how do i boil eggs", "in water.", [EMMA, TRIAL], []),
-        ("Was schrieb Franz Kafka?", "Den Prozess.", ["Franz Kafka schrieb Romane."], [(0,)]),
-        ("anything", "Some text.", [], []),
-    ],
-)
+@pytest.mark.parametrize(("question", "answer", "passages", "expected"), [
+    ("When was The Trial published?", "The Trial was published in 1815.", [EMMA, TRIAL], [(1,)]),
+    ("When was The Trial published?", "1815.", [EMMA, TRIAL], [(1,)]),
+    ("When was The Castle published?", "It was published in 1925.", [EMMA, TRIAL], [()]),
+    ("Who wrote Emma?", "Jane Austen. The Trial came later.", [EMMA, TRIAL], [(0,), (1,)]),
+    ("Who was Jane Austen?", "A writer of novels.", [CHUNK, TRIAL], [(0,)]),
+    ("how do i boil eggs", "in water.", [EMMA, TRIAL], []),
+    ("Was schrieb Franz Kafka?", "Den Prozess.", ["Franz Kafka schrieb Romane."], [(0,)]),
+    ("anything", "Some text.", [], []),
+])  # fmt: skip
 def test_passages_about_the_subject_of_a_sentence(question, answer, passages, expected):
     assert [numbers for *_, numbers in subjects(question, answer, passages)] == expected
 

@@ -112,15 +112,6 @@ def test_tokens_before_an_entity_change_nothing_of_its_own(tmp_path: Path) -> No
             assert (others[before.index] == 1).all() and (others[own.index] < 1).any()
 
 
-@pytest.mark.long
-def test_tokens_of_several_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = made(tmp_path / "t", *WIKI, "pool=tokens", "site=[resid_post,mlp_out]")
-    alone = made(tmp_path / "a", *WIKI, "pool=tokens", "site=mlp_out")
-    assert "next: probers-train layer=all head=radio data=" in caplog.text
-    assert store.feature(site="mlp_out").spec == alone.spec and len(store) == len(alone)
-    assert shards(store.path, "tokens.mlp_out.safetensors") == shards(alone.path, "safetensors")
-
-
 def test_which_features_are_read() -> None:
     def read(**given: object) -> list[Feature]:
         return features_to_read(Options(**given), 4)

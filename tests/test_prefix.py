@@ -2,13 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 from test_lm import assert_all_same
 from tiny import FAMILIES, forwarded, tiny_lm
-from transformers import DynamicCache
 
-from probers.model.decode import closed
-from probers.model.kv_cache import GrowingLayer, new_cache
 from probers.types import Feature, Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"
@@ -70,44 +66,6 @@ def test_another_prefix_replaces_the_one_before():
         prompts = [prefix + " is", prefix + " was a baker"]
         plainly = tiny_lm("llama").generate(prompts, max_new_tokens=5)
         assert_all_same(plainly, lm.generate(prompts, max_new_tokens=5, prefix=prefix))
-
-
-def test_a_growing_layer_holds_what_the_dynamic_one_holds():
-    torch.manual_seed(0)
-    mine, theirs, rows = GrowingLayer(capacity=5), DynamicCache(), 3
-    for length in (3, 1, 1, 4, 1):  # beyond its room, too
-        keys, values = torch.randn(2, rows, 2, length, 4)
-        for a, b in zip(mine.update(keys, values), theirs.update(keys, values, 0), strict=True):
-            assert torch.equal(a, b)
-        assert mine.get_seq_length() == theirs.get_seq_length()
-        if length == 4:
-            rows, chosen = 2, torch.tensor([2, 0])
-            mine.batch_select_indices(chosen)
-            theirs.batch_select_indices(chosen)
-
-
-def test_room_is_made_once_and_filled_in_place():
-    cache = new_cache(tiny_lm("llama").model.config, capacity=40)
-    found = [cache.update(*torch.randn(2, 1, 2, 10, 8), 0)[0] for _ in range(4)]
-    assert len({keys.data_ptr() for keys in found}) == 1
-    assert found[-1].numel() == 1 * 2 * 40 * 8
-
-
-def test_rows_that_stay_are_not_moved():
-    assert closed([0, 1, 2]) == [0, 1, 2]
-    assert closed([1, 2, 4, 5]) == [5, 1, 2, 4]
-    assert closed([3]) == [3]
-    layer = GrowingLayer(6)
-    numbers = torch.arange(5 * 4, dtype=torch.float32).view(5, 1, 4, 1)
-    layer.update(numbers, -numbers)
-    before = layer.keys.data_ptr()
-    layer.batch_select_indices(torch.tensor([4, 1, 3]))
-    assert torch.equal(layer.keys, numbers[[4, 1, 3]]) and torch.equal(layer.values, -numbers[[4, 1, 3]])
-    assert layer.keys.data_ptr() == before
-    layer.update(numbers[:3, :, :2], numbers[:3, :, :2])
-    assert torch.equal(layer.keys[:, :, :4], numbers[[4, 1, 3]]) and layer.keys.shape[2] == 6
-    layer.batch_select_indices(torch.tensor([1, 0]))  # any other order as well
-    assert torch.equal(layer.keys[:, :, :4], numbers[[1, 4]])
 
 
 @pytest.mark.parametrize("pool", ["mean", "tokens", "predicting"])

@@ -1,7 +1,6 @@
 """Every preset of configs/experiment composes with the methods it is for, and its parts are made and work."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from artefacts import write_lines
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
@@ -23,7 +21,6 @@ from probers.cli import main as cli
 from probers.cli import presets as published
 from probers.cli.components import Component, choices
 from probers.cli.compose import fill_store, request
-from probers.cli.help import help_text
 from probers.data.splits import Seen
 from probers.datagen.labelling import layers_to_read
 from probers.datagen.labels.cot import parse_label
@@ -155,20 +152,6 @@ def test_every_published_setting_has_a_preset():
     assert sorted(methods) == choices("method")
 
 
-@pytest.mark.parametrize("group", ["experiment", "method"])
-def test_every_preset_names_its_source_and_its_command(group):
-    commands = {"rag", "compare", "datagen", "train"}
-    for name in choices(group):
-        text = CONFIGS.joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
-        lines = text.splitlines()
-        assert lines[0] == "# @package _global_"
-        assert {*yaml.safe_load(text)["commands"]} <= commands, name
-        about = " ".join(line for line in lines[1:] if line.startswith("#"))
-        assert re.search(r"DRAGIN|FLARE|Probing-RAG|RaDIO", about), name
-        if group == "experiment" and name in PRESETS:
-            assert re.search(r"et al\.,? (Findings of )?(ACL|NAACL|AAAI) 20\d\d", about), name
-
-
 @pytest.mark.parametrize("model", PUBLISHED)
 @pytest.mark.parametrize("data", ORDER)
 def test_the_numbers_of_dragin_are_the_published_ones(model, data):
@@ -224,14 +207,6 @@ def test_a_command_takes_the_presets_and_methods_made_for_it(command):
         assert set(own) <= set(fitting)
         for method in set(fitting) - set(own) if preset in FIRST else ():  # all numbers are there
             cli.compose(command, [f"experiment={preset}", f"method={method}"])
-
-
-def test_the_help_names_presets_and_methods_and_not_what_is_in_them():
-    text = " ".join(help_text("compare", "all").split())
-    assert "experiment=NAME, one of: dragin_llama2_13b_2wiki, " in text and "radio_train" not in text
-    assert ", ".join(name for name in choices("method") if re.search("_(t|w)", name)) in text
-    assert "generate length" not in text and text.count("experiment=") == 1
-    assert "experiment" not in help_text("demo", "all")
 
 
 @pytest.mark.parametrize(("command", "overrides", "named"), [
@@ -311,14 +286,6 @@ def test_every_training_preset_composes(preset):
         assert (cfg.loss, cfg.batch_size, cfg.lr, cfg.epochs) == ("double_softmax", 8, 1e-4, 2)
 
 
-def test_a_misspelt_key_would_be_found():
-    cfg, choices = composed("rag", "dragin_llama2_7b_2wiki")
-    with open_dict(cfg):
-        cfg.max_new_token = 3
-        cfg.trigger.treshold = 3
-    assert unknown_keys("rag", cfg, choices) == {"max_new_token", "trigger.treshold"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "command", "method"),
@@ -361,11 +328,6 @@ def queries(trace: dict[str, Any]) -> list[str]:
     found = [r["query"] for r in trace["rounds"] if r["query"] is not None]
     assert len(found) == trace["counters"]["retrievals"]
     return found
-
-
-def fired(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rounds whose text was decided on, with what the trigger said to it."""
-    return [r for r in trace["rounds"] if r["text"] and r["decision"] and r["decision"]["fire"]]
 
 
 def write_questions(path: Path, golds: Mapping[str, str] | None = None) -> None:
@@ -428,11 +390,6 @@ def save_prober(place: Place, tiny: Path, preset: str, *, bias: float = 0.0) -> 
 def test_dragins_table_runs_from_its_preset(place):
     here = place("hotpotqa")
     preset, version = "dragin_llama2_13b_hotpotqa", "published.version=first"
-    # Half of the questions are such that the model is right without passages.
-    _, out = here.run("rag", preset, "wo", "limit=null", "max_new_tokens=36")
-    closed = {t["id"]: t for t in traces(out / "traces.jsonl")}
-    said = {id: t["answer"] if int(id[1:]) % 2 else "zebra" for id, t in closed.items()}
-    write_questions(here.folder / "hotpotqa.json", said)
     results, ran = here.compare(preset, "dragin_table", version, "max_new_tokens=36")
     assert {*results["methods"]} == {"wo", "sr", "fl", "fs", "flare", "dragin", "random", "oracle"}
     options = results["options"]
@@ -445,32 +402,7 @@ def test_dragins_table_runs_from_its_preset(place):
     asked = {"wo": "question", "sr": "question", "fl": "last_tokens", "fs": "last_sentence", "flare": "flare",
              "dragin": "qfs"}  # fmt: skip
     assert {name: results["queries"][name] for name in asked} == asked
-    right = [t["id"] for t in ran["wo"] if int(t["id"][1:]) % 2 and t["answer"]]
-    assert 0 < len(right) < results["n"] and results["methods"]["wo"]["em"] == len(right) / results["n"]
-    for name, found in ran.items():
-        for trace in found:
-            question, writes = trace["question"], trace["text"]
-            assert all(len(r["passage_ids"]) <= 3 for r in trace["rounds"])
-            if name == "wo":
-                assert not queries(trace) and writes == closed[trace["id"]]["text"]
-            elif name == "sr":
-                assert queries(trace) == [question] and trace["rounds"][0]["text"] == ""
-            elif name == "oracle":
-                assert bool(queries(trace)) == (trace["id"] not in right)
-            elif name in ("fl", "fs"):
-                first, *later = queries(trace)
-                assert first == question
-                for query, after in zip(later, fired(trace), strict=False):
-                    assert query == after["accepted"].strip()[-len(query) :] and query != question
-                    if name == "fl":
-                        end = after["decision"]["position"]
-                        assert sum(stop <= end for _, stop in after["tokens"]) == 32
-            elif name in ("flare", "dragin"):
-                for after in fired(trace):
-                    assert after["decision"]["threshold"] == options[name]["threshold"]
-                    assert after["decision"]["score"] > options[name]["threshold"]
-                for query in queries(trace) if name == "dragin" else ():
-                    assert len(query.split()) <= 35 and question not in query
+    assert all(len(r["passage_ids"]) <= 3 for found in ran.values() for t in found for r in t["rounds"])
     assert any(len(queries(t)) > 1 for t in ran["fl"])
     assert any(queries(t) for t in ran["dragin"]) and any(queries(t) for t in ran["flare"])
 
@@ -489,15 +421,6 @@ def test_probing_rags_table_runs_from_its_preset(place, tiny):
     assert results["options"]["random"]["rate"] == results["methods"]["probing"]["retrievals"]
     assert not any(queries(t) for t in ran["never"])
     assert {len(queries(t)) for t in ran["always"]} == {1}
-    for trace in ran["probing"]:
-        first, *later = queries(trace)
-        asked = f"{trace['question']} {trace['rounds'][0]['text'].partition('Answer:')[0]}".split()
-        assert first.split()[: len(asked)] == asked
-        assert "The mill in" not in first.removeprefix(trace["question"])
-        for query in later:  # R(q, passages, r, a)
-            assert query.startswith(trace["question"]) and query.count("The mill in Jomholm") == 5
-        assert all(len(r["passage_ids"]) == 5 for r in trace["rounds"] if r["query"] is not None)
-        assert {r["decision"]["threshold"] for r in fired(trace)} == {0.0}
     assert max(len(queries(trace)) for trace in ran["probing"]) == 4  # as many as are allowed
 
 
@@ -515,14 +438,6 @@ def test_radios_table_runs_from_its_preset(place, tiny):
     assert results["config"]["max_retrievals"] == 12  # as many as there are tokens
     assert results["options"]["random"]["rate"] == results["methods"]["radio"]["retrievals"]
     assert any(queries(t) for t in ran["radio"])
-    for trace in ran["radio"]:
-        for after in fired(trace):
-            scores = after["decision"]["token_scores"]
-            (token, *_) = after["decision"]["tokens"]
-            assert scores[token] > max(0.5, sum(scores) / len(scores))
-        for query in queries(trace):
-            context = f"{trace['question']} {trace['text']}"
-            assert 0 < len(query.split()) <= 25 and query != context
 
 
 #: What a method of probers-rag is called in its results, and what its first query is.
@@ -559,27 +474,6 @@ def test_every_method_runs_as_a_command(preset, method, place, tiny, caplog):
         assert all(exemplar not in queries(t)[0] for t in found)
         assert all(exemplar in q for t in found for q in queries(t)[1:]) and len(queries(found[0])) > 1
     assert name in caplog.text
-
-
-@pytest.mark.long
-def test_dragins_timing_and_query_tables_run(place):
-    here = place("hotpotqa")
-    preset, small = "dragin_llama2_7b_hotpotqa", "max_new_tokens=36"
-    results, ran = here.compare(preset, "dragin_what", small)
-    asked = {"flare", "full_context", "last_sentence", "last_tokens", "qfs"}
-    assert set(results["queries"].values()) == asked
-    # One question's traces: the same text fires in the same place.
-    for same in zip(*ran.values(), strict=True):
-        first = [t["rounds"][0] for t in same]
-        assert all((r["text"], r["decision"]) == (first[0]["text"], first[0]["decision"]) for r in first)
-        assert first[0]["decision"]["threshold"] == 1.3
-        if first[0]["decision"]["fire"]:
-            assert len({r["query"] for r in first}) > 1
-    assert any(fired(t) for t in ran["rind_qfs"])
-    results, ran = here.compare(preset, "dragin_when", small)
-    assert set(results["queries"].values()) == {"last_sentence"}
-    assert results["options"]["fl"] == {"n": 32} and results["options"]["dragin"]["threshold"] == 1.3
-    assert results["options"]["random"]["rate"] == results["methods"]["dragin"]["retrievals"]
 
 
 def test_probing_rags_examples_are_made_trained_on_and_used(place):
@@ -644,21 +538,3 @@ def test_the_papers_numbers_of_examples_come_out_of_three_sets():
     said = CONFIGS.joinpath("method", "probing_data.yaml").read_text(encoding="utf-8")
     assert "8684" in said and "164" in said
     assert cli.request("datagen", [*common, "limit=6"]).limit == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "method"), [(p, m) for p in PRESETS for m in family(p).get("datagen", [])]
-)
-def test_every_preset_of_datagen_runs_on_the_testbed(preset, method, tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    given = ["model=testbed", "questions=testbed", "corpus=testbed", "layers=[4,12]", "max_new_tokens=24"]
-    if method == "probing_data":
-        limit = "limit={train: 24, validation: 16, test: 8}"
-        given += [limit, "balance_to={train: 8}", "model.on_too_long=skip"]
-    else:
-        given += ["articles=testbed", "limit=12"]
-    cli.run("datagen", [f"experiment={preset}", f"method={method}", "out=store", *given])
-    store = FeatureStore.open(tmp_path / "store")
-    assert store.spec.layers == (4, 12) and len(store) > 0
-    assert (tmp_path / "store" / "sample.html").is_file() and "examples to read" in caplog.text

@@ -150,16 +150,13 @@ TRIGGERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("trigger", "kind", "unchanged"),
-    [
-        ("probing", "found", range(1, ASKED * MOST)),
-        pytest.param("entropy", "found", range(1, ASKED * MOST), marks=pytest.mark.long),
-        pytest.param("entropy", "first", [ASKED * (MOST - 1)], marks=pytest.mark.long),
-        pytest.param("entropy", "other", [0], marks=pytest.mark.long),
-        pytest.param("entropy", "none", [ASKED * MOST], marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("trigger", "kind", "unchanged"), [
+    ("probing", "found", range(1, ASKED * MOST)),
+    pytest.param("entropy", "found", range(1, ASKED * MOST), marks=pytest.mark.long),
+    pytest.param("entropy", "first", [ASKED * (MOST - 1)], marks=pytest.mark.long),
+    pytest.param("entropy", "other", [0], marks=pytest.mark.long),
+    pytest.param("entropy", "none", [ASKED * MOST], marks=pytest.mark.long),
+])  # fmt: skip
 def test_the_loop_is_algorithm_one(bench, trigger, kind, unchanged):
     """At thresholds where all, some and none are called wrong, whatever a retrieval changes."""
     ours, probe = (make(bench) for make in TRIGGERS[trigger])

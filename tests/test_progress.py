@@ -5,7 +5,7 @@ import re
 import pytest
 
 from probers.progress import Bar, Whole, running
-from probers.rag.comparison.workload import CURVES, REPLAY, THRESHOLDS, Workload, duration
+from probers.rag.comparison.workload import CURVES, REPLAY, THRESHOLDS, Workload
 from probers.rag.queries import AnswerQuery, FlareQuery
 from probers.rag.triggers import Entropy, Flare, Never
 
@@ -33,24 +33,6 @@ def test_bars_within_a_whole_move_it_and_are_not_drawn(capsys):
     assert shares(shown) == sorted(shares(shown)) and shares(shown)[-1] == 100
 
 
-def test_a_bar_alone_is_drawn_and_moves_nothing(capsys):
-    with Bar(total=2, desc="alone") as bar:
-        bar.update(2)
-    assert "alone: 100%" in capsys.readouterr().err
-
-
-def test_a_whole_within_a_stage_moves_the_outer_bar_by_its_share(capsys):
-    with Whole({"a": 1, "b": 1}) as outer:
-        outer.stage("a")
-        outer.stage("b")
-        with Whole({"x": 1, "y": 1}) as inner:
-            inner.stage("x")
-            inner.stage("y")
-            assert 50 < 100 * outer._shown < 100
-    shown = capsys.readouterr().err
-    assert "2/2 b: 1/2 x" in shown and "2/2 b: 2/2 y" in shown and shares(shown)[-1] == 100
-
-
 def test_a_whole_that_fails_does_not_claim_to_be_done(capsys):
     with pytest.raises(KeyboardInterrupt), Whole({"a": 1, "b": 1}) as whole:
         whole.stage("a")
@@ -76,8 +58,3 @@ def test_the_workload_counts_shared_texts_once_and_leaves_out_those_that_exist(t
     (tmp_path / "flare.jsonl").write_text("{}\n" * 4)
     assert Workload.of(methods, 10, **given).stages["flare"] == 24
     assert CURVES not in work.stages and Workload.of(methods, 10, **given | {"sweep": 2}).stages[CURVES] > 0
-
-
-def test_times_are_rough():
-    shown = [duration(seconds) for seconds in (1, 44, 61, 200, 3 * 3600)]
-    assert shown == ["10 seconds", "40 seconds", "1 minute", "3 minutes", "3.0 hours"]

@@ -8,9 +8,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 from artefacts import write_lines
 from fake_elasticsearch import FakeElasticsearch
@@ -105,28 +103,6 @@ def test_the_terminal_shows_what_fired_where_and_what_came_of_it(rag, capsys, ov
     assert overrides != ["trigger=always"] or shown[2].startswith("fetched: Town 3 (")
 
 
-def test_a_trigger_that_does_not_fire_says_only_that(rag, capsys):
-    assert shown_of(rag, capsys, "trigger=never")[1:] == ["never did not fire"]
-
-
-@pytest.mark.parametrize(("row", "fired", "verdicts"), [
-    ([0.8, 0.1, 0.1], 0, ["adaptive did not fire: score -0.7, threshold 0"]),
-    ([0.1, 0.8, 0.1], 1,
-     ["▲ adaptive fired before the text: score 0.7, threshold 0", "adaptive did not fire again"]),
-    ([0.2, 0.2, 0.6], 2,
-     ["▲ adaptive fired before the text: score 0.4, threshold 0",
-      "▲ adaptive fired after “Land3.”, character 18",
-      "▲ adaptive fired after “Land3.”, character 18; no retrieval is left"]),
-])  # fmt: skip
-def test_the_score_of_a_question_is_shown_once(rag, capsys, monkeypatch, row, fired, verdicts):
-    sure = Mock(probabilities=lambda questions: np.array([row] * len(questions)))
-    monkeypatch.setattr("probers.adaptive.load_classifier", lambda name: sure)
-    typed = ("trigger=adaptive", "trigger.classifier=any", "query=question", "max_retrievals=2")
-    lines = shown_of(rag, capsys, *typed)
-    assert [line for line in lines if "fire" in line] == verdicts
-    assert sum(line.startswith("query:") for line in lines) == fired
-
-
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
     def small(cfg, folder, engine, adapter=None):
         made = model()
@@ -144,12 +120,6 @@ def test_passages_without_room_and_searches_without_result_are_told(rag, capsys,
     assert shown_of(rag, capsys, "trigger=always", "corpus=other.jsonl")[2] == "fetched: nothing"
     rag("trigger=always", "corpus=other.jsonl", "split=test", "out=empty")
     assert "40 retrievals found nothing; those answers went on without passages" in capsys.readouterr().out
-
-
-def test_a_question_that_nobody_knows_has_no_verdict(rag, capsys):
-    rag("question=Where  is town 777?", "trigger=rind", "query=qfs")
-    shown = capsys.readouterr().out
-    assert "Question: Where is town 777?" in shown and "gold" not in shown and "rind" in shown
 
 
 def test_one_question_with_out_writes_its_trace(rag):
@@ -337,36 +307,6 @@ def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys,
     shown = capsys.readouterr().out
     assert "▲ rind fired at “" in shown and "gold" not in shown
     assert "[2] … It must be Land3." in shown  # one sentence is written from passages
-
-
-def test_questions_without_answers_are_answered_without_figures_but_not_for_the_oracle(rag, capsys):
-    asked = "Where is town {}?".format
-    lines = [{"id": "a", "question": asked(3)}, {"id": "b", "question": asked(4), "answers": []}]
-    typed = [f"questions={write_lines(rag.path / 'open.jsonl', lines)}", "corpus=corpus.jsonl", "split=null"]
-    with fails("labels", "trigger=oracle", "2 of 2"):
-        cli.run("rag", [*typed, "trigger=oracle"])
-    assert not rag.models and not (rag.path / "runs").exists()
-    out = cli.run("rag", [*typed, "trigger=entropy"])
-    found = figures(out)["methods"]["entropy"]
-    assert found["em"] is found["f1"] is found["acc"] is None and found["trigger"]["auroc"] is None
-    assert found["retrievals"] == 1.0
-    assert "2 of 2 questions have no gold answer and count in no score" in capsys.readouterr().out
-    assert traces(out)[0]["answer"] == "Land3"
-
-
-def test_repeated_ids_are_refused_or_left_out_and_repeated_questions_are_answered(rag, capsys):
-    def asked(*ids):
-        lines = [{"id": id, "question": "Where is town 3?", "answers": ["Land3"]} for id in ids]
-        given = [f"questions={write_lines(rag.path / 'twice.jsonl', lines)}", "corpus=corpus.jsonl"]
-        return [*given, "trigger=entropy", "split=null", "overwrite=true"]
-
-    with fails(None, "twice.jsonl line 2", "'a'"):
-        cli.run("rag", asked("a", "a"))
-    assert not (rag.path / "runs").exists()
-    cli.run("rag", [*asked("a", "a"), "on_bad_line=skip"])
-    assert "wrote 1 trace to" in capsys.readouterr().out
-    cli.run("rag", asked("a", "b"))
-    assert "wrote 2 traces" in capsys.readouterr().out
 
 
 def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_written(rag, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import tempfile
-from argparse import Namespace
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -28,7 +27,7 @@ from probers.rag.comparison.methods import Selection
 from probers.rag.protocol import State, check_counts
 from probers.rag.queries import FlareQuery, QuestionQuery
 from probers.rag.retrievers import BM25, Dense, RankBM25
-from probers.rag.retrievers.places import NOWHERE, Places, intersection, write_places
+from probers.rag.retrievers.places import Places, write_places
 from probers.rag.triggers import Never, Rarity
 from probers.signals.rarity import Counts, question_rarity, rarity
 from probers.testbed import assets
@@ -106,35 +105,9 @@ def test_order_case_form_and_neighbours_of_words(engine):
     assert retriever.frequency([]) == [] == retriever.together([])
 
 
-def test_accents_in_either_form_are_one_word():
-    composed, apart = "Caf\u00e9 Zo\u00eb", "Cafe\u0301 Zoe\u0308"
-    for retriever in (BM25(corpus(composed, "other")), BM25(corpus(apart, "other"))):
-        assert retriever.frequency([composed, apart, "Cafe Zoe"]) == [1, 1, 0]
-
-
 def test_title_and_text_are_one(engine):
     retriever = engine([Passage("a", "Grace", "Hopper was born"), Passage("b", "Hopper", "Grace")])
     assert retriever.frequency(["grace hopper"]) == [1] and retriever.together([("grace", "born")]) == [1]
-
-
-def test_phrases_whose_words_meet_in_many_passages_are_counted_exactly(engine):
-    passages = corpus(*["b a"] * 40, *["a b"] * 3, *["a c b"] * 5, *["c d"] * 2, *["a b a b"] * 20, "a")
-    retriever = engine(passages)
-    assert retriever.frequency(["a b", "b a", "c b", "c d", "a b a", "b a b a"]) == [23, 60, 5, 2, 20, 0]
-    pairs = [("a b", "c"), ("c b", "a c"), ("a b", "b a"), ("a b", "b"), ("b a", "a b a")]
-    assert retriever.together(pairs) == [0, 5, 20, 23, 20]
-
-
-def test_no_phrase_runs_over_the_end_of_a_passage(engine):
-    retriever = engine([Passage("1", "", "a b"), Passage("2", "", "c a"), Passage("3", "b", "c")])
-    assert retriever.frequency(["b c", "b c a", "a b", "c a", "a b c"]) == [1, 0, 1, 1, 0]
-
-
-@given(st.lists(st.lists(st.integers(0, 60), unique=True).map(sorted), max_size=4))
-def test_intersection_is_that_of_sets(lists):
-    arrays = [np.array(each, dtype=np.int32) for each in lists]
-    expected = set(lists[0]).intersection(*lists[1:]) if lists else set()
-    assert intersection(arrays).tolist() == sorted(expected)
 
 
 @given(st.lists(st.text("abc ", max_size=8), min_size=1, max_size=30), st.lists(st.text("abc ", max_size=4)))
@@ -172,13 +145,6 @@ def test_the_places_of_a_stored_corpus_are_made_once_and_only_when_a_phrase_is_c
     before = made()
     # Of another formula they are the same.
     assert BM25(store, cache=tmp_path / "bm25", k1=0.9).frequency(["a b4"]) == [1] and made() == before
-
-
-def test_the_postings_of_an_unknown_token_are_empty_and_rows_are_in_order():
-    passages = corpus(*("a b" if i % 3 else "b c" for i in range(50)))
-    for retriever in (BM25(passages), RankBM25(passages)):
-        assert retriever._rows("zebra") is NOWHERE
-        assert retriever._rows("c").tolist() == list(range(0, 50, 3))
 
 
 # --- scores -----------------------------------------------------------------------------------------
@@ -323,12 +289,6 @@ def test_the_score_of_a_text_is_its_highest_and_that_of_a_question_that_did_not_
     assert (rare(quiet, state()).position, rare(quiet, state()).fire) == (0, True)
 
 
-def test_no_text_and_no_states():
-    assert Rarity().decide([], []) == [] == Rarity().decide_before([])
-    assert NOT_BEFORE(written(""), state()) == Decision(False, 0.0, 0.5)
-    assert Rarity().look_ahead(ASKED) is None and Rarity().needs == Never().needs
-
-
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("text", [GOOD, WRONG, " That is so.", ""])
 def test_it_fires_exactly_above_its_threshold(threshold, text):
@@ -447,22 +407,3 @@ def test_the_query_can_leave_out_what_fired():
     assert "Brandal" in FlareQuery(beta=0)(ASKED, made, decision, state())
     with fails("unknown-choice", "query.masks"):
         FlareQuery(masks="all")
-
-
-def test_the_benchmark_measures_every_half_on_a_small_corpus(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    import results
-    import retrieval
-
-    lines = [{"id": f"w{i}", "title": f"Town {i}", "text": f"{text} It was in {1900 + i}."}
-             for i, text in enumerate(WORLD * 3)]  # fmt: skip
-    write_lines(tmp_path / "passages.jsonl.gz", lines)
-    article = {"title": "Lena Zaser", "sentences": [*WORLD[:3]], "tokenized": False}
-    write_lines(tmp_path / "wiki_articles.jsonl", [article, article | {"tokenized": True}])
-    options = Namespace(data=tmp_path, sizes=[40], articles=5)
-    made = results.Results({"rarity": retrieval.SECTIONS["rarity"].columns})
-    retrieval.measure_rarity(made, options)
-    assert "1 articles of 3 sentences" in made.notes["rarity"][0]
-    rows = [row.split(" | ") for row in made.rows["rarity"]]
-    whole, recognised, counted = (float(row[2]) for row in rows[:3])
-    assert rows[0][0] == "40" and whole == pytest.approx(recognised + counted, rel=0.1)

@@ -256,11 +256,3 @@ def test_nothing_read_is_nothing_saved_and_text_stays_text(browser: Any, tmp_pat
     assert [(m.start, m.wrong, m.type) for m in again.spans] == [(start, None, PAYLOAD)]
     assert again.record["spans"][0]["evidence"] == PAYLOAD
     assert browser.get_log("browser") == []
-
-
-def test_a_key_that_folds_a_text_is_no_verdict(reading: Reading) -> None:
-    Reading(reading.browser, reading.folder, [text(1, answer=LONG, sentence=False)])
-    assert not reading.js("return document.querySelector('details').open")
-    reading.find("summary").click()
-    reading.press(ENTER)
-    assert reading.counts == [0, 0, 0] and not reading.js("return document.querySelector('details').open")

@@ -23,9 +23,8 @@ from probers.data import load_corpus
 from probers.data.texts.base import Mark
 from probers.datagen.judges.base import Answer, Grounds
 from probers.datagen.judges.openai import NO_JSON, OpenAIJudge
-from probers.model.language_model import SentenceEnd, Stops
+from probers.model.language_model import SentenceEnd
 from probers.rag import RAG, triggers
-from probers.rag.completions import Choice, Logprobs, ServedGeneration, generation
 from probers.rag.remote import RemoteLM
 from probers.rag.retrievers.bm25 import BM25
 from probers.rag.triggers import EntitySignal, Entropy, FixedSentence, Flare, Never, Probing, ServedProbing
@@ -247,37 +246,6 @@ def test_fewer_likeliest_tokens_are_asked_for_where_twenty_are_too_many() -> Non
     with lying(answer) as url:
         lm = RemoteLM(url, "m")
     assert lm.top == 2 and "estimated from the 2 likeliest" in lm.told  # as many as it returns
-
-
-def made_of(text: str, logprobs: dict[str, Any], *stop: str) -> ServedGeneration:
-    choice = Choice(text=text, finish_reason="stop", logprobs=Logprobs(**logprobs))
-    return generation("p", choice, Needs(), Stops.of(frozenset(), stop))
-
-
-def test_the_forms_of_other_servers_are_read_alike() -> None:
-    tokens, chances = ["One", " two", "."], [-0.1, -0.2, -0.3]
-    tops: list[Any] = [{t: p} for t, p in zip(tokens, chances, strict=True)]
-    plain = {"tokens": tokens, "token_logprobs": chances, "top_logprobs": tops}
-    chat = [
-        {"token": t, "logprob": p, "top_logprobs": [{"token": t, "logprob": p}]}
-        for t, p in zip(tokens, chances, strict=True)
-    ]
-    # vLLM; OpenAI, from the prompt's beginning; others; llama.cpp.
-    places = ({"text_offset": [0, 3, 7]}, {"text_offset": [20, 23, 27]}, {})
-    for form in (*(plain | told for told in places), {"content": chat}):
-        made = made_of("One two.", form)
-        assert made.offsets == ((0, 3), (3, 7), (7, 8)) and made.text == "One two."
-        np.testing.assert_allclose(made.logprobs, chances)
-    # What vLLM tells of a stop string that it cut off, and of the end of the text.
-    beyond = plain | {"tokens": ["One", " two", "</s>"], "text_offset": [0, 3, 7]}
-    assert made_of("One two", beyond).offsets == ((0, 3), (3, 7))
-    assert made_of("One tw", plain).text == "One"
-    fewer = {"token_logprobs": chances[:2]}
-    for text, wrong, named in (
-        ("Ona two.", plain, "'Ona two.'"), ("One two.", plain | fewer, "2 .* 3"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=named):
-            made_of(text, wrong)
 
 
 def test_our_own_server_takes_a_judges_requests_and_its_model_is_no_judge(lm, tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ from probers.rag.comparison.trajectories import (
     Step,
     record,
     record_once,
-    thinned,
     together,
 )
 from probers.rag.loop import RAG
@@ -197,12 +196,6 @@ def test_recorded_answers_are_kept_and_read_again(tmp_path):
     lm.prompts.clear()
     assert record_once(file, loop(lm), triggers, QUESTIONS, progress="replay") == first
     assert not lm.prompts
-
-
-def test_thinned_keeps_both_ends():
-    assert thinned(3) == [0, 1, 2]
-    many = thinned(1000)
-    assert (len(many), many[0], many[-1]) == (60, 0, 999)
 
 
 def test_the_same_is_generated_once_and_results_are_the_same():

@@ -15,7 +15,6 @@ from matplotlib.colors import to_rgb
 
 from probers.pages import esc, num
 from probers.rag.report import write_report
-from probers.rag.report.lookup import assign
 
 PAYLOAD = "</span><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00\ud800"
 METHODS = {  # closed-book EM is .46: name -> EM, retrievals, none, single, AUROC
@@ -315,18 +314,6 @@ def test_a_missing_part_leaves_the_rest(part: str, tmp_path: Path) -> None:
         assert ("10 examples" in page.text) == (part != "examples")
 
 
-def test_one_method_and_one_layer(tmp_path: Path) -> None:
-    results, data = sample_results(), sample_data()
-    results["methods"] = {"probing": results["methods"]["probing"]}
-    results["pairs"] = {}
-    data["layers"] = data["layers"][10:11]
-    text, page = render(results, data, tmp_path)
-    assert "One way of deciding when to retrieve, probing, was run" in page.text
-    assert "<b>0.7" not in text.split("<tbody>")[1].split("</tbody>")[0]  # nothing to be better than
-    layers = chart_of(text, "layers")
-    assert 'class="band' not in layers and 'class="whisker m1"' in layers
-
-
 def rows_of(text: str, key: str) -> dict[str, str]:
     """The rows of a table by their head."""
     table = text.split(f'aria-labelledby="{key}-caption"')[-1].split("</table>")[0]
@@ -440,41 +427,6 @@ def test_random_at_the_same_budget_is_a_column_and_queries_are_named(tmp_path: P
     assert "Methods differ in when they retrieve" in page.text
 
 
-def test_accuracy_has_a_chart_of_its_own_and_many_methods_no_whiskers(tmp_path: Path) -> None:
-    data = sample_data()
-    for name, point in data["points"].items():
-        point |= {"acc": METHODS[name][0] + 0.1, "acc_ci": [METHODS[name][0], METHODS[name][0] + 0.2]}
-    for curve in data["replay"].values():
-        curve["acc"] = [y + 0.1 for y in curve["em"]]
-    text, page = render(sample_results(), data, tmp_path)
-    names = [chart["aria-labelledby"].split()[0] for chart in page.of_class("chart")]
-    assert names[:2] == ["tradeoff-title", "tradeoff-acc-title"]
-    chart = chart_of(text, "tradeoff-acc")
-    assert chart.count('class="line thin') == 6 and chart.count('class="whisker') == len(METHODS)
-    assert "probing: ACC 0.81 at 0.71 retrievals" in chart
-    more = {f"method{i}": {"retrievals": i / 9, "em": 0.5, "em_ci": [0.4, 0.6]} for i in range(9)}
-    text, _ = render(sample_results(), data | {"points": data["points"] | more}, tmp_path)
-    assert "whisker" not in chart_of(text, "tradeoff")
-
-
-def test_curves_that_were_run_have_a_dot_for_each_run_and_all_are_in_the_legend(tmp_path: Path) -> None:
-    data = sample_data()
-    at = {"retrievals": [0.0, 0.4, 0.83, 1.9], "em": [0.462, 0.6, 0.651, 0.7], "value": [9.0, 2.0, 1.2, 0.0]}
-    options = {"rind_paper": "threshold", "fixed": "n", "rule": "max_retrievals"}
-    data["reruns"] = {name: at | {"option": option, "own": 1.2} for name, option in options.items()}
-    text, _ = render(sample_results(), data, tmp_path)
-    plain, _ = render(sample_results(), sample_data(), tmp_path)
-    chart, before = chart_of(text, "tradeoff"), chart_of(plain, "tradeoff")
-    assert chart.count('class="line thin') == before.count('class="line thin') + 3 - 1  # rind_paper had one
-    assert chart.count('r="2.6"') == 3 * 4 and before.count('r="2.6"') == 0
-    for entry in ("run at each dot", "rind_paper", "fixed by n", "rule by limit", "entropy", "random"):
-        assert f">{entry}</text>" in chart, entry
-    assert "run at each dot" not in before and "by limit" not in before
-    # Beside its marker stands the name of what no line leads to, or what bounds the others.
-    assert chart.count(">never</text>") == 1 and chart.count(">probing</text>") == 1
-    assert 'aria-labelledby="tradeoff-acc-title' not in text  # no such figures here
-
-
 def test_the_same_is_drawn_against_all_tokens_where_they_are_known(tmp_path: Path) -> None:
     data = sample_data()
     for entry in (*data["points"].values(), *data["replay"].values()):
@@ -505,19 +457,6 @@ def test_the_same_is_drawn_against_all_tokens_where_they_are_known(tmp_path: Pat
     assert "tradeoff-tokens" not in render(sample_results(), sample_data(), tmp_path)[0]
 
 
-def test_many_methods_are_not_all_named_and_equal_ones_not_ranked(tmp_path: Path) -> None:
-    results = sample_results()
-    for method in results["methods"].values():
-        method["em"] = 0.5
-    text = summary_of(results, tmp_path)
-    assert "All of them reach 0.500 in exact match" in text and "highest" not in text
-    assert "probing against entropy" not in text
-    results["methods"]["never"]["em"] = 0.4
-    text = summary_of(results, tmp_path)
-    assert "always, random, entropy, rind_paper and 3 more share the highest exact match, 0.500" in text
-    assert "probing against entropy" in text
-
-
 def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Path) -> None:
     scores = [0.0, 0.5, 1.0, 2.0, 3.0, None]
     tokens = [(f" w{i}", score, score == 3.0) for i, score in enumerate(scores)]
@@ -536,22 +475,6 @@ def test_token_colours_follow_scores_and_marks_show_where_it_fired(tmp_path: Pat
     assert article.count("▲ fired") == 2
     assert article.index(" v2</span>") < article.rindex("▲ fired") < article.rindex(" v0</span>")
     assert "✓ right" in article and "✗ wrong" in article
-
-
-def test_the_first_example_shows_a_prober_and_a_fired_token_at_once(sample: tuple[str, Page]) -> None:
-    articles = sample[0].split("<article")[1:]
-    opened = re.findall(r'<details class="method" open>.*?class="name">(\w+)<', articles[0])
-    assert opened == ["entropy", "probing"]
-    assert not any('class="method" open' in article for article in articles[1:])
-
-
-def test_methods_look_different_and_keep_their_look() -> None:
-    names = [f"method{chr(97 + i)}" for i in range(20)]
-    looks = assign([*names, "entropy", "probing", "never"])
-    drawn = [(look.css, look.dash) for look in looks.values()]
-    assert len(set(drawn)) == len(drawn)
-    assert assign(["entropy", "probing"])["probing"] == looks["probing"]
-    assert looks["never"].reference and not looks["probing"].reference
 
 
 def luminance(colour: str) -> float:
@@ -577,12 +500,6 @@ def test_colours_are_readable(theme: int, sample: tuple[str, Page]) -> None:
         assert contrast(colours["ink"], colours[f"s{line}"]) >= 4.5, f"s{line}"
     shades = [luminance(colours[f"s{level}"]) for level in range(7)]
     assert shades == sorted(shades, reverse=theme != 1)  # one direction: readable without hue
-
-
-def test_numbers() -> None:
-    assert [num(x) for x in (None, float("nan"), float("inf"), True, "0.5")] == ["–"] * 5
-    shown = [num(-0.001), num(-0.5, 1), num(0.5, 1, sign=True), num(1234, 0)]
-    assert shown == ["0.00", "−0.5", "+0.5", "1,234"]
 
 
 def test_statements_are_repeated_for_all_pairs_where_their_p_values_are_known(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from fake_lm import FakeLM, FakeRetriever, passage
-from refusals import interrupted
 from test_methods import Strategies
 
-from probers.rag.comparison.curves import Setting, record_all, rerun_all
+from probers.rag.comparison.curves import record_all, rerun_all
 from probers.rag.comparison.methods import Method, MethodRun
 from probers.rag.comparison.outcomes import TOKENS
 from probers.rag.comparison.shared_generations import SharedRAG
@@ -131,18 +129,6 @@ def test_points_go_where_the_curve_has_the_widest_gap(tmp_path):
     assert 3 < len(curve["value"]) < 12
 
 
-def test_a_threshold_between_two_by_hand():
-    setting = Setting("threshold", 0.5, 9.0)
-    scores = np.array([0.1, 0.2, 0.3, 0.3, 0.6, 0.9])
-    # Of .2 .3 .3 .6, one or three below: the first.
-    assert setting.between(0.1, 0.6, scores) == pytest.approx(0.25)
-    assert setting.between(0.0, 0.9, scores) in (pytest.approx(0.25), pytest.approx(0.45))
-    assert setting.between(0.3, 0.6, scores) is None  # only one score tells the two apart
-    assert setting.between(0.6, 0.6, scores) is None
-    whole = Setting("n", 16, None)
-    assert (whole.between(8, 16, scores), whole.between(8, 9, scores)) == (12, None)
-
-
 def test_fixed_length_is_run_at_other_lengths_and_its_query_goes_with_it(tmp_path):
     method = Method("fl", FixedLength(6), LastTokensQuery(n=6))
     curve = curves(tmp_path, method)["fl"]
@@ -200,25 +186,6 @@ def test_no_points_no_retrievals_or_no_gold_answers_give_no_curves(tmp_path):
     mixed = blank + QUESTIONS[4:]
     some = curves(tmp_path / "some", SENTENCE, questions=mixed)
     assert some == curves(tmp_path / "those", SENTENCE, questions=mixed[4:])
-
-
-def test_a_killed_run_goes_on_and_gives_the_same(tmp_path):
-    whole = curves(tmp_path / "whole", *WITHIN.values())
-    rag = loop()
-    runs = [ran(rag, m) for m in WITHIN.values()]
-    reference = ran(rag, Method("never", Never(), LastSentenceQuery()))
-    out = tmp_path / "killed"
-    for calls in (10, 9, 12):
-        with interrupted(FakeLM, "generate", calls):
-            curves_of(loop(), runs, reference, [], out, points=4)
-    kept = {file.name: file.read_text() for file in out.iterdir()}
-    assert len(kept) > 4
-    assert curves_of(loop(), runs, reference, [], out, points=4) == whole
-    assert all((out / name).read_text().startswith(text) for name, text in kept.items())
-    assert len(list(out.iterdir())) == 4 * len(runs)
-    # All of it is there: nothing is written any more.
-    lm = FakeLM(write, entropy)
-    assert curves_of(loop(lm), runs, reference, [], out, points=4) == whole and not lm.prompts
 
 
 class Asked(FakeLM):

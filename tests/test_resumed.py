@@ -35,12 +35,14 @@ TRAIN = [
     "head.hidden=24", "resamples=200", "device=cpu",
 ]  # fmt: skip
 SCORE = ["texts.jsonl", "model=./model", "prober=prober", "batch_size=1", *ON]
+COMPARE = ["triggers=[never,entropy,rind_paper,probing]", "sweep=1", "resamples=100"]
 IMPORT = ["probe", f"model={tiny_path('llama', 0)}", *ON, "texts=marked.jsonl", "resamples=100"]
 
 #: Name -> command, what is typed, and the function that is interrupted after so many calls.
 CASES = {
     "heads": ("train", TRAIN, ProberModule, "training_step", 25),
     "answers": ("rag", [*RAG, "trigger=probing"], TraceFile, "append", 1),
+    "comparison": ("compare", [*RAG, *COMPARE], TraceFile, "append", 1),
     "scores": ("score", SCORE, Journal, "append", 2),
     "imported": ("import", [*IMPORT, "batch_size=4"], Journal, "append", 2),
 }

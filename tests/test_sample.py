@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 from html_pages import Page, digest
 
 from probers.datagen.audit import draw, draw_undecided, sample_html
@@ -109,26 +108,6 @@ def test_every_case_shows_its_label_texts_and_marked_entity(tmp_path: Path) -> N
     assert page.within("dl", "facts")[0] == "Modeltestbed@1Labels123 spans"
 
 
-def test_the_counts_are_those_of_the_cases_and_the_filter_needs_no_script() -> None:
-    rows = make_rows(60)
-    page = sample_html(rows, about={})
-    parsed = Page(page)
-    table = parsed.within("tbody")[0]
-    for kind in ("person", "place"):
-        found = Counter(row["correct"] for row in rows if row["question_type"] == kind)
-        assert f"{kind}{found[1]}{found[0]}{found[1] + found[0]}" in table
-    right = sum(row["correct"] for row in rows)
-    assert f"all{right}{60 - right}60" in table
-    assert parsed.within("label") == ["all 60", f"✓ {right} faithful", f"✗ {60 - right} hallucinated"]
-    inputs = parsed.all("input")
-    assert [i["id"] for i in inputs] == ["show-all", "show-faithful", "show-hallucinated"]
-    assert [i["id"] for i in inputs if "checked" in i] == ["show-all"]
-    assert [label["for"] for label in parsed.all("label")] == [i["id"] for i in inputs]
-    for shown, hidden in (("faithful", "hallucinated"), ("hallucinated", "faithful")):
-        assert f"#show-{shown}:checked ~ .cases .{hidden}" in page
-    assert page.index('id="show-all"') < page.index('<div class="cases">')  # ~ reaches what follows
-
-
 def test_whatever_was_written_is_inert() -> None:
     row = make_rows(1)[0]
     nasty = {k: PAYLOAD if isinstance(v, str) else v for k, v in row.items()} | {"entity_end": 20}
@@ -184,40 +163,6 @@ def test_long_and_incomplete_cases_are_cut_or_left_out() -> None:
     page = page_of([bare])
     assert "x/1" in page.within("h3")[0] and "nats" not in page.within("article")[0]
     assert page_of([]).within("h2")[1] == "0 cases"
-
-
-def test_labels_that_were_given_are_not_called_those_of_a_comparison() -> None:
-    given = ("article", "entity", "faithful", "hallucinated")
-    for condition, there in (("generated", True), ("read", False)):
-        page = page_of([row | {"condition": condition, "gold": ""} for row in make_rows(4)])
-        told = " ".join(
-            page.within("p") + page.within("label") + page.within("dt") + page.within("h3")
-        ).lower()
-        assert all((word in told) is there for word in given)
-
-
-@pytest.mark.parametrize("column", ["question", "gold", "text", "match_evidence"])
-def test_texts_find_their_own_direction(column: str) -> None:
-    row = make_rows(1)[0] | {column: "ولد في القاهرة عام ١٩٢٢", "entity_start": 0, "entity_end": 3}
-    page = Page(sample_html([row], about={}))
-    path = next(path for path, data in page.texts if "القاهرة" in data)
-    assert any(attrs.get("dir") == "auto" or tag == "bdi" for tag, attrs in path)
-
-
-@pytest.mark.parametrize(
-    ("change", "there", "absent"),
-    [
-        ({}, ["Compared by", "Mean entropy"], ["Not generated"]),
-        ({"token": 2}, ["Entropy of its last token"], []),
-        ({"condition": "untouched", "match_stage": "untouched", "match_evidence": "the article's own entity"},
-         ["Not generatedthe article's own entity"], ["Compared by"]),
-    ],
-)  # fmt: skip
-def test_the_details_of_a_row_are_those_of_its_kind(change, there, absent) -> None:
-    page = page_of([row | change for row in make_rows(1)])
-    (details,), (versions,) = page.within("dl", "details"), page.within("dl", "versions")
-    assert all(word in details for word in there) and not any(word in details for word in absent)
-    assert ("Model" in versions) == ("condition" not in change)
 
 
 READ = Path(__file__).parents[1] / "docs" / "label_sample.jsonl"

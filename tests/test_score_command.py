@@ -25,7 +25,7 @@ from probers.prober.prober import Prober
 from probers.prober.response import Response
 from probers.prober.risk_control import Promise
 from probers.prober.token_scores import GrowingScores, text_needs, text_scores
-from probers.score.run import _summary, level, parts
+from probers.score.run import parts
 from probers.store.spec import FeatureSpec
 
 WRITTEN = [
@@ -165,11 +165,6 @@ def test_the_page_shows_every_character_inert_and_loads_nothing(place):
         assert marked == [line["answer"][s["start"] : s["end"]] for s in spans]
     fewer = (score("shown=1", "out=fewer") / "scores.html").read_text()
     assert fewer.count("<article") == 1 and "3 texts with lower scores" in fewer
-
-
-def test_colours_change_sides_at_the_threshold():
-    assert [level(p, 0.9) for p in (0.0, 0.5, 0.9, 0.901, 0.95, 1.0)] == [0, 2, 3, 4, 5, 6]
-    assert level(0.5, 0.0) == 5 and level(0.0, 0.0) == 3 and level(1.0, 1.0) == 3
 
 
 def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
@@ -319,12 +314,6 @@ def test_texts_unlike_the_training_texts_are_counted_and_marked(place):
     replace(bank, domain=replace(domain, surprise=None)).save_pretrained(place / "prober")
     assert results_of(score("out=like"))["unlike"] == 0
     assert "badge unlike" not in (place / "like/scores.html").read_text()
-
-
-def test_large_numbers_are_told_in_one_style():
-    results = {"n": 5887, "fires": 3403, "threshold": 0.1, "judged": 5887, "unlike": 1200, "too_long": 0}
-    lines = _summary([], results | {"seen": {"train": 1501, "validation": 0}}, 0.5, [])
-    assert [line.split(" text")[0] for line in lines] == ["3,403 of 5,887", "1,200 of 5,887 judged", "1,501"]
 
 
 def test_a_promise_is_told_where_its_threshold_is_used(place, caplog):

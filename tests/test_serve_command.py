@@ -49,19 +49,14 @@ def serving(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str],
         server.wait()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["port=70000"], "port=70000 must be"),
-        (["rows=0"], "rows=0 must be"),
-        (["backend=other"], "backend=other must be"),
-        (["host=nowhere.invalid"], "host=nowhere.invalid port=8000 "),
-        (["port=0", "model=nowhere/x", "prober=none"], "nowhere/x"),
-        (["port=0", "corpus=missing.jsonl", "prober=none"], "corpus=missing.jsonl is not a file"),
-        (["port=0"], "probers-train head=radio"),
-        (["port=0", "prober=missing"], "missing"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["port=70000"], "port=70000 must be"), (["rows=0"], "rows=0 must be"),
+    (["backend=other"], "backend=other must be"),
+    (["host=nowhere.invalid"], "host=nowhere.invalid port=8000 "),
+    (["port=0", "model=nowhere/x", "prober=none"], "nowhere/x"),
+    (["port=0", "corpus=missing.jsonl", "prober=none"], "corpus=missing.jsonl is not a file"),
+    (["port=0"], "probers-train head=radio"), (["port=0", "prober=missing"], "missing"),
+])  # fmt: skip
 def test_what_is_wrong_is_said_in_one_sentence(refused: Refused, arguments: Sequence[str], told: str) -> None:
     assert told in refused(*arguments)
 

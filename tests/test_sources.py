@@ -22,8 +22,6 @@ from refusals import fails
 from probers.data.articles import Rules, open_articles
 from probers.data.articles.base import prose, sentences_of
 from probers.data.articles.wikipedia import GIVE_UP
-from probers.data.splits import limited
-from probers.testbed.assets import load_articles
 from probers.types import RunError
 
 PROSE = (
@@ -420,18 +418,6 @@ def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
 def test_what_cannot_be_read_is_told_at_once(read, code):
     with fails(code):
         read()
-
-
-def test_the_report_counts_by_kind_and_names_the_first(tmp_path):
-    empty = ({"title": f"E{i}", "text": ""} for i in range(1500))
-    source = open_articles(write_lines(tmp_path / "a.jsonl", [*records(1), *empty]))
-    assert len(list(source)) == 1 and len(source.problems) == 1500 and len(list(source.problems)) == 1000
-    lines = source.problems.lines(most=3)
-    assert lines[0].startswith("1500 articles") and lines[1] == "  E0: empty" and "1497" in lines[-1]
-    clean = open_articles(write_lines(tmp_path / "b.jsonl", records(1)))
-    assert list(clean) and clean.problems.lines() == []
-    source = open_articles("testbed", limit=5)
-    assert list(source) == limited(load_articles(), 5, 0) and source.total == 5
 
 
 def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):

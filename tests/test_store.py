@@ -145,31 +145,6 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
         FeatureStore.create(tmp_path / "file/s", [SPEC], config={}, shards=1)
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
-    store = build(tmp_path / "s")
-    file = tmp_path / "s/shards/00002.parquet"
-    blob = file.read_bytes()
-    for damage in ("cut", "gone", "altered"):
-        harm(file, damage)
-        with fails("damaged", "00002.parquet"):
-            FeatureStore.open(tmp_path / "s").verify()
-        file.write_bytes(blob)
-    file.write_bytes(bytes(len(blob)))
-    with fails("damaged", "shards/00002.parquet"):
-        store.table()
-    (tmp_path / "s/manifest.json").write_text("{")
-    with fails("damaged", "manifest.json"):
-        FeatureStore.open(tmp_path / "s")
-    half = begun(tmp_path / "h")
-    half.verify()
-    (tmp_path / "h/shards/00000.parquet").write_bytes(b"")
-    with fails("damaged", "00000.parquet", "0 bytes", "2395"):
-        half.verify()
-    (tmp_path / "h/shards/00000.json").write_text("{")
-    with fails("damaged", "00000.json", kind=RunError):
-        half.finish()
-
-
 def test_a_signal_of_attention_may_be_missing_and_no_other(tmp_path: Path) -> None:
     rows = [row | {"rind_max": None if i else 0.25} for i, row in enumerate(make_rows(3))]
     store = begun(tmp_path / "s", written=())
@@ -288,30 +263,6 @@ def test_one_layer_touches_that_layers_bytes_only(tmp_path: Path) -> None:
         assert not pages.any()
     store.states(WIDE.layers)
     assert all(resident(file).all() for file in files)
-
-
-def test_whatever_is_asked_is_read_from_beginning_to_end_and_once(tmp_path, monkeypatch):
-    """Rows in any order: each shard once and in ascending places, no byte twice and none too much."""
-    store = build_wide(tmp_path / "s", 4)
-    asked: list[tuple[int, int, int]] = []
-    expect = reader._Map.expect
-
-    def noted(self: Any, position: int, first: int, end: int) -> None:
-        asked.append((maps.setdefault(id(self), len(maps)), position * WIDE_ROWS + first, end - first))
-        expect(self, position, first, end)
-
-    monkeypatch.setattr(reader._Map, "expect", noted)
-    rng = np.random.default_rng(0)
-    rows = np.arange(len(store))
-    batch, half = rng.permutation(rows)[:24], np.sort(rng.permutation(rows)[: len(rows) // 2])
-    for wanted in (slice(None), slice(20, 150), batch, half, half[::-1]):
-        maps: dict[int, int] = {}  # shards by the order in which they are first asked
-        asked.clear()
-        states = store.reader(WIDE.layers[::-1])
-        states[wanted]
-        places = [(shard, place) for shard, place, _ in asked]
-        assert places == sorted(places) and len(set(places)) == len(places)
-        assert sum(count for *_, count in asked) == len(rows[wanted]) * len(WIDE.layers)
 
 
 def mapped_memory(folder: Path) -> int:

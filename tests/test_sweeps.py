@@ -168,14 +168,6 @@ def test_the_table_has_a_row_per_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert compare_runs([["a"], ["b"]], folders).endswith(told)
 
 
-def test_the_table_of_stores_sites_and_long_names(tmp_path: Path) -> None:
-    sites = ("resid_post", "mlp_out")
-    folders = [prober(tmp_path / name, 0.7, sites=sites) for name in ("cot-all/x", "wiki-all/y")]
-    text = compare_runs([["data=" + "c" * 90], ["data=wiki"]], folders)
-    assert "mlp_out 7" in text and "cot-all/x" in text and "wiki-all/y" in text
-    assert max(len(line) for line in text.splitlines()[:-1]) <= 100 + len("wiki-all/y")
-
-
 @pytest.mark.parametrize("raw", [b"{", b"\xff{}", b"[1]", b'{"layers": []}', b'{"layers": 1, "ensemble": 2}'])
 def test_damaged_figures_of_a_run_are_named(tmp_path: Path, raw: bytes) -> None:
     folders = [prober(tmp_path / name, 0.7) for name in ("x", "y")]

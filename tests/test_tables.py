@@ -7,7 +7,6 @@ another one makes is run after it, whichever of them is asked for.
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,24 +66,6 @@ def test_no_two_commands_write_to_one_folder_and_what_is_read_was_made_before():
                     assert any(path == m or path.startswith(f"{m}/") for m in made), (path, made)
         assert folder(command) not in made
         made.append(folder(command))
-
-
-def test_every_table_of_the_issue_has_its_section():
-    papers = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", TEXT, re.MULTILINE))
-    heads = {name: re.findall(r"^### (.*)", text, re.MULTILINE) for name, text in papers.items()}
-    numbers = {name: {n for line in lines for n in listed(line)} for name, lines in heads.items()}
-    assert numbers["DRAGIN"] == {f"table {n}" for n in range(2, 8)}
-    assert numbers["RaDIO"] == {f"table {n}" for n in range(1, 4)}
-    tables = {f"table {n}" for n in (1, 2, 3, 4, 8, 9)}
-    assert numbers["Probing-RAG"] == tables | {f"figure {n}" for n in (4, 5, 6)}
-    assert {"MIND", "Adaptive-RAG"} <= set(papers)
-
-
-def listed(heading: str) -> Iterator[str]:
-    """``table 2``, .. of a heading that names some: "Table 3: ..", "Tables 1 to 3", "figures 4 and 6"."""
-    for kind, text in re.findall(r"(table|figure)s? ((?:\d+(?:, | and | to )?)+)", heading.lower()):
-        found = list(map(int, re.findall(r"\d+", text)))
-        yield from (f"{kind} {n}" for n in (range(found[0], found[1] + 1) if " to " in text else found))
 
 
 def test_every_method_of_a_comparison_stands_in_the_document():

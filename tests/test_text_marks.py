@@ -43,16 +43,13 @@ def edit(folder: Path, name: str, **values: object) -> None:
     (folder / name).write_text(json.dumps(known | values))
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda f: (f / "chat_template.jinja").write_text(CHAT.replace("<|", "[")), "another chat template"),
-        (lambda f: (f / "chat_template.jinja").unlink(), "no chat template"),
-        (lambda f: edit(f, "generation_config.json", eos_token_id=[0, 7]), f"other end tokens ({EOS} "),
-        (lambda f: edit(f, "tokenizer_config.json", eos_token=PAD), "other end tokens"),
-        (lambda f: edit(f, "tokenizer_config.json", bos_token=EOS), "other special tokens"),
-    ],
-)
+@pytest.mark.parametrize(("change", "named"), [
+    (lambda f: (f / "chat_template.jinja").write_text(CHAT.replace("<|", "[")), "another chat template"),
+    (lambda f: (f / "chat_template.jinja").unlink(), "no chat template"),
+    (lambda f: edit(f, "generation_config.json", eos_token_id=[0, 7]), f"other end tokens ({EOS} "),
+    (lambda f: edit(f, "tokenizer_config.json", eos_token=PAD), "other end tokens"),
+    (lambda f: edit(f, "tokenizer_config.json", bos_token=EOS), "other special tokens"),
+])  # fmt: skip
 def test_a_change_of_a_local_folder_is_named_in_words(folder, change, named):
     """Claim: stores and probers of both do not go together; converse: each fits itself."""
     before = spec_of(folder)

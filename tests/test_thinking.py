@@ -69,17 +69,12 @@ def tokens_within(offsets: Any, start: int, end: int) -> list[int]:
     return [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
 
 
-@pytest.mark.parametrize(
-    ("text", "begun", "thought", "said"),
-    [
-        ("<think>\nLet me see.\n</think>\n\nYes.", False, "Let me see.", "Yes."),
-        ("Let me see.</think>Yes.", True, "Let me see.", "Yes."),
-        ("Yes.", False, None, "Yes."),
-        ("<think>still", False, "still", None),
-        (" \n<think></think> No", False, "", "No"),
-        ("<thinker>", False, None, "<thinker>"),
-    ],
-)
+@pytest.mark.parametrize(("text", "begun", "thought", "said"), [
+    ("<think>\nLet me see.\n</think>\n\nYes.", False, "Let me see.", "Yes."),
+    ("Let me see.</think>Yes.", True, "Let me see.", "Yes."), ("Yes.", False, None, "Yes."),
+    ("<think>still", False, "still", None), (" \n<think></think> No", False, "", "No"),
+    ("<thinker>", False, None, "<thinker>"),
+])  # fmt: skip
 def test_thinking_and_answer_are_told_apart(text, begun, thought, said):
     found = [None if span is None else text[slice(*span)] for span in MARKS.split(text, begun=begun)]
     assert found == [thought, said]

@@ -25,7 +25,6 @@ from probers.store.store import FeatureStore
 from probers.train.assemble import control_detectors
 from probers.train.data import CHUNK
 from probers.train.examples import SplitRequest, load_examples
-from probers.train.sweeps import sets_of
 
 
 def without(row: dict, *columns: str) -> dict:
@@ -141,18 +140,6 @@ def test_the_report_compares_with_every_control(prober):
     card = (prober / "README.md").read_text()
     assert f"{found['ensemble']['auroc']:.2f}" in card and "shuffled labels" in card
     assert "no evidence about large models" in card and "prober=runs/train/cot-all" in card
-
-
-def test_the_same_run_is_not_repeated(prober, store, caplog):
-    same = [f"data={store.path}", f"out={prober}", "layer=all", *OVERRIDES]
-    before = (prober / "heads.safetensors").stat().st_mtime_ns
-    # `out` was not given the first time; where a run is written is not what it computes.
-    cli.run("train", same)
-    assert "already holds this prober" in caplog.text
-    assert (prober / "heads.safetensors").stat().st_mtime_ns == before
-    for place, change in ((4, "batch_size=16"), (6, "head=linear"), (7, "resamples=300"), (9, "seed=1")):
-        with fails("out-taken", prober):
-            cli.run("train", [*same[:place], change, *same[place + 1 :]])
 
 
 def test_one_layer_linear_with_a_csv_log(store, tmp_path):
@@ -511,9 +498,3 @@ def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_pa
     bank = Prober.from_pretrained(tmp_path / "out/layers/2")
     assert bank.layers == (2,) and bank.aggregate == "max"
     assert figures(tmp_path / "out/sizes/50")["splits"]["train"]["n"] == 50
-
-
-def test_a_layer_left_out_of_the_training_is_in_no_set():
-    with fails("layers", "layer_sets", "layer 2"):
-        sets_of([[1, 2]], [1, 3])
-    assert sets_of([[3, 1], "each", 3], [1, 3]) == [(1, 3), (1,), (3,)]

@@ -1,19 +1,16 @@
 """A killed run makes one shard again and ends with the same data; the bar shows how far it is."""
 
 from functools import partial
-from typing import ClassVar
 from zlib import crc32
 
 import numpy as np
 import pytest
-import torch
 from artefacts import contents, write_lines
 from fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
 
 from probers import FeatureStore
-from probers.datagen import Articles, Questions, writer
+from probers.datagen import Articles, Questions
 from probers.datagen.writer import balance, fill, first_example
-from probers.model.batch_size import Batches
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.types import Feature, Needs
@@ -105,25 +102,6 @@ def test_a_run_killed_between_two_batches_makes_its_shard_again_and_nothing_else
     assert 0 < len(asked) - len(undisturbed.prompts) <= 2 * shard
 
 
-class Bar(writer.Bar):
-    """A bar that remembers how it moved."""
-
-    made: ClassVar[list["Bar"]] = []
-
-    def __init__(self, *args, **options):
-        self.moves, self.told, self.wrote = [], [], []
-        super().__init__(*args, **options | {"disable": False})
-        Bar.made.append(self)
-
-    def update(self, n=1):
-        self.moves.append(n)
-        return super().update(n)
-
-    def set_postfix_str(self, s="", refresh=True):
-        self.told.append(s)
-        super().set_postfix_str(s, refresh)
-
-
 @pytest.mark.parametrize("make", [several, cot_several])
 def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
     whole = filled(tmp_path, "whole", make, Scripted())
@@ -147,21 +125,6 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
         np.testing.assert_array_equal(other, one[kept])
 
 
-@pytest.mark.parametrize("make", [wiki, cot])
-def test_the_bar_moves_with_every_shard_and_ends_at_its_total(tmp_path, make, monkeypatch):
-    monkeypatch.setattr(Bar, "made", [])
-    monkeypatch.setattr(writer, "Bar", Bar)
-    with pytest.raises(Killed):
-        filled(tmp_path, "s", make, Scripted(6))
-    store = filled(tmp_path, "s", make, Scripted())
-    first, second = Bar.made
-    assert first.total == second.total == 11
-    assert first.initial == 0 < sum(first.moves) and second.initial > 0
-    assert second.initial + sum(second.moves) == second.n == 11
-    assert all(n >= 0 for n in [*first.moves, *second.moves]) and len(second.told) > 1
-    assert "tokens/s" in second.told[-1] and f"{len(store)} labels" not in second.told[-1]  # of this run
-
-
 def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, caplog):
     lm = FakeLM(lambda prompt: " Spain\x1b[2J\u202e, a\tcountry.")
     lm.batch = 3
@@ -180,17 +143,3 @@ def test_the_first_example_of_labelled_tokens_is_a_marked_one(inside, told):
     first = {"correct": 0, "answer": "a", "inside": 0, "token_wrong": 0}
     second = {"correct": 0, "answer": "b", "inside": inside, "token_wrong": 1}
     assert first_example([first, second], "wrong")[-1] == f"  label:  {told}"
-
-
-def test_known_work_leaves_the_other_batches_as_they_are():
-    lengths = [5, 9, 7, 3, 8, 6, 4]
-
-    def batches(known):
-        each = Batches(2, torch.device("cpu")).each
-        return list(map(list, each(lengths, lambda chosen: [(i, *chosen) for i in chosen], known=known)))
-
-    whole = batches(())
-    assert [len(batch) for batch in whole] == [2, 2, 2, 1] and whole[0] == [1, 4]
-    assert batches({1, 4}) == whole[1:]
-    assert batches({2, 5}) == [whole[0], *whole[2:]]
-    assert batches(range(7)) == []

@@ -61,7 +61,7 @@ async function learn() {
 }
 
 function introduce() {
-  const { id, prober, triggers, chat, corpus } = model() ?? {};
+  const { id, prober, triggers, queries, chat, corpus } = model() ?? {};
   if (!id) return say(at("about"), "The server has no model.");
   const { name, pool, layers, threshold, promise } = prober ?? {};
   const made = `(${pool}, layers ${layers?.join(", ")}; threshold ${number(threshold)}${promised(promise)})`;
@@ -74,6 +74,9 @@ function introduce() {
   const chosen = at("trigger").value;
   at("trigger").replaceChildren(...(triggers ?? []).map((name) => element("option", "", name, { value: name })));
   at("trigger").value = [chosen, "probing", triggers?.[0]].find((name) => triggers?.includes(name)) ?? "";
+  const query = at("query").value;
+  at("query").replaceChildren(...["", ...(queries ?? [])].map((name) => element("option", "", name || "default", { value: name })));
+  at("query").value = queries?.includes(query) ? query : "";
   const able = Boolean(triggers?.length);
   at("retrieve").disabled = !able;
   at("retrieve").checked &&= able;

@@ -178,17 +178,12 @@ def test_texts_are_cached_preempted_left_and_known(
     check_all([made[i] for i in sorted(made)], [wanted[i] for i in sorted(made)])
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"needs": Needs.of((1,), site="mlp_out")}, "site=mlp_out"),
-        ({"needs": Needs.of((12,), site="lookback")}, "site=lookback"),
-        ({"needs": Needs(attention=True)}, "attention"),
-        ({"needs": Needs.of((99,))}, "layer 99"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0"),
-        ({"max_new_tokens": 10**6}, "max_new_tokens=1000000"),
-    ],
-)
+@pytest.mark.parametrize(("options", "named"), [
+    ({"needs": Needs.of((1,), site="mlp_out")}, "site=mlp_out"),
+    ({"needs": Needs.of((12,), site="lookback")}, "site=lookback"),
+    ({"needs": Needs(attention=True)}, "attention"), ({"needs": Needs.of((99,))}, "layer 99"),
+    ({"max_new_tokens": 0}, "max_new_tokens=0"), ({"max_new_tokens": 10**6}, "max_new_tokens=1000000"),
+])  # fmt: skip
 def test_what_it_does_not_have_is_refused_by_name(
     engines: tuple[CausalLM, VllmLM], options: dict[str, Any], named: str
 ) -> None:

@@ -96,14 +96,9 @@ def test_every_pool_also_when_texts_are_computed_again(
     check(written[::4], ours(lm, bank, written[::4]), unread)
 
 
-@pytest.mark.parametrize(
-    ("family", "ranks", "more"),
-    [
-        ("llama", 2, {"enforce_eager": False}),
-        ("qwen3_moe", 1, {}),
-        ("qwen3_moe", 2, {}),
-    ],
-)
+@pytest.mark.parametrize(("family", "ranks", "more"), [
+    ("llama", 2, {"enforce_eager": False}), ("qwen3_moe", 1, {}), ("qwen3_moe", 2, {}),
+])  # fmt: skip
 def test_ranks_and_experts_change_no_score_and_heads_run_on_rank_0_alone(
     family: str, ranks: int, more: dict[str, Any], tmp_path: Path
 ) -> None:
