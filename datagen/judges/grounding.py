@@ -94,12 +94,12 @@ class GroundingJudge(Judge):
         # A verdict passes if the score, turned for "contradicted", is low enough.
         for verdict, turn, amiss in (("supported", 1, wrong), ("contradicted", -1, 1 - wrong)):
             try:
-                limit, told = self._limit(amiss, turn * scores, groups)
+                limit, note = self._limit(amiss, turn * scores, groups)
             except UserError as error:
                 self.notes.append(f"never {verdict}: {error}")
                 continue
             limits[verdict] = turn * limit  # type: ignore[index]
-            self.notes.append(f"{verdict}: {told}")
+            self.notes.append(f"{verdict}: {note}")
         if limits["contradicted"] <= limits["supported"]:  # what both claim is told by neither
             limits = {"supported": limits["contradicted"], "contradicted": limits["supported"]}
         return limits
@@ -120,8 +120,8 @@ class GroundingJudge(Judge):
             message = f"of no {_LEAST} or more validation sentences with the clearest scores"
             raise UserError(f"{message} {self.precision:.0%} are right", "labels")
         last = int(enough[-1])
-        told = f"{int(right[last])} of {n[last]} validation sentences right, with no promise for others"
-        return float(scores[order][last]), told
+        note = f"{int(right[last])} of {n[last]} validation sentences right, with no promise for others"
+        return float(scores[order][last]), note
 
     def _validated(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Score the labelled sentences of the validation texts: labels, scores and groups, (n,) each."""
@@ -133,16 +133,16 @@ class GroundingJudge(Judge):
         if not texts:
             message = f"judge.validation={self.validation} has no text with passages that the prober"
             raise UserError(f"{message} was not trained on: give other texts", "labels")
-        found = []
+        sentences = []
         for one, response in zip(texts, self._responses(texts), strict=True):
             labels = {mark.ranges[0]: mark.wrong for mark in one.units("sentence")}
             for span in () if response is None else response.spans:
                 if (wrong := labels.get((span.start, span.end))) is not None:
-                    found.append((float(wrong), span.score, one.group or one.id))
-        if not found:
+                    sentences.append((float(wrong), span.score, one.group or one.id))
+        if not sentences:
             message = f"judge.validation={self.validation} labels no sentence"
             raise UserError(f"{message}: give texts with labels of sentences or spans", "labels")
-        labels_of, scores, groups = map(np.array, zip(*found, strict=True))
+        labels_of, scores, groups = map(np.array, zip(*sentences, strict=True))
         return labels_of, scores, groups
 
     def _responses(self, texts: Sequence[Text]) -> list[Response | None]:
