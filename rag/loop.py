@@ -269,8 +269,8 @@ class RAG:
     """
 
     lm: CausalLM | RemoteLM
-    passages: Any
-    trigger: Any
+    passages: Any = None
+    trigger: Any = None
     query: Any = None
     prompt: Any = None
     k: int = 3
@@ -285,6 +285,14 @@ class RAG:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        for name, form in (
+            ("passages", '["..", ".."], a file or a retriever'),
+            ("trigger", '"entropy", or a prober'),
+        ):
+            if vars(self)[name] is None:
+                raise UserError(
+                    f"RAG(lm, passages=.., trigger=..) lacks {name}: give {form}", "missing-value"
+                )
         for name, least in _LEAST.items():
             at_least(name, vars(self)[name], least)
         self.passages = make_retriever(self.passages)

@@ -56,7 +56,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
      ["'radar'", *["never", "always", "random", "oracle", "entropy", "rind", "probing"]]),
     ("datagen", "wiki", "bad-value", ["key=value"]),
     ("datagen", "--source", "missing-value", ["--source"]),
-    ("rag", "questions=hotpot", "unknown-choice", ["'hotpot'", "2wikimultihopqa, bamboogle"]),
+    ("rag", "questions=hotpot", "unknown-choice", ["'hotpot'", "2wikimultihopqa, adarague, bamboogle"]),
 ])  # fmt: skip
 def test_what_is_typed_wrong_is_one_sentence_that_lists_what_is_right(command, typed, code, named, capsys):
     assert exits(command, [typed]) == 2

@@ -195,7 +195,10 @@ KINDS = {
     and issubclass(kind, triggers.Trigger)
     and not (kind.served or kind is triggers.Trigger)
 }
-READ: dict[str, Pool] = {"answers": "mean", "prompts": "prompt", "tokens": "tokens", "entities": "predicting"}
+READ: dict[str, Pool] = {
+    "answers": "mean", "prompts": "prompt", "tokens": "tokens", "entities": "predicting", "helps": "mean",
+    "helps_before": "prompt",
+}  # fmt: skip
 ASKED = Question("q", "Who does Lena Zaser work for?", answers=("Rekman Labs",), dataset="testbed")
 
 
@@ -216,7 +219,9 @@ def trigger(name: str, lm: CausalLM) -> triggers.Trigger:
     options = {option: value for option, value in quick.items() if option in known}
     if name == "Ungrounded":
         return kind(reader(lm))
-    return kind(**options) if kind.prober is None else kind(prober(lm, READ[kind.prober]))
+    if kind.prober is None:
+        return kind(**options)
+    return kind(dataclasses.replace(prober(lm, READ[kind.prober]), label=getattr(kind, "learns", "wrong")))
 
 
 @pytest.fixture(scope="module")

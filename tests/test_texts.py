@@ -520,3 +520,14 @@ def test_of_one_text_the_first_label_counts_and_contradictions_are_told(unit, tm
     other = lines[2] | {"spans": [{"text": "It", "wrong": 1}]}
     kept = source(write_lines(tmp_path / "b.jsonl", [*lines, other])).survey(unit).texts
     assert kept == (21 if unit == "span" else 20)
+
+
+@pytest.mark.parametrize(("columns", "named"), [({}, True), ({"prompt": "question"}, False)])
+def test_a_column_that_probably_holds_the_prompts_is_named(caplog, columns, named):
+    rows = [
+        {"question": f"Is it {n}?", "answer": f" {n}, {w}.", "wrong": w}
+        for n in range(9)
+        for w in (True, False)
+    ]
+    TextSource(rows, columns=columns).survey("answer")
+    assert ("prompt='question'" in caplog.text) == named

@@ -98,7 +98,7 @@ def make_trained(
         site=keys[0][0], position=position, prompt="p",
     )  # fmt: skip
     bank = SimpleNamespace(
-        promise=None, pointer=None,
+        promise=None, pointer=None, label="wrong",
         spec=spec, layers=spec.layers, head=LinearHead(list(map(str, spec.layers)), 4), threshold=0.0,
         calibration=saved, combine="logits", aggregate=None, entropy_model=None, domain=None, adapter=None,
     )  # fmt: skip
@@ -303,7 +303,7 @@ def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
     shipped = sorted((Path(__file__).parents[1] / "probers/prober/shipped").glob("*/metrics.json"))
     for file in shipped:  # of earlier versions
         assert "It is better than words alone" in str(report(json.loads(file.read_text())))
-    assert len(shipped) == 2
+    assert len(shipped) == 3
     with pytest.raises(ValueError, match="ensemble"):
         report({name: value for name, value in run.figures.items() if name != "ensemble"})
 

@@ -214,7 +214,7 @@ def test_texts_that_cannot_calibrate_are_refused(tmp_path):
     with fails("labels", "validation"):
         imported(probe, tmp_path / "p", f"texts={file}")
     with fails("unknown-choice", "threshold=best"):
-        imported(probe, tmp_path / "p", "threshold=best")
+        imported(probe, tmp_path / "p", f"texts={file}", "threshold=best")
     with fails("no-file", "texts=nowhere"):
         imported(probe, tmp_path / "p", "texts=nowhere")
     assert not (tmp_path / "p").exists()

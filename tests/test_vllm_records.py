@@ -76,7 +76,7 @@ def test_the_first_broken_state_is_named_by_token_and_layer() -> None:
 def test_without_vllm_the_extra_is_named(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("probers.model.vllm.lm.find_spec", lambda name: None)
     more = {"compare": ["triggers=[never]"], "rag": ["trigger=never", "question=Who?"]}.get(command, [])
-    out = [] if command == "check" else [f"out={tmp_path / 'out'}", "limit=4"]
+    out = [] if command == "check" else [f"out={tmp_path / 'out'}"]
     assert exits(command, ["engine=vllm", *out, *more]) == 2
     assert 'engine=vllm needs vLLM: pip install "probers[vllm]"' in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -212,6 +212,9 @@ def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, leve
             units = _TRAINED[kind][1].removeprefix("prober ")
             log.log(level, "prober: %s (the newest %s for model=%s)", folder, units, model)
             return str(folder)
+    if "grounding" in kinds and (prober := shipped(f"{model}-grounding")) is not None:
+        log.log(level, "prober: %s (comes with probers; of sentences that passages support or not)", prober)
+        return prober
     if {"answers", "tokens"}.intersection(kinds) and (prober := shipped(model)) is not None:
         log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", prober)
         return prober

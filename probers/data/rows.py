@@ -143,6 +143,13 @@ def lacking(field: str, names: Collection[str]) -> str:
     return f"{message}: rename the column that holds it to {field!r}, or map it (texts.columns)"
 
 
+def unread_field(field: str, names: Collection[str]) -> str | None:
+    """Describe the column that probably holds a field which rows may lack; None if none does."""
+    if field in names or (column := alias_of(field, names)) is None:
+        return None
+    return f"answers are read without {field}: if {column} holds it, give {field}={column!r}"
+
+
 def unread_labels(names: Collection[str]) -> list[str]:
     """List the columns that look like labels under names that are not read."""
     return [name for name in names if name.lower() in (*FIELDS["wrong"], *_OPPOSITE)]

@@ -123,7 +123,7 @@ class Import(Run):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        names = ("limit", "threshold", "resamples", "on_bad_line", "batch_size", "seed", "texts")
+        names = ("limit", "threshold", "resamples", "on_bad_line", "texts")
         return dict.fromkeys(names, "there are no texts; give texts=FILE") if self.texts.path is None else {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,11 +26,13 @@ from ..records import (
     hub_splits,
     what_is_wrong,
 )
-from ..rows import lacking, records_of, renamed, unread_labels
+from ..rows import lacking, records_of, renamed, unread_field, unread_labels
 from ..splits import Splits
 from ..tables import Row, is_saved, saved_splits
 from .base import OF_RETRIEVAL, SPLIT_NAMES, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
+
+log = logging.getLogger(__name__)
 
 #: Share of the training groups that are validated on where a file has a test split and no validation split.
 _VALIDATION = 0.2
@@ -231,13 +234,11 @@ class TextSource:
         forms = Counter[str]()
         reading, texts = _Reading(), dict[int, tuple[int, int, str]]()
         labels: Counter[bool] = Counter()
-        unread: dict[str, None] = {}
+        columns: dict[str, None] = {}
         named = False
-        columns = set[str]()
         for one in self._usable(unit):
-            columns |= one.record.keys() & {*OF_RETRIEVAL}
+            columns |= dict.fromkeys(one.record)
             named |= one.record.get("group") is not None
-            unread |= dict.fromkeys(unread_labels(one.record))
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
             verdicts = tuple(m.wrong for m in one.units(unit))
             mine = (side, hash(verdicts), one.where)
@@ -268,6 +269,9 @@ class TextSource:
             if kind == "wrong" and unit in ("span", "claim"):  # the marks alone, whatever is outside of them
                 fix = "unit=sentence or unit=answer, and texts.outside=right if all that is wrong is marked"
             raise UserError(f"{message}, and a detector needs both: give {fix}", "labels")
+        plain = not (self._alone or forms["passages"] or forms[MESSAGES])
+        if plain and (hint := unread_field("prompt", columns)):
+            log.warning("texts=%s: %s", self._spec, hint)
         if (groups := len(set(reading.groups))) < len(SPLITS):
             if not (named or self._alone):
                 self._alone = True
@@ -279,7 +283,8 @@ class TextSource:
             raise UserError(f"texts={self._spec} has {count(groups, 'group')}, {message}", "labels")
         survey = self._drawn(reading)
         ignored = [
-            f"column {name} is not read: name the column of labels by wrong={name!r}" for name in unread
+            f"column {name} is not read: name the column of labels by wrong={name!r}"
+            for name in unread_labels(columns)
         ]
         form = "passages" if forms["passages"] else AS_GIVEN if forms[AS_GIVEN] else MESSAGES
         known = tuple(name for name in OF_RETRIEVAL if name in columns)
