@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`, or sphinx-build -W docs build/docs."""
+"""Settings of the documentation's site: `make docs`, or sphinx-build -W docs build/docs."""
 
 import sys
 from pathlib import Path

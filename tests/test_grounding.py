@@ -19,10 +19,11 @@ import substitutions
 import probers
 from probers.cli.components import Component
 from probers.data import load_corpus, load_questions
+from probers.data.corpus_formats import whole_sentences
 from probers.data.texts import Mark, TextSource
 from probers.datagen.judges.base import Answer as Judged
 from probers.datagen.judges.base import Grounds
-from probers.datagen.judges.grounding import nearest, parts_of
+from probers.datagen.judges.grounding import nearest
 from probers.datagen.labels.grounded import CONDITIONS, Grounded, _text
 from probers.datagen.settings import Options
 from probers.evaluation.answers import exact_match
@@ -507,7 +508,7 @@ def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober,
 
 def test_the_parts_of_an_article_that_share_words_with_an_answer_are_shown():
     sentences = [f"Sentence {number} has some {word} in it." for number, word in enumerate("abcdefgh")]
-    parts = parts_of([*sentences, "The mill burned down."], words=14)
+    parts = list(whole_sentences([*sentences, "The mill burned down."], words=14))
     assert " ".join(parts) == " ".join([*sentences, "The mill burned down."])
     assert all(len(part.split()) <= 14 for part in parts) and len(parts) > 3
     assert nearest(parts, "The mill burned.", 2) == [parts[0], parts[-1]]

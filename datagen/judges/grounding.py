@@ -10,13 +10,14 @@ least the share ``precision`` is right there; with a confidence this is promised
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from probers.data.corpus_formats import whole_sentences
 from probers.data.texts.base import Mark, Text
 from probers.data.texts.source import TextSource
 from probers.prober.response import Response
@@ -26,8 +27,6 @@ from probers.words.text import is_stop_word, tokenize
 
 from .base import Answer, Grounds, Judge, Ruling, Verdict
 
-#: Words of a part of an article, about those of a passage that probers are trained on.
-_WORDS = 100
 #: Fewest validation sentences that a limit without a promise rests on.
 _LEAST = 20
 
@@ -127,8 +126,8 @@ class GroundingJudge(Judge):
         """Score the labelled sentences of the validation texts: labels, scores and groups, (n,) each."""
         seen, texts = self._bank.seen, []
         for one in TextSource(str(self.validation)).all():
-            group = one.group or one.id
-            if one.passages and (seen is None or seen.side(one.dataset, group, one.asked) != "train"):
+            asked = one.asked or one.answer
+            if one.passages and (seen is None or seen.side(one.dataset, one.group, asked) != "train"):
                 texts.append(one)
         if not texts:
             message = f"judge.validation={self.validation} has no text with passages that the prober"
@@ -138,7 +137,7 @@ class GroundingJudge(Judge):
             labels = {mark.ranges[0]: mark.wrong for mark in one.units("sentence")}
             for span in () if response is None else response.spans:
                 if (wrong := labels.get((span.start, span.end))) is not None:
-                    sentences.append((float(wrong), span.score, one.group or one.id))
+                    sentences.append((float(wrong), span.score, one.group))
         if not sentences:
             message = f"judge.validation={self.validation} labels no sentence"
             raise UserError(f"{message}: give texts with labels of sentences or spans", "labels")
@@ -185,24 +184,10 @@ class GroundingJudge(Judge):
 
 def _text(answer: Answer, most: int) -> Text:
     """Make the text that the prober reads: the answer after the nearest parts of its article."""
-    passages = nearest(parts_of(answer.reference), answer.text, most)
+    passages = nearest(list(whole_sentences(answer.reference)), answer.text, most)
     return Text(
         answer.id, answer.id, answer.prompt, (), answer.text, None, {}, tuple(passages), dataset="judged"
     )
-
-
-def parts_of(sentences: Iterable[str], words: int = _WORDS) -> list[str]:
-    """Join sentences in order to parts of at most ``words`` words, or one longer sentence."""
-    parts: list[list[str]] = [[]]
-    size = 0
-    for sentence in sentences:
-        length = len(sentence.split())
-        if parts[-1] and size + length > words:
-            parts.append([])
-            size = 0
-        parts[-1].append(sentence)
-        size += length
-    return [" ".join(part) for part in parts if part]
 
 
 def nearest(parts: Sequence[str], text: str, most: int) -> list[str]:

@@ -194,7 +194,7 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     name = _id(record[key]) if key in record else title
     if not name:
         raise KeyError("id")
-    pieces: Iterable[str] = _grouped(sentences)
+    pieces: Iterable[str] = whole_sentences(sentences)
     if words is not None:
         pieces = re.findall(rf"\S+(?:\s+\S+){{0,{words - 1}}}", text)
     for number, piece in enumerate(pieces):
@@ -215,13 +215,13 @@ def _title_and_text(record: Mapping[str, Any], title: str) -> tuple[str, str]:
     return first, rest
 
 
-def _grouped(sentences: Iterable[str]) -> Iterator[str]:
-    """Group whole sentences, up to :data:`WORDS` words; a longer sentence is alone."""
+def whole_sentences(sentences: Iterable[str], words: int = WORDS) -> Iterator[str]:
+    """Group whole sentences, up to ``words`` words; a longer sentence is alone."""
     held: list[str] = []
     size = 0
     for sentence in filter(str.strip, sentences):
         length = len(sentence.split())
-        if held and size + length > WORDS:
+        if held and size + length > words:
             yield " ".join(held)
             held, size = [], 0
         held.append(sentence)

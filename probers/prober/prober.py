@@ -20,7 +20,6 @@ import torch
 from huggingface_hub import ModelHubMixin
 
 from ..data.records import BadLine
-from ..data.rows import unread_field
 from ..data.splits import Seen
 from ..data.texts import TextSource
 from ..heads import CORRECT, WRONG, Memory, ProbeHead, head_name
@@ -273,11 +272,6 @@ class Prober(ModelHubMixin):
         texts = readable(source, list(source.all()), self, lm.tokenizer)
         for line in source.lines():
             log.warning(line)
-        lacks = "passages" if self.needs.of_passages else "prompt"
-        names = dict.fromkeys(name for one in texts for name in one.record)
-        bare = not any(one.passages or one.passages_at or one.messages for one in texts)
-        if bare and (hint := unread_field(lacks, names)):
-            log.warning(hint)
         responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
         pairs = list(zip(texts, responses, strict=True))
         shown = (len(one.passages) - len(read.left_out if read else ()) for one, read in pairs)

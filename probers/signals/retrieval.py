@@ -1,4 +1,4 @@
-"""What is known of a question before a retrieval is read: the ranks of its passages, its rarity, its length.
+"""Signals of a question before a retrieval is read: the ranks of its passages, its rarity, its length.
 
 The passages have been searched for, which costs no pass of the model, and not been read.
 """
