@@ -163,6 +163,8 @@ def as_events(whole: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
     for rest in map(dict, whole["choices"]):
         if (message := rest.pop("message", None)) is not None:
             delta = {name: value for name, value in message.items() if value}
+            if calls := delta.get("tool_calls"):
+                delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
             yield sse(begun | {"choices": [{"index": rest["index"], "delta": delta, "finish_reason": None}]})
             rest["delta"] = {}
         for piece in pieces(rest):

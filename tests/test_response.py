@@ -18,6 +18,7 @@ from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.response import Response, TokenScores
 from probers.prober.scoring import score_texts
 from probers.rag.remote import Choice
+from probers.serve.answers import as_events
 from probers.serve.on_high import OnHigh
 from probers.serve.vllm.choice import ForeignChoice
 
@@ -41,6 +42,17 @@ def test_the_table_of_the_docs_is_that_of_the_model():
     rows = [f"| `{name}` | {field.description} |" for name, field in Response.model_fields.items()]
     table = re.search(r"\| field \| content \|\n\| --- \| --- \|\n(.*?)\n\n", DOCS.read_text(), re.DOTALL)
     assert table and table[1].split("\n") == rows
+
+
+def test_a_stream_of_one_piece_numbers_its_tool_calls_as_clients_want_it():
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call, {**call, "id": "2"}]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    whole = {"object": "chat.completion", "choices": [choice]}
+    first = json.loads(next(as_events(whole, with_usage=False)).removeprefix(b"data: "))
+    calls = first["choices"][0]["delta"]["tool_calls"]
+    assert [(each["index"], each["id"]) for each in calls] == [(0, "1"), (1, "2")]
+    assert "index" not in call
 
 
 class Longer(Response):

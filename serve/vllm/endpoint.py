@@ -137,6 +137,17 @@ class _Assessing:
                 raise ApiError(400, str(error), "prompt") from None
             request.prompt = ids[0] if isinstance(given, str) else ids
 
+    def end_turns(self, request: _Asked) -> None:
+        """Let a chat end where the template's next turn begins."""
+        if not isinstance(request, ChatCompletionRequest) or request.ignore_eos:
+            return
+        for end in turn_ends(self.tokenizer):
+            if isinstance(end, EndToken):
+                request.stop_token_ids = [*(request.stop_token_ids or ()), end.id]
+            else:
+                given = request.stop or []
+                request.stop = [*([given] if isinstance(given, str) else given), end]
+
     def check_name(self, name: str | None, served: Any) -> None:
         """Refuse a request for another model than the prober's (ApiError)."""
         adapter = self.feed.adapter
@@ -207,7 +218,11 @@ async def _answered(request: _Asked, raw: Request, stock: Callable[..., Awaitabl
         return JSONResponse(error.body(), error.status)
     if request.use_beam_search or request.echo:
         return await stock(request, raw)
-    if acting.holds:
+    raw.app.state.probers.end_turns(request)
+    # With stop strings the text of a stream lags behind its tokens, and vLLM's parsers, which read both,
+    # repeat and cut it.
+    parsed = isinstance(request, ChatCompletionRequest) and raw.app.state.openai_serving_chat.parser_cls
+    if acting.holds or (request.stream and request.stop and parsed):
         return await _held(request, raw, stock, acting)
     return await _once(request, raw, stock, acting)
 
@@ -231,7 +246,7 @@ async def _once(request: _Asked, raw: Request, stock: Callable[..., Awaitable[An
 
 
 async def _held(request: _Asked, raw: Request, stock: Callable[..., Awaitable[Any]], acting: OnHigh) -> Any:
-    """Answer if nothing may be sent before everything is decided; retry draws one text after the other."""
+    """Answer in one piece, as nothing may be sent before all is known; retry draws text after text."""
     draws = list[dict[str, Any]]()
     for draw in range(acting.draws if acting.action == "retry" else 1):
         seed = None if request.seed is None else request.seed + draw
@@ -303,13 +318,6 @@ class _Response:
         if request.logprobs is None or request.logprobs is False:
             self._unasked.add("logprobs")
             request.logprobs = True if self._chat else 0
-        if self._chat and not request.ignore_eos:
-            for end in turn_ends(assessing.tokenizer):
-                if isinstance(end, EndToken):
-                    request.stop_token_ids = [*(request.stop_token_ids or ()), end.id]
-                else:
-                    given = request.stop or []
-                    request.stop = [*([given] if isinstance(given, str) else given), end]
         request.return_token_ids = True
         request.vllm_xargs = {**(request.vllm_xargs or {}), KEY: self._scored.key}
 
