@@ -37,7 +37,7 @@ from probers.prober.token_scores import text_scores
 from probers.prompts import chat_text
 from probers.serve.protocol import ApiError
 from probers.serve.settings import Serve
-from probers.serve.vllm.endpoint import Scores, _Assessing
+from probers.serve.vllm.endpoint import Assessing, Scores
 from probers.serve.vllm.prober import command
 from probers.testbed.assets import model_path
 
@@ -461,7 +461,7 @@ def test_reasoning_that_a_parser_takes_apart_is_scored_with_the_answer(tmp_path:
 
 
 def test_a_prompt_ends_without_the_tokenizers_marker() -> None:
-    assessing = object.__new__(_Assessing)
+    assessing = object.__new__(Assessing)
     assessing.tokenizer = tokenizer = deepcopy(byte_level())
     end = (tokenizer.eos_token, tokenizer.eos_token_id)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
