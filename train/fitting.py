@@ -16,7 +16,7 @@ from probers.types import UserError
 
 from .heads import head_of
 from .methods import method_of
-from .run import Plan, listed, run_plan, train
+from .run import Plan, listed, run_on, train
 from .settings import Train
 
 #: Keys of the command that are arguments here, or that divide a training among processes.
@@ -69,10 +69,10 @@ def fit(
     paths = [str(store.path) for store in opened]
     settings = replace(settings, data=paths, out=None if out is None else str(out))
     record = {key: value for key, value in plain(settings).items() if key != "launch"}  # as typed
-    plan = Plan.of(replace(settings, _record=record), opened)
+    settings = replace(settings, _record=record)
     if out is None:
-        return train(plan, None).bank
-    return Prober.from_pretrained(run_plan(plan))
+        return train(Plan.of(settings, opened), None).bank
+    return Prober.from_pretrained(run_on(settings, opened))
 
 
 def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from probers.cli.components import Component, choice
 from probers.cli.settings import Device, Names, Part, ReadPool, Resamples, Run, Screen, Several, TextFile
@@ -23,6 +23,14 @@ Layers = (
     | Natural
     | list[Natural]
 )
+
+
+Part_ = TypeVar("Part_")
+
+
+def taken(kind: type[Part_], options: Any) -> Part_:
+    """Make a part, such as :class:`Fitting`, of the options that hold it beside others."""
+    return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

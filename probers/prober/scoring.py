@@ -24,7 +24,7 @@ from ..signals.grounding import ground
 from ..types import EndToken, Generation, UserError, count
 from ..words.text import tokenize
 from .assessment import Assessor, Bank, WrittenText
-from .response import Acted, Response, Scored, ScoredSpan
+from .response import Acted, Response, Scored, ScoredSpan, ScoredTexts
 from .token_scores import check_growing, text_needs, text_scores
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,19 @@ def score_texts(
     if long := sum(each is None for each in responses.values()):
         log.info("%s left out, too long for the model's context", count(long, "text"))
     return [responses[place] for place in range(len(texts))]
+
+
+def score_rows(lm: CausalLM, prober: Bank, source: TextSource, **how: Any) -> ScoredTexts:
+    """Read texts of a source, log what was left out, and score them (:func:`score_texts`)."""
+    texts = readable(source, list(source.all()), prober, lm.tokenizer)
+    for line in source.lines():
+        log.warning(line)
+    scored = []
+    for one, response in zip(texts, score_texts(lm, prober, texts, **how), strict=True):
+        shown = len(one.passages) - len(response.left_out if response else ())
+        prompt = prompt_of(prober, one, lm.tokenizer, most=shown)
+        scored.append(Scored(one.id, prompt, one.answer, response))
+    return ScoredTexts(scored)
 
 
 def assessed_each(
@@ -209,11 +222,14 @@ class JudgedWriter:
         self._lm, self._prober, self._action = lm, prober, action
         self._assess = Assessor(prober, threshold, unit)
 
-    def __call__(
-        self, prompts: Sequence[str | Sequence[Mapping[str, str]]], max_new_tokens: int, **how: Any
-    ) -> list[Scored]:
-        """Continue texts, or answer chats; ``how`` are ``stop``, .. of :class:`.language_model.Decoding`."""
+    def __call__(self, prompts: Any, max_new_tokens: int, **how: Any) -> Scored | ScoredTexts:
+        """Continue a text or answer a chat, or several; ``how`` is of :class:`.language_model.Decoding`."""
+        if hasattr(prompts, "columns"):
+            raise UserError("prompts are a table: give its column of prompts, as list(frame['prompt'])")
         refuse_unknown("generate", how, [field.name for field in fields(Decoding)])
+        prompts = [prompts] if (one := isinstance(prompts, str)) else list(prompts)
+        if prompts and all(isinstance(each, Mapping) for each in prompts):
+            prompts, one = [prompts], True
         texts = [self._prompt(each) for each in prompts]
         if not texts:
             raise UserError("there is no prompt: give a text, or several", "empty")
@@ -221,7 +237,8 @@ class JudgedWriter:
         written = self._write(texts, max_new_tokens, how, 0 if retries else None)
         if retries:
             self._retry(texts, written, max_new_tokens, how)
-        return [self._acted(number, generation) for number, generation in enumerate(written, 1)]
+        scored = ScoredTexts(self._acted(number, generation) for number, generation in enumerate(written, 1))
+        return scored[0] if one else scored
 
     def _prompt(self, given: Any) -> _Asked:
         """Read a prompt: a text, or the messages of a chat."""

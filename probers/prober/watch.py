@@ -158,10 +158,10 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
         self._watcher.__enter__()
         # The hooks know only the watcher, so that this object is collected as soon as it is unused.
         self._finalizer = weakref.finalize(self, self._watcher.close)
+        self._finalizer.atexit = False
 
     def __repr__(self) -> str:
         return f"StopOnScore(threshold={self.threshold:.3g}, min_tokens={self.min_tokens})"
-        self._finalizer.atexit = False
 
     @property
     def fired(self) -> np.ndarray:
