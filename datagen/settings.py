@@ -31,8 +31,7 @@ PerSplit = Annotated[
     Limits("one for each split, as {train: 1000, validation: null}", min_length=1),
 ]
 Quota = Annotated[
-    Mapping[_SplitName, Count],
-    Limits("{train: 1000, ..}, a whole number for each split", min_length=1),
+    Mapping[_SplitName, Count], Limits("{train: 1000, ..}, a whole number for each split", min_length=1)
 ]
 
 

@@ -10,6 +10,9 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import numpy as np
 
 from probers.cli.components import Component, values_of
 from probers.cli.runs import ANSWERS, RunFolder
@@ -17,14 +20,16 @@ from probers.data.corpus import load_corpus
 from probers.data.splits import Seen
 from probers.prober.io import CONFIG, locate
 from probers.prompts import AUTO, AUTO_PROMPT, PromptTemplate
-from probers.types import Question, Retriever, UserError
+from probers.types import Generation, Question, Retriever, RunError, UserError
 
-from .protocol import QueryFormulator, Trigger, as_trigger, attends, name_of, reads_states, unreadable
+from .protocol import QueryFormulator, Trigger, as_trigger, attends, name_of, reads_states
 from .remote import RemoteLM
-from .triggers.probing import Probing, ServedProbing
+from .triggers.probing import Probing
+from .triggers.rules import ServedProbing
 
 if TYPE_CHECKING:
     from probers.cli.settings import Answering
+    from probers.model.causal_lm import CausalLM
     from probers.prober.prober import Prober
 
 log = logging.getLogger(__name__)
@@ -155,6 +160,43 @@ def unserved(engine: str, trigger: Component, query: Component, server: RemoteLM
     if server is not None:
         trigger_made = None if "classifier" in trigger.options else for_engine(engine, trigger).make()
         return unreadable(server, as_trigger(trigger_made) if trigger_made else None, formulator)
+    return None
+
+
+#: Models whose attention has been read successfully.
+_READABLE: WeakSet[CausalLM | RemoteLM] = WeakSet()
+_NOTHING = np.zeros(0, dtype=np.float32)
+_ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "length")
+
+
+def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
+    """Refuse a trigger or query whose signals the model lacks; try attention on one token."""
+    if why := unreadable(lm, trigger, query):
+        raise UserError(f"{why}: choose another, or another server", "unsupported")
+    named = {f"trigger={trigger.name}": trigger, f"query={name_of(query)}": query}
+    reading = " and ".join(name for name, part in named.items() if reads_states(part))
+    if reading and not lm.spec.layers:
+        raise UserError(f"{reading} read hidden states, which a server does not hand out", "unsupported")
+    attending = " and ".join(name for name, part in named.items() if attends(part))
+    if not attending or lm in _READABLE:
+        return
+    try:
+        lm.attention_alone([_ONE_TOKEN])
+    except (RunError, UserError) as error:
+        raise UserError(f"{attending} cannot be used with this model: {error}", "unsupported") from error
+    _READABLE.add(lm)
+
+
+def unreadable(lm: Any, trigger: Trigger | None, query: Any) -> str | None:
+    """Say what a trigger or query reads that a server does not tell, as part of a sentence, or None."""
+    if trigger is not None and trigger.served and getattr(lm, "prober", None) is None:
+        return f"trigger={trigger.name} reads a server's scores, but this server has no prober"
+    named = {f"query={name_of(query)}": getattr(query, "reads_tokens", False)}
+    if trigger is not None:
+        named = {f"trigger={trigger.name}": trigger.reads_tokens, **named}
+    reading = " and ".join(name for name, reads in named.items() if reads)
+    if reading and getattr(lm, "top", None) == 0:
+        return f"{reading} read log-probabilities of tokens, but {lm.without}"
     return None
 
 

@@ -32,16 +32,7 @@ from probers.evaluation.answers import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError, count
 
-from .build import (
-    Contamination,
-    for_engine,
-    for_other,
-    loop_options,
-    remote,
-    resumed,
-    unserved,
-    with_bank,
-)
+from .build import Contamination, for_engine, for_other, loop_options, remote, resumed, unserved, with_bank
 from .comparison.outcomes import Evaluation, Outcomes, table_lines
 from .loop import RAG
 from .protocol import Trigger, as_trigger, check_counts, filter_of

@@ -22,18 +22,8 @@ from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.words.text import split_sentences
 
-from .build import make_prompt, make_query, make_retriever, make_trigger
-from .protocol import (
-    LookAhead,
-    State,
-    at_least,
-    check_counts,
-    check_readable,
-    decide,
-    decide_before,
-    filter_of,
-    name_of,
-)
+from .build import check_readable, make_prompt, make_query, make_retriever, make_trigger
+from .protocol import LookAhead, State, at_least, check_counts, decide, decide_before, filter_of, name_of
 from .traces import Answer, Listener, OpenQuestion, TraceFile
 
 if TYPE_CHECKING:

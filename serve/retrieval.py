@@ -30,7 +30,8 @@ from probers.types import Decision, Passage, ProbersError, Question, Retriever, 
 from probers.words import tokens_of
 
 from .answers import Frame, finish_reason, sse, usage
-from .protocol import ApiError, ChatRequest, Hallucination, Request, Retrieval, check_unicode
+from .http import ApiError
+from .protocol import ChatRequest, Hallucination, Request, Retrieval, check_unicode
 from .scheduler import Cancelled, Scheduler, SharedLM
 
 

@@ -37,7 +37,7 @@ from probers.prober.token_scores import GrowingScores, GrowingSentences, pools_s
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
 from .continuous import ContinuousBatch, LiveText
-from .protocol import ApiError
+from .http import ApiError
 
 T = TypeVar("T")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)

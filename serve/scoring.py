@@ -22,8 +22,8 @@ from probers.prober.response import Scored, ScoredPart
 from probers.words.text import tokenize
 
 from .answers import as_json
-from .http import new_id
-from .protocol import ApiError, Id, Message, Strict
+from .http import ApiError, new_id
+from .protocol import Id, Message, Strict
 
 #: Scores the row of a text, whose fields are those of files, with ``threshold`` and ``unit``.
 Score = Callable[..., Scored]

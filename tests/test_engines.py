@@ -24,8 +24,7 @@ from probers.cli import main as cli
 from probers.cli import openai_client
 from probers.model.language_model import Sampling
 from probers.rag import RAG, triggers
-from probers.rag.build import remote
-from probers.rag.protocol import check_readable
+from probers.rag.build import check_readable, remote
 from probers.rag.remote import RemoteLM
 from probers.rag.retrievers.bm25 import BM25
 from probers.rag.settings import Rag

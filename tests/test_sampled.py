@@ -16,12 +16,12 @@ from probers import CausalLM
 from probers.cli.components import Component
 from probers.datagen.labels.cot import BY_ENTROPY
 from probers.rag import triggers as rules
-from probers.rag.build import unserved
+from probers.rag.build import check_readable, unserved
 from probers.rag.comparison.outcomes import Outcomes
 from probers.rag.comparison.shared_generations import GenerationCache, SharedRAG
 from probers.rag.comparison.trajectories import record, tune
 from probers.rag.loop import RAG
-from probers.rag.protocol import UNANSWERED, check_readable
+from probers.rag.protocol import UNANSWERED
 from probers.rag.queries import AnswerQuery
 from probers.rag.triggers import Eigenscore, LexicalSimilarity, SelfConsistency, SemanticEntropy, Verbalised
 from probers.store.store import FeatureStore

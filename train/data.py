@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from probers.heads import ProbeHead, head_name
 from probers.model.recorder import as_places
 from probers.options import shown
+from probers.prober.domain import Domain
 from probers.store.joined import Stored
 from probers.store.spec import BesideSpec, FeatureSpec, parse_layers, places_for, ranges
 from probers.types import Beside, Site, UserError
@@ -231,3 +232,28 @@ def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
         why = "the embedding output, which is trained as a control anyway"
         raise UserError(f"layer=0 is {why}: choose from 1 to {spec.model.layers}", code="layers")
     return spec.select(wanted).layers
+
+
+#: Largest number of training rows used to fit a domain, evenly spaced.
+_MOST_ROWS = 8192
+
+
+def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tuple[Domain, np.ndarray]:
+    """Fit the domain of the training states, with a limit that a ``rate`` of validation texts exceeds.
+
+    Also returns the distance (texts,) of every text: the mean over its rows, which are tokens or one.
+    """
+    index = dataset.places([place for column in columns for place in column.places])
+    text_of, splits = dataset.examples.text_of, dataset.examples.rows
+    training = np.flatnonzero(np.isin(text_of, splits["train"]))
+    training = training[np.linspace(0, len(training) - 1, min(len(training), _MOST_ROWS)).astype(int)]
+
+    def states(rows: np.ndarray) -> Iterator[Tensor]:
+        for part in torch.from_numpy(rows).split(CHUNK):
+            yield dataset.states[part][:, index].float()
+
+    domain = Domain.fit(lambda: states(training), rate)
+    each = np.concatenate([domain(part).numpy() for part in states(np.arange(len(text_of)))])
+    distances = np.bincount(text_of, each) / np.bincount(text_of)
+    surprise, validation = dataset.examples.surprise, splits["validation"]
+    return domain.within(distances[validation], None if surprise is None else surprise[validation]), distances

@@ -34,17 +34,7 @@ from probers.words.thinking import part_of, position_of
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
 from ..settings import OfJudged
-from .base import (
-    JOURNAL,
-    TOO_LONG,
-    Corpus,
-    Inputs,
-    ReadsArticles,
-    Source,
-    component_of,
-    state,
-    unit_for,
-)
+from .base import JOURNAL, TOO_LONG, Corpus, Inputs, ReadsArticles, Source, component_of, state, unit_for
 from .rows import Examples, MarkedRows
 
 log = logging.getLogger(__name__)

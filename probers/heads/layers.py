@@ -11,16 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import UserError
-from .base import (
-    Dropout,
-    Linear,
-    Memory,
-    Norm,
-    ProbeHead,
-    Standardise,
-    StandardisedHead,
-    weight_generators,
-)
+from .base import Dropout, Linear, Memory, Norm, ProbeHead, Standardise, StandardisedHead, weight_generators
 from .single import normed
 
 

@@ -366,3 +366,17 @@ class HeadsTap(ExitStack):
             reduce = partial(lookback_ratios, prompts=prompts, written=written)
         numbers = [reduce(tap.take().weights()) for tap in self._taps]
         return torch.cat([of_layer.to(numbers[0].device) for of_layer in numbers], dim=-1)[:, :, None]
+
+
+def check_capped(config: Any, attn: str | None) -> None:
+    """Refuse sdpa for a model that caps its attention scores (UserError).
+
+    Up to transformers 5.20 it is the default of such models, and silently leaves their scores uncapped.
+    """
+    if attn == "sdpa" and caps(config):
+        raise UserError("attn=sdpa leaves out this model's cap on attention scores: use eager", "unsupported")
+
+
+def caps(config: Any) -> bool:
+    """Tell whether a model caps its attention scores."""
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None

@@ -170,3 +170,10 @@ def _middle(before: Tensor, attention: _Call, calls: Sequence[_Call]) -> nn.Modu
         if call.given is not None and torch.allclose(call.given, expected, rtol=1e-2, atol=scale):
             return call.module
     return None
+
+
+def context_length(config: Any) -> int | None:
+    """Return the largest number of tokens a model can read, where its configuration has it."""
+    names = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
+    lengths = (getattr(config.get_text_config(), name, None) for name in names)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)

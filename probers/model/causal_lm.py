@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from functools import cached_property
 from itertools import takewhile
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ import torch
 from ..options import refuse_unknown
 from ..prompts import text_marks
 from ..store.spec import ModelSpec
-from ..types import AttentionRows, Generation, Needs, Passages, Site, UserError
+from ..types import AttentionRows, Generation, Needs, Passages, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
-from .blocks import decoder_layers
+from .blocks import context_length, decoder_layers
 from .decode import Request, generate_batch
 from .forward import Decoder, attend_alone, read_prefixes, score_batch
 from .hidden_states import check_needs
@@ -33,7 +33,7 @@ from .language_model import (
     Stops,
     collected,
 )
-from .loading import Loading, context_length, fingerprint, load, model_source
+from .loading import Loading, fingerprint, load, model_source
 from .passages import compared, read_once
 from .pooling import PER_TOKEN
 from .recorder import tapped
@@ -171,36 +171,6 @@ class CausalLM(LanguageModel):
                 return
             yield batch
 
-    def states(
-        self, texts: Sequence[str], *, layers: Literal["all"] | int | Sequence[int] = "all",
-        pool: Literal["mean", "last", "tokens"] = "mean", site: Site = "resid_post",
-        prompts: Sequence[str] | None = None,
-    ) -> np.ndarray | list[np.ndarray]:  # fmt: skip
-        """Read texts in one pass each and return their hidden states.
-
-        Args:
-            layers: blocks after which the state is read, from 1; 0 is the embedding output. "all" leaves it
-                out.
-            pool: "mean" or "last" over the tokens of a text, or all "tokens".
-            prompts: what stands before each text, and is not pooled; None is nothing.
-
-        Returns:
-            Array (n, layers, d) in single precision; with "tokens" a list of arrays (tokens, layers, d).
-
-        Raises:
-            UserError: a layer or site that the model lacks, or a text longer than its context.
-        """
-        several = [layers] if isinstance(layers, int) else layers
-        wanted = tuple(range(1, self.num_layers + 1) if several == "all" else several)
-        if not wanted:
-            raise UserError("layers=[] names no layer: give numbers from 1, or all", "layers")
-        needs = Needs.of(wanted, site=site, pool=pool)
-        read = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
-        states = [one.state for one in read if one.state is not None]
-        if pool == "tokens":
-            return states
-        return np.stack(states) if states else np.empty((0, len(wanted), self.width), np.float32)
-
     def _generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, known: Container[int]
     ) -> Iterator[dict[int, Generation]]:
@@ -249,13 +219,14 @@ class CausalLM(LanguageModel):
         self.check(how.needs)
         once = replace(how, needs=read_once(how.needs))
         for batch in self._read_each(requests, once, known):
-            again = {
-                place: ScoreRequest(
-                    without, generation.token_ids, requests[place].name, passages=Passages(())
-                )
-                for place, generation in batch.items()
-                if generation.token_ids and (without := _without(requests[place])) is not None
-            }
+            again = {}
+            for place, generation in batch.items():
+                name, passages = requests[place].name, requests[place].passages
+                if generation.token_ids and passages is not None and passages.without is not None:
+                    request = ScoreRequest(
+                        passages.without, generation.token_ids, name, passages=Passages(())
+                    )
+                    again[place] = request
             bare = replace(once, prefix="")
             read = collected(self._read_each([*again.values()], bare, ()), len(again), None)
             others = dict(zip(again, read, strict=True))
@@ -425,7 +396,3 @@ class CausalLM(LanguageModel):
             for i in left_out
             if i not in known
         }
-
-
-def _without(request: ScoreRequest) -> str | None:
-    return None if request.passages is None else request.passages.without

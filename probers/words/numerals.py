@@ -316,11 +316,8 @@ class Grammar:
     def _room(self, value: float) -> float:
         if (room := self.language.rooms.get(str(int(value)))) is not None:
             return room
-        return (
-            0.0
-            if value < 20 or value % 10
-            else float(10 ** (len(str(int(value))) - len(str(int(value)).rstrip("0"))))
-        )
+        figures = str(int(value))
+        return 0.0 if value < 20 or value % 10 else float(10 ** (len(figures) - len(figures.rstrip("0"))))
 
     def _joined(self, tokens: Sequence[_Token]) -> list[_Token]:
         """Join digits in a row (二〇〇三), ones before tens ("fünfundzwanzig"), and a scale over its "of"."""

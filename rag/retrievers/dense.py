@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import logging
 import math
@@ -18,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from probers.checkpoints import packaged
 from probers.checksums import sealed, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import as_passages, fingerprint, passages_from
@@ -52,7 +52,6 @@ _LINKS, _EF_BUILD = 32, 128  # HNSW: links per vector, candidates while building
 _CODE = 64  # bytes of a compressed vector, at most
 _FEWEST = 1000  # fewest vectors from which cells and codes can be learnt
 _PER_CELL = 50  # vectors sampled per cell for training
-_READ = 1 << 20  # bytes at a time
 _BLOCK = 65_536  # vectors added at a time
 # Measured on one core per vector, at 20,000 and 30,000 vectors of width 384. At many times as many vectors it
 # is up to three times as much, since graphs get deeper and cells more numerous.
@@ -274,9 +273,7 @@ class Encoder:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        name, carrier = self.name, importlib.util.find_spec(CARRIER)
-        if self.model is None and carrier is not None and carrier.submodule_search_locations:
-            name = f"{carrier.submodule_search_locations[0]}/model"
+        name = str((self.model is None and packaged(CARRIER, "model")) or self.name)
         kind = {"dtype": getattr(torch, self.dtype)} if self.dtype else None
         try:
             with load_reports() as reports:
@@ -285,23 +282,15 @@ class Encoder:
                     trust_remote_code=False,
                 )  # fmt: skip
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            message = f"retriever.model={name} cannot be loaded: {first_line(error)}"
-            raise UserError(
-                f"{message}; give a sentence-transformers model's id or folder", "model"
-            ) from error
+            fix = f"{first_line(error)}; give a sentence-transformers model's id or folder"
+            raise UserError(f"retriever.model={name} cannot be loaded: {fix}", "model") from error
         rows = (line.split("|") for text in reports for line in text.splitlines())
-        missing = [name.strip() for name, *rest in rows if any("MISSING" in cell for cell in rest)]
-        if missing := [
-            weight for weight in missing if "pooler" not in weight
-        ]:  # vectors are pooled without it
-            problem = f"weights are not in its files, the first {missing[0]}"
-            raise UserError(f"retriever.model={name} lacks weights: {problem}", "model")
+        missing = (weight.strip() for weight, *cells in rows if any("MISSING" in cell for cell in cells))
+        for weight in missing:
+            if "pooler" not in weight:  # vectors are pooled without it
+                problem = f"weights are not in its files, the first {weight}"
+                raise UserError(f"retriever.model={name} lacks weights: {problem}", "model")
         return model
-
-
-def passage_text(passage: Passage) -> str:
-    """Join title and text of a passage for the encoder."""
-    return f"{passage.title} {passage.text}".strip()
 
 
 def encode_corpus(
@@ -318,7 +307,7 @@ def encode_corpus(
         file.seek(done * width * 4)
         file.truncate()
         while batch := list(islice(rest, piece)):
-            vectors = encoder.encode([passage_text(p) for p in batch], "passage")
+            vectors = encoder.encode([p.titled for p in batch], "passage")
             check_finite(vectors, encoder, [f"passage {p.id!r}, {p.title!r:.60}" for p in batch])
             file.write(blob := vectors.tobytes())
             content.update(blob)
@@ -341,14 +330,10 @@ def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) ->
 
 def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
     """Read rows, width and checksum of the vectors written so far; damage is reported."""
-    content = hashlib.sha256()
     try:
         about = unsealed(folder / _ABOUT)
-        left = about["rows"] * about["width"] * 4
-        with (folder / _VECTORS).open("rb") as file:
-            while left and (block := file.read(min(left, _READ))):
-                content.update(block)
-                left -= len(block)
+        size = about["rows"] * about["width"] * 4
+        content = hashlib.sha256(np.memmap(folder / _VECTORS, np.uint8, "r", shape=(size,)).data)
         if content.hexdigest() != about["content"]:
             raise ValueError("belongs to vectors that were altered")
         return about["rows"], about["width"], content
@@ -414,7 +399,7 @@ class Dense(Encoder):
         count = len(self.passages)
         if count < _ANNOUNCED:
             return None
-        sample = [passage_text(self.passages[i * count // _SAMPLE]) for i in range(_SAMPLE)]
+        sample = [self.passages[i * count // _SAMPLE].titled for i in range(_SAMPLE)]
         width = self.encode(sample[:1], "passage").shape[1]  # also warms the model up
         start = time.perf_counter()
         self.encode(sample, "passage")

@@ -49,8 +49,9 @@ from probers.prompts import form_with, turn_ends
 from probers.types import EndToken, ProbersError, UserError
 
 from ..answers import as_events, pieces, rounded, usage
+from ..http import ApiError
 from ..on_high import FINISH, OnHigh, headers
-from ..protocol import ApiError, Hallucination
+from ..protocol import Hallucination
 from ..scoring import FORMS, Form, scored
 from .choice import FORCED, ForeignChoice
 from .feed import Scored, ScoreFeed

@@ -17,18 +17,10 @@ from ...checksums import inputs as content_of
 from ...files import digest
 from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
-from ..records import (
-    BadLine,
-    LeftOut,
-    UnusableError,
-    check_unicode,
-    given_records,
-    hub_splits,
-    what_is_wrong,
-)
+from ..records import BadLine, LeftOut, UnusableError, check_unicode, given_records, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_field, unread_labels
 from ..splits import Splits
-from ..tables import Row, is_saved, saved_splits
+from ..tables import Row, hub_splits, is_saved, saved_splits
 from .base import OF_RETRIEVAL, SPLIT_NAMES, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
@@ -242,7 +234,7 @@ class TextSource:
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
             verdicts = tuple(m.wrong for m in one.units(unit))
             mine = (side, hash(verdicts), one.where)
-            other, verdict, where = texts.setdefault(_mark(one, unit), mine)
+            other, verdict, where = texts.setdefault(one.mark(unit), mine)
             if other != side:
                 raise UserError(
                     f"texts={self._spec} {one.where} has the text of {where} in another split "
@@ -350,14 +342,6 @@ class TextSource:
 
     def _key(self, group: int, what: str) -> int:
         return draw_key(what, self.seed, str(group))
-
-
-def _mark(one: Text, unit: Unit) -> int:
-    """Make a key of a text; one of another line that marks other parts of it is another text."""
-    before = json.dumps(one.messages) if one.messages else one.prompt or ""
-    parts = unit in ("span", "claim") or (unit == "token" and one.marked and one.outside != "right")
-    ranges = str([mark.ranges for mark in one.units(unit)]) if parts else ""
-    return draw_key("text", 0, "\n".join((*one.passages, before, one.answer, ranges)))
 
 
 #: What a reading mended or noticed: a noun that is counted, and what happened to it.
