@@ -113,7 +113,7 @@ def remote(settings: Answering) -> RemoteLM | None:
         engine, model.name, at_once=8 if at_once == "auto" else at_once, timeout=settings.engine_timeout,
         options=settings.engine_options, on_too_long=model.on_too_long,
     )  # fmt: skip
-    log.info("engine: %s, model %s (%s)", engine, model.name, lm.told)
+    log.info("engine: %s, model %s (%s)", engine, model.name, lm.description)
     if settings.prompt.name == AUTO:
         reason = "a URL does not hand out the chat template of its model"
         log.info("note: prompt=auto takes the plain form: %s", reason)
@@ -123,15 +123,17 @@ def remote(settings: Answering) -> RemoteLM | None:
 def resumed(lm: RemoteLM | None, folder: RunFolder | None) -> RemoteLM | None:
     """Keep the answers of a server in the folder of the run, which resumes with the same server only."""
     if lm is not None and folder is not None:
-        if (begun := folder.chosen.get("engine", lm.told)) != lm.told:
-            message = f"{folder.path} was begun with another server ({begun}; now {lm.told})"
+        if (begun := folder.chosen.get("engine", lm.description)) != lm.description:
+            message = f"{folder.path} was begun with another server ({begun}; now {lm.description})"
             raise UserError(f"{message}: choose another out, or overwrite=true", "mismatch")
         folder.choose("engine", begun)
         lm.keep(folder.path / ANSWERS)
     return lm
 
 
-def unserved(engine: str, trigger: Component, query: Component, server: RemoteLM | None = None) -> str | None:
+def unsupported(
+    engine: str, trigger: Component, query: Component, server: RemoteLM | None = None
+) -> str | None:
     """Say why a trigger and a query cannot be used with an engine, as part of a sentence, or None.
 
     ``server`` is the model of an engine behind a URL, once it is known what it tells.

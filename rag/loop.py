@@ -225,7 +225,7 @@ class _Rounds:
         return State(
             question, rag.lm, rag.prompt, rag.prompt.question_span(shown, question.question, written),
             written, passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
-            verdict=each.verdict, answer=answer, asked=each.asked if completed else None,
+            verdict=each.verdict, answer=answer, final=each.final if completed else None,
             budget=rag.max_new_tokens - each.accepted.tokens, answer_tokens=rag.answer_tokens,
             spend=each.counters.add, generate=rag.generate, retriever=rag.retriever,
         )  # fmt: skip

@@ -62,7 +62,7 @@ class State:
         fresh: True if the passages were fetched for the very place where this generation begins.
         verdict: the trigger's own, from before anything was written; None where it gave none.
         answer: final answer, should the generation be accepted; only for triggers with ``reads_answer``.
-        asked: generation of ``answer``, if the text ended without one; likewise.
+        final: generation of ``answer``, if the text ended without one; likewise.
         budget: tokens that may be written after the prompt.
         answer_tokens: further tokens for a final answer, if a text ends without one.
         spend: function that adds a generation requested by the trigger to the question's counters, with
@@ -81,7 +81,7 @@ class State:
     fresh: bool = False
     verdict: Decision | None = None
     answer: str | None = None
-    asked: Generation | None = None
+    final: Generation | None = None
     budget: int = 64
     answer_tokens: int = 0
     spend: Callable[..., None] = lambda generation, **how: None

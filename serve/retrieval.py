@@ -253,7 +253,7 @@ class Answering:
         """Describe the round's text with the records of its tokens."""
         text = self._lm.last
         event: dict[str, Any] = {"type": "draft", "text": done.text, "offsets": done.tokens}
-        if text is None or (count := text.row.kept) != len(done.tokens):
+        if text is None or (count := text.row.length) != len(done.tokens):
             return event
         event |= {"entropies": text.entropies[:count], "logprobs": text.logprobs[:count]}
         if self._assess is not None:

@@ -111,8 +111,8 @@ class ScoredText(LiveText):
     def recorded(self, tokenizer: Any, needs: Needs) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""
         states: dict[Feature, np.ndarray] = {}
-        if self.row.kept and self.vectors:
-            stacked = torch.stack(self.vectors[: self.row.kept]).cpu().numpy()
+        if self.row.length and self.vectors:
+            stacked = torch.stack(self.vectors[: self.row.length]).cpu().numpy()
             for feature in needs.features:
                 states[feature] = stacked if feature.pool in PER_TOKEN else pool_tokens(stacked, feature.pool)
         return self.generation(tokenizer, needs, states)
@@ -144,7 +144,7 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     @property
-    def asked(self) -> int:
+    def pending(self) -> int:
         """Number of submitted texts that are not finished."""
         return len(self._open)
 

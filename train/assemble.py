@@ -200,7 +200,7 @@ def score_everything(
             if not isinstance(x, Padded):
                 logits = head(x[:, index].float()).double()
             elif head.causal:
-                logits = head(x.states[:, :, index].float(), x.mask, x.own)[x.own].double()
+                logits = head(x.states[:, :, index].float(), x.mask, x.judged)[x.judged].double()
             else:
                 logits = head(x.states[:, :, index].float(), x.mask).double()
             margins.append(logits[..., WRONG] - logits[..., CORRECT])

@@ -65,12 +65,12 @@ class Column(NamedTuple):
 class Padded(NamedTuple):
     """States (n, T, columns, d) of n texts' tokens, padded with zeros; mask (n, T) is true at tokens.
 
-    ``own`` (n, T) is true at the tokens that are judged; the others are read before them.
+    ``judged`` (n, T) is true at the tokens that are judged; the others are read before them.
     """
 
     states: Tensor
     mask: Tensor
-    own: Tensor
+    judged: Tensor
 
 
 class StoreStates:
@@ -121,11 +121,12 @@ class TokenStates:
         # A tensor of one number would be taken for the number.
         chosen = np.arange(len(self._members))[rows.numpy() if isinstance(rows, Tensor) else rows]
         windows = [self._windows[i] for i in chosen]
-        own = [np.isin(rows, self._members[i], kind="sort") for i, rows in zip(chosen, windows, strict=True)]
+        pairs = zip(chosen, windows, strict=True)
+        masks = [np.isin(window, self._members[i], kind="sort") for i, window in pairs]
         sizes = list(map(len, windows))
         states = self._states[torch.from_numpy(np.concatenate(windows))].split(sizes)
         mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-        judged = pad_sequence(list(map(torch.from_numpy, own)), batch_first=True)
+        judged = pad_sequence(list(map(torch.from_numpy, masks)), batch_first=True)
         return Padded(pad_sequence(states, batch_first=True), mask, judged)
 
 

@@ -126,8 +126,8 @@ class GroundingJudge(Judge):
         """Score the labelled sentences of the validation texts: labels, scores and groups, (n,) each."""
         seen, texts = self._bank.seen, []
         for one in TextSource(str(self.validation)).all():
-            asked = one.asked or one.answer
-            if one.passages and (seen is None or seen.side(one.dataset, one.group, asked) != "train"):
+            question = one.question or one.answer
+            if one.passages and (seen is None or seen.side(one.dataset, one.group, question) != "train"):
                 texts.append(one)
         if not texts:
             message = f"judge.validation={self.validation} has no text with passages that the prober"

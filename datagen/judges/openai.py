@@ -135,7 +135,7 @@ class OpenAIJudge(Judge):
         calls, budget = self.calls, self.calls.budget
         by = f", {count(calls.estimated, 'call')} by an estimate" if calls.estimated else ""
         lines = [
-            f"judge {self.model}: {count(calls.sent, 'call')}, {calls.kept:,} more from {REPLIES}; "
+            f"judge {self.model}: {count(calls.sent, 'call')}, {calls.replayed:,} more from {REPLIES}; "
             f"{budget.tokens:,} tokens in all{by}"
         ]
         if self.problems:

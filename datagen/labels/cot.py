@@ -112,7 +112,7 @@ class Questions(Corpus, OfCot, Source):
         # Labels by entropy are exact match until all entropies are known.
         right = parse_label("em" if by_entropy else self.label, self.acc, matcher)
         if matcher is not None:
-            log.info("%s", matcher.told())
+            log.info("%s", matcher.described())
         source = self.questions
         if isinstance(source, str):
             path = {} if source in PARTS["questions"] else {"path": source}

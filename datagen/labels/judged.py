@@ -113,7 +113,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         recognise = self.recogniser_in(language)
         matcher = load_matcher(options)
         matcher = matcher if language.english else matcher.in_language(language)
-        log.info("%s", matcher.told())
+        log.info("%s", matcher.described())
         position = {"span": "entity", "answer": position_of(self.reads)}.get(unit, unit)
         self.keep(topics=topics, recognise=recognise, matcher=matcher, example_unit=unit, position=position)
         named = (options.matcher.options["aliases"], options.matcher.options["vectors"])

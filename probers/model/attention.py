@@ -48,21 +48,21 @@ _TAP = "probers_tap"
 
 
 class _TapName(str):
-    """Name of the tap that also equals the name of the block's ``own`` attention function.
+    """Name of the tap that also equals the name of the block's ``replaced`` attention function.
 
     Families compare that name to decide what they hand over (DeepSeek V3.2: the mask of its selected tokens).
     """
 
-    own: str
+    replaced: str
     __hash__ = str.__hash__  # by which the tap is looked up
 
-    def __new__(cls, own: str) -> _TapName:
+    def __new__(cls, replaced: str) -> _TapName:
         name = super().__new__(cls, _TAP)
-        name.own = own
+        name.replaced = replaced
         return name
 
     def __eq__(self, other: object) -> bool:
-        return other == self.own or str.__eq__(self, other)
+        return other == self.replaced or str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

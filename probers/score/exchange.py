@@ -133,7 +133,9 @@ def calibrated(
     wrong, scores = _columns(sides["validation"])
     chosen = rule.choose(wrong, scores, np.array([span.group for span in sides["validation"]]))
     members = {side: [one for one in texts if one.split == side] for side in sides}
-    seen = {side: [(t.dataset, t.group, t.asked or t.answer) for t in own] for side, own in members.items()}
+    seen = {
+        side: [(t.dataset, t.group, t.question or t.answer) for t in texts] for side, texts in members.items()
+    }
     bank = replace(
         bank, calibration=fit_calibration("platt", wrong, scores), threshold=chosen.value,
         promise=chosen.promise, seen=Seen.of(seen),

@@ -136,7 +136,7 @@ class EntityMatcher:
             there |= {"wordnet": False, "acronym": False, "alias": bool(self.aliases)}
         return tuple(stage for stage in self.stages if there.get(stage, True))
 
-    def told(self) -> str:
+    def described(self) -> str:
         """List the active stages, and the inactive ones with the reason, in one line."""
         missing = [stage for stage in self.stages if stage not in self.active]
         why = {stage: stage for stage in STAGES}

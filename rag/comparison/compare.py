@@ -192,7 +192,7 @@ def plan_of(
     contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
     draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
     choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
-    judged = [] if matcher is None else [f"Of match: {matcher.told()}."]
+    judged = [] if matcher is None else [f"Of match: {matcher.described()}."]
     notes = [*contamination.notes(choice.questions), *notes, *left_out, *judged, *choice.notes()]
     for method in methods:
         method.trigger.check_questions(choice.questions)

@@ -17,7 +17,7 @@ from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Pool, Retriever, UserError
 from probers.words import EntityMatcher
 
-from ..build import for_engine, for_other, loop_options, named_part, unserved, with_bank
+from ..build import for_engine, for_other, loop_options, named_part, unsupported, with_bank
 from ..loop import RAG
 from ..protocol import TRAINED, QueryFormulator, Trigger, as_trigger, filter_of, name_of, uncounted
 from ..triggers.rules import Random
@@ -210,7 +210,7 @@ class Selection:
                 continue
             trigger, searches = _part("trigger", entry), _own_retriever(entry)
             searched = retriever if searches is None else searches.kind
-            why = unserved(self.engine, trigger, _part("query", entry), server)
+            why = unsupported(self.engine, trigger, _part("query", entry), server)
             why = why or uncounted(trigger.kind, searched)
             if why is not None:
                 names.remove(name)

@@ -17,7 +17,7 @@ from probers.progress import Whole
 from probers.types import SPLITS, Needs, Passage, Question, Retriever, UserError
 
 from ..build import Contamination
-from ..traces import own
+from ..traces import questions_of
 from ..triggers.rules import Never
 from . import workload
 from .curves import REPLAY, index, record_all, rerun_all
@@ -195,7 +195,7 @@ class Plan:
         if closed is None:
             notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
             closed = Method("never", Never(), rag.query)
-        questions = own(self.choice.questions, part)
+        questions = questions_of(self.choice.questions, part)
         tunes = any(m.tunable or m.calibrated for m in methods) and not (out / THRESHOLDS).exists()
         work = workload.Workload.of(
             methods, len(questions), tuned_on=len(self._tuned_on) if tunes else 0, reference=closed.name,

@@ -91,7 +91,7 @@ class Text:
         return self.prompt or ""
 
     @property
-    def asked(self) -> str:
+    def question(self) -> str:
         """The prompt, or the last message of a chat."""
         return str(self.messages[-1]["content"]) if self.messages else self.prompt or ""
 
@@ -169,7 +169,7 @@ def read_text(record: Any, where: str) -> Text:
     if rest not in ("right", "unknown"):
         raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
     read = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}
-    marks = {name: found for name, (found, _) in read.items()}
+    marks = {name: mark for name, (mark, _) in read.items()}
     for name in ("spans", "sentences"):
         _check_overlap(marks[name], name)
     if record.get("helps") not in (None, -1, 0, 1):

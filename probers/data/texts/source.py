@@ -182,7 +182,7 @@ class TextSource:
         """Name the group of a text that does not say its own."""
         if self._layout == "statements" and not self._alone:
             return opening(one.answer)
-        return digest(one.answer if self._alone else one.asked or one.answer)
+        return digest(one.answer if self._alone else one.question or one.answer)
 
     def lines(self) -> list[str]:
         """Return lines about what was left out, moved or dropped in the last reading."""

@@ -178,7 +178,7 @@ class VllmLM(CausalLM):
         """Take texts out of the batch with their records, unless these are dropped."""
         if not texts:
             return
-        ended = {text.request: None if dropped else text.kept for text in texts}
+        ended = {text.request: None if dropped else text.length for text in texts}
         recorded = self._call("probers_take", ended)
         for text in texts:
             text.recorded = recorded.get(text.request)
@@ -205,7 +205,7 @@ class _Text:
 
     def take(self, tokens: Sequence[int]) -> None:
         if self.row is None:
-            self._forwarded = self.kept
+            self._forwarded = self.length
             return
         self._forwarded = len(self.row.ids)
         for token in tokens:
@@ -218,26 +218,26 @@ class _Text:
         return self._pooled and self.row is not None and self.row.stop is None
 
     @property
-    def kept(self) -> int:
-        return len(self.tokens or ()) if self.row is None else self.row.kept
+    def length(self) -> int:
+        return len(self.tokens or ()) if self.row is None else self.row.length
 
     @property
     def over(self) -> bool:
         if self.row is None:
             return self._forwarded > 0
-        return self.row.stop is not None and (not self._last or self._forwarded >= self.row.kept)
+        return self.row.stop is not None and (not self._last or self._forwarded >= self.row.length)
 
     def generation(self, tokenizer: Any) -> Generation:
         """Build the text's generation from its records (RunError: a NaN or infinite state or logit)."""
         assert self.recorded is not None
-        scores, kept = self.recorded.scores, self.kept
+        scores, length = self.recorded.scores, self.length
         written = "generated token {} of {}" if self.row is not None else "token {} of the continuation of {}"
         if self.recorded.broken is not None:
             feature, token, layer = self.recorded.broken
             raise broken_state(feature, layer, written.format(token, self.prompt.name))
         for token in (~np.isfinite(scores).all(axis=0)).nonzero()[0].tolist():
             raise broken_logits(written.format(token, self.prompt.name))
-        ids = self.tokens if self.row is None else self.row.ids[:kept]
+        ids = self.tokens if self.row is None else self.row.ids[:length]
         stop = "length" if self.row is None else self.row.stop
         return self.prompt.continued(
             tokenizer, ids or (), scores if self.needs.top else scores[:2], stop=stop or "length",
