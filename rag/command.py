@@ -281,11 +281,8 @@ def _known(settings: Rag, source: QuestionSource) -> Question:
         known = open_questions(source, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
     question = next((q for q in known if q.question == text), Question("question", text))
     if not question.answers and any(typed.partition("=")[0] == "questions" for typed in settings._typed):
-        why = (
-            f"it is not among them ({count(len(known), 'question')})"
-            if local
-            else "it is not downloaded for one"
-        )
+        among = f"it is not among them ({count(len(known), 'question')})"
+        why = among if local else "it is not downloaded for one"
         log.info("note: questions=%s says nothing of this question: %s", source.name, why)
     return question
 

@@ -280,9 +280,8 @@ class RAG:
             ("trigger", '"entropy", or a prober'),
         ):
             if vars(self)[name] is None:
-                raise UserError(
-                    f"RAG(lm, passages=.., trigger=..) lacks {name}: give {form}", "missing-value"
-                )
+                problem = f"RAG(lm, passages=.., trigger=..) lacks {name}"
+                raise UserError(f"{problem}: give {form}", "missing-value")
         for name, least in _LEAST.items():
             at_least(name, vars(self)[name], least)
         self.passages = make_retriever(self.passages)

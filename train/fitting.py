@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,8 @@ def fit(
         raise UserError(f"{message}: use probers-train", "unsupported")
     if out is None:
         _refuse_files(settings, method_of(component))
-    opened = [
-        store if isinstance(store, FeatureStore) else FeatureStore.open(store, checksums=settings.checksums)
-        for store in listed(stores)
-    ]
+    read = partial(FeatureStore.open, checksums=settings.checksums)
+    opened = [store if isinstance(store, FeatureStore) else read(store) for store in listed(stores)]
     if not opened:
         raise UserError("stores=[] names no store: give one, or several", "missing-value")
     paths = [str(store.path) for store in opened]

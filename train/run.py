@@ -93,9 +93,8 @@ class Plan:
             raise UserError("matrix and test are of whole trainings: leave part and launch out", "conflict")
         stores = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
         alone = {str(store.path): Sources.of([store], *how) for store in stores}
-        request = SplitRequest(
-            settings.split, settings.train_on, settings.test_on, settings.seed, subject.label
-        )
+        sides = (settings.split, settings.train_on, settings.test_on)
+        request = SplitRequest(*sides, settings.seed, subject.label)
         dataset = Dataset.load(sources.stores, subject.layer, request, sources.beside)
         fitting.check_spans(marked=dataset.examples.inside is not None)
         dataset = method.prepare(dataset, sources.stores)

@@ -105,11 +105,8 @@ def pairs(a: Mapping[str, Judged], b: Mapping[str, Judged], names: Sequence[str]
         if one.answer != other.answer:
             message = f"{names[1]} {other.where}: {shown(id_)} has another answer in {names[0]} {one.where}"
             raise UserError(f"{message}: give verdicts on the same answers", "mismatch")
-        paired += [
-            Pair(id_, part, one.group, code, other.verdicts[part])
-            for part, code in one.verdicts.items()
-            if part in other.verdicts
-        ]
+        both = {part: code for part, code in one.verdicts.items() if part in other.verdicts}
+        paired += [Pair(id_, part, one.group, code, other.verdicts[part]) for part, code in both.items()]
     return paired
 
 

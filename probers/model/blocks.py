@@ -122,12 +122,8 @@ def _find_parts(model: Any) -> list[BlockParts]:
         before_hook = module.register_forward_pre_hook(before, with_kwargs=True)
         return [before_hook, module.register_forward_hook(after)]
 
-    handles = [
-        handle
-        for index, block in enumerate(blocks)
-        for name, module in block.named_modules()
-        for handle in listen(index, name, module)
-    ]
+    modules = ((i, *named) for i, block in enumerate(blocks) for named in block.named_modules())
+    handles = [handle for module in modules for handle in listen(*module)]
     try:
         ids = torch.arange(_PROBE, device=model.device)[None]
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)

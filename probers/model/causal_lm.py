@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -127,9 +127,7 @@ class CausalLM(LanguageModel):
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
         """Return the folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
-        source, revision = model_source(
-            name, revision, gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
-        )
+        source, revision = model_source(name, revision, how)
         return source, load(source, revision, how)
 
     def forget(self) -> None:
@@ -230,10 +228,7 @@ class CausalLM(LanguageModel):
             bare = replace(once, prefix="")
             read = collected(self._read_each([*again.values()], bare, ()), len(again), None)
             others = dict(zip(again, read, strict=True))
-            yield {
-                place: compared(generation, others.get(place), how.needs)
-                for place, generation in batch.items()
-            }
+            yield {i: compared(made, others.get(i), how.needs) for i, made in batch.items()}
 
     def _read_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, known: Container[int]
@@ -381,18 +376,14 @@ class CausalLM(LanguageModel):
         """Fit the prompts into the context with ``more``; those left out have no tokens but a text."""
         if self.context is None:
             return encoded, {}
-        fitting = [
-            fit_context(self.tokenizer, p, n, self.context, self.on_too_long, what.format(n))
-            for p, n in zip(encoded, more, strict=True)
-        ]
+        fit = partial(fit_context, self.tokenizer)
+        how = (self.context, self.on_too_long)
+        fitting = [fit(p, n, *how, what.format(n)) for p, n in zip(encoded, more, strict=True)]
         left_out = [i for i, prompt in enumerate(fitting) if not prompt.ids]
         if left_out:
             names = ", ".join(fitting[i].name for i in left_out[:5])
             names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
-        nothing = np.zeros((2, 0), dtype=np.float32)
-        return fitting, {
-            i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
-            for i in left_out
-            if i not in known
-        }
+        empty = (self.tokenizer, (), np.zeros((2, 0), dtype=np.float32))
+        new = [i for i in left_out if i not in known]
+        return fitting, {i: encoded[i].continued(*empty, stop="skipped", needs=needs) for i in new}

@@ -146,14 +146,11 @@ class Loading:
         return loaded
 
 
-def model_source(
-    name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path | None = None,
-    pickles: bool = False,
-) -> tuple[str, str | None]:  # fmt: skip
+def model_source(name: str, revision: str | None, how: Any) -> tuple[str, str | None]:
     """Find the folder or hub id of a model, and its revision there; a GGUF file is de-quantised.
 
-    UserError for a folder that holds no whole model, and for a misspelt name of a model that needs no
-    download; ``pickles`` says that pickled weights will do.
+    ``how`` has ``gguf``, ``cache`` and ``use_safetensors`` as :class:`Loading`. UserError for a folder that
+    holds no whole model, and for a misspelt name of a model that needs no download.
     """
     if name.startswith("~"):
         name = str(Path(name).expanduser())
@@ -161,10 +158,10 @@ def model_source(
         from ..testbed.assets import model_path
 
         return str(model_path()), revision
-    if (file := checkpoints.locate(name, gguf, revision)) is not None:
-        return str(dequantised(file, Path(cache or cache_folder("models"))).absolute()), None
+    if (file := checkpoints.locate(name, how.gguf, revision)) is not None:
+        return str(dequantised(file, Path(how.cache or cache_folder("models"))).absolute()), None
     if (folder := Path(name)).is_dir():
-        if problem := checkpoints.problem_of(folder, pickles=pickles):
+        if problem := checkpoints.problem_of(folder, pickles=not how.use_safetensors):
             raise UserError(f"model={name} is not a whole model: {problem}", "model")
     elif folder.is_file():
         raise UserError(f"model={name} is a file: give its folder, or a GGUF file", "no-file")

@@ -210,11 +210,8 @@ class GrowingPool:
         """Find (row, token, layer's place) of the first committed state that is NaN or infinite."""
         if not self._finite or bool(torch.cat([good.flatten() for *_, good in self._finite]).all()):
             return None
-        row, place, layer = min(
-            (listed[i], place, layer)
-            for place, listed, good in self._finite
-            for i, layer in (~good).nonzero().tolist()
-        )
+        bad = ((place, listed, (~good).nonzero().tolist()) for place, listed, good in self._finite)
+        row, place, layer = min((listed[i], place, k) for place, listed, found in bad for i, k in found)
         return row, max(0, place - self._more), layer
 
     def value(self, row: int, length: int) -> np.ndarray | None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from ..checksums import Journal
@@ -116,10 +117,8 @@ def assessed_each(
 ) -> Iterator[dict[int, Response | None]]:  # fmt: skip
     """Read texts and assess them; yield responses by place, batch by batch, None for one too long."""
     for batch in lm.score_each(requests, Scoring(text_needs(prober)), known=known):
-        yield {
-            place: _assessed(prober, assess, written, requests[place]) if written.token_ids else None
-            for place, written in batch.items()
-        }
+        read = partial(_assessed, prober, assess)
+        yield {i: read(made, requests[i]) if made.token_ids else None for i, made in batch.items()}
 
 
 def _assessed(prober: Bank, assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:

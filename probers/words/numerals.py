@@ -277,9 +277,8 @@ class Grammar:
                     return None
                 parts = larger
             else:
-                if previous and (
-                    not 0 < value < parts[-1][1] or (token.kind == "d" and not _is_large(previous))
-                ):
+                small = token.kind == "d" and previous and not _is_large(previous)
+                if previous and (small or not 0 < value < parts[-1][1]):
                     return None
                 if previous and self._is_short(previous, token, linked=linked, last=i == len(joined) - 1):
                     value *= previous.value / 10
@@ -371,13 +370,9 @@ def in_figures(text: str, language: Language) -> str:
     paired: str | None = None  # first half of "nineteen eighty-four"
     for start in grammar(language).starts(text):
         numeral = read(text, start) if start >= behind else None
-        if (
-            numeral is None
-            or not numeral.written
-            or numeral.about
-            or numeral.value % 1
-            or not 0 <= numeral.value < 1e4
-        ):
+        if numeral is None or not numeral.written or numeral.about:
+            continue
+        if numeral.value % 1 or not 0 <= numeral.value < 1e4:
             continue
         if numeral.lone and text[start : numeral.end].lower() in language.articles:
             continue

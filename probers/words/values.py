@@ -343,10 +343,8 @@ def _number_and_unit(text: str, money: str, language: Language) -> Number | None
     if glued or (not known and grammar(language).uncertain(rest)):
         return None
     unit = known or rest.strip(" .-").lower()
-    if (
-        any(map(str.isdigit, unit.replace("m2", "").replace("m3", "")))
-        or len(unit.split()) > _MOST_UNIT_WORDS
-    ):
+    figures = any(map(str.isdigit, unit.replace("m2", "").replace("m3", "")))
+    if figures or len(unit.split()) > _MOST_UNIT_WORDS:
         return None
     if not rest.strip() and numeral.lone and not numeral.written:
         return None

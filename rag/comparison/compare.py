@@ -211,10 +211,8 @@ def _record(
     """Collect the configuration of a call in plain values; a folder resumes with the same one only."""
     kinds = (str, bool, int, float, list, Mapping)
     plain = {name: value for name, value in options.items() if value is None or isinstance(value, kinds)}
-    methods = {
-        m.name: {**m.trigger.record, "trigger": m.trigger.name, "query": name_of(m.query)}
-        for m in plan.methods
-    }
+    parts = {m.name: {"trigger": m.trigger.name, "query": name_of(m.query)} for m in plan.methods}
+    methods = {m.name: {**m.trigger.record, **parts[m.name]} for m in plan.methods}
     files = others.files if isinstance(others, QuestionSource) else ()
     return plain | {
         "model": str(lm.spec), "prompt": plan.terms.loop["prompt"].fingerprint, "compared": methods,

@@ -253,11 +253,8 @@ def _page(
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     """Find triggers that never or always fired, so that these questions do not test them."""
     retrieved = {name: run.cost("retrievals") > 0 for name, run in runs.items() if not run.method.untested}
-    return {
-        name: "always fired" if fired.all() else "never fired"
-        for name, fired in retrieved.items()
-        if fired.all() == fired.any()
-    }
+    alike = {name: bool(fired.all()) for name, fired in retrieved.items() if fired.all() == fired.any()}
+    return {name: "always fired" if fired else "never fired" for name, fired in alike.items()}
 
 
 def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[str]:
@@ -323,11 +320,8 @@ def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
     table = {kind: run.table[figure][[k == kind for k in kinds]] for kind in (*order, *sorted(set(kinds)))}
-    return {
-        k: {figure: float(values.mean()), "n": len(values)}
-        for k, values in table.items()
-        if k and len(values)
-    }
+    known = {kind: values for kind, values in table.items() if kind and len(values)}
+    return {k: {figure: float(values.mean()), "n": len(values)} for k, values in known.items()}
 
 
 def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:

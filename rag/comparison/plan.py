@@ -238,11 +238,8 @@ class Plan:
         triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
         if not triggers:
             return {}
-        tunable, split, questions = (
-            [m.name for m in methods if m.tunable],
-            self.choice.tuned_on,
-            self._tuned_on,
-        )
+        tunable = [m.name for m in methods if m.tunable]
+        split, questions = self.choice.tuned_on, self._tuned_on
         begun.bar.stage(workload.THRESHOLDS)
         tuned = tune_once(file, begun.rag, triggers, questions, self.terms.right, self.terms.rule)
         if tuned and tunable:
@@ -273,9 +270,8 @@ class Plan:
             if method.matched and match is not None:
                 rate = float(done[match].cost("retrievals").mean())
                 method = method.with_options(rate=rate)
-                notes.append(
-                    f"The budget of {method.name} is matched to {match}: {rate:.3f} retrievals per question."
-                )
+                budget = f"{rate:.3f} retrievals per question"
+                notes.append(f"The budget of {method.name} is matched to {match}: {budget}.")
             elif method.matched and wanted is not None:
                 notes.append(f"The budget of {method.name} is its own rate: {wanted} was not run.")
             begun.bar.stage(method.name)

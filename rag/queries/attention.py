@@ -260,11 +260,8 @@ class CIOQF(AttentionQuery):
             return [], np.zeros(0)
         begin = generation.offsets[hits[0]][0] if generation.offsets else 0
         written = state.partial + generation.text[:begin]
-        documents = [
-            state.question.question,
-            *(written[a:b] for a, b in split_sentences(written)),
-            *(p.text for p in state.passages),
-        ]
+        sentences = (written[a:b] for a, b in split_sentences(written))
+        documents = [state.question.question, *sentences, *(p.text for p in state.passages)]
         attention = np.array([row[list(w.columns)].sum(dtype=np.float64) for w in words])
         cosines = self._cosines(words, [w for w in context if w.of_question], generation, state)
         terms = {

@@ -131,10 +131,8 @@ class Neighbours:
         else:
             _, rows = self._index.search(queries, min(len(self._vectors), max(100, 10 * k)))
             return [self._exact(q, near[near >= 0], k) for q, near in zip(queries, rows, strict=True)]
-        return [
-            [(int(row), float(score)) for row, score in zip(*pair, strict=True) if row >= 0]
-            for pair in zip(rows, scores, strict=True)
-        ]
+        pairs = (zip(*each, strict=True) for each in zip(rows.tolist(), scores.tolist(), strict=True))
+        return [[(row, score) for row, score in each if row >= 0] for each in pairs]
 
     def _exact(self, query: np.ndarray, rows: np.ndarray, k: int) -> list[tuple[int, float]]:
         rows = np.sort(rows)

@@ -71,9 +71,7 @@ class Stacking(Method):
                 f"reads {', '.join(bank.spec.feature.beside)}": bool(bank.spec.beside),
             }
             if bank.label != subject.label:
-                message = (
-                    f"head.probers: {name} learned label={bank.label}, and this is label={subject.label}"
-                )
+                message = f"head.probers: {name} learned label={bank.label}, this is label={subject.label}"
                 raise UserError(f"{message}: give probers of one label, and that label", "mismatch")
             if reason := next((text for text, applies in reasons.items() if applies), None):
                 message = f"head.probers: the head of {name} {reason}, and a stack scores tokens"

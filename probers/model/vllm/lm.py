@@ -73,9 +73,7 @@ class VllmLM(CausalLM):
         for option in ("device_map", "quantization", "attn", "adapter"):
             if getattr(how, option) is not None:
                 raise UserError(f"model.{option} needs engine=transformers: leave it out", "unsupported")
-        source, revision = model_source(
-            name, revision, gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
-        )
+        source, revision = model_source(name, revision, how)
         empty, tokenizer = load_empty(source, revision, how)
         given: dict[str, Any] = {
             "model": source, "dtype": str(empty.dtype).removeprefix("torch."),
