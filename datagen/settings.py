@@ -270,10 +270,8 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        drawn = {
-            "cot": ("samples", self.samples),
-            "judged": ("answers_per_prompt", self.answers_per_prompt - 1),
-        }
+        more = self.answers_per_prompt - 1
+        drawn = {"cot": ("samples", self.samples), "judged": ("answers_per_prompt", more)}
         option, draws = drawn.get(self.source, ("", 1))
         unread = {} if draws else {"temperature": f"{option}={getattr(self, option)} draws nothing"}
         if self.source == "judged" and self.judge.options.get("passages") == 0:

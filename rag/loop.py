@@ -153,9 +153,8 @@ class _Rounds:
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
         limits = [a.limit(budget, rag.prompt.ends) for (_, a), budget in zip(group, budgets, strict=True)]
         open_, needs = [each for each, _ in group], _NOTHING if reading else rag.needs
-        generations = self._generate(
-            open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs
-        )
+        texts = [each.accepted.text for each in open_]
+        generations = self._generate(open_, texts, limits, stop=stop, needs=needs)
         for each, budget, limit, generation in zip(open_, budgets, limits, generations, strict=True):
             early = generation.stop == "length" and limit < budget
             early |= generation.stop == "stop" and over is not None and over(generation.text)

@@ -95,9 +95,8 @@ class LiveText:
         length = self.row.length
         scores = np.array([self.logprobs[:length], self.entropies[:length]], dtype=np.float32)
         stop, prompt = self.row.stop or "length", self.request.prompt
-        return prompt.continued(
-            tokenizer, self.row.ids[:length], scores, stop=stop, needs=needs, states=states
-        )
+        ids = self.row.ids[:length]
+        return prompt.continued(tokenizer, ids, scores, stop=stop, needs=needs, states=states)
 
     def accept(self, token: int, scores: Sequence[float], top: list[tuple[int, float]]) -> None:
         """Take the next token with its log-probability and entropy."""

@@ -325,10 +325,9 @@ def replay(recorded: Replay) -> dict[str, Any]:
     if recorded.trigger == "flare" or recorded.options.get("scope") == "sentence":
         reduce = np.max if {"max", "paper"} & set(trigger.record.values()) else np.mean
         parts = sentences(written)[1 if recorded.fresh else 0 :]
-        judged = [
-            {"start": part.start, "end": part.end, "score": float(reduce(values[list(part.tokens)]))}
-            for part in parts
-        ]
+        scores = (float(reduce(values[list(part.tokens)])) for part in parts)
+        places = zip(parts, scores, strict=True)
+        judged = [{"start": part.start, "end": part.end, "score": score} for part, score in places]
     judged = [part | {"fires": part["score"] > decision.threshold} for part in judged]
     hits = [tokens_of(recorded.offsets, part["start"], part["end"]) for part in judged if part["fires"]]
     nothing = probing and recorded.score is None and bool(recorded.offsets)

@@ -288,9 +288,8 @@ def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndar
             fix = "where it hardly helps, trigger=never is the best: no head is needed"
         else:
             fix = "take more questions (limit)"
-        raise UserError(
-            f"label=helps needs {FEWEST} of either to learn from, and {counts}; {fix}", code="labels"
-        )
+        problem = f"label=helps needs {FEWEST} of either to learn from, and {counts}"
+        raise UserError(f"{problem}; {fix}", code="labels")
     return known
 
 

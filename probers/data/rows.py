@@ -84,9 +84,8 @@ def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(
-            f"the columns have different lengths ({sizes}): give each one value per row", "mismatch"
-        )
+        problem = f"the columns have different lengths ({sizes})"
+        raise UserError(f"{problem}: give each one value per row", "mismatch")
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -110,14 +109,12 @@ def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
     """
     for field, column in columns.items():
         if field not in FIELDS:
-            raise UserError(
-                f"columns: texts have no field {shown(field)}{nearest(field, FIELDS)}", "unknown-key"
-            )
+            hint = nearest(field, FIELDS)
+            raise UserError(f"columns: texts have no field {shown(field)}{hint}", "unknown-key")
         if column not in record:
             message = f"columns: {field} is said to be {shown(column)}, which is no column"
-            raise UserError(
-                f"{message}{nearest(column, record)}: there are {', '.join(record)}", "unknown-key"
-            )
+            hint = nearest(column, record)
+            raise UserError(f"{message}{hint}: there are {', '.join(record)}", "unknown-key")
     taken = set(columns.values())
     rest = {name: value for name, value in record.items() if name not in taken and name not in columns}
     return rest | {field: record[column] for field, column in columns.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -166,9 +167,8 @@ class SequenceHead(StandardisedHead):
         self.drop = Dropout(streams, _DROPOUT)
         self.embed = Linear(generators, layers * width, size)
         self.mark = nn.Parameter(torch.zeros(heads, size)) if marker else None
-        self.stack = nn.ModuleList(
-            _Block(streams, generators, (size, attention_heads, window), place) for place in range(blocks)
-        )
+        block = partial(_Block, streams, generators, (size, attention_heads, window))
+        self.stack = nn.ModuleList(map(block, range(blocks)))
         self.norm = Norm(heads, size)
         self.linear = Linear(generators, size, 2)
 

@@ -221,10 +221,8 @@ class CausalLM(LanguageModel):
             for place, generation in batch.items():
                 name, passages = requests[place].name, requests[place].passages
                 if generation.token_ids and passages is not None and passages.without is not None:
-                    request = ScoreRequest(
-                        passages.without, generation.token_ids, name, passages=Passages(())
-                    )
-                    again[place] = request
+                    texts = (passages.without, generation.token_ids)
+                    again[place] = ScoreRequest(*texts, name, passages=Passages(()))
             bare = replace(once, prefix="")
             read = collected(self._read_each([*again.values()], bare, ()), len(again), None)
             others = dict(zip(again, read, strict=True))

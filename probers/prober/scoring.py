@@ -162,10 +162,8 @@ def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, Response | No
 
 
 def _records(responses: Mapping[int, Response | None], texts: Sequence[Text]) -> list[dict[str, Any]]:
-    return [
-        {"place": place, "id": texts[place].id, "hallucination": each and each.wire()}
-        for place, each in responses.items()
-    ]
+    wired = {place: each and each.wire() for place, each in responses.items()}
+    return [{"place": i, "id": texts[i].id, "hallucination": response} for i, response in wired.items()]
 
 
 #: What is done with a text whose score is above the threshold.

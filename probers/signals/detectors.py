@@ -58,10 +58,8 @@ class Detectors:
         prompts = [Prompt(one.prompt, one.dataset, self.max_new_tokens, one.name) for one in answers]
         drawn = draw(lm.generate, prompts, self.how, self.prompt, layer=middle_layer(lm.spec.layers))
         bare = self.prompt.bare(lm)
-        truth, confidence = (
-            [bare.question(question_of(form, one.question, one.answer)) for one in answers]
-            for form in (P_TRUE, VERBALISED)
-        )
+        pairs = [(one.question, one.answer) for one in answers]
+        truth, confidence = ([bare.question(question_of(f, *p)) for p in pairs] for f in (P_TRUE, VERBALISED))
         trues = [judged.chance for judged in p_true(lm, truth, names=names)]
         stated, replies = verbalised(lm.generate, confidence, bare.turn_ends, names=names)
         return [self._row(*each) for each in zip(answers, drawn, trues, stated, replies, strict=True)]

@@ -110,12 +110,9 @@ class Grammar:
         figures = rf"(?=[\d¼-¾⅐-⅞]){whole}{power}(?:\s?(?P<vulgar>[¼-¾⅐-⅞]))?(?<=[\d¼-¾⅐-⅞])(?![.,]?\d)"
         token = f"{ratio}|{figures}|(?P<word>{either(self._words)})"
         rough, edge = either(language.unread), r"(?<!\w)" if language.spaced else ""
-        self._rough = regex.compile(
-            rf"{edge}(?:{rough})(?!\w)" if language.spaced else rough, regex.IGNORECASE
-        )
-        self._token, self._start = (
-            regex.compile(f"{before}(?:{token})", regex.IGNORECASE) for before in ("", edge)
-        )
+        rough = rf"{edge}(?:{rough})(?!\w)" if language.spaced else rough
+        forms = (rough, f"(?:{token})", f"{edge}(?:{token})")
+        self._rough, self._token, self._start = (regex.compile(form, regex.IGNORECASE) for form in forms)
 
     def starts(self, text: str) -> Iterator[int]:
         """List the places of a text where a number may begin, words within words excepted."""

@@ -89,10 +89,8 @@ def record_all(
 
 def index(recorded: Sequence[QueryTrajectory], out: Path) -> None:
     """Write a part's index of recorded answers."""
-    entries = [
-        {"file": f"{each.name}.json", "methods": list(each.methods), "triggers": each.trajectory.triggers}
-        for each in recorded
-    ]
+    parts = ((each.name, list(each.methods), each.trajectory.triggers) for each in recorded)
+    entries = [{"file": f"{n}.json", "methods": methods, "triggers": names} for n, methods, names in parts]
     write_text(out / _INDEX, sealed({"recorded": entries}))
 
 
@@ -108,10 +106,9 @@ def _join(
         if entry is None or not set(triggers) <= set(entry["triggers"]):
             return
         for each in _recorded(run, entry["file"])["questions"]:
-            steps[each["id"]] = [
-                {**step, "scores": {name: step["scores"][name] for name in triggers}}
-                for step in each["steps"]
-            ]
+            scores = ({name: step["scores"][name] for name in triggers} for step in each["steps"])
+            pairs = zip(each["steps"], scores, strict=True)
+            steps[each["id"]] = [{**step, "scores": of_triggers} for step, of_triggers in pairs]
     write_text(file, sealed({"questions": [{"id": q.id, "steps": steps[q.id]} for q in questions]}))
 
 
@@ -266,9 +263,8 @@ class Rerun:
         curve: dict[str, Any] = {"option": setting.option, "own": setting.configured, "value": values}
         curve["retrievals"] = [each.mean_retrievals for each in ordered]
         if all(each.read_known for each in ordered):
-            curve |= {
-                name: [float(each.cost(name)[each.scored].mean()) for each in ordered] for name in TOKENS
-            }
+            means = ([float(each.cost(name)[each.scored].mean()) for each in ordered] for name in TOKENS)
+            curve |= dict(zip(TOKENS, means, strict=True))
             # A trigger that never fires may still cost tokens: text in pieces, or more texts drawn.
             limits = setting.option == "max_retrievals"
             curve["priced"] = [each is not self.reference or limits for each in ordered]

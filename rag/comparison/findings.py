@@ -81,9 +81,7 @@ class Comparison:
     @property
     def lines(self) -> list[str]:
         """Lines of the table on the terminal."""
-        return table_lines(
-            self.results["methods"], self.results["random_at_budget"], self.results["headline"]
-        )
+        return table_lines(*(self.results[key] for key in ("methods", "random_at_budget", "headline")))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -103,10 +101,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         key = self.results["headline"]
-        methods = ", ".join(
-            name if entry[key] is None else f"{name} {entry[key]:.3f}"
-            for name, entry in self.results["methods"].items()
-        )
+        values = {name: entry[key] for name, entry in self.results["methods"].items()}
+        methods = ", ".join(name if v is None else f"{name} {v:.3f}" for name, v in values.items())
         return f"Comparison({count(self.results['n'], 'question')}; {key}: {methods})"
 
     def __str__(self) -> str:

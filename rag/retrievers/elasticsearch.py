@@ -190,9 +190,8 @@ class Elasticsearch:
             message = "retriever.existing=true searches an index without a corpus, and passages are given"
             raise UserError(f"{message}: leave one out", "conflict")
         if self.existing and not self.index:
-            raise UserError(
-                "retriever.existing=true needs the index's name as retriever.index", "missing-value"
-            )
+            problem = "retriever.existing=true needs the index's name as retriever.index"
+            raise UserError(problem, "missing-value")
 
     @property
     def _words(self) -> int:

@@ -258,9 +258,8 @@ class LlmJudge(Trigger):
         form = states[0].prompt.bare(states[0].lm)
         prompts = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
         names = [state.question.id for state in states]
-        replies = states[0].generate(
-            prompts, max_new_tokens=self.max_new_tokens, stop=form.turn_ends, names=names
-        )
+        most, generate = self.max_new_tokens, states[0].generate
+        replies = generate(prompts, max_new_tokens=most, stop=form.turn_ends, names=names)
         for reply, state in zip(replies, states, strict=True):
             state.spend(reply)
         words = [re.findall(r"\b(yes|no)\b", reply.text, re.IGNORECASE) for reply in replies]

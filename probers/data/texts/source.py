@@ -274,10 +274,8 @@ class TextSource:
             message = "too few for three splits: give group; by default texts of one prompt are one group"
             raise UserError(f"texts={self._spec} has {count(groups, 'group')}, {message}", "labels")
         survey = self._drawn(reading)
-        ignored = [
-            f"column {name} is not read: name the column of labels by wrong={name!r}"
-            for name in unread_labels(columns)
-        ]
+        unread = "column {0} is not read: name the column of labels by wrong={0!r}"
+        ignored = list(map(unread.format, unread_labels(columns)))
         form = "passages" if forms["passages"] else AS_GIVEN if forms[AS_GIVEN] else MESSAGES
         known = tuple(name for name in OF_RETRIEVAL if name in columns)
         return replace(survey, form=form, notes=(*survey.notes, *ignored), columns=known)
@@ -324,9 +322,8 @@ class TextSource:
             return where, []
         upto = int(_VALIDATION * 2**64)
         where = {g: 1 if side == 0 and self._key(g, "valid") < upto else side for g, side in where.items()}
-        return where, [
-            f"no validation split: {_VALIDATION:.0%} of the training groups, drawn by seed, are it"
-        ]
+        note = f"{_VALIDATION:.0%} of the training groups, drawn by seed, are it"
+        return where, [f"no validation split: {note}"]
 
     def _limited(self, reading: _Reading) -> set[int] | None:
         """Draw the groups that a limit leaves, one at least; None without a limit."""
