@@ -99,8 +99,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         unit = self._unit()
         topics, files = self._topics()
         judge = component_of("judge", self.judge) if isinstance(self.judge, (str, Component)) else None
-        settings = {} if judge is None else judge.options
-        if settings.get("passages"):
+        given = {} if judge is None else judge.options
+        if given.get("passages"):
             files += self.corpus_files
         elif judge and judge.target.endswith("ArticleJudge") and not any(t.reference for t in topics):
             message = "judge=article compares with articles, and no prompt has one"
@@ -120,7 +120,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         record = wordnet_found(options) | {"language": language.code} | self.articles_read
         if not isinstance(self.prompts, (str, Path, type(None))):
             record["prompts_read"] = digest(repr([(topic.id, topic.prompt, topic.title) for topic in topics]))
-        return Inputs([*files, *_files(settings), *filter(None, named)], record)
+        return Inputs([*files, *_files(given), *filter(None, named)], record)
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         super().begin(lm, needs, folder)

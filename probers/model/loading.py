@@ -321,10 +321,10 @@ def weights_fingerprint(source: str, model: Any) -> str:
     changes the weights and is added. Weights of a GGUF file have that file's fingerprint.
     """
     quantized: Any = getattr(model.config, "quantization_config", None)
-    settings = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
+    described = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
     folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
-    if settings.get("quant_method") == "gguf":  # loaded by transformers itself
-        gguf = folder / str(settings.get("gguf_file"))
+    if described.get("quant_method") == "gguf":  # loaded by transformers itself
+        gguf = folder / str(described.get("gguf_file"))
         if not gguf.is_file() and not folder.is_dir():
             from huggingface_hub import try_to_load_from_cache
 
@@ -339,7 +339,7 @@ def weights_fingerprint(source: str, model: Any) -> str:
         files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
         name = sampled(sorted(files), about=config.encode())
     if quantized is not None:
-        name += f"+{digest(json.dumps(settings, sort_keys=True, default=str), 6)}"
+        name += f"+{digest(json.dumps(described, sort_keys=True, default=str), 6)}"
     return name
 
 

@@ -216,8 +216,8 @@ class Encoder:
         state = repr(model.tokenizer)
         if (backend := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
             # Without its last padding and truncation.
-            settings = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-            state = json.dumps(settings, sort_keys=True)
+            plain = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+            state = json.dumps(plain, sort_keys=True)
         digest.update(state.encode())
         prompt = model.prompts.get("document") if self.passage_prefix is None else self.passage_prefix
         digest.update(repr((model.max_seq_length, prompt, self.brackets, self._compared)).encode())

@@ -59,8 +59,8 @@ class Recipe:
     fields: str
 
     @classmethod
-    def of(cls, passages: Sequence[Passage], **settings: Any) -> Recipe:
-        return cls(corpus=fingerprint(passages), **settings)
+    def of(cls, passages: Sequence[Passage], **options: Any) -> Recipe:
+        return cls(corpus=fingerprint(passages), **options)
 
     def record(self, version: int = 4) -> dict[str, Any]:
         """Return what an index of a version keeps of its recipe."""
@@ -216,7 +216,7 @@ class ServerIndex:
         analyzer = WHITESPACE if self.recipe.analyzer == WORD else self.recipe.analyzer
         text = {"type": "text", "analyzer": analyzer, "similarity": "probers"}
         copies: dict[str, Any] = {"number_of_replicas": self.replicas}
-        settings = {
+        layout = {
             "number_of_shards": self.shards, "refresh_interval": "-1",
             **({"auto_expand_replicas": "0-1"} if self.replicas == "auto" else copies),
             "similarity": {"probers": {"type": "BM25", "k1": self.recipe.k1, "b": self.recipe.b}},
@@ -226,7 +226,7 @@ class ServerIndex:
             "properties": {"n": {"type": "integer"}, **dict.fromkeys(self.recipe.searched, text)},
         }  # fmt: skip
         try:
-            body = {"settings": settings, "mappings": mappings}
+            body = {"settings": layout, "mappings": mappings}
             self.server.ask(self.server.client.indices.create, index=index, body=body)
         except ProbersError as error:
             if "resource_already_exists_exception" not in str(error):

@@ -152,7 +152,7 @@ class VllmLM(CausalLM):
         from vllm.sampling_params import RequestOutputKind
 
         for text in texts:
-            settings = SamplingParams(
+            sampling = SamplingParams(
                 max_tokens=1 if text.row is None else text.row.limit + 1, temperature=0.0, ignore_eos=True,
                 detokenize=False, output_kind=RequestOutputKind.DELTA,
                 # The cache has no states, so a text whose states are read must not come from it.
@@ -160,7 +160,7 @@ class VllmLM(CausalLM):
             )  # fmt: skip
             whole = TokensPrompt(prompt_token_ids=[*text.prompt.ids, *(text.tokens or ())])
             name = f"probers-{next(self._names)}"
-            text.request = self._engine.add_request(name, whole, settings)
+            text.request = self._engine.add_request(name, whole, sampling)
             self._running[name] = text
         begun = {t.request: TextRecord(t.needs, len(t.prompt.ids) - 1, t.tokens) for t in texts}
         self._call("probers_begin", begun)
