@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..files import canonical_json, read_json
+from ..progress import warn_once
 from ..prompts import AS_GIVEN, MESSAGES, PromptTemplate, form_name
 from ..types import OF_PASSAGES, Passage, UserError
 from .components import Component, choices
@@ -316,7 +316,7 @@ def check_form(trained: str, prompt: PromptTemplate) -> None:
     """
     if trained in (AS_GIVEN, MESSAGES):
         through = "through the model's chat template" if prompt.chat else "without a chat template"
-        _warn(
+        warn_once(
             f"the prober was trained on {form_name(trained)}, and this loop asks by prompt={prompt.name}, "
             f"{through}: its scores hold as far as both look alike"
         )
@@ -328,8 +328,3 @@ def check_form(trained: str, prompt: PromptTemplate) -> None:
         fix = f"give {form}" if name and name != prompt.name else "give the prompt options of its labels"
         message = f"the prober was trained on answers to {form}, but the loop asks by {now}"
         raise UserError(f"{message}: {fix}, or make labels and prober again with {now}", "mismatch")
-
-
-@cache
-def _warn(message: str) -> None:
-    log.warning(message)

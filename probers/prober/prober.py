@@ -7,10 +7,8 @@ theta = -threshold). Heads of single tokens score each token, and a span by its 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +21,7 @@ from ..data.records import BadLine
 from ..data.splits import Seen
 from ..data.texts import TextSource
 from ..heads import Memory, ProbeHead, head_name
+from ..progress import warn_once
 from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from ..model.causal_lm import CausalLM
     from .assessment import Unit
     from .watch import Scores, StopOnScore
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,7 +146,7 @@ class Prober(ModelHubMixin):
         message = f"the prober {trained.against(model)}"
         if self.allow_other:
             of = "threshold and calibration are of the former"
-            return _warn(f"warning: {message} (allow_other=true): {of}")
+            return warn_once(f"warning: {message} (allow_other=true): {of}")
         remedy = "takes another quantization of the same model"
         if trained.same_weights(model):
             remedy = "takes it, though its scores and threshold may be off"
@@ -392,9 +389,3 @@ class Prober(ModelHubMixin):
 
 #: Name of the class up to version 0.2.
 ProbeBank = Prober
-
-
-@cache
-def _warn(message: str) -> None:
-    """Log a warning, once."""
-    log.warning(message)
