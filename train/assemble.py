@@ -22,7 +22,7 @@ from probers.prober.figures import BARE, EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
 from probers.prober.prober import Prober
 from probers.prober.token_scores import Aggregate, aggregate
 from probers.signals import SIGNALS
-from probers.signals.retrieval import KNOWN, known_of
+from probers.signals.rarity import KNOWN, known_of
 from probers.store.files import COLUMNS
 from probers.types import RunError
 

@@ -25,13 +25,12 @@ from probers.store.store import FeatureStore
 from probers.types import UserError, count
 
 from . import sweeps
-from .assemble import Trained, assemble
-from .data import Dataset
+from .assemble import Detector, Trained, assemble
+from .data import Dataset, fit_pointer
 from .evaluate import Evaluator, summarise
 from .examples import Examples, SplitRequest
 from .heads import Task, build, joins_layers, of_tasks, part_tasks
 from .methods import Method, Subject, class_of, method_of
-from .methods.pointing import fit_pointer
 from .plots import write_plots
 from .report import Origin, compare_runs, use_command, write_card
 from .settings import Assembling, Fitting, Stores, Train, taken
@@ -235,8 +234,8 @@ def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -
     trained = assemble(fitted, plan.dataset, choice, refuse=method.refuse)
     trained = replace(trained, notes=[*plan.notes, *trained.notes])
     if plan.passages is not None:
-        pointer, detector = fit_pointer(plan.passages, plan.dataset.examples)
-        bank = replace(trained.bank, pointer=pointer)
+        pointer, shares, about = fit_pointer(plan.passages, plan.dataset.examples)
+        bank, detector = replace(trained.bank, pointer=pointer), Detector("pointer", shares, about)
         trained = replace(trained, bank=bank, controls=[*trained.controls, detector])
     trained, dataset = method.complete(trained, fitted, plan.dataset, out)
     of_sizes = partial(sweeps.of_sizes, seed=method.fitting.seed, controls=plan.sized)

@@ -18,7 +18,7 @@ import numpy as np
 from ..evaluation.baselines import logistic_regression, weighted_sums
 from ..options import check_record, shown
 from ..signals import SIGNALS
-from ..signals.retrieval import KNOWN
+from ..signals.rarity import KNOWN
 from ..types import RunError, UserError
 
 
