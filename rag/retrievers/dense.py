@@ -165,8 +165,7 @@ class Encoder:
         similarity: "cosine", "dot", or "auto" for the model's own.
         max_tokens: length at which texts are cut off; None is the model's limit.
         device: "cpu", "cuda" or another; None chooses the best available.
-        dtype: number format to compute in: "float32", "bfloat16" or "float16"; None is that of the saved
-            model.
+        dtype: number format to compute in: "float32", "bfloat16" or "float16"; None is the saved model's.
         batch_size: texts encoded at a time; None is 8 on a CPU, 64 elsewhere.
     """
 
@@ -188,8 +187,7 @@ class Encoder:
             if (number := getattr(self, name)) is not None:
                 at_least(f"retriever.{name}", number)
         one_of("retriever.similarity", self.similarity, "auto", "cosine", "dot")
-        if self.dtype is not None:
-            one_of("retriever.dtype", self.dtype, "float32", "float16", "bfloat16")
+        one_of("retriever.dtype", self.dtype or "float32", "float32", "float16", "bfloat16")
         if self.brackets and (self.query_prefix or self.passage_prefix):
             raise UserError("retriever.brackets=true takes no prefixes: leave them null", "conflict")
         self.name = self.model or DEFAULT
@@ -273,21 +271,18 @@ class Encoder:
 
         name = str((self.model is None and packaged(CARRIER, "model")) or self.name)
         kind = {"dtype": getattr(torch, self.dtype)} if self.dtype else None
+        options: dict[str, Any] = {"revision": self.revision, "device": self.device, "model_kwargs": kind}
         try:
             with load_reports() as reports:
-                model = SentenceTransformer(
-                    name, revision=self.revision, device=self.device, model_kwargs=kind,
-                    trust_remote_code=False,
-                )  # fmt: skip
+                model = SentenceTransformer(name, **options, trust_remote_code=False)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             fix = f"{first_line(error)}; give a sentence-transformers model's id or folder"
             raise UserError(f"retriever.model={name} cannot be loaded: {fix}", "model") from error
         rows = (line.split("|") for text in reports for line in text.splitlines())
         missing = (weight.strip() for weight, *cells in rows if any("MISSING" in cell for cell in cells))
-        for weight in missing:
-            if "pooler" not in weight:  # vectors are pooled without it
-                problem = f"weights are not in its files, the first {weight}"
-                raise UserError(f"retriever.model={name} lacks weights: {problem}", "model")
+        if weight := next((each for each in missing if "pooler" not in each), ""):  # pooled without it
+            problem = f"weights are not in its files, the first {weight}"
+            raise UserError(f"retriever.model={name} lacks weights: {problem}", "model")
         return model
 
 
