@@ -26,13 +26,10 @@ from probers.types import Site, Unit, UserError
 from probers.words.thinking import Part
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
-PerSplit = Annotated[
-    Mapping[_SplitName, Count | None],
-    Limits("one for each split, as {train: 1000, validation: null}", min_length=1),
-]
-Quota = Annotated[
-    Mapping[_SplitName, Count], Limits("{train: 1000, ..}, a whole number for each split", min_length=1)
-]
+_OfEach = Limits("one for each split, as {train: 1000, validation: null}", min_length=1)
+PerSplit = Annotated[Mapping[_SplitName, Count | None], _OfEach]
+_Whole = Limits("{train: 1000, ..}, a whole number for each split", min_length=1)
+Quota = Annotated[Mapping[_SplitName, Count], _Whole]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,10 +64,8 @@ def reason(error: Exception, source: str, revision: str | None, *, pickles: bool
 
     text, problem = str(error), first_line(error)
     if "trust_remote_code" in text:
-        problem = (
-            "it comes with code of its own, which can do anything on this machine: read it, and allow it"
-        )
-        return f"{problem} with model.trust_remote_code=true"
+        problem = "it comes with code of its own, which can do anything on this machine"
+        return f"{problem}: read it, and allow it with model.trust_remote_code=true"
     if "backend tokenizer" in text:
         return f"it has no tokenizer that transformers can read ({problem.rstrip(': ')})"
     if isinstance(error, KeyError):
@@ -106,9 +104,8 @@ def mismatch(
         other = f"{count(len(shapes), 'weight')} of another shape than {_CONFIG} says, the first"
         return f"{other} {name} of {list(there)} in place of {list(wanted)}"
     first = next((name for name in expected if name in missing), min(missing))
-    problem = (
-        f"{len(missing):,} of its {count(len(expected), 'weight')} are not in its files, the first {first}"
-    )
+    lacking = f"{len(missing):,} of its {count(len(expected), 'weight')}"
+    problem = f"{lacking} are not in its files, the first {first}"
     if not extra and len(missing) == len(expected):
         return f"{problem}: there are none at all, so copy or download the files again"
     begin = sorted({n.partition(".")[0] + "." for n in extra or set(expected) - set(missing)})

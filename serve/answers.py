@@ -62,10 +62,8 @@ def pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _longest(value: Mapping[str, Any]) -> int:
     """Return the length of the longest list of tokens."""
     inside = [_longest(each) for each in value.values() if isinstance(each, Mapping)]
-    lists = [
-        len(each) for name, each in value.items() if name in _PER_TOKEN and isinstance(each, list | tuple)
-    ]
-    return max((*inside, *lists), default=0)
+    lists = (each for name, each in value.items() if name in _PER_TOKEN)
+    return max((*inside, *(len(each) for each in lists if isinstance(each, list | tuple))), default=0)
 
 
 def _cut(value: Mapping[str, Any], part: slice, *, alone: bool) -> dict[str, Any]:

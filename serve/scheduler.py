@@ -169,10 +169,8 @@ class Scheduler:
             if self.error is not None:
                 raise self.error
             if len(texts) > self._most:
-                message = (
-                    f"the request is for {len(texts)} texts, and this server takes {self._most} at a time"
-                )
-                raise ApiError(400, f"{message}: ask for fewer", "n")
+                most = f"this server takes {self._most} at a time: ask for fewer"
+                raise ApiError(400, f"the request is for {len(texts)} texts, and {most}", "n")
             over = len(self._open) + len(texts) - self._most
             if self._ending or over > 0:
                 retry = self._seconds_until(max(over, 1))

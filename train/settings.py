@@ -18,11 +18,8 @@ Loss = Literal["ce", "double_softmax", "span_max", "span_max_all"]
 SPAN_LOSSES: tuple[Loss, ...] = ("span_max", "span_max_all")
 Balance = Literal["none", "weights", "sampling"]
 #: Layers of a prober: all or a range, one, or a list.
-Layers = (
-    Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\d{1,4})$")]
-    | Natural
-    | list[Natural]
-)
+_Range = Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\d{1,4})$")]
+Layers = _Range | Natural | list[Natural]
 
 
 Part_ = TypeVar("Part_")

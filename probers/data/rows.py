@@ -67,9 +67,8 @@ def records_of(
         row = {field: row} if isinstance(row, str) and field else row
         if not isinstance(row, Mapping):
             noun = "row" if field in (None, "answer") else field
-            message = (
-                f"{noun} {number} must be a dictionary with {needs[-2]} and {needs[-1]}, found {shown(row)}"
-            )
+            wanted = f"a dictionary with {needs[-2]} and {needs[-1]}"
+            message = f"{noun} {number} must be {wanted}, found {shown(row)}"
             layout = ", ".join(f"{name!r}: .." for name in needs)
             raise UserError(f"{message}: give [{{{layout}}}, ..]")
         records.append({str(name): _plain(value) for name, value in row.items()})
@@ -132,9 +131,8 @@ def lacking(field: str, names: Collection[str]) -> str:
     """Describe a missing field: the columns that are there, and the mapping that probably mends it."""
     message = f"no field {field!r} among the columns {', '.join(map(str, names)) or '(none)'}"
     if (column := alias_of(field, names)) is not None:
-        return (
-            f"{message}: if {column} holds it, give {field}={column!r} (texts.columns={{{field}: {column}}})"
-        )
+        mapping = f"texts.columns={{{field}: {column}}}"
+        return f"{message}: if {column} holds it, give {field}={column!r} ({mapping})"
     if field == "wrong" and (opposite := [name for name in names if name.lower() in _OPPOSITE]):
         return f"{message}: {opposite[0]} says the opposite, so give its negation as wrong"
     return f"{message}: rename the column that holds it to {field!r}, or map it (texts.columns)"

@@ -82,10 +82,8 @@ class Stops:
             if each == "":
                 raise UserError("a stop string is empty; leave it out or give its text")
             if not isinstance(each, (str, EndToken, SentenceEnd)) and not callable(each):
-                problem = (
-                    f"stop={each!r} is neither a text, an EndToken, a SentenceEnd nor a function of the text"
-                )
-                raise UserError(problem)
+                kinds = "neither a text, an EndToken, a SentenceEnd nor a function of the text"
+                raise UserError(f"stop={each!r} is {kinds}")
         eos = eos.union(each.id for each in stop if isinstance(each, EndToken))
         strings = tuple(each for each in stop if isinstance(each, str))
         sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))

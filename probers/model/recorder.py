@@ -189,10 +189,8 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
             continue
         if feature.site == "probabilities" and not scores.shape[1]:
             continue
-        main, *beside = (
-            _probabilities(scores, part) if part.site == "probabilities" else read[part]
-            for part in _parts(feature)
-        )
+        parts = [(part, part.site == "probabilities") for part in _parts(feature)]
+        main, *beside = (_probabilities(scores, part) if last else read[part] for part, last in parts)
         places = [as_places(vector, main.shape[-1]) for vector in beside]
         states[feature] = np.concatenate([main, *places], axis=-2) if places else main
     return states

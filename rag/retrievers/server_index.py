@@ -132,17 +132,14 @@ class ServerIndex:
         else:
             strange = any(self._number(index) is None for index in indexes)
         if strange:
-            message = (
-                f"index {self.searched} ({self.server.name}) has become that of another corpus or setting"
-            )
-            raise RunError(f"{message}: start again", "changed")
+            problem = "has become that of another corpus or setting: start again"
+            raise RunError(f"index {self.searched} ({self.server.name}) {problem}", "changed")
 
     def _there(self) -> dict[str, Any]:
         """Return all indexes with our names as the server knows them; refuse those of others."""
         names = ",".join([self._old, self.name, f"{self.name}-*"])
-        there: dict[str, Any] = self.server.ask(
-            self.server.client.indices.get, index=names, ignore_unavailable=True
-        )
+        get = self.server.client.indices.get
+        there: dict[str, Any] = self.server.ask(get, index=names, ignore_unavailable=True)
         for name, index in there.items():
             if not _made_of(index):
                 message = f"index {name} was not made by probers and is left alone"
@@ -294,11 +291,9 @@ class ServerIndex:
                 raise
             if len(left) == 1:
                 name, size = self.passages[left[0].row].id, len(left[0].lines)
-                message = (
-                    f"{self.server.name} takes no request of {size:,} bytes (HTTP 413), as passage {name!r}"
-                )
+                message = f"{self.server.name} takes no request of {size:,} bytes (HTTP 413)"
                 remedy = "pass passage_words=100 to cut passages, or raise its http.max_content_length"
-                raise UserError(f"{message} needs: {remedy}", "too-long") from None
+                raise UserError(f"{message}, as passage {name!r} needs: {remedy}", "too-long") from None
             half = len(left) // 2
             return [*refused, *self._send(index, left[:half]), *self._send(index, left[half:])]
         return refused
