@@ -211,7 +211,7 @@ class GrowingPool:
         if not self._finite or bool(torch.cat([good.flatten() for *_, good in self._finite]).all()):
             return None
         bad = ((place, listed, (~good).nonzero().tolist()) for place, listed, good in self._finite)
-        row, place, layer = min((listed[i], place, k) for place, listed, found in bad for i, k in found)
+        row, place, layer = min((listed[i], place, k) for place, listed, cells in bad for i, k in cells)
         return row, max(0, place - self._more), layer
 
     def value(self, row: int, length: int) -> np.ndarray | None:
