@@ -18,18 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from peers import (
-    differing,
-    everything,
-    forwards,
-    hidden_states,
-    ours,
-    parity,
-    peak,
-    peers,
-    plain,
-    token_ids,
-)
+from peers import differing, everything, forwards, hidden_states, ours, parity, peak, peers, plain, token_ids
 from results import Results, Section, by_turns, goal, options, positive, ratios, script, spread, verdict
 from workload import build, long_prompts
 

@@ -26,14 +26,10 @@ from probers.types import Site, Unit, UserError
 from probers.words.thinking import Part
 
 _SplitName = Annotated[str, Limits(pattern="^(train|validation|test)$")]
-PerSplit = Annotated[
-    Mapping[_SplitName, Count | None],
-    Limits("one for each split, as {train: 1000, validation: null}", min_length=1),
-]
-Quota = Annotated[
-    Mapping[_SplitName, Count],
-    Limits("{train: 1000, ..}, a whole number for each split", min_length=1),
-]
+_OfEach = Limits("one for each split, as {train: 1000, validation: null}", min_length=1)
+PerSplit = Annotated[Mapping[_SplitName, Count | None], _OfEach]
+_Whole = Limits("{train: 1000, ..}, a whole number for each split", min_length=1)
+Quota = Annotated[Mapping[_SplitName, Count], _Whole]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,10 +267,8 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        drawn = {
-            "cot": ("samples", self.samples),
-            "judged": ("answers_per_prompt", self.answers_per_prompt - 1),
-        }
+        more = self.answers_per_prompt - 1
+        drawn = {"cot": ("samples", self.samples), "judged": ("answers_per_prompt", more)}
         option, draws = drawn.get(self.source, ("", 1))
         unread = {} if draws else {"temperature": f"{option}={getattr(self, option)} draws nothing"}
         if self.source == "judged" and self.judge.options.get("passages") == 0:

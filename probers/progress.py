@@ -2,13 +2,16 @@
 
 A piece of work makes a :class:`Bar`. Alone it is drawn as usual. While a :class:`Whole` runs, it is not drawn
 and moves the whole's bar instead, so that a command of many stages shows one bar, which only ever advances.
+A warning about a piece of work is logged once.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
+from functools import cache
 from typing import Any
 
 from tqdm import tqdm
@@ -18,6 +21,12 @@ _NEXT = 0.8
 _FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}, {desc}"
 
 _running: ContextVar[Whole | None] = ContextVar("running", default=None)
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning, once."""
+    logging.getLogger(__name__).warning(message)
 
 
 def running() -> bool:

@@ -20,8 +20,7 @@ from .types import EndToken, UserError, first_line
 
 #: Names that forms may have in braces.
 _FORMS = {"passage": ("i", "text"), "question_form": ("question",), "article": ("title",)}
-#: Placeholders for a text, and an answer to it, while a chat template is put around them; no real text
-#: contains them.
+#: Placeholders for a text and its answer within a chat template; no real text contains them.
 _PLACE, _ANSWER = "\ue000", "\ue001"
 #: Fields of a template that come from the model to which it is bound.
 _BOUND = ("_around", "turn_ends")

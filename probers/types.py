@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -108,6 +108,11 @@ class Passage:
     text: str
     score: float | None = None
     is_gold: bool | None = None
+
+    @property
+    def titled(self) -> str:
+        """Title and text, as retrievers read them."""
+        return f"{self.title} {self.text}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +330,11 @@ class Generation:
     attention: AttentionRows | None = None
     top: np.ndarray | None = None
     passages: PassageReading | None = None
+
+    def tokens_from(self, start: int, end: int) -> Generation:
+        """Cut out tokens [start, end), with the fields that their signals need."""
+        names = ("token_ids", "entropies", "logprobs")
+        return replace(self, **{name: getattr(self, name)[start:end] for name in names})
 
     @property
     def state(self) -> np.ndarray | None:

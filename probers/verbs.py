@@ -50,9 +50,8 @@ def fit(
     if not isinstance(data, CausalLM):
         if rows is not None:
             message = f"fit takes a model and rows, or stores alone, found {type(data).__name__} and rows"
-            raise UserError(
-                f"{message}: CausalLM.from_pretrained(name), or CausalLM(model, tokenizer) of what you hold"
-            )
+            fix = "CausalLM.from_pretrained(name), or CausalLM(model, tokenizer) of what you hold"
+            raise UserError(f"{message}: {fix}")
         return fit_stores(data, head=head, layers=layers, out=out, **options)
     if rows is None:
         raise UserError("fit(lm, rows) needs rows: texts with answer and wrong", "missing-value")

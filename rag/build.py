@@ -10,6 +10,9 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import numpy as np
 
 from probers.cli.components import Component, values_of
 from probers.cli.runs import ANSWERS, RunFolder
@@ -17,14 +20,16 @@ from probers.data.corpus import load_corpus
 from probers.data.splits import Seen
 from probers.prober.io import CONFIG, locate
 from probers.prompts import AUTO, AUTO_PROMPT, PromptTemplate
-from probers.types import Question, Retriever, UserError
+from probers.types import Generation, Question, Retriever, RunError, UserError
 
-from .protocol import QueryFormulator, Trigger, as_trigger, attends, name_of, reads_states, unreadable
+from .protocol import QueryFormulator, Trigger, as_trigger, attends, name_of, reads_states
 from .remote import RemoteLM
-from .triggers.probing import Probing, ServedProbing
+from .triggers.probing import Probing
+from .triggers.rules import ServedProbing
 
 if TYPE_CHECKING:
     from probers.cli.settings import Answering
+    from probers.model.causal_lm import CausalLM
     from probers.prober.prober import Prober
 
 log = logging.getLogger(__name__)
@@ -108,7 +113,7 @@ def remote(settings: Answering) -> RemoteLM | None:
         engine, model.name, at_once=8 if at_once == "auto" else at_once, timeout=settings.engine_timeout,
         options=settings.engine_options, on_too_long=model.on_too_long,
     )  # fmt: skip
-    log.info("engine: %s, model %s (%s)", engine, model.name, lm.told)
+    log.info("engine: %s, model %s (%s)", engine, model.name, lm.description)
     if settings.prompt.name == AUTO:
         reason = "a URL does not hand out the chat template of its model"
         log.info("note: prompt=auto takes the plain form: %s", reason)
@@ -118,15 +123,17 @@ def remote(settings: Answering) -> RemoteLM | None:
 def resumed(lm: RemoteLM | None, folder: RunFolder | None) -> RemoteLM | None:
     """Keep the answers of a server in the folder of the run, which resumes with the same server only."""
     if lm is not None and folder is not None:
-        if (begun := folder.chosen.get("engine", lm.told)) != lm.told:
-            message = f"{folder.path} was begun with another server ({begun}; now {lm.told})"
+        if (begun := folder.chosen.get("engine", lm.description)) != lm.description:
+            message = f"{folder.path} was begun with another server ({begun}; now {lm.description})"
             raise UserError(f"{message}: choose another out, or overwrite=true", "mismatch")
         folder.choose("engine", begun)
         lm.keep(folder.path / ANSWERS)
     return lm
 
 
-def unserved(engine: str, trigger: Component, query: Component, server: RemoteLM | None = None) -> str | None:
+def unsupported(
+    engine: str, trigger: Component, query: Component, server: RemoteLM | None = None
+) -> str | None:
     """Say why a trigger and a query cannot be used with an engine, as part of a sentence, or None.
 
     ``server`` is the model of an engine behind a URL, once it is known what it tells.
@@ -155,6 +162,43 @@ def unserved(engine: str, trigger: Component, query: Component, server: RemoteLM
     if server is not None:
         trigger_made = None if "classifier" in trigger.options else for_engine(engine, trigger).make()
         return unreadable(server, as_trigger(trigger_made) if trigger_made else None, formulator)
+    return None
+
+
+#: Models whose attention has been read successfully.
+_READABLE: WeakSet[CausalLM | RemoteLM] = WeakSet()
+_NOTHING = np.zeros(0, dtype=np.float32)
+_ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "length")
+
+
+def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
+    """Refuse a trigger or query whose signals the model lacks; try attention on one token."""
+    if why := unreadable(lm, trigger, query):
+        raise UserError(f"{why}: choose another, or another server", "unsupported")
+    named = {f"trigger={trigger.name}": trigger, f"query={name_of(query)}": query}
+    reading = " and ".join(name for name, part in named.items() if reads_states(part))
+    if reading and not lm.spec.layers:
+        raise UserError(f"{reading} read hidden states, which a server does not hand out", "unsupported")
+    attending = " and ".join(name for name, part in named.items() if attends(part))
+    if not attending or lm in _READABLE:
+        return
+    try:
+        lm.attention_alone([_ONE_TOKEN])
+    except (RunError, UserError) as error:
+        raise UserError(f"{attending} cannot be used with this model: {error}", "unsupported") from error
+    _READABLE.add(lm)
+
+
+def unreadable(lm: Any, trigger: Trigger | None, query: Any) -> str | None:
+    """Say what a trigger or query reads that a server does not tell, as part of a sentence, or None."""
+    if trigger is not None and trigger.served and getattr(lm, "prober", None) is None:
+        return f"trigger={trigger.name} reads a server's scores, but this server has no prober"
+    named = {f"query={name_of(query)}": getattr(query, "reads_tokens", False)}
+    if trigger is not None:
+        named = {f"trigger={trigger.name}": trigger.reads_tokens, **named}
+    reading = " and ".join(name for name, reads in named.items() if reads)
+    if reading and getattr(lm, "top", None) == 0:
+        return f"{reading} read log-probabilities of tokens, but {lm.without}"
     return None
 
 

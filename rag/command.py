@@ -32,20 +32,11 @@ from probers.evaluation.answers import exact_match
 from probers.files import canonical_json, write_text
 from probers.types import Decision, Passage, Question, Round, UserError, count
 
-from .build import (
-    Contamination,
-    for_engine,
-    for_other,
-    loop_options,
-    remote,
-    resumed,
-    unserved,
-    with_bank,
-)
+from .build import Contamination, for_engine, for_other, loop_options, remote, resumed, unsupported, with_bank
 from .comparison.outcomes import Evaluation, Outcomes, table_lines
 from .loop import RAG
 from .protocol import Trigger, as_trigger, check_counts, filter_of
-from .traces import Answer, TraceFile, join_traces, own
+from .traces import Answer, TraceFile, join_traces, questions_of
 
 if TYPE_CHECKING:
     from .settings import Rag
@@ -251,7 +242,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
             traces.unlink(missing_ok=True)
             TraceFile(traces).append(answers)
         else:
-            answers = rag.run(own(questions, part), traces, progress=name)
+            answers = rag.run(questions_of(questions, part), traces, progress=name)
     if part is not None:
         folder.finish({"trigger": name, "n": len(answers), "part": settings.part})
         log.info("wrote %s of part %s to %s", count(len(answers), "trace"), part, folder.path / _TRACES)
@@ -263,7 +254,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
 
 def _trigger(settings: Rag) -> tuple[Trigger, list[str]]:
     """Make the trigger with its prober, classifier and matcher; also name the trained parts that it reads."""
-    if why := unserved(settings.engine, settings.trigger, settings.query):
+    if why := unsupported(settings.engine, settings.trigger, settings.query):
         raise UserError(f"{why}: choose another, or engine=transformers", "unsupported")
     chosen = for_engine(settings.engine, settings.trigger)
     kind: ProberKind = getattr(chosen.kind, "prober", None) or "answers"
@@ -288,15 +279,12 @@ def _known(settings: Rag, source: QuestionSource) -> Question:
     local, known = bool(source.files) or source.name == "testbed", list[Question]()
     if local:  # no download of a whole set for one question
         known = open_questions(source, seed=settings.seed, on_bad_line=settings.on_bad_line).questions
-    asked = next((q for q in known if q.question == text), Question("question", text))
-    if not asked.answers and any(typed.partition("=")[0] == "questions" for typed in settings._typed):
-        why = (
-            f"it is not among them ({count(len(known), 'question')})"
-            if local
-            else "it is not downloaded for one"
-        )
+    question = next((q for q in known if q.question == text), Question("question", text))
+    if not question.answers and any(typed.partition("=")[0] == "questions" for typed in settings._typed):
+        among = f"it is not among them ({count(len(known), 'question')})"
+        why = among if local else "it is not downloaded for one"
         log.info("note: questions=%s says nothing of this question: %s", source.name, why)
-    return asked
+    return question
 
 
 def _many(

@@ -22,18 +22,8 @@ from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
 from probers.words.text import split_sentences
 
-from .build import make_prompt, make_query, make_retriever, make_trigger
-from .protocol import (
-    LookAhead,
-    State,
-    at_least,
-    check_counts,
-    check_readable,
-    decide,
-    decide_before,
-    filter_of,
-    name_of,
-)
+from .build import check_readable, make_prompt, make_query, make_retriever, make_trigger
+from .protocol import LookAhead, State, at_least, check_counts, decide, decide_before, filter_of, name_of
 from .traces import Answer, Listener, OpenQuestion, TraceFile
 
 if TYPE_CHECKING:
@@ -163,9 +153,8 @@ class _Rounds:
         budgets = [rag.max_new_tokens - each.accepted.tokens for each, _ in group]
         limits = [a.limit(budget, rag.prompt.ends) for (_, a), budget in zip(group, budgets, strict=True)]
         open_, needs = [each for each, _ in group], _NOTHING if reading else rag.needs
-        generations = self._generate(
-            open_, [each.accepted.text for each in open_], limits, stop=stop, needs=needs
-        )
+        texts = [each.accepted.text for each in open_]
+        generations = self._generate(open_, texts, limits, stop=stop, needs=needs)
         for each, budget, limit, generation in zip(open_, budgets, limits, generations, strict=True):
             early = generation.stop == "length" and limit < budget
             early |= generation.stop == "stop" and over is not None and over(generation.text)
@@ -235,7 +224,7 @@ class _Rounds:
         return State(
             question, rag.lm, rag.prompt, rag.prompt.question_span(shown, question.question, written),
             written, passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
-            verdict=each.verdict, answer=answer, asked=each.asked if completed else None,
+            verdict=each.verdict, answer=answer, final=each.final if completed else None,
             budget=rag.max_new_tokens - each.accepted.tokens, answer_tokens=rag.answer_tokens,
             spend=each.counters.add, generate=rag.generate, retriever=rag.retriever,
         )  # fmt: skip
@@ -290,9 +279,8 @@ class RAG:
             ("trigger", '"entropy", or a prober'),
         ):
             if vars(self)[name] is None:
-                raise UserError(
-                    f"RAG(lm, passages=.., trigger=..) lacks {name}: give {form}", "missing-value"
-                )
+                problem = f"RAG(lm, passages=.., trigger=..) lacks {name}"
+                raise UserError(f"{problem}: give {form}", "missing-value")
         for name, least in _LEAST.items():
             at_least(name, vars(self)[name], least)
         self.passages = make_retriever(self.passages)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
-from weakref import WeakSet
 
 import numpy as np
 
@@ -63,7 +62,7 @@ class State:
         fresh: True if the passages were fetched for the very place where this generation begins.
         verdict: the trigger's own, from before anything was written; None where it gave none.
         answer: final answer, should the generation be accepted; only for triggers with ``reads_answer``.
-        asked: generation of ``answer``, if the text ended without one; likewise.
+        final: generation of ``answer``, if the text ended without one; likewise.
         budget: tokens that may be written after the prompt.
         answer_tokens: further tokens for a final answer, if a text ends without one.
         spend: function that adds a generation requested by the trigger to the question's counters, with
@@ -82,7 +81,7 @@ class State:
     fresh: bool = False
     verdict: Decision | None = None
     answer: str | None = None
-    asked: Generation | None = None
+    final: Generation | None = None
     budget: int = 64
     answer_tokens: int = 0
     spend: Callable[..., None] = lambda generation, **how: None
@@ -321,43 +320,6 @@ def _without_nan(trigger: Trigger, decisions: Any, states: Sequence[State]) -> A
             message = f"trigger={trigger.name} gave NaN on question {state.question.id!r}"
             raise RunError(f"{message}: the model's states or logits are broken there", "model")
     return decisions
-
-
-#: Models whose attention has been read successfully.
-_READABLE: WeakSet[CausalLM | RemoteLM] = WeakSet()
-_NOTHING = np.zeros(0, dtype=np.float32)
-_ONE_TOKEN = Generation("", (), (), (0,), "", ((0, 0),), _NOTHING, _NOTHING, "length")
-
-
-def check_readable(lm: CausalLM | RemoteLM, trigger: Trigger, query: Any) -> None:
-    """Refuse a trigger or query whose signals the model lacks; try attention on one token."""
-    if why := unreadable(lm, trigger, query):
-        raise UserError(f"{why}: choose another, or another server", "unsupported")
-    named = {f"trigger={trigger.name}": trigger, f"query={name_of(query)}": query}
-    reading = " and ".join(name for name, part in named.items() if reads_states(part))
-    if reading and not lm.spec.layers:
-        raise UserError(f"{reading} read hidden states, which a server does not hand out", "unsupported")
-    attending = " and ".join(name for name, part in named.items() if attends(part))
-    if not attending or lm in _READABLE:
-        return
-    try:
-        lm.attention_alone([_ONE_TOKEN])
-    except (RunError, UserError) as error:
-        raise UserError(f"{attending} cannot be used with this model: {error}", "unsupported") from error
-    _READABLE.add(lm)
-
-
-def unreadable(lm: Any, trigger: Trigger | None, query: Any) -> str | None:
-    """Say what a trigger or query reads that a server does not tell, as part of a sentence, or None."""
-    if trigger is not None and trigger.served and getattr(lm, "prober", None) is None:
-        return f"trigger={trigger.name} reads a server's scores, but this server has no prober"
-    named = {f"query={name_of(query)}": getattr(query, "reads_tokens", False)}
-    if trigger is not None:
-        named = {f"trigger={trigger.name}": trigger.reads_tokens, **named}
-    reading = " and ".join(name for name, reads in named.items() if reads)
-    if reading and getattr(lm, "top", None) == 0:
-        return f"{reading} read log-probabilities of tokens, but {lm.without}"
-    return None
 
 
 def reads_states(part: Any) -> bool:

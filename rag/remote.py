@@ -112,7 +112,7 @@ class RemoteLM(LanguageModel):
         return ModelSpec(self.name, "", 0, 1, "")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Properties of the server that figures depend on, for records."""
         scores = "none" if self.prober is None else self.prober.get("name", "unnamed")
         entropies = "exact" if self.exact else f"estimated from the {self.top} likeliest tokens"

@@ -150,7 +150,7 @@ class OpenQuestion:
         written: this round's generation, from :meth:`write` to the round's end.
         cut: True if it was ended where the trigger had seen enough, and would have gone on.
         ending: announcing words and final answer that had to be appended, or "".
-        asked: that final answer as the model gave it; None if it was not asked for.
+        final: that final answer as the model gave it; None if it was not asked for.
         before_hit: the answer if the trigger fires; empty if the whole answer is discarded.
         verdict: the trigger's verdict from before anything was written.
         again: text that the next round writes if its prompt is the one just answered.
@@ -167,7 +167,7 @@ class OpenQuestion:
     written: Generation = field(init=False)
     cut: bool = False
     ending: str = ""
-    asked: Generation | None = None
+    final: Generation | None = None
     decision: Decision | None = None
     before_hit: Accepted = field(default_factory=Accepted)
     verdict: Decision | None = None
@@ -208,13 +208,13 @@ class OpenQuestion:
     def write(self, generation: Generation, *, cut: bool) -> None:
         """Begin a round with the text that the model wrote."""
         self.written, self.cut, self.query, self.again = generation, cut, None, None
-        self.ending, self.asked = "", None
+        self.ending, self.final = "", None
         self.decision, self.before_hit, self.end = None, Accepted(), None
         self.counters.add(generation)
 
     def complete(self, announcing: str, generation: Generation) -> None:
         """Append the words that announce the answer, and the answer that the model then gave."""
-        self.ending, self.asked = announcing + generation.text, generation
+        self.ending, self.final = announcing + generation.text, generation
         self.counters.add(generation, forced=True)
 
     def decide(self, decision: Decision, *, alarms: bool) -> None:
@@ -246,7 +246,7 @@ class OpenQuestion:
         """End the round: the text stays as it is and the question is answered, or nothing of it stays."""
         if self.abstains:
             return self._go_on("", Accepted())
-        more = 0 if self.asked is None else len(self.asked.token_ids)
+        more = 0 if self.final is None else len(self.final.token_ids)
         self._go_on(self.stays, Accepted(self.text + self.ending, self.tokens + more))
         if self.ending:
             self._record(self.ending, self.ending)
@@ -349,14 +349,14 @@ class TraceFile:
         self._journal.rewrite(answer.trace for answer in answers if answer is not None)
 
 
-def own(questions: Sequence[Question], part: Partition | None) -> list[Question]:
+def questions_of(questions: Sequence[Question], part: Partition | None) -> list[Question]:
     """Select the questions of one part, which has all questions of a group or none; None is the whole."""
     return [q for q in questions if part is None or part.owns(q.group or q.id)]
 
 
 def join_traces(parts: PartRuns, questions: Sequence[Question], file: str, out: Path) -> list[Answer]:
     """Write the answers of all parts, in ``file`` of their folders, into that file in ``out``."""
-    by_part = (TraceFile(run.path / file).answers(own(questions, run.part)) for run in parts.runs)
+    by_part = (TraceFile(run.path / file).answers(questions_of(questions, run.part)) for run in parts.runs)
     by_id = {answer.id: answer for answers in by_part for answer in answers}
     answers = [by_id[question.id] for question in questions]
     TraceFile(out / file).rewrite(answers)

@@ -62,10 +62,8 @@ def pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _longest(value: Mapping[str, Any]) -> int:
     """Return the length of the longest list of tokens."""
     inside = [_longest(each) for each in value.values() if isinstance(each, Mapping)]
-    lists = [
-        len(each) for name, each in value.items() if name in _PER_TOKEN and isinstance(each, list | tuple)
-    ]
-    return max((*inside, *lists), default=0)
+    lists = (each for name, each in value.items() if name in _PER_TOKEN)
+    return max((*inside, *(len(each) for each in lists if isinstance(each, list | tuple))), default=0)
 
 
 def _cut(value: Mapping[str, Any], part: slice, *, alone: bool) -> dict[str, Any]:
@@ -200,7 +198,7 @@ class Choice:
         if self.judgement.sure is None or self.judgement.high is not None:
             return
         over, record = self.text.over, self.text.record
-        count = min(self.text.row.kept if over else self.text.shown, len(record.offsets))
+        count = min(self.text.row.length if over else self.text.shown, len(record.offsets))
         answer = self._split(self._raw(count, over), over)[1]
         self.judgement.read(record, answer, count, over=over)
         if self.judgement.high is not None:
@@ -253,7 +251,7 @@ class Choice:
     def _end(self, start: int, *, whole: bool = False) -> dict[str, Any]:
         text, judgement, record = self.text, self.judgement, self.text.record
         thought, answer = self._split(text.text, True)
-        returned = judgement.returned(record, answer, text.row.kept)
+        returned = judgement.returned(record, answer, text.row.length)
         cut = judgement.cut(answer)
         reason = FINISH if self.judgement.high is not None else finish_reason(text.row.stop)
         more: dict[str, Any] = {**self._pieces(thought, cut)}

@@ -30,8 +30,8 @@ from probers.types import ProbersError, first_line
 
 from .answers import as_json
 from .endpoint import Endpoint, Served
-from .http import new_id
-from .protocol import ApiError, ChatRequest, CompletionRequest
+from .http import ApiError, new_id
+from .protocol import ChatRequest, CompletionRequest
 from .retrieval import Replay, replay
 from .scheduler import SharedLM
 from .scoring import FORMS, Form, RouterClassify, scored

@@ -71,10 +71,7 @@ def _check_weights(settings: Serve) -> None:
 
     given = plain(settings.model)
     how = Loading(**{each.name: given[each.name] for each in fields(Loading) if each.name in given})
-    source = model_source(
-        given["name"], given["revision"], gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
-    )
-    load_empty(*source, how)
+    load_empty(*model_source(given["name"], given["revision"], how), how)
 
 
 def _listen(host: str, port: int) -> socket.socket:

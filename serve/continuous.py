@@ -80,22 +80,23 @@ class LiveText:
     @property
     def over(self) -> bool:
         """True once the text has ended and all its states have been read, or it was given up."""
-        read = self.written and self.read >= self.row.kept
+        read = self.written and self.read >= self.row.length
         return read or self.cancelled or self.error is not None
 
     @property
     def ready(self) -> int:
         """Number of tokens that were read and that no stop can cut off any more."""
-        return min(self.row.kept if self.written else self.row.safe(), self.read)
+        return min(self.row.length if self.written else self.row.safe(), self.read)
 
     def generation(
         self, tokenizer: Any, needs: Needs, states: Mapping[Feature, np.ndarray] | None = None
     ) -> Generation:
         """Return the text like :meth:`.causal_lm.CausalLM.generate`, with recorded ``states``."""
-        kept = self.row.kept
-        scores = np.array([self.logprobs[:kept], self.entropies[:kept]], dtype=np.float32)
+        length = self.row.length
+        scores = np.array([self.logprobs[:length], self.entropies[:length]], dtype=np.float32)
         stop, prompt = self.row.stop or "length", self.request.prompt
-        return prompt.continued(tokenizer, self.row.ids[:kept], scores, stop=stop, needs=needs, states=states)
+        ids = self.row.ids[:length]
+        return prompt.continued(tokenizer, ids, scores, stop=stop, needs=needs, states=states)
 
     def accept(self, token: int, scores: Sequence[float], top: list[tuple[int, float]]) -> None:
         """Take the next token with its log-probability and entropy."""

@@ -24,8 +24,9 @@ from probers.types import UserError
 from probers.words.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
+from .http import ApiError
 from .on_high import OnHigh, headers
-from .protocol import ApiError, ChatRequest, Request, check_unicode
+from .protocol import ChatRequest, Request, check_unicode
 from .scheduler import Scheduler, ScoredText
 from .settings import Serve
 

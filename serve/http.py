@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import h11
@@ -18,7 +21,7 @@ from pydantic_core import to_json
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .protocol import ApiError
+from probers.types import ProbersError, UserError
 
 _SECONDS = 60.0  # most seconds for the head of a request, and for a client to read a piece
 _LINGER = 2.0  # seconds for a refused client to close the connection
@@ -97,3 +100,83 @@ class Protocol(H11Protocol):
         self._stop_waiting()
         self._waiting = self.loop.call_later(_LINGER, self.transport.close)
         self.transport.write_eof()
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """Error in OpenAI's form, with HTTP's ``status`` and ``headers``, and the wrong field as ``param``.
+
+    A refused client may retry after ``retry`` seconds.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: ProbersError) -> ApiError:
+        """Convert one of this package's errors."""
+        return cls(400 if isinstance(error, UserError) else 500, str(error))
+
+    @classmethod
+    def of_validation(cls, errors: Sequence[Mapping[str, Any]], *before: str) -> ApiError:
+        """Describe the first mistake in a request's body; ``before`` are fields around what was checked."""
+        first = errors[0]
+        if first["type"] == "json_invalid":
+            return cls(400, f"the body is not JSON: {first['ctx']['error']}")
+        field, _ = _place(first, before)
+        if first["type"] == "extra_forbidden":
+            param = _named(field)
+            return cls(400, f"Unrecognized request argument supplied: {param}", param)
+        # A value of none of several forms has mistakes of each: the likeliest form holds for the longest.
+        firsts = dict[tuple[str, ...], Sequence[str | int]]()
+        for error in errors:
+            place, forms = _place(error, before)
+            if place[:1] == field[:1]:
+                firsts.setdefault(forms, place)
+        param = _named(max(firsts.values(), key=lambda place: [str(part).zfill(9) for part in place]))
+        said = dict.fromkeys(error["msg"] for error in errors if _named(_place(error, before)[0]) == param)
+        return cls(400, f"{param or 'the body'}: {' or '.join(said)}", param or None)
+
+    @classmethod
+    def of_body(cls, error: BaseException | None) -> ApiError:
+        """Say why a body could not be read."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, UnicodeDecodeError):
+            problem = f"the body is not valid UTF-8 (byte {error.start}): encode it so"
+        elif isinstance(error, RecursionError):
+            problem = "the body is nested too deeply: send one with fewer levels"
+        elif isinstance(error, ValueError):  # Python reads no numbers of more than 4300 digits
+            problem = "the body has a number with too many digits: send a shorter one"
+        else:
+            problem = "the body could not be read: send it again"
+        return cls(400, problem)
+
+    def body(self) -> dict[str, Any]:
+        """Make the body of the response."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _place(error: Mapping[str, Any], before: Sequence[str]) -> tuple[Sequence[str | int], tuple[str, ...]]:
+    """Return the place of a mistake in the body, and the forms that pydantic tried there.
+
+    It names them in between, as in ``("stop", "list[constrained-str]", 0)``.
+    """
+    parts = [part for part in (*before, *error["loc"]) if part != "body"]
+    key = len(parts) - 1 if error["type"] in ("extra_forbidden", "missing") else None  # whatever its name
+    forms = {i for i, p in enumerate(parts) if isinstance(p, str) and i != key and _FORM.search(p)}
+    return [p for i, p in enumerate(parts) if i not in forms], tuple(str(parts[i]) for i in sorted(forms))
+
+
+def _named(place: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+
+
+#: Names that pydantic has for forms of a value, none of which is a field.
+_FORM = re.compile(r"[^\w]|^(?:str|int|float|bool|none)$")

@@ -21,7 +21,8 @@ from probers.prober.response import Acted, Response, ScoredSpan, TokenScores
 from probers.types import UserError
 from probers.words.thinking import Span
 
-from .protocol import ApiError, Hallucination
+from .http import ApiError
+from .protocol import Hallucination
 
 Scores = TypeVar("Scores", bound=TokenScores)
 

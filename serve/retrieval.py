@@ -30,7 +30,8 @@ from probers.types import Decision, Passage, ProbersError, Question, Retriever, 
 from probers.words import tokens_of
 
 from .answers import Frame, finish_reason, sse, usage
-from .protocol import ApiError, ChatRequest, Hallucination, Request, Retrieval, check_unicode
+from .http import ApiError
+from .protocol import ChatRequest, Hallucination, Request, Retrieval, check_unicode
 from .scheduler import Cancelled, Scheduler, SharedLM
 
 
@@ -252,7 +253,7 @@ class Answering:
         """Describe the round's text with the records of its tokens."""
         text = self._lm.last
         event: dict[str, Any] = {"type": "draft", "text": done.text, "offsets": done.tokens}
-        if text is None or (count := text.row.kept) != len(done.tokens):
+        if text is None or (count := text.row.length) != len(done.tokens):
             return event
         event |= {"entropies": text.entropies[:count], "logprobs": text.logprobs[:count]}
         if self._assess is not None:
@@ -324,10 +325,9 @@ def replay(recorded: Replay) -> dict[str, Any]:
     if recorded.trigger == "flare" or recorded.options.get("scope") == "sentence":
         reduce = np.max if {"max", "paper"} & set(trigger.record.values()) else np.mean
         parts = sentences(written)[1 if recorded.fresh else 0 :]
-        judged = [
-            {"start": part.start, "end": part.end, "score": float(reduce(values[list(part.tokens)]))}
-            for part in parts
-        ]
+        scores = (float(reduce(values[list(part.tokens)])) for part in parts)
+        places = zip(parts, scores, strict=True)
+        judged = [{"start": part.start, "end": part.end, "score": score} for part, score in places]
     judged = [part | {"fires": part["score"] > decision.threshold} for part in judged]
     hits = [tokens_of(recorded.offsets, part["start"], part["end"]) for part in judged if part["fires"]]
     nothing = probing and recorded.score is None and bool(recorded.offsets)

@@ -37,7 +37,7 @@ from probers.prober.token_scores import GrowingScores, GrowingSentences, pools_s
 from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
 
 from .continuous import ContinuousBatch, LiveText
-from .protocol import ApiError
+from .http import ApiError
 
 T = TypeVar("T")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -111,8 +111,8 @@ class ScoredText(LiveText):
     def recorded(self, tokenizer: Any, needs: Needs) -> Generation:
         """Make a generation of the text, with the states that ``needs`` asks for."""
         states: dict[Feature, np.ndarray] = {}
-        if self.row.kept and self.vectors:
-            stacked = torch.stack(self.vectors[: self.row.kept]).cpu().numpy()
+        if self.row.length and self.vectors:
+            stacked = torch.stack(self.vectors[: self.row.length]).cpu().numpy()
             for feature in needs.features:
                 states[feature] = stacked if feature.pool in PER_TOKEN else pool_tokens(stacked, feature.pool)
         return self.generation(tokenizer, needs, states)
@@ -144,7 +144,7 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     @property
-    def asked(self) -> int:
+    def pending(self) -> int:
         """Number of submitted texts that are not finished."""
         return len(self._open)
 
@@ -169,10 +169,8 @@ class Scheduler:
             if self.error is not None:
                 raise self.error
             if len(texts) > self._most:
-                message = (
-                    f"the request is for {len(texts)} texts, and this server takes {self._most} at a time"
-                )
-                raise ApiError(400, f"{message}: ask for fewer", "n")
+                most = f"this server takes {self._most} at a time: ask for fewer"
+                raise ApiError(400, f"the request is for {len(texts)} texts, and {most}", "n")
             over = len(self._open) + len(texts) - self._most
             if self._ending or over > 0:
                 retry = self._seconds_until(max(over, 1))

@@ -22,8 +22,8 @@ from probers.prober.response import Scored, ScoredPart
 from probers.words.text import tokenize
 
 from .answers import as_json
-from .http import new_id
-from .protocol import ApiError, Id, Message, Strict
+from .http import ApiError, new_id
+from .protocol import Id, Message, Strict
 
 #: Scores the row of a text, whose fields are those of files, with ``threshold`` and ``unit``.
 Score = Callable[..., Scored]
@@ -132,11 +132,8 @@ class LettuceTokens(LettuceSpans):
     def reply(self, one: Scored) -> dict[str, Any]:
         said = one.response
         each = [] if said is None else zip(said.token_offsets, said.token_p_wrong, strict=True)
-        return {
-            "predictions": [
-                {"token": one.text[start:end], "hallucination_score": p or 0.0} for (start, end), p in each
-            ]
-        }
+        scores = [{"token": one.text[a:b], "hallucination_score": p or 0.0} for (a, b), p in each]
+        return {"predictions": scores}
 
 
 class RouterChat(Form):
@@ -198,12 +195,8 @@ class RouterClassify(Form):
         return {"prompt": question, "answer": self.inputs, "passages": [context]}
 
     def reply(self, one: Scored) -> dict[str, Any]:
-        return {
-            "spans": [
-                {"label": "HALLUCINATED", "start": p.start, "end": p.end, "text": p.text, "score": p.p_wrong}
-                for p in _fired(one)
-            ]
-        }
+        spans = [(p, {"start": p.start, "end": p.end, "text": p.text}) for p in _fired(one)]
+        return {"spans": [{"label": "HALLUCINATED", **place, "score": p.p_wrong} for p, place in spans]}
 
 
 #: The forms of requests that are answered.

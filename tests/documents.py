@@ -31,7 +31,7 @@ from probers.cli import main as cli
 from probers.cli.components import choices
 from probers.cli.compose import COMMANDS, compose, normalise, request
 from probers.cli.help import help_of
-from probers.rag.comparison.methods import Selection
+from probers.rag.comparison.compare import selection_of
 from probers.types import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -206,7 +206,7 @@ def refused(command: tuple[str, ...]) -> str | None:
                 unknown |= {*map(str, config.queries or ())} - {*choices("query")}
                 if unknown:
                     return f"there is no method or query {', '.join(sorted(unknown))}"
-                Selection.of(config).varied(config.vary)
+                selection_of(config).varied(config.vary)
     except UserError as error:
         return str(error)
     return None

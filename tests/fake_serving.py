@@ -9,7 +9,7 @@ from typing import Any
 
 from http_fakes import Handler, Server
 
-from probers.serve.protocol import ApiError
+from probers.serve.http import ApiError
 from probers.serve.retrieval import Replay, replay
 
 PAGE = Path(__file__).parents[1] / "serve" / "page"

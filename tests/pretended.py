@@ -288,9 +288,5 @@ def pretending() -> Iterator[Copies]:
         with _on_this_thread(copies):
             run(thread)
 
-    with (
-        patch.object(threading.Thread, "run", pretended_run),
-        fresh_memory_is_nan(),
-        _on_this_thread(copies),
-    ):
+    with patch.object(threading.Thread, "run", pretended_run), fresh_memory_is_nan(), _on_this_thread(copies):
         yield copies

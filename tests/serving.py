@@ -56,7 +56,7 @@ class Running:
     def idle(self, seconds: float = 10) -> bool:
         """Whether nothing is written or waits, within a while."""
         until = time.monotonic() + seconds
-        while (busy := self.served.scheduler.asked != 0) and time.monotonic() < until:
+        while (busy := self.served.scheduler.pending != 0) and time.monotonic() < until:
             time.sleep(0.01)
         return not busy
 

@@ -33,7 +33,7 @@ def told(states, theirs, **options):
 def test_the_same_states_are_the_same_and_slightly_moved_ones_too(states):
     ours, _ = states
     moved = {k: own * (1 + 1e-6) for k, own in ours.items()}
-    assert [each.told for each in told(states, moved)] == ["same"] * len(ours)
+    assert [each.verdict for each in told(states, moved)] == ["same"] * len(ours)
     changed = ours[2].copy()
     changed[0, 7] += 50
     (one,) = told(states, {2: changed})
@@ -44,9 +44,9 @@ def test_the_same_states_are_the_same_and_slightly_moved_ones_too(states):
 def test_shifted_layers_and_the_last_after_the_norm_are_named(states, by):
     ours, normed = states
     for each in told(states, {k: ours[k + by] for k in ours if k + by in ours}):
-        assert not each.same and each.is_layer == each.layer + by and each.told.startswith("off by one")
+        assert not each.same and each.is_layer == each.layer + by and each.verdict.startswith("off by one")
     (far,) = told(states, {0: ours[3]})
-    assert far.is_layer == 3 and not far.told.startswith("off by one")
+    assert far.is_layer == 3 and not far.verdict.startswith("off by one")
     (each,) = told(states, {3: normed})
     assert each.normed and each.is_layer is None
     (each,) = compare_states(ours, {3: normed}, tolerance=TOLERANCE)
@@ -58,7 +58,7 @@ def test_another_number_format_is_no_other_layer(states):
     coarse = {k: torch.from_numpy(own).bfloat16().float().numpy() for k, own in ours.items()}
     for each in told(states, coarse):
         assert not each.same and each.is_layer is None
-        assert each.told == "nearly the same, as in another number format"
+        assert each.verdict == "nearly the same, as in another number format"
     assert all(each.same for each in compare_states(ours, coarse, tolerance=0.1))
     shifted = compare_states(ours, {1: coarse[2]}, tolerance=0.1)
     assert shifted[0].is_layer == 2  # the shift shows through the rounding
@@ -68,9 +68,9 @@ def test_something_else_is_different_and_nothing_to_compare_with_is_an_error(sta
     ours, _ = states
     noise = np.random.default_rng(0).normal(size=ours[1].shape) * ours[1].std(axis=0)
     (each,) = told(states, {1: noise})
-    assert each.told.startswith("different") and each.relative > 0.5
+    assert each.verdict.startswith("different") and each.relative > 0.5
     (broken,) = told(states, {1: np.full_like(ours[1], np.nan)})
-    assert not broken.same and broken.told.startswith("different")
+    assert not broken.same and broken.verdict.startswith("different")
     for theirs in ({9: ours[1]}, {1: ours[1][:-1]}):
         with pytest.raises(ValueError):
             told(states, theirs)

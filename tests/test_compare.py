@@ -24,7 +24,7 @@ from probers.prober.decision import ALWAYS
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.comparison import findings as showcase
-from probers.rag.comparison.methods import Selection
+from probers.rag.comparison.compare import selection_of
 from probers.rag.comparison.outcomes import Evaluation, Outcomes, table_lines
 from probers.rag.queries import QFS
 from probers.rag.traces import Answer, Counters
@@ -457,7 +457,7 @@ def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
     assert results["queries"]["rind"] == "qfs"
     figures = stable(results)["methods"]
     assert figures["rind"] == figures["rind_released"]
-    (trigger,) = Selection.of(request("compare", ["triggers=[rind]"])).build(None)
+    (trigger,) = selection_of(request("compare", ["triggers=[rind]"])).build(None)
     assert (trigger.trigger, trigger.query) == (Rind(), QFS())
 
 

@@ -16,8 +16,7 @@ from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.domain import FILE, Domain, limit_of
 from probers.prober.prober import Prober
 from probers.prober.token_scores import GrowingScores, text_needs, text_scores
-from probers.train.assemble import fit_domain, surprise_of
-from probers.train.data import Dataset
+from probers.train.data import Dataset, fit_domain
 from probers.types import Needs, RunError
 
 
@@ -216,11 +215,11 @@ def test_texts_of_another_writer_are_unlike_where_the_store_knows_it(tmp_path):
     domain, distances = fit_domain(dataset, dataset.columns[1:], 0.1)
     low, high = domain.surprise
     assert low == pytest.approx(0.19, abs=0.02) and high == pytest.approx(0.31, abs=0.02)
-    own = surprise_of(dataset.examples)
+    own = dataset.examples.surprise
     assert domain.unlike(distances, own).mean() < 0.2
     assert domain.unlike(distances, own + rng.uniform(0.2, 1, len(own))).all()
     old = Dataset.load([make_token_store(tmp_path / "old")], [2])
-    assert surprise_of(old.examples) is None and fit_domain(old, old.columns[1:], 0.1)[0].surprise is None
+    assert old.examples.surprise is None and fit_domain(old, old.columns[1:], 0.1)[0].surprise is None
 
 
 def test_an_assessment_says_the_surprise_and_calls_it_unlike():

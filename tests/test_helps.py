@@ -20,7 +20,7 @@ from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Helps, HelpsBefore, Probing, ProbingBefore
 from probers.signals import SIGNALS
-from probers.signals.retrieval import KNOWN, known_of, retriever_ranks
+from probers.signals.rarity import KNOWN, known_of, retriever_ranks
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.train.examples import FEWEST, UNCHANGED, SplitRequest, load_examples

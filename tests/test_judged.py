@@ -84,7 +84,7 @@ def test_every_verdict_of_a_judge_who_knows_the_world_becomes_its_label(run):
         text = texts[row["id"].rpartition("/")[0]]
         end = text.answer.find(".", row["cut_at"]) + 1
         start = text.answer.rfind(".", 0, row["cut_at"]) + 1
-        verdict = true_verdict(text.answer[start:end].strip(), row["answer"], text.asked)
+        verdict = true_verdict(text.answer[start:end].strip(), row["answer"], text.question)
         assert verdict == ("supported" if row["correct"] else "contradicted"), row
     decided = sum(mark.wrong is not None for text in texts.values() for mark in text.spans)
     assert decided == len(rows)
@@ -98,8 +98,8 @@ def test_states_are_those_of_plain_transformers_at_the_entity_and_before_it(run)
     texts = {t.id: t for t in TextSource(str(run / JUDGED)).all()}
     for place, row in enumerate(store.table().to_dict("records")[:6]):
         text = texts[row["id"].rpartition("/")[0]]
-        found = tokenizer(text.asked + text.answer, return_offsets_mapping=True)
-        start = len(text.asked) + row["cut_at"]
+        found = tokenizer(text.question + text.answer, return_offsets_mapping=True)
+        start = len(text.question) + row["cut_at"]
         end = start + len(row["answer"])
         own = [i for i, (a, b) in enumerate(found["offset_mapping"]) if a < end and b > start]
         with torch.no_grad():

@@ -133,7 +133,7 @@ def test_a_request_holds_one_sentence_with_its_units(tmp_path, monkeypatch, capl
         assert (body["model"], body["temperature"]) == ("m", 0)
         assert body["response_format"] == {"type": "json_object"}
     assert made.problems == {} and made.instructing == {}
-    assert (made.calls.sent, made.calls.kept, made.calls.budget.tokens) == (3, 0, 300)
+    assert (made.calls.sent, made.calls.replayed, made.calls.budget.tokens) == (3, 0, 300)
     notes = [record for record in caplog.records if record.name.endswith("judges.openai")]
     assert len(notes) == 1 and "3 requests" in notes[0].getMessage()
 
@@ -190,7 +190,7 @@ def test_what_is_not_as_asked_for_is_counted_and_becomes_no_verdict(tmp_path, co
     # The file says the same again, without a server.
     again = judge(server.url, tmp_path)
     assert given_by(again.judge([answer(ONE)])) == [found]
-    assert again.problems == counts and (again.calls.sent, again.calls.kept) == (0, 1)
+    assert again.problems == counts and (again.calls.sent, again.calls.replayed) == (0, 1)
 
 
 WORDS = ["supported", "contradicted", "unknown", "x"]
@@ -310,7 +310,7 @@ def test_no_call_is_made_beyond_the_limit(tmp_path, parallel):
         made = judge(server.url, tmp_path, max_calls=20, **options)
         assert given_by(made.judge(towns(10))) == [["supported"] * 2] * 10
         assert len(server.bodies) == 20 + 3
-        assert (made.calls.sent, made.calls.kept, made.calls.budget.calls) == (13, 7, 20)
+        assert (made.calls.sent, made.calls.replayed, made.calls.budget.calls) == (13, 7, 20)
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
@@ -401,10 +401,10 @@ def test_a_request_that_was_answered_costs_nothing_again(tmp_path):
         made = judge(server.url, tmp_path)
         made.judge([answer(), replace(answer(), id="same")])
         made.judge([answer(id="later")])
-    assert (made.calls.sent, made.calls.kept, len(server.bodies)) == (3, 3, 3)
+    assert (made.calls.sent, made.calls.replayed, len(server.bodies)) == (3, 3, 3)
     again = judge(server.url, tmp_path, max_calls=3, max_tokens=300)  # the server is gone
     assert given_by(again.judge([answer()])) == RIGHT
-    assert (again.calls.sent, again.calls.kept, again.calls.budget.tokens) == (0, 3, 300)
+    assert (again.calls.sent, again.calls.replayed, again.calls.budget.tokens) == (0, 3, 300)
     for other in ({"model": "n"}, {"passages": 1}):
         with fails("network", kind=RunError):
             replace(again, max_calls=9, max_tokens=9999, **other).judge([answer()])

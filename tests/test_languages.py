@@ -88,7 +88,7 @@ def test_pairs_of_each_language(code):
                 assert match.verdict == verdict, (a, b, match)
             other += english.match(a, b).verdict != verdict
     assert other >= 10
-    assert not {"wordnet", "acronym", "alias"} & set(compare.active) and "English" in compare.told()
+    assert not {"wordnet", "acronym", "alias"} & set(compare.active) and "English" in compare.described()
     assert "wordnet" in english.stages
 
 

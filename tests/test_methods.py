@@ -14,7 +14,7 @@ from tiny import tiny_lm
 from probers.cli.compose import request
 from probers.model.causal_lm import CausalLM
 from probers.prompts import TESTBED_PROMPT
-from probers.rag.comparison.methods import Selection
+from probers.rag.comparison.compare import selection_of
 from probers.rag.comparison.trajectories import tune
 from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, Trigger
@@ -355,14 +355,14 @@ def test_a_model_without_readable_attention_is_refused_before_anything_runs(trig
 
 def test_published_thresholds_are_kept_and_the_others_are_tuned():
     names = "flare,flare_mean,entropy,entropy_sentence,rind_released,fixed_length,fixed_sentence,llm_judge"
-    methods = Selection.of(request("compare", [f"triggers=[{names}]"])).build(heads)
+    methods = selection_of(request("compare", [f"triggers=[{names}]"])).build(heads)
     tuned = {"flare_mean", "entropy", "entropy_sentence", "rind_released"}
     assert {m.name for m in methods if m.tunable} == tuned
     assert {m.name for m in methods if m.untested} == {"fixed_length", "fixed_sentence"}
     # A prober's probabilities depend on its training: RaDIO's 0.5 is kept where it is asked for.
     for given, tuned in (([], True), (["methods.radio.trigger_options.threshold=0.5"], False)):
         overrides = ["triggers=[radio]", *("+" + key for key in given)]
-        (radio,) = Selection.of(request("compare", overrides)).build(lambda: heads("tokens"))
+        (radio,) = selection_of(request("compare", overrides)).build(lambda: heads("tokens"))
         assert radio.tunable == tuned
 
 

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 import offline
 
-from probers.model.loading import PACKAGED
+from probers.checkpoints import PACKAGED
 
 TAG = offline.Tag("3.12", "manylinux_2_28_aarch64")
 

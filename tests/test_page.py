@@ -15,7 +15,7 @@ from fake_serving import MODEL, PAGE, FakeServer, Prepared, Token
 from probers.cli.components import component_node
 from probers.rag.protocol import State, Trigger
 from probers.rag.triggers import DTR, Entropy, FixedSentence, Flare, Never
-from probers.serve.protocol import ApiError
+from probers.serve.http import ApiError
 from probers.serve.retrieval import Replay, replay
 from probers.types import Generation, Question
 

@@ -27,7 +27,7 @@ from probers.datagen.labels.cot import parse_label
 from probers.heads import HEADS, WRONG
 from probers.model.causal_lm import CausalLM
 from probers.prober.prober import Prober
-from probers.rag.comparison.methods import Selection
+from probers.rag.comparison.compare import selection_of
 from probers.rag.queries import QFS
 from probers.rag.triggers import Always, FixedLength, Never, Rind
 from probers.store.spec import FeatureSpec
@@ -182,7 +182,7 @@ def test_the_numbers_of_dragin_are_the_published_ones(model, data):
 def test_every_table_builds_its_methods(preset, method, lm):
     cfg, _ = checked("compare", preset, f"method={method}")
     settings = request("compare", [f"experiment={preset}", f"method={method}"])
-    made = Selection.of(settings).varied(settings.vary)
+    made = selection_of(settings).varied(settings.vary)
     # Without a classifier of questions the row that needs one is left out.
     kept = [t for t in made.names if made.table[t].get("if_given") != "classifier"]
     kind = "radio" if method.startswith("radio") else "probing"
@@ -249,7 +249,7 @@ def test_another_choice_than_the_presets_comes_without_the_presets_options():
 
 def test_dragins_tables_vary_one_thing():
     each = [composed("compare", FIRST[0], f"method=dragin_{name}")[0] for name in ("when", "what", "table")]
-    when, what, table = (Selection.of(cfg).build(None, None, cfg.queries) for cfg in each)
+    when, what, table = (selection_of(cfg).build(None, None, cfg.queries) for cfg in each)
     assert len({repr(m.query) for m in when}) == 1
     assert len({type(m.trigger) for m in when}) == len(when)
     assert len({repr(m.trigger) for m in what}) == 1

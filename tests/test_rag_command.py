@@ -24,7 +24,8 @@ from probers.cli.inputs import find_classifier, find_prober
 from probers.cli.runs import RunFolder
 from probers.data.splits import Seen
 from probers.rag.build import named_part
-from probers.rag.comparison.methods import Selection, available
+from probers.rag.comparison.compare import selection_of
+from probers.rag.comparison.methods import available
 from probers.types import Passage, RunError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]
@@ -282,7 +283,7 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
         "radio": "tokens", "before_entity": "entities", "probing_before": "prompts", "adaptive": "adaptive",
         "helps": "helps", "helps_before": "helps_before",
     }  # fmt: skip
-    selection = Selection.of(request("compare", [f"triggers=[{','.join(its)}]"]))
+    selection = selection_of(request("compare", [f"triggers=[{','.join(its)}]"]))
     selection, notes = selection.completed(partial(available, model="testbed", prober=None))
     assert not notes
     for name, method in zip(its, selection.build(None), strict=True):

@@ -23,7 +23,7 @@ from probers.cli.compose import request
 from probers.data.corpus import load_corpus
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG
-from probers.rag.comparison.methods import Selection
+from probers.rag.comparison.compare import selection_of
 from probers.rag.protocol import State, check_counts
 from probers.rag.queries import FlareQuery, QuestionQuery
 from probers.rag.retrievers import BM25, Dense, RankBM25
@@ -322,7 +322,7 @@ def test_bad_options_and_retrievers_without_counts_are_refused():
 def test_a_comparison_with_dense_passages_leaves_it_out_and_says_so():
     def supported(*typed):
         settings = request("compare", list(typed))
-        return Selection.of(settings).supported(settings.retriever.kind)
+        return selection_of(settings).supported(settings.retriever.kind)
 
     selection, notes = supported("triggers=[never,rarity]", "retriever=dense")
     assert selection.names == ["never"] and "rarity is left out" in notes[0]

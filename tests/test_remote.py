@@ -245,7 +245,7 @@ def test_fewer_likeliest_tokens_are_asked_for_where_twenty_are_too_many() -> Non
 
     with lying(answer) as url:
         lm = RemoteLM(url, "m")
-    assert lm.top == 2 and "estimated from the 2 likeliest" in lm.told  # as many as it returns
+    assert lm.top == 2 and "estimated from the 2 likeliest" in lm.description  # as many as it returns
 
 
 def test_our_own_server_takes_a_judges_requests_and_its_model_is_no_judge(lm, tmp_path, monkeypatch):

@@ -12,13 +12,7 @@ from fake_lm import FakeLM, FakeRetriever, passage
 from probers.model.language_model import SentenceEnd
 from probers.rag.comparison.outcomes import TOKENS, Outcomes
 from probers.rag.comparison.shared_generations import GenerationCache, SharedRAG, narrowed
-from probers.rag.comparison.trajectories import (
-    RetrievalTrajectory,
-    Step,
-    record,
-    record_once,
-    together,
-)
+from probers.rag.comparison.trajectories import RetrievalTrajectory, Step, record, record_once, together
 from probers.rag.loop import RAG
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.triggers import Always, Entropy, Never, Oracle, Random

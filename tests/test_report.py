@@ -331,9 +331,7 @@ def test_the_first_table_is_sorted_by_the_share_of_the_oracles_gain(tmp_path: Pa
     assert [*rows_of(text, "methods")] == sorted(names[1:], key=shares.__getitem__, reverse=True) + names[:1]
 
 
-def test_the_first_table_has_five_columns_and_every_figure_is_there_once(
-    sample: tuple[str, Page],
-) -> None:
+def test_the_first_table_has_five_columns_and_every_figure_is_there_once(sample: tuple[str, Page]) -> None:
     text, _ = sample
     rows, others = rows_of(text, "methods"), rows_of(text, "more")
     assert [*rows] == [*others]

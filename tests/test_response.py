@@ -80,7 +80,7 @@ def test_a_new_field_is_one_in_the_model_and_its_computation(lm, texts, monkeypa
     (written,) = lm.generate([PROMPT], max_new_tokens=8)
     foreign = ForeignChoice(OnHigh.of(None, bank, "", greedy=True), lm.tokenizer, written.prompt_ids)
     foreign.add(written.text, written.token_ids, written.logprobs.tolist())
-    assert foreign.whole(foreign.kept())["n_tokens"] == 8
+    assert foreign.whole(foreign.count_tokens())["n_tokens"] == 8
     read = Choice.model_validate(answer.choices[0].model_dump()).hallucination
     assert read.wire() == Response.model_validate(answer.choices[0].hallucination).wire()
 

@@ -16,12 +16,12 @@ from probers import CausalLM
 from probers.cli.components import Component
 from probers.datagen.labels.cot import BY_ENTROPY
 from probers.rag import triggers as rules
-from probers.rag.build import unserved
+from probers.rag.build import check_readable, unsupported
 from probers.rag.comparison.outcomes import Outcomes
 from probers.rag.comparison.shared_generations import GenerationCache, SharedRAG
 from probers.rag.comparison.trajectories import record, tune
 from probers.rag.loop import RAG
-from probers.rag.protocol import UNANSWERED, check_readable
+from probers.rag.protocol import UNANSWERED
 from probers.rag.queries import AnswerQuery
 from probers.rag.triggers import Eigenscore, LexicalSimilarity, SelfConsistency, SemanticEntropy, Verbalised
 from probers.store.store import FeatureStore
@@ -192,9 +192,9 @@ def test_states_are_asked_for_where_there_are_some():
 ])  # fmt: skip
 def test_engines_that_lack_something_are_refused_beforehand(name, server, vllm):
     trigger, query = Component.of("trigger", name), Component.of("query", "answer")
-    assert (unserved("http://localhost:1", trigger, query) is None) == server
-    assert (unserved("vllm", trigger, query) is None) == vllm
-    assert unserved("transformers", trigger, query) is None
+    assert (unsupported("http://localhost:1", trigger, query) is None) == server
+    assert (unsupported("vllm", trigger, query) is None) == vllm
+    assert unsupported("transformers", trigger, query) is None
 
 
 def test_an_empty_answer_fires_without_samples():

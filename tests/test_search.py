@@ -176,7 +176,9 @@ def planned(store: FeatureStore, **options: Any) -> tuple[list[str], dict[str, s
     settings = Search(**options)
     heads = {text: search.head_of(text) for text in settings.heads or ()}
     sites, beside = search.stores_of([store], store.spec.pool, listed(settings.sites), settings.beside)
-    made, left_out = search.plan(heads, sites, beside, load_examples([store]), settings)
+    named = settings.beside is not None
+    wanted = search.Wanted(heads, settings.layer_sets, listed(settings.sites), named)
+    made, left_out = search.plan(wanted, sites, beside, load_examples([store]), settings)
     return [candidate.name for candidate in made], left_out
 
 

@@ -32,8 +32,9 @@ from probers.rag import RAG
 from probers.rag.triggers import Flare, Rind
 from probers.serve.answers import Choice, Frame, as_json
 from probers.serve.continuous import LiveText
+from probers.serve.http import ApiError
 from probers.serve.on_high import Judgement, OnHigh
-from probers.serve.protocol import ApiError, ChatRequest
+from probers.serve.protocol import ChatRequest
 from probers.serve.scheduler import Scheduler, ScoredText
 from probers.types import RunError
 

@@ -28,7 +28,7 @@ from probers.train.examples import WEIGHTS
 from probers.train.heads import probe_tasks
 from probers.train.heads import train_heads as fit
 from probers.train.methods.stacking import Stacking, fit_weights
-from probers.train.run import run
+from probers.train.run import method_for, run
 from probers.train.settings import Train
 from probers.types import UserError
 
@@ -72,17 +72,18 @@ def train(store: FeatureStore, out: Path, head: Any = LinearHead, layer: Any = 1
 
 def stacking(members: list[str], **how: Any) -> Stacking:
     """The method of a stack."""
-    return Stacking(Train(**QUICK, **how, head=Component.of("head", "stacked", probers=members)))
+    stack = method_for(Train(**QUICK, **how, head=Component.of("head", "stacked", probers=members)))
+    assert isinstance(stack, Stacking)
+    return stack
 
 
 def weighed(store: FeatureStore, *members: Path, **how: Any) -> Prober:
     """A stack without figures."""
     stack = stacking(list(map(str, members)), **how)
-    settings = stack.settings
-    dataset = stack.prepare(Dataset.load([store], settings.layer), [store])
+    dataset = stack.prepare(Dataset.load([store], stack.subject.layer), [store])
     tasks = probe_tasks([c for c in dataset.columns if c.layer], [0], joint=True)
-    fitted = stack.fit(tasks, dataset, settings, out=None)
-    return assemble(fitted, dataset, settings, controls=False).bank
+    fitted = stack.fit(tasks, dataset, out=None)
+    return assemble(fitted, dataset, stack.choice, controls=False).bank
 
 
 def stack(store: FeatureStore | Path, out: Path, *members: Path, **changes: Any) -> Prober:

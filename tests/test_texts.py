@@ -428,7 +428,7 @@ def test_conversations_have_text_parts_and_calls_of_tools(tmp_path):
     ]  # fmt: skip
     text = read_text({"messages": messages, "answer": "Ann.", "prompt": None}, "")
     first, second, third = text.messages
-    assert first["content"] == "Who is it?" and text.asked == "Ann" and "name" not in third
+    assert first["content"] == "Who is it?" and text.question == "Ann" and "name" not in third
     assert second["tool_calls"][0]["function"]["arguments"] == {"who": "Ann"} and second["content"] == ""
     image = {"type": "image_url", "image_url": {"url": "a"}}
     broken = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}

@@ -25,7 +25,8 @@ from probers.prober.token_scores import check_growing, text_needs, text_scores
 from probers.prompts import TESTBED_PROMPT, chat_text
 from probers.rag.protocol import UNANSWERED
 from probers.rag.triggers import Probing
-from probers.serve.protocol import ApiError, ChatRequest
+from probers.serve.http import ApiError
+from probers.serve.protocol import ChatRequest
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.types import Needs

@@ -30,7 +30,7 @@ from probers.store.spec import FeatureSpec, ModelSpec
 from probers.train import plots as draw
 from probers.train.assemble import Detector, control_detectors
 from probers.train.data import Column
-from probers.train.evaluate import Evaluator, split_sizes, summarise
+from probers.train.evaluate import Evaluator, summarise
 from probers.train.examples import Examples
 from probers.train.report import Origin, write_card
 from probers.types import RunError
@@ -282,11 +282,11 @@ def test_shuffled_labels_off_chance_are_flagged(run: Any, examples: Examples) ->
 
 def test_splits_name_their_datasets_and_training_on_others_is_said(run: Any) -> None:
     mixed = make_examples(datasets=3)
-    assert split_sizes(mixed)["test"].datasets == {"set0": 272, "set1": 264, "set2": 264}
+    assert mixed.sizes()["test"].datasets == {"set0": 272, "set1": 264, "set2": 264}
     sets = mixed.table["dataset"].to_numpy()
     apart = {split: rows[(sets[rows] == "set2") == (split == "test")] for split, rows in mixed.rows.items()}
-    assert warnings(run.summary.model_copy(update={"splits": split_sizes(mixed)})) == []
-    other = run.summary.model_copy(update={"splits": split_sizes(Examples(mixed.table, apart))})
+    assert warnings(run.summary.model_copy(update={"splits": mixed.sizes()})) == []
+    other = run.summary.model_copy(update={"splits": Examples(mixed.table, apart).sizes()})
     assert warnings(other) == ["out of domain: trained on set0, set1, tested on set2"]
 
 

@@ -138,7 +138,7 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm, made):
     for token, (start, end), logprob in zip(made.token_ids, made.offsets, made.logprobs, strict=True):
         choice.add(made.text[start:end], [token], [float(logprob)])
         parts += choice.chunk(choice.settled())["token_offsets"]
-    kept = choice.kept()
+    kept = choice.count_tokens()
     assert kept == len(made.token_ids)
     last = choice.whole(kept)
     assert (*parts, *last["token_offsets"]) == made.offsets and len(parts) > 5 and "revised" not in last
@@ -146,7 +146,7 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm, made):
     choice.add(made.text, made.token_ids, made.logprobs.tolist())
     choice.scores = [float(i) for i in range(len(made.token_ids))]
     choice.scores[2] = None
-    whole = choice.whole(choice.kept())
+    whole = choice.whole(choice.count_tokens())
     assert whole["token_offsets"] == made.offsets
     assert list(whole["token_scores"]) == choice.scores and whole["token_p_wrong"][2] is None
     assert whole["token_logprobs"] == pytest.approx(made.logprobs.tolist())
@@ -155,9 +155,9 @@ def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm, made):
 def test_a_choice_cut_at_a_stop_string_keeps_the_tokens_of_its_text_and_a_changed_one_none(lm, made):
     cut, changed = choice_of(lm, made), choice_of(lm, made)
     cut.add(made.text[: made.offsets[5][1]], made.token_ids, made.logprobs.tolist())
-    assert cut.kept() == 6
+    assert cut.count_tokens() == 6
     changed.add("thoughts were taken out", made.token_ids, made.logprobs.tolist())
-    assert changed.kept() is None
+    assert changed.count_tokens() is None
 
 
 def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(lm, tmp_path, capsys):

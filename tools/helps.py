@@ -20,8 +20,7 @@ from typing import Any
 import probers
 from probers.data.questions import open_questions
 from probers.rag.retrievers import BM25
-from probers.signals.rarity import lowest_frequencies
-from probers.signals.retrieval import retriever_ranks
+from probers.signals.rarity import lowest_frequencies, retriever_ranks
 from probers.types import Passage, Question
 from probers.words import Recogniser
 

@@ -5,7 +5,7 @@ Controls see no hidden state above the embedding; trained ones are fitted on the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,16 +18,15 @@ from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbe
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.prober.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
 from probers.prober.decision import KINDS, Ensemble, fit_ensemble, half_precision
-from probers.prober.domain import Domain
 from probers.prober.figures import BARE, EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
 from probers.prober.prober import Prober
 from probers.prober.token_scores import Aggregate, aggregate
 from probers.signals import SIGNALS
-from probers.signals.retrieval import KNOWN, known_of
+from probers.signals.rarity import KNOWN, known_of
 from probers.store.files import COLUMNS
 from probers.types import RunError
 
-from .data import CHUNK, Column, Dataset, Padded, TokenStates, at_once
+from .data import CHUNK, Column, Dataset, Padded, TokenStates, at_once, fit_domain
 from .examples import Examples
 from .heads import Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
@@ -201,7 +200,7 @@ def score_everything(
             if not isinstance(x, Padded):
                 logits = head(x[:, index].float()).double()
             elif head.causal:
-                logits = head(x.states[:, :, index].float(), x.mask, x.own)[x.own].double()
+                logits = head(x.states[:, :, index].float(), x.mask, x.judged)[x.judged].double()
             else:
                 logits = head(x.states[:, :, index].float(), x.mask).double()
             margins.append(logits[..., WRONG] - logits[..., CORRECT])
@@ -355,39 +354,6 @@ def assemble(
         token_scores=ensemble(margins.values[:, heads]) if of_answers else None,
         notes=notes + left_out,
     )
-
-
-#: Largest number of training rows used to fit a domain, evenly spaced.
-_MOST_ROWS = 8192
-
-
-def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tuple[Domain, np.ndarray]:
-    """Fit the domain of the training states, with a limit that a ``rate`` of validation texts exceeds.
-
-    Also returns the distance (texts,) of every text: the mean over its rows, which are tokens or one.
-    """
-    index = dataset.places([place for column in columns for place in column.places])
-    text_of, splits = dataset.examples.text_of, dataset.examples.rows
-    training = np.flatnonzero(np.isin(text_of, splits["train"]))
-    training = training[np.linspace(0, len(training) - 1, min(len(training), _MOST_ROWS)).astype(int)]
-
-    def states(rows: np.ndarray) -> Iterator[torch.Tensor]:
-        for part in torch.from_numpy(rows).split(CHUNK):
-            yield dataset.states[part][:, index].float()
-
-    domain = Domain.fit(lambda: states(training), rate)
-    each = np.concatenate([domain(part).numpy() for part in states(np.arange(len(text_of)))])
-    distances = np.bincount(text_of, each) / np.bincount(text_of)
-    surprise, validation = surprise_of(dataset.examples), splits["validation"]
-    return domain.within(distances[validation], None if surprise is None else surprise[validation]), distances
-
-
-def surprise_of(examples: Examples) -> np.ndarray | None:
-    """Surprise (texts,) of every text; None where the store has no such column, or lacks some."""
-    if "surprise" not in examples.table:
-        return None
-    values = examples.table["surprise"].to_numpy(dtype=float)
-    return values if np.isfinite(values).all() else None
 
 
 def _joined(

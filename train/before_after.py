@@ -37,10 +37,9 @@ COMBINED, WITH_SIGNALS = "signals combined", "head + signals"
 _PIECES = ("entity", "span", "sentence", "claim")
 #: Signals of the position that predicts the first token: name -> column, and 1 where more is likelier wrong.
 _BEFORE = {
-    "entropy before": ("entropy_before", 1),
-    "probability before": ("max_prob_before", -1),
+    "entropy before": ("entropy_before", 1), "probability before": ("max_prob_before", -1),
     "margin before": ("margin_before", -1),
-}
+}  # fmt: skip
 #: Controls over the written tokens, and the columns that are combined.
 _AFTER = (
     "mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum",

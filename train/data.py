@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from probers.evaluation.metrics import auroc
 from probers.heads import ProbeHead, head_name
 from probers.model.recorder import as_places
 from probers.options import shown
+from probers.prober.domain import Domain
+from probers.signals.grounding import REMEMBERED, Pointer
 from probers.store.joined import Stored
 from probers.store.spec import BesideSpec, FeatureSpec, parse_layers, places_for, ranges
 from probers.types import Beside, Site, UserError
@@ -64,12 +67,12 @@ class Column(NamedTuple):
 class Padded(NamedTuple):
     """States (n, T, columns, d) of n texts' tokens, padded with zeros; mask (n, T) is true at tokens.
 
-    ``own`` (n, T) is true at the tokens that are judged; the others are read before them.
+    ``judged`` (n, T) is true at the tokens that are judged; the others are read before them.
     """
 
     states: Tensor
     mask: Tensor
-    own: Tensor
+    judged: Tensor
 
 
 class StoreStates:
@@ -120,11 +123,12 @@ class TokenStates:
         # A tensor of one number would be taken for the number.
         chosen = np.arange(len(self._members))[rows.numpy() if isinstance(rows, Tensor) else rows]
         windows = [self._windows[i] for i in chosen]
-        own = [np.isin(rows, self._members[i], kind="sort") for i, rows in zip(chosen, windows, strict=True)]
+        pairs = zip(chosen, windows, strict=True)
+        masks = [np.isin(window, self._members[i], kind="sort") for i, window in pairs]
         sizes = list(map(len, windows))
         states = self._states[torch.from_numpy(np.concatenate(windows))].split(sizes)
         mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-        judged = pad_sequence(list(map(torch.from_numpy, own)), batch_first=True)
+        judged = pad_sequence(list(map(torch.from_numpy, masks)), batch_first=True)
         return Padded(pad_sequence(states, batch_first=True), mask, judged)
 
 
@@ -231,3 +235,73 @@ def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
         why = "the embedding output, which is trained as a control anyway"
         raise UserError(f"layer=0 is {why}: choose from 1 to {spec.model.layers}", code="layers")
     return spec.select(wanted).layers
+
+
+#: Largest number of training rows used to fit a domain, evenly spaced.
+_MOST_ROWS = 8192
+
+
+def fit_domain(dataset: Dataset, columns: Sequence[Column], rate: float) -> tuple[Domain, np.ndarray]:
+    """Fit the domain of the training states, with a limit that a ``rate`` of validation texts exceeds.
+
+    Also returns the distance (texts,) of every text: the mean over its rows, which are tokens or one.
+    """
+    index = dataset.places([place for column in columns for place in column.places])
+    text_of, splits = dataset.examples.text_of, dataset.examples.rows
+    training = np.flatnonzero(np.isin(text_of, splits["train"]))
+    training = training[np.linspace(0, len(training) - 1, min(len(training), _MOST_ROWS)).astype(int)]
+
+    def states(rows: np.ndarray) -> Iterator[Tensor]:
+        for part in torch.from_numpy(rows).split(CHUNK):
+            yield dataset.states[part][:, index].float()
+
+    domain = Domain.fit(lambda: states(training), rate)
+    each = np.concatenate([domain(part).numpy() for part in states(np.arange(len(text_of)))])
+    distances = np.bincount(text_of, each) / np.bincount(text_of)
+    surprise, validation = dataset.examples.surprise, splits["validation"]
+    return domain.within(distances[validation], None if surprise is None else surprise[validation]), distances
+
+
+#: One head of so many points; a model of few heads has :data:`_LEAST`.
+_ONE_OF, _LEAST = 32, 4
+
+
+def fit_pointer(store: Stored, examples: Examples) -> tuple[Pointer, np.ndarray, str]:
+    """Choose heads on the training texts; return them, minus their mean share (N,), and what that is.
+
+    The share is that on the passages about the text's subject, and where no text has a known subject that on
+    the passage with the most. ``store`` has the site "passages" (:mod:`probers.model.passages`), its four
+    numbers of each head in a row.
+    """
+    values = np.asarray(store.reader(store.spec.layers)[np.arange(len(examples.table))], dtype=np.float64)
+    if examples.members is not None:  # tokens of a text
+        values = np.stack([values[rows].mean(axis=0) for rows in examples.members])
+    subject, pointed, _, _ = np.split(values[:, 0], 4, axis=-1)
+    shares = subject if np.ptp(subject) > 0 else pointed
+    chosen = np.concatenate([examples.rows["train"], examples.rows["validation"]])
+    wrong = examples.wrong
+    ranks = np.array([auroc(wrong[chosen], -column) for column in shares[chosen].T])
+    count = max(_LEAST, shares.shape[1] // _ONE_OF)
+    heads = tuple(sorted(np.argsort(-ranks, kind="stable")[:count].tolist()))
+    scores = -shares[:, heads].mean(axis=1)
+    what = "subject's passages" if shares is subject else "most attended passage"
+    about = f"minus the share of attention on the {what}, mean of {len(heads)} heads chosen on training texts"
+    return Pointer(heads, _remembered(examples, chosen)), scores, about
+
+
+def _remembered(examples: Examples, rows: np.ndarray) -> float:
+    """Choose the log-probability without passages from which on unsupported texts are remembered ones.
+
+    It divides best those that are known to be; the default where none are.
+    """
+    table = examples.table.iloc[rows]
+    if "source" not in table or "context_gain" not in table:
+        return REMEMBERED
+    unsupported = table[table["correct"] == 0]
+    known = (unsupported["source"] == "memory").to_numpy()
+    alone = (unsupported["mean_logprob"] - unsupported["context_gain"]).to_numpy(dtype=float)
+    if not known.any() or known.all():
+        return REMEMBERED
+    order = np.unique(alone)
+    right = [float(((alone >= cut) == known).mean()) for cut in order]
+    return float(order[int(np.argmax(right))])

@@ -22,7 +22,7 @@ from probers.prober.risk_control import passing_groups
 from probers.progress import Bar
 from probers.signals.grounding import ORIGINS
 
-from .assemble import Detector, Trained, surprise_of
+from .assemble import Detector, Trained
 from .before_after import auroc_samples, moment_figures, paired
 from .examples import Examples
 
@@ -186,19 +186,6 @@ def _named(names: Iterable[str], intervals: Sequence[Interval]) -> Named:
     return {k: v for n, i in zip(names, intervals, strict=True) for k, v in i.figures(n).items()}
 
 
-def split_sizes(examples: Examples) -> dict[str, schema.Split]:
-    """Count examples, groups, the share of wrong texts and examples per dataset of each split."""
-    sizes = {}
-    for split, rows in examples.rows.items():
-        part = examples.table.iloc[rows]
-        counts = part["dataset"].value_counts().sort_index() if "dataset" in part else {}
-        sizes[split] = schema.Split(
-            n=len(rows), groups=int(part["group"].nunique()), wrong=float(examples.wrong[rows].mean()),
-            datasets={str(name): int(count) for name, count in dict(counts).items()},
-        )  # fmt: skip
-    return sizes
-
-
 def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int], **more: Any) -> Figures:
     """Compute all test figures; ``training`` (steps, heads, ..) and ``more`` figures are copied."""
     with_entropy = [] if trained.with_entropy is None else [trained.with_entropy]
@@ -219,7 +206,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
         overall[WITH_ENTROPY] = figures[id(trained.with_entropy)]
     return Figures(
         schema=1,
-        splits=split_sizes(evaluator.examples),
+        splits=evaluator.examples.sizes(),
         best_layer=trained.best.layer,
         best_site=trained.best.site,
         sites=list(dict.fromkeys(column.site for column in trained.layers)),
@@ -322,7 +309,7 @@ def _domain(trained: Trained, evaluator: Evaluator) -> schema.Limited | None:
     """Limits and size of the domain, and the share of test texts beyond it, which are false alarms."""
     if trained.distances is None or (domain := trained.bank.domain) is None:
         return None
-    surprise, test = surprise_of(evaluator.examples), evaluator.test
+    surprise, test = evaluator.examples.surprise, evaluator.test
     of_test = None if surprise is None else surprise[test]
     beyond = domain.unlike(trained.distances[test], of_test).astype(float)
     return schema.Limited(
@@ -405,11 +392,7 @@ def _at_level(
     if len(set(wrong.tolist())) < 2:
         return figures | _named(_RANKED, [UNDEFINED] * len(_RANKED))
     bootstrap = resample(rows["group"].to_numpy())
-
-    def rank(values: np.ndarray, weights: np.ndarray) -> list[Any]:
-        return [figure(wrong, values, weights) for figure in _RANKED.values()]
-
-    figures |= _named(_RANKED, bootstrap.intervals(scores, rank))
+    figures |= _measured(bootstrap, wrong, scores, _RANKED)
     if threshold is not None:
         fired = (scores > threshold).astype(float)
         figures |= bootstrap.interval(fired, partial(metrics.f1_detection, wrong)).figures("f1")

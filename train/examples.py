@@ -11,6 +11,7 @@ import pandas as pd
 
 from probers.checksums import draw_key
 from probers.data.splits import Seen, deal
+from probers.prober.figures import Split
 from probers.store.joined import Stored
 from probers.types import SPLITS, UserError
 
@@ -79,6 +80,14 @@ class Examples:
     def wrong(self) -> np.ndarray:
         """Labels (N,): 1 where the text is wrong or hallucinated."""
         return 1 - self.table["correct"].to_numpy()
+
+    @property
+    def surprise(self) -> np.ndarray | None:
+        """Surprise (N,) of every text; None where the store has no such column, or lacks some."""
+        if "surprise" not in self.table:
+            return None
+        values = self.table["surprise"].to_numpy(dtype=float)
+        return values if np.isfinite(values).all() else None
 
     @property
     def read(self) -> bool:
@@ -158,6 +167,18 @@ class Examples:
         columns = [part[name] if name in part else [""] * len(part) for name in names]
         rows = zip(*columns, strict=True)
         return [(dataset, group, question or text) for dataset, group, question, text in rows]
+
+    def sizes(self) -> dict[str, Split]:
+        """Count examples, groups, the share of wrong texts and examples per dataset of each split."""
+        sizes = {}
+        for split, rows in self.rows.items():
+            part = self.table.iloc[rows]
+            counts = part["dataset"].value_counts().sort_index() if "dataset" in part else {}
+            sizes[split] = Split(
+                n=len(rows), groups=int(part["group"].nunique()), wrong=float(self.wrong[rows].mean()),
+                datasets={str(name): int(count) for name, count in dict(counts).items()},
+            )  # fmt: skip
+        return sizes
 
     def split_record(self) -> dict[str, list[str]]:
         """Groups of each split, as ``splits.json`` has them."""
@@ -267,9 +288,8 @@ def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndar
             fix = "where it hardly helps, trigger=never is the best: no head is needed"
         else:
             fix = "take more questions (limit)"
-        raise UserError(
-            f"label=helps needs {FEWEST} of either to learn from, and {counts}; {fix}", code="labels"
-        )
+        problem = f"label=helps needs {FEWEST} of either to learn from, and {counts}"
+        raise UserError(f"{problem}; {fix}", code="labels")
     return known
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from probers.types import UserError
 
 from .heads import head_of
 from .methods import method_of
-from .run import Plan, listed, run_plan, train
+from .run import Plan, listed, run_on, train
 from .settings import Train
 
 #: Keys of the command that are arguments here, or that divide a training among processes.
@@ -60,19 +61,17 @@ def fit(
         raise UserError(f"{message}: use probers-train", "unsupported")
     if out is None:
         _refuse_files(settings, method_of(component))
-    opened = [
-        store if isinstance(store, FeatureStore) else FeatureStore.open(store, checksums=settings.checksums)
-        for store in listed(stores)
-    ]
+    read = partial(FeatureStore.open, checksums=settings.checksums)
+    opened = [store if isinstance(store, FeatureStore) else read(store) for store in listed(stores)]
     if not opened:
         raise UserError("stores=[] names no store: give one, or several", "missing-value")
     paths = [str(store.path) for store in opened]
     settings = replace(settings, data=paths, out=None if out is None else str(out))
     record = {key: value for key, value in plain(settings).items() if key != "launch"}  # as typed
-    plan = Plan.of(replace(settings, _record=record), opened)
+    settings = replace(settings, _record=record)
     if out is None:
-        return train(plan, None).bank
-    return Prober.from_pretrained(run_plan(plan))
+        return train(Plan.of(settings, opened), None).bank
+    return Prober.from_pretrained(run_on(settings, opened))
 
 
 def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:

@@ -262,7 +262,7 @@ class ProberModule(LightningModule):
         tokens = chosen.float().movedim((-3, -2), (0, 1))  # (n, T, H, d) or (n, T, H, L, d)
         if not self.head.causal:
             return self.head(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
-        masks = (m.unflatten(0, (sets, -1))[orders].movedim(0, -1) for m in (states.mask, states.own))
+        masks = (m.unflatten(0, (sets, -1))[orders].movedim(0, -1) for m in (states.mask, states.judged))
         return self.head(tokens, *masks)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
@@ -278,7 +278,7 @@ class ProberModule(LightningModule):
             smoothing=self.how.label_smoothing,
         )  # fmt: skip
         if logits.ndim == 4:
-            of_heads = self._span_losses(logits, targets, shares, states.own, losses)
+            of_heads = self._span_losses(logits, targets, shares, states.judged, losses)
         else:
             of_heads = losses(logits, targets, shares=None if shares is None else shares[..., 0])
         self.recent = of_heads.detach()
@@ -295,29 +295,29 @@ class ProberModule(LightningModule):
         marked spans over the number of these; a batch without any has the span loss 0.
         """
         orders = self._orders if len(judged) > len(logits) else torch.zeros_like(self._orders)
-        own = judged.unflatten(0, (-1, len(logits)))[orders].movedim(0, 2)  # (n, T, H)
+        of_heads = judged.unflatten(0, (-1, len(logits)))[orders].movedim(0, 2)  # (n, T, H)
         if shares is None:
             shares = torch.ones(*targets.shape, 2, dtype=logits.dtype, device=logits.device)
         of_tokens, of_spans = shares.expand(*targets.shape, 2).unbind(-1)
         released = self.how.loss == "span_max"
         tokens = losses(
-            logits.flatten(0, 1), targets[:, None].expand(own.shape).flatten(0, 1),
-            shares=(of_tokens[:, None] * own).flatten(0, 1),
-            total=own.sum(dim=(0, 1)) if released else None,
+            logits.flatten(0, 1), targets[:, None].expand(of_heads.shape).flatten(0, 1),
+            shares=(of_tokens[:, None] * of_heads).flatten(0, 1),
+            total=of_heads.sum(dim=(0, 1)) if released else None,
         )  # fmt: skip
         if self.how.loss not in SPAN_LOSSES:
             return tokens
         last = self._steps if released else max(1, self._steps - 1)
         share = min(1.0, self.steps_taken / last)
         number = of_spans.sum(dim=0).clamp_min(1) if released else None
-        spans = losses(highest(logits, own), targets, shares=of_spans, total=number)
+        spans = losses(highest(logits, of_heads), targets, shares=of_spans, total=number)
         return (1 - share) * tokens + share * spans
 
     def validation_step(self, batch: Batch, index: int) -> None:
         states, targets, shares = batch
         logits = self(states)
         if logits.ndim == 4:
-            logits = highest(logits, states.own[..., None])
+            logits = highest(logits, states.judged[..., None])
         weights = torch.ones(len(targets[0])) if shares is None else shares[0, :, 0]
         self._seen.append((logits, targets[0], weights))
 

@@ -14,6 +14,7 @@ from probers.cli.command_lines import command_line, merge_line, override
 from probers.cli.inputs import newest_store
 from probers.cli.merge import PartRuns
 from probers.cli.runs import RunFolder
+from probers.cli.settings import default_values
 from probers.files import canonical_json, write_text
 from probers.prober.figures import Figures
 from probers.prober.prober import Prober
@@ -24,16 +25,15 @@ from probers.store.store import FeatureStore
 from probers.types import UserError, count
 
 from . import sweeps
-from .assemble import Trained, assemble
-from .data import Dataset
+from .assemble import Detector, Trained, assemble
+from .data import Dataset, fit_pointer
 from .evaluate import Evaluator, summarise
 from .examples import Examples, SplitRequest
-from .heads import Fitted, Task, build, joins_layers, of_tasks, part_tasks
-from .methods import Method, make_method, method_of
-from .methods.pointing import fit_pointer
+from .heads import Task, build, joins_layers, of_tasks, part_tasks
+from .methods import Method, Subject, class_of, method_of
 from .plots import write_plots
 from .report import Origin, compare_runs, use_command, write_card
-from .settings import Stores, Train
+from .settings import Assembling, Fitting, Stores, Train, taken
 
 log = logging.getLogger(__name__)
 
@@ -47,38 +47,44 @@ class Plan:
     """A training that can begin.
 
     Attributes:
-        settings: those of the method, which read heads, score and figures as they are typed.
+        method: makes the heads, and knows how the score is made of them.
+        request: choice of the examples and their splits.
+        resamples: bootstrap resamples for every interval.
         tasks: heads to train on the data set, with notes on what is left out.
         sets: layers of additional probers, and ``fewer`` examples of others by their number.
+        sized: the probers of fewer examples are written, with their controls.
         stores: folders trained on, and ``others`` that are tested on only.
-        alone: every store by itself, where each is tested on.
+        alone: every store by itself, where each is tested on; ``matrix`` also trains on each.
         passages: attention by passage of the same texts; None of other stores.
     """
 
-    settings: Train
     method: Method
+    request: SplitRequest
+    resamples: int
     sources: Sources
     dataset: Dataset
     tasks: Sequence[Task]
     notes: Sequence[str]
     sets: Sequence[Sequence[int]]
     fewer: Mapping[int, Examples]
+    sized: bool
     stores: Sequence[Path]
     others: Sequence[Path]
     alone: Mapping[str, Sources]
+    matrix: bool
     passages: Stored | None = None
 
     @classmethod
     def of(cls, settings: Train, opened: Sequence[FeatureStore], parts: PartRuns | None = None) -> Plan:
         """Plan a training on opened stores; UserError for what cannot be trained."""
-        method = make_method(settings, parts)
-        settings = method.settings
-        settings.hardware()
-        rule, paths = settings.rule(), [store.path for store in opened]
-        sites = listed(settings.site)
+        method = method_for(settings, parts)
+        subject, fitting = method.subject, method.fitting
+        fitting.hardware()
+        rule, paths = method.choice.rule(), [store.path for store in opened]
+        sites = listed(subject.site)
         if sites and all("resid_bare" in [each.site for each in store.features] for store in opened):
             sites = [*dict.fromkeys([*sites, "resid_bare"])]  # a control
-        how = (settings.pool, sites or None, settings.beside)
+        how = (subject.pool, sites or None, settings.beside)
         sources = Sources.of(opened, *how)
         others = [Path(path) for path in listed(settings.test)]
         single = [*paths, *others] if settings.matrix or others else []
@@ -86,48 +92,58 @@ class Plan:
             raise UserError("matrix and test are of whole trainings: leave part and launch out", "conflict")
         stores = [FeatureStore.open(path, checksums=settings.checksums) for path in single]
         alone = {str(store.path): Sources.of([store], *how) for store in stores}
-        request = SplitRequest(
-            settings.split, settings.train_on, settings.test_on, settings.seed, settings.label
-        )
-        dataset = Dataset.load(sources.stores, settings.layer, request, sources.beside)
-        settings.check_spans(marked=dataset.examples.inside is not None)
+        sides = (settings.split, settings.train_on, settings.test_on)
+        request = SplitRequest(*sides, settings.seed, subject.label)
+        dataset = Dataset.load(sources.stores, subject.layer, request, sources.beside)
+        fitting.check_spans(marked=dataset.examples.inside is not None)
         dataset = method.prepare(dataset, sources.stores)
         rule.check_number(len(dataset.examples.groups("validation")))
         tasks, notes = method.plan(dataset)
-        if settings.loss == "span_max" and (lacking := dataset.examples.lacking_spans):
+        if fitting.loss == "span_max" and (lacking := dataset.examples.lacking_spans):
             notes = [*notes, f"loss=span_max: {lacking}, so that in the end every token is pushed one way"]
             log.warning(f"{notes[-1]}: loss=span_max_all counts unmarked stretches as right spans")
         if joins_layers(method.make) and settings.layer_sets:
             why = "this head reads all layers at once: give layer=[..] and run once for each set"
             raise UserError(f"layer_sets={settings.layer_sets}: {why}", code="conflict")
         sets = sweeps.sets_of(settings.layer_sets, sorted({task.layer for task in tasks if task.is_probe}))
-        curve, seed = settings.learning_curve, settings.seed
-        fewer = sweeps.sizes_of(settings.sizes, dataset.examples, curve=curve, seed=seed)
-        dataset.inputs(build(method.make, tasks[:1], dataset.states.shape[-1]), settings.loss)
+        fewer = sweeps.sizes_of(settings.sizes, dataset.examples, curve=subject.curve, seed=fitting.seed)
+        dataset.inputs(build(method.make, tasks[:1], dataset.states.shape[-1]), fitting.loss)
         pool = sources.stores[0].spec.pool
         shown = all((pool, "passages") in [(f.pool, f.site) for f in store.features] for store in opened)
         passages = of_site(opened, pool, "passages") if shown else None
         return cls(
-            settings, method, sources, dataset, tasks, notes, sets, fewer, paths, others, alone, passages
-        )
+            method, request, settings.resamples, sources, dataset, tasks, notes, sets, fewer,
+            bool(settings.sizes), paths, others, alone, settings.matrix, passages,
+        )  # fmt: skip
 
-    def fit(self, out: Path | None, tasks: Sequence[Task], dataset: Dataset, what: str = "") -> Fitted:
-        """Train heads of the prober, or of an additional one that ``what`` names."""
-        how = replace(self.settings, logger="none") if what else self.settings
-        return self.method.fit(tasks, dataset, how, out=out, what=what)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The configuration, with all inputs by content."""
+    def identity(self, settings: Train) -> dict[str, Any]:
+        """Resolve the configuration, with all inputs named by content."""
         layers = [layer for task in self.tasks if task.is_probe for layer in task.column.layers]
-        identity = identified(self.settings, [*self.stores, *self.others], layers)
-        if self.settings.texts.path is None:
+        identity = identified(settings, [*self.stores, *self.others], layers)
+        if settings.texts.path is None:
             del identity["texts"]  # runs of before have no such key
         else:
-            identity["inputs"]["texts"] = checksums.inputs(str(self.settings.texts.path))
+            identity["inputs"]["texts"] = checksums.inputs(str(settings.texts.path))
         if self.method.inputs:
             identity["inputs"]["probers"] = self.method.inputs
         return identity
+
+
+def method_for(settings: Train, parts: PartRuns | None = None) -> Method:
+    """Make the method that the head names; UserError for options that contradict it."""
+    kind = class_of(settings.head)
+    for name in kind.unused:
+        if (value := getattr(settings, name)) and value != default_values(Train).get(name):
+            message = f"{name}={value} does not apply to head={kind.head}, which makes one prober"
+            raise UserError(f"{message}: leave it out", "conflict")
+    if settings.texts.path is not None and not kind.reads_texts:
+        message = f"texts={settings.texts.path} is for head=lora; other heads read the states of data"
+        raise UserError(f"{message}: leave texts out", "conflict")
+    read = (settings.head, settings.layer, settings.pool, settings.site, settings.label)
+    return kind(
+        Subject(*read, settings.learning_curve), taken(Fitting, settings), taken(Assembling, settings),
+        texts=settings.texts, resamples=settings.resamples, parts=parts,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,21 +172,24 @@ def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = 
             why = "divides layers, and a classifier of questions has none: leave part out"
             raise UserError(f"part={settings.part} {why}", code="conflict")
         return train_classifier(settings)
-    plan = Plan.of(settings, opened_stores(settings), parts)
-    return run_plan(plan, parts, search)
+    return run_on(settings, opened_stores(settings), parts, search)
 
 
-def run_plan(plan: Plan, parts: PartRuns | None = None, search: Chosen | None = None) -> Path:
-    """Write the prober of a plan, or its part, in a folder that resumes; returns the folder."""
-    settings, dataset, part = plan.settings, plan.dataset, plan.settings.partition
-    layers = settings.layer
+def run_on(
+    settings: Train, opened: Sequence[FeatureStore], parts: PartRuns | None = None,
+    search: Chosen | None = None,
+) -> Path:  # fmt: skip
+    """Write the prober of opened stores, or its part, in a folder that resumes; returns the folder."""
+    plan, part = Plan.of(settings, opened, parts), settings.partition
+    dataset, subject = plan.dataset, plan.method.subject
+    layers = subject.layer
     # Beside the folder of a single run, not in it: either can be there first, or be removed.
     which = layers if isinstance(layers, str) else f"layer{'-'.join(map(str, listed(layers)))}"
-    sites = (*listed(settings.site), *settings.beside)
-    out = Path(settings.out or default_out("train", plan.stores, settings, *sites, which))
+    named = (*listed(subject.pool), *listed(subject.site), *settings.beside, which)
+    out = Path(settings.out or default_out("train", plan.stores, settings.suffix, *named))
     if part is not None:
         out, tasks = part.folder(out), part_tasks(plan.tasks, part)
-    folder = RunFolder(out, "train", plan.identity)
+    folder = RunFolder(out, "train", plan.identity(settings))
     if search is not None:
         folder, _ = search
     elif not (folder.begin("prober") if parts is None else parts.begin(folder, "prober")):
@@ -180,7 +199,7 @@ def run_plan(plan: Plan, parts: PartRuns | None = None, search: Chosen | None = 
     model = plan.sources.stores[0].spec.model.id
     if part is not None:
         read = of_tasks(dataset, plan.sources.stores, tasks)
-        sweeps.fit_part(partial(plan.fit, out), tasks, read, plan.fewer, out)
+        sweeps.fit_part(partial(plan.method.fit, out=out), tasks, read, plan.fewer, out)
         folder.finish({"model": model, "part": str(part)})
         _remove_checkpoints(out)
         which = ", ".join(map(str, sorted({task.layer for task in tasks if task.is_probe})))
@@ -210,21 +229,21 @@ def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -
 
     ``more`` are further figures.
     """
-    settings, method, fitter = plan.settings, plan.method, partial(plan.fit, out)
+    method, choice, fitter = plan.method, plan.method.choice, partial(plan.method.fit, out=out)
     fitted = fitter(plan.tasks, plan.dataset)
-    trained = assemble(fitted, plan.dataset, settings, refuse=method.refuse)
+    trained = assemble(fitted, plan.dataset, choice, refuse=method.refuse)
     trained = replace(trained, notes=[*plan.notes, *trained.notes])
     if plan.passages is not None:
-        pointer, detector = fit_pointer(plan.passages, plan.dataset.examples)
-        bank = replace(trained.bank, pointer=pointer)
+        pointer, shares, about = fit_pointer(plan.passages, plan.dataset.examples)
+        bank, detector = replace(trained.bank, pointer=pointer), Detector("pointer", shares, about)
         trained = replace(trained, bank=bank, controls=[*trained.controls, detector])
     trained, dataset = method.complete(trained, fitted, plan.dataset, out)
-    of_sizes = partial(sweeps.of_sizes, seed=settings.seed, controls=bool(settings.sizes))
-    trained, smaller = of_sizes(fitter, trained, dataset, plan.fewer, settings)
+    of_sizes = partial(sweeps.of_sizes, seed=method.fitting.seed, controls=plan.sized)
+    trained, smaller = of_sizes(fitter, trained, dataset, plan.fewer, choice)
     bank, figures = _measure(plan, trained, dataset.examples, out, more or {})
-    of_layers = sweeps.of_layers(plan.sets, fitted, trained, dataset, settings)
+    of_layers = sweeps.of_layers(plan.sets, fitted, trained, dataset, choice)
     further = {}
-    for prober in (*(smaller if settings.sizes else ()), *of_layers):
+    for prober in (*(smaller if plan.sized else ()), *of_layers):
         assert out is not None
         _measure(plan, prober.trained, prober.examples, out / prober.folder, {})
         further[out / prober.folder] = prober.about
@@ -235,9 +254,9 @@ def _measure(
     plan: Plan, trained: Trained, examples: Examples, out: Path | None, more: Mapping[str, Any]
 ) -> tuple[Prober, Figures]:
     """Measure a prober, describe it, and with ``out`` write its folder; returns it with its figures."""
-    settings, config = plan.settings, plan.sources.stores[0].config
-    evaluator = Evaluator(examples, settings.rule(), resamples=settings.resamples, seed=settings.seed)
-    figures = summarise(trained, evaluator, {**trained.training, "seeds": settings.seeds}, **more)
+    how, config = plan.method.fitting, plan.sources.stores[0].config
+    evaluator = Evaluator(examples, plan.method.choice.rule(), resamples=plan.resamples, seed=how.seed)
+    figures = summarise(trained, evaluator, {**trained.training, "seeds": how.seeds}, **more)
     origin = Origin(plan.stores, str(config.get("source", "")), examples.read)
     bank = replace(
         trained.bank, metrics=figures.to_dict(), card=write_card(trained.bank, figures, origin, out),
@@ -252,13 +271,14 @@ def _measure(
 
 def _matrix(plan: Plan, bank: Prober, out: Path) -> str:
     """Test the prober, and with ``matrix`` one of each store, on every store; returns the table."""
-    settings, names = plan.settings, list(map(str, plan.stores))
-    split, probers = SplitRequest(settings.split, seed=settings.seed, label=settings.label), {}
-    if len(names) > 1 and settings.matrix:
+    method, names = plan.method, list(map(str, plan.stores))
+    split, probers = replace(plan.request, train_on=(), test_on=()), {}
+    if len(names) > 1 and plan.matrix:
         stores = {name: plan.alone[name] for name in names}
-        probers = sweeps.each_alone(stores, settings.layer, split, plan.method.make, settings, settings)
+        of = (method.make, method.fitting, method.choice)
+        probers = sweeps.each_alone(stores, method.subject.layer, split, *of)
     probers[sweeps.ALL if len(names) > 1 else names[0]] = bank
-    cells = sweeps.matrix(probers, plan.alone, split, settings.resamples)
+    cells = sweeps.matrix(probers, plan.alone, split, plan.resamples)
     sweeps.write_matrix(cells, out)
     return sweeps.matrix_table(cells)
 
@@ -317,10 +337,10 @@ def listed(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def default_out(command: str, paths: Sequence[Path], settings: Stores, *more: Any) -> Path:
-    """Name the folder of a run without ``out``, after stores, pool and what else is given."""
-    names = ["+".join(path.name for path in paths), *listed(settings.pool), *map(str, more)]
-    return Path("runs", command, ",".join(["-".join(names), *listed(settings.suffix)]))
+def default_out(command: str, paths: Sequence[Path], suffix: str | None, *more: Any) -> Path:
+    """Name the folder of a run without ``out``, after stores and what else is given."""
+    names = ["+".join(path.name for path in paths), *map(str, more)]
+    return Path("runs", command, ",".join(["-".join(names), *listed(suffix)]))
 
 
 def identified(settings: Stores, paths: Sequence[Path], layers: Iterable[int]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from .heads import Task, build, head_of, maker, probe_tasks, train_heads
 from .methods import method_of
 from .run import default_out, identified, listed, opened_stores
 from .run import run as train
-from .settings import Assembling, Fitting, Search, Stores, Train
+from .settings import Assembling, Fitting, Layers, Search, Stores, Train, taken
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ _HEADS = {
 }
 #: The default set of layers beside all.
 _UPPER = "upper half"
+#: Rule for thresholds on a fold, which its figure does not read.
+_RULE = "balanced_accuracy"
 #: Share of a fold's other groups that decides checkpoints and weights of layers.
 _CHECKS = 0.15
 _JOURNAL, _FILE = "search.jsonl", "search.json"
@@ -66,17 +68,22 @@ def run(settings: Search) -> Path:
     settings.hardware()
     opened = opened_stores(settings)
     paths = [store.path for store in opened]
-    pool = settings.pool or opened[0].spec.pool
-    stores, beside = stores_of(opened, pool, listed(settings.sites), settings.beside)
+    pool, sites = settings.pool or opened[0].spec.pool, listed(settings.sites)
+    stores, beside = stores_of(opened, pool, sites, settings.beside)
     request = SplitRequest(settings.split, settings.train_on, settings.test_on, settings.seed, settings.label)
     examples = load_examples([*stores.values(), *chain.from_iterable(beside.values())], request)
     settings.check_spans(marked=examples.inside is not None)
     settings.rule().check_number(len(examples.groups("validation")))
     parts = [Partition(n, settings.folds) for n in range(1, settings.folds + 1)]
     folds = [fold(examples, part, settings.seed) for part in parts]
-    planned, left_out = plan(heads, stores, beside, examples, settings)
+    wanted = Wanted(heads, settings.layer_sets, sites, settings.beside is not None)
+    fitting = replace(taken(Fitting, settings), seeds=1, logger="none")
+    choice = taken(Assembling, replace(settings, with_entropy=False, domain=None, threshold=_RULE))
+    trial = Trial(fitting, choice, settings.resamples)
+    planned, left_out = plan(wanted, stores, beside, examples, trial.fitting)
 
-    out = Path(settings.out or default_out("search", paths, settings, *listed(settings.sites)))
+    named = (*listed(settings.pool), *sites)
+    out = Path(settings.out or default_out("search", paths, settings.suffix, *named))
     layers = [layer for candidate in planned for layer in candidate.layers]
     folder = RunFolder(out, "search", identified(settings, paths, layers))
     if not folder.begin("search"):
@@ -85,7 +92,7 @@ def run(settings: Search) -> Path:
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
         log.info("%s", fill(f"left out: {'; '.join(names)}: {reason}", 98, subsequent_indent="  "))
-    results = rounds(out, planned, folds, settings)
+    results = rounds(out, planned, folds, trial, settings.minutes)
     winner, entry = summary(planned, results, folds, settings.minutes)
     entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
@@ -162,11 +169,11 @@ class Candidate:
     tasks: tuple[Task, ...]
 
     @classmethod
-    def of(cls, place: Place, head: Component, dataset: Dataset, settings: Search) -> Candidate:
+    def of(cls, place: Place, head: Component, dataset: Dataset, how: Fitting) -> Candidate:
         """Make a candidate; UserError where the head cannot be trained on the states."""
         joint, beside = is_joint(head.kind), dataset.beside_places
-        tasks = tuple(probe_tasks(dataset.columns, [settings.seed], joint=joint, beside=beside))
-        dataset.inputs(build(maker(head), tasks[:1], dataset.states.shape[-1]), settings.loss)
+        tasks = tuple(probe_tasks(dataset.columns, [how.seed], joint=joint, beside=beside))
+        dataset.inputs(build(maker(head), tasks[:1], dataset.states.shape[-1]), how.loss)
         return cls(place, head, dataset, tasks)
 
     @property
@@ -178,41 +185,59 @@ class Candidate:
         return str(self.place)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What the user named: heads, sets of layers, sites; whether also sets ``beside`` them."""
+
+    heads: Mapping[str, Component]
+    layer_sets: Sequence[Layers] | None
+    sites: Sequence[Site]
+    beside: bool
+
+
 def plan(
-    heads: Mapping[str, Component], stores: Mapping[Site, Stored], besides: Besides, examples: Examples,
-    settings: Search,
-) -> tuple[list[Candidate], dict[str, str]]:  # fmt: skip
+    wanted: Wanted, stores: Mapping[Site, Stored], besides: Besides, examples: Examples, how: Fitting
+) -> tuple[list[Candidate], dict[str, str]]:
     """List the candidates, every head first with its first layers, and why others are left out.
 
     UserError for a head, set of layers, site or set beside it that the user named and no candidate can have.
     """
     pool = "pooled" if examples.members is None else "tokens"
-    tried = heads or {name: Component.of("head", name) for name in _HEADS[pool]}
-    sets = {str(given).replace(" ", ""): given for given in settings.layer_sets or ["all"]}
+    tried = wanted.heads or {name: Component.of("head", name) for name in _HEADS[pool]}
+    sets = {str(layers).replace(" ", ""): layers for layers in wanted.layer_sets or ["all"]}
     candidates: dict[tuple[Any, ...], Candidate] = {}
     refused: dict[Place, UserError] = {}
-    for layers in sets if settings.layer_sets else ["all", _UPPER]:
+    for layers in sets if wanted.layer_sets else ["all", _UPPER]:
         for (site, store), beside, (head, component) in product(stores.items(), besides, tried.items()):
-            if beside and settings.beside is None and not getattr(component.kind, "beside", False):
+            if beside and not wanted.beside and not getattr(component.kind, "beside", False):
                 continue
             every = [k for k in store.spec.layers if k > 0]
             place, numbers = Place(head, layers, site, beside), sets.get(layers, every[len(every) // 2 :])
             try:
                 dataset = Dataset.load([store], numbers, examples, besides[beside])
-                candidate = Candidate.of(place, component, dataset, settings)
+                candidate = Candidate.of(place, component, dataset, how)
                 candidates.setdefault((head, site, beside, candidate.layers), candidate)
             except UserError as error:
                 refused[place] = error
     used = {value for candidate in candidates.values() for value in candidate.place}
-    named = [*heads, *(sets if settings.layer_sets else ()), *listed(settings.sites), *besides]
+    named = [*wanted.heads, *(sets if wanted.layer_sets else ()), *wanted.sites, *besides]
     for place, why in refused.items():
         if not candidates or any(value not in used for value in place if value in named):
             raise why
     return list(candidates.values()), {str(place): str(why) for place, why in refused.items()}
 
 
+@dataclass(frozen=True)
+class Trial:
+    """How a candidate is trained on a fold and measured."""
+
+    fitting: Fitting
+    choice: Assembling
+    resamples: int
+
+
 def rounds(
-    out: Path, candidates: Sequence[Candidate], folds: Sequence[Examples], settings: Search
+    out: Path, candidates: Sequence[Candidate], folds: Sequence[Examples], trial: Trial, minutes: float
 ) -> dict[str, list[Record]]:
     """Measure candidates, one fold a round, until the time is over; returns the folds of each by its name.
 
@@ -231,10 +256,10 @@ def rounds(
         for place, candidate in enumerate(alive, 1):
             key = (candidate.name, fold)
             if key not in known:
-                if known and sum(r["seconds"] for r in known.values()) >= 60 * settings.minutes:
+                if known and sum(r["seconds"] for r in known.values()) >= 60 * minutes:
                     return records
                 log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
-                known[key] = _measure(candidate, fold, examples, settings)
+                known[key] = _measure(candidate, fold, examples, trial)
                 journal.append([known[key]])
                 result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
                 log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
@@ -246,24 +271,20 @@ def rounds(
     return records
 
 
-def _measure(candidate: Candidate, fold: int, part: Examples, settings: Search) -> Record:
+def _measure(candidate: Candidate, fold: int, part: Examples, trial: Trial) -> Record:
     """Train a candidate on a fold and score it on the texts held out."""
     begun = time.perf_counter()
     record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
-    dataset = replace(candidate.dataset, examples=part)
-    how = replace(
-        settings, seeds=1, logger="none", with_entropy=False, domain=None,
-        threshold="balanced_accuracy",
-    )  # fmt: skip
+    dataset, how = replace(candidate.dataset, examples=part), trial.fitting
     try:
         fitted = train_heads(maker(candidate.head), candidate.tasks, dataset, how)
-        trained = assemble(fitted, dataset, how, controls=False, refuse=False)
+        trained = assemble(fitted, dataset, trial.choice, controls=False, refuse=False)
     except RunError as error:
         if error.code == "damaged":
             raise
         return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
     test, head = part.rows["test"], trained.bank.head
-    bootstrap = Bootstrap(part.column("group", "test"), resamples=how.resamples, seed=how.seed + fold)
+    bootstrap = Bootstrap(part.column("group", "test"), resamples=trial.resamples, seed=how.seed + fold)
     sample = bootstrap.sample(trained.saved.scores[test], partial(metrics.auroc, part.wrong[test]))
     size = sum(value.nbytes for value in head.state_dict().values())
     size -= sum(2 * parameter.numel() for parameter in head.parameters())  # saved in half precision

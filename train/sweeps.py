@@ -246,9 +246,8 @@ def matrix_table(cells: Matrix) -> str:
         for row, of_row in cells.items():
             shown = (f"{number(of_row[c]['auroc'])} {bounds(of_row[c]['auroc_ci'])}" for c in some)
             lines.append(f"{row[: _NAME - 1]:{_NAME}}" + "".join(f"{c:{_CELL}}" for c in shown).rstrip())
-    measured = [
-        cell["groups"] for row in cells.values() for cell in row.values() if cell["auroc"] is not None
-    ]
+    every = (cell for row in cells.values() for cell in row.values())
+    measured = [cell["groups"] for cell in every if cell["auroc"] is not None]
     if few := few_groups(min(measured, default=0)):
         lines.append(f"note: a cell of {few}")
     return "\n".join(lines)

@@ -105,11 +105,8 @@ def pairs(a: Mapping[str, Judged], b: Mapping[str, Judged], names: Sequence[str]
         if one.answer != other.answer:
             message = f"{names[1]} {other.where}: {shown(id_)} has another answer in {names[0]} {one.where}"
             raise UserError(f"{message}: give verdicts on the same answers", "mismatch")
-        paired += [
-            Pair(id_, part, one.group, code, other.verdicts[part])
-            for part, code in one.verdicts.items()
-            if part in other.verdicts
-        ]
+        both = {part: code for part, code in one.verdicts.items() if part in other.verdicts}
+        paired += [Pair(id_, part, one.group, code, other.verdicts[part]) for part, code in both.items()]
     return paired
 
 
@@ -219,10 +216,8 @@ def _side(name: str, texts: Mapping[str, Judged], both: set[tuple[str, Part]]) -
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
     """Format the result of :func:`agreement` for the terminal."""
     yield f"A is {figures['a']['file']}, B is {figures['b']['file']}"
-    yield (
-        f"{_counted(figures['pairs'])} in both, of {count(figures['texts'], 'text')} in "
-        f"{count(figures['groups'], 'group')}"
-    )
+    texts, groups = count(figures["texts"], "text"), count(figures["groups"], "group")
+    yield f"{_counted(figures['pairs'])} in both, of {texts} in {groups}"
     for side in "ab":
         yield f"in {side.upper()} alone: {_counted(figures[side]['alone'])}"
     yield f"{'A':>16}{'B ' + VERDICTS[0]:>14}{''.join(f'{name:>14}' for name in (*VERDICTS[1:], 'all'))}"

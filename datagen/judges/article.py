@@ -174,11 +174,8 @@ class _Compared:
         text, (start, end) = self.answer.text, self._sentence_of(unit)
         before = [m.group() for m in _WORD.finditer(text, start, unit.start)][-_AROUND:]
         after = [m.group() for m in _WORD.finditer(text, unit.end, end)][:_AROUND]
-        return (
-            _stems(" ".join(before + after))
-            - _stems(text[unit.start : unit.end])
-            - _stems(self.answer.subject)
-        )
+        known = _stems(text[unit.start : unit.end]) | _stems(self.answer.subject)
+        return _stems(" ".join(before + after)) - known
 
     def _stands_in(self, mention: str, entities: Iterable[Entity]) -> bool:
         country = country_of(mention)

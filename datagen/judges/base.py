@@ -176,10 +176,8 @@ class MajorityJudge(Judge):
             message = f"judge.judges={shown(list(judges))} must name two judges or more"
             raise UserError(f"{message}, as judge.judges=[article,hand]", "missing-value")
         names, components = zip(*map(_component, judges), strict=True)
-        self._names = [
-            name if names.count(name) == 1 else f"{name} {names[: place + 1].count(name)}"
-            for place, name in enumerate(names)
-        ]
+        numbered = [f"{name} {names[: place + 1].count(name)}" for place, name in enumerate(names)]
+        self._names = [n if names.count(n) == 1 else m for n, m in zip(names, numbered, strict=True)]
         self._judges: list[Judge] = [component.make(grounds) for component in components]
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:

@@ -174,7 +174,7 @@ class Calls:
         timeout: seconds without an answer before an attempt counts as failed.
         retries: further attempts after a timeout or a failure that may pass.
         sent: number of calls of this run that count.
-        kept: number of requests of this run with replies from earlier.
+        replayed: number of requests of this run with replies from earlier.
         estimated: number of replies of this run whose tokens the server did not report.
     """
 
@@ -187,7 +187,7 @@ class Calls:
     timeout: float = 60.0
     retries: int = 4
     sent: int = field(default=0, init=False)
-    kept: int = field(default=0, init=False)
+    replayed: int = field(default=0, init=False)
     estimated: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ class Calls:
         """
         requests = {self._key(content): content for content in contents}
         new = {key: content for key, content in requests.items() if key not in self._known}
-        self.kept += len(requests) - len(new)
+        self.replayed += len(requests) - len(new)
         if new:
             self._ask(new)
         return [self._known.get(self._key(content)) for content in contents]

@@ -126,8 +126,8 @@ class GroundingJudge(Judge):
         """Score the labelled sentences of the validation texts: labels, scores and groups, (n,) each."""
         seen, texts = self._bank.seen, []
         for one in TextSource(str(self.validation)).all():
-            asked = one.asked or one.answer
-            if one.passages and (seen is None or seen.side(one.dataset, one.group, asked) != "train"):
+            question = one.question or one.answer
+            if one.passages and (seen is None or seen.side(one.dataset, one.group, question) != "train"):
                 texts.append(one)
         if not texts:
             message = f"judge.validation={self.validation} has no text with passages that the prober"
@@ -153,10 +153,8 @@ class GroundingJudge(Judge):
         known = [answer for answer in answers if answer.reference]
         texts = [_text(answer, self.parts) for answer in known]
         responses = dict(zip((answer.id for answer in known), self._responses(texts), strict=True))
-        rulings = [
-            [self._ruling(unit, responses.get(answer.id), answer) for unit in answer.units]
-            for answer in answers
-        ]
+        pairs = [(answer, responses.get(answer.id)) for answer in answers]
+        rulings = [[self._ruling(unit, response, one) for unit in one.units] for one, response in pairs]
         self.verdicts.update(ruling.verdict for each in rulings for ruling in each)
         return rulings
 

@@ -134,10 +134,8 @@ class OpenAIJudge(Judge):
         """Report calls and tokens, replies that could not be used, and sentences that speak to a judge."""
         calls, budget = self.calls, self.calls.budget
         by = f", {count(calls.estimated, 'call')} by an estimate" if calls.estimated else ""
-        lines = [
-            f"judge {self.model}: {count(calls.sent, 'call')}, {calls.kept:,} more from {REPLIES}; "
-            f"{budget.tokens:,} tokens in all{by}"
-        ]
+        sent = f"{count(calls.sent, 'call')}, {calls.replayed:,} more from {REPLIES}"
+        lines = [f"judge {self.model}: {sent}; {budget.tokens:,} tokens in all{by}"]
         if self.problems:
             listed = ", ".join(f"{n} {problem}" for problem, n in self.problems.most_common())
             lines.append(f"  without a verdict: {listed}")

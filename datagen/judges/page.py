@@ -133,7 +133,7 @@ def _shown(drawn: Drawn) -> dict[str, Any]:
     around = [span for span in sentences[max(0, first - 1) :] if span[0] < mark.end]
     starts, ends = zip((mark.start, mark.end), *around, strict=True)
     start, end = max(min(starts), mark.start - _BEFORE), min(max(ends), mark.end + _AFTER)
-    prompt = drawn.text.asked.strip()
+    prompt = drawn.text.question.strip()
     short = start == 0 and end == len(text) and len(prompt) <= _PROMPT
     return {
         "id": drawn.text.id, "verdict": drawn.verdict,

@@ -242,10 +242,8 @@ class Corpus:
                 cache=self.corpus_cache,
             )  # fmt: skip
         else:
-            passages = [
-                text if isinstance(text, Passage) else Passage(str(number), "", text)
-                for number, text in enumerate(self.passages, 1)
-            ]
+            numbered = enumerate(self.passages, 1)
+            passages = [t if isinstance(t, Passage) else Passage(str(n), "", t) for n, t in numbered]
         return lambda: component.make(passages)  # type: ignore[no-any-return]
 
     @property

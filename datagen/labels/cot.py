@@ -31,8 +31,7 @@ from probers.prompts import passages_that_fit
 from probers.signals.agreement import best_cut
 from probers.signals.detectors import Asked, Detectors
 from probers.signals.meaning import by_matcher
-from probers.signals.rarity import Counts, lowest_frequencies
-from probers.signals.retrieval import retriever_ranks
+from probers.signals.rarity import Counts, lowest_frequencies, retriever_ranks
 from probers.signals.samples import Draws
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, Question, Retriever, UserError
@@ -112,7 +111,7 @@ class Questions(Corpus, OfCot, Source):
         # Labels by entropy are exact match until all entropies are known.
         right = parse_label("em" if by_entropy else self.label, self.acc, matcher)
         if matcher is not None:
-            log.info("%s", matcher.told())
+            log.info("%s", matcher.described())
         source = self.questions
         if isinstance(source, str):
             path = {} if source in PARTS["questions"] else {"path": source}

@@ -90,9 +90,8 @@ class Grounded(Corpus, OfGrounded, Source):
             source = Component.of("questions", "file" if path else source, **path)
         if isinstance(source, Component):
             source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
-        chosen = open_questions(
-            source, limit=options.limit, seed=options.seed, on_bad_line=options.on_bad_line
-        )
+        draw = {name: getattr(options, name) for name in ("limit", "seed", "on_bad_line")}
+        chosen = open_questions(source, **draw)
         answered = [question for question in chosen.questions if any(map(tokenize, question.answers))]
         if not answered:
             message = "no question has a gold answer, and source=grounded changes the answers in passages"
@@ -170,9 +169,8 @@ class Grounded(Corpus, OfGrounded, Source):
         texts = [passage.text for passage in gold]
         stated = (a for a in question.answers if tokenize(a) and any(_holds(text, a) for text in texts))
         answer = next(stated, "")
-        distractors = [
-            p.text for p in hits if p.id not in names and p.text not in texts and not _holds(p.text, answer)
-        ]
+        new = (p.text for p in hits if p.id not in names and p.text not in texts)
+        distractors = [text for text in new if not _holds(text, answer)]
         if not answer:
             return
         shown: dict[Condition, tuple[list[str], str]] = {"gold": (texts, answer)}

@@ -34,17 +34,7 @@ from probers.words.thinking import part_of, position_of
 from ..judges.base import JUDGED, WRONG, Answer, Grounds, Judge, Ruling
 from ..judges.page import reading_page
 from ..settings import OfJudged
-from .base import (
-    JOURNAL,
-    TOO_LONG,
-    Corpus,
-    Inputs,
-    ReadsArticles,
-    Source,
-    component_of,
-    state,
-    unit_for,
-)
+from .base import JOURNAL, TOO_LONG, Corpus, Inputs, ReadsArticles, Source, component_of, state, unit_for
 from .rows import Examples, MarkedRows
 
 log = logging.getLogger(__name__)
@@ -109,8 +99,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         unit = self._unit()
         topics, files = self._topics()
         judge = component_of("judge", self.judge) if isinstance(self.judge, (str, Component)) else None
-        settings = {} if judge is None else judge.options
-        if settings.get("passages"):
+        given = {} if judge is None else judge.options
+        if given.get("passages"):
             files += self.corpus_files
         elif judge and judge.target.endswith("ArticleJudge") and not any(t.reference for t in topics):
             message = "judge=article compares with articles, and no prompt has one"
@@ -123,14 +113,14 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         recognise = self.recogniser_in(language)
         matcher = load_matcher(options)
         matcher = matcher if language.english else matcher.in_language(language)
-        log.info("%s", matcher.told())
+        log.info("%s", matcher.described())
         position = {"span": "entity", "answer": position_of(self.reads)}.get(unit, unit)
         self.keep(topics=topics, recognise=recognise, matcher=matcher, example_unit=unit, position=position)
         named = (options.matcher.options["aliases"], options.matcher.options["vectors"])
         record = wordnet_found(options) | {"language": language.code} | self.articles_read
         if not isinstance(self.prompts, (str, Path, type(None))):
             record["prompts_read"] = digest(repr([(topic.id, topic.prompt, topic.title) for topic in topics]))
-        return Inputs([*files, *_files(settings), *filter(None, named)], record)
+        return Inputs([*files, *_files(given), *filter(None, named)], record)
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         super().begin(lm, needs, folder)

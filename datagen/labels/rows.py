@@ -193,8 +193,8 @@ class MarkedRows:
     ) -> None:  # fmt: skip
         """Add the rows of a text with the columns ``about``; without ``whole`` its end may be unread."""
         columns = {
-            "group": one.group, "split": one.split, "dataset": one.dataset, "question": one.asked, "gold": "",
-            "question_type": "", "knowledge": "", **about,
+            "group": one.group, "split": one.split, "dataset": one.dataset, "question": one.question,
+            "gold": "", "question_type": "", "knowledge": "", **about,
         }  # fmt: skip
         if self.unit == "token":
             self._add_tokens(one, name, generation, columns, examples)

@@ -133,7 +133,7 @@ class Texts(OfTexts, Source):
         survey = self.source.survey(self.example_unit)
         figures, line = self.marked.summarise(store, survey.texts)
         figures["lines_left_out"] = dict(self.source.left_out.counts)
-        asked = self.options.prompt.name
-        unused = [f"prompt={asked} is not used: it shows passages, and these texts have none"]
-        unused = [] if asked == AUTO or survey.form == "passages" else unused
+        form = self.options.prompt.name
+        unused = [f"prompt={form} is not used: it shows passages, and these texts have none"]
+        unused = [] if form == AUTO or survey.form == "passages" else unused
         return figures, [line, *unused, *survey.notes, *self.source.lines()]

@@ -229,7 +229,7 @@ class Articles(ReadsArticles, OfWiki, Source):
                     raise
                 log.info("names are compared without word vectors: %s", str(error))
         matcher = matcher if language.english else matcher.in_language(language)
-        log.info("%s", matcher.told())
+        log.info("%s", matcher.described())
         self.keep(matcher=matcher)
 
     @property

@@ -98,11 +98,8 @@ class Component:
     def of(cls, group: str, name: str, /, **options: Any) -> Component:
         """Choose a component by its name, with some options changed; UserError as in :meth:`read`."""
         if name not in choices(group):
-            listed = ", ".join(choices(group))
-            raise UserError(
-                f"unknown {group} {name!r}{nearest(name, choices(group))}: choose one of {listed}",
-                "unknown-choice",
-            )
+            problem = f"unknown {group} {name!r}{nearest(name, choices(group))}"
+            raise UserError(f"{problem}: choose one of {', '.join(choices(group))}", "unknown-choice")
         node = component_node(group, name)
         refuse_unknown(f"{group}={name}", options, [key for key in node if key != "_target_"])
         return cls.read(group, node | options)

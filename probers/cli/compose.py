@@ -157,8 +157,8 @@ def _quoted(command: str, argument: str) -> str:
 
 def _named(command: str, key: str) -> str:
     """Return the command's own word for a key."""
-    own, other = {each.name for each in fields(settings_of(command))}, _ALIKE.get(key)
-    return other if other in own and key not in own else _SHORT.get(key, key)
+    keys, other = {each.name for each in fields(settings_of(command))}, _ALIKE.get(key)
+    return other if other in keys and key not in keys else _SHORT.get(key, key)
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:

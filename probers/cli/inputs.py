@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..files import canonical_json, read_json
+from ..progress import warn_once
 from ..prompts import AS_GIVEN, MESSAGES, PromptTemplate, form_name
 from ..types import OF_PASSAGES, Passage, UserError
 from .components import Component, choices
@@ -62,10 +62,8 @@ def load_model(
     now = {"model": str(spec), "chat template": spec.template, "end tokens": spec.ends, "tokens": spec.tokens}
     for what, value in now.items():
         if (begun := folder.chosen.get(what, value)) != value:
-            problem = f"{folder.path} was begun with another {what}: {begun}, not {value}"
-            raise UserError(
-                f"{problem}: give that model (model.revision on the Hub), or overwrite=true", "mismatch"
-            )
+            problem = f"{folder.path} was begun with another {what}: {begun}, not {value}: give that model"
+            raise UserError(f"{problem} (model.revision on the Hub), or overwrite=true", "mismatch")
         folder.choose(what, value)
     return lm
 
@@ -104,10 +102,8 @@ def load_passages(settings: Any) -> Sequence[Passage]:
 
     if settings.retriever.get("existing"):
         if settings.corpus not in (None, TESTBED):
-            message = (
-                f"corpus={settings.corpus} and retriever.existing=true, which searches an index as it is"
-            )
-            raise UserError(f"{message}: leave one out", "conflict")
+            message = f"corpus={settings.corpus} and retriever.existing=true, which searches an index"
+            raise UserError(f"{message} as it is: leave one out", "conflict")
         return []
     return load_corpus(
         settings.corpus, on_bad_line=settings.on_bad_line, passage_words=settings.passage_words,
@@ -251,12 +247,8 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
         pool, position = spec.get("pool"), spec.get("position")
         if (config.get("label") == "helps") != kind.startswith("helps"):
             return False
-        beside = spec.get("beside")
-        kinds = (
-            [each.get("kind") for each in beside if isinstance(each, dict)]
-            if isinstance(beside, list)
-            else []
-        )
+        beside = spec["beside"] if isinstance(spec.get("beside"), list) else []
+        kinds = [each.get("kind") for each in beside if isinstance(each, dict)]
         of_passages = any(site in OF_PASSAGES for site in (spec.get("site"), *kinds))
         if kind == "grounding" or of_passages:
             return kind == "grounding" and of_passages
@@ -324,7 +316,7 @@ def check_form(trained: str, prompt: PromptTemplate) -> None:
     """
     if trained in (AS_GIVEN, MESSAGES):
         through = "through the model's chat template" if prompt.chat else "without a chat template"
-        _warn(
+        warn_once(
             f"the prober was trained on {form_name(trained)}, and this loop asks by prompt={prompt.name}, "
             f"{through}: its scores hold as far as both look alike"
         )
@@ -336,8 +328,3 @@ def check_form(trained: str, prompt: PromptTemplate) -> None:
         fix = f"give {form}" if name and name != prompt.name else "give the prompt options of its labels"
         message = f"the prober was trained on answers to {form}, but the loop asks by {now}"
         raise UserError(f"{message}: {fix}, or make labels and prober again with {now}", "mismatch")
-
-
-@cache
-def _warn(message: str) -> None:
-    log.warning(message)

@@ -59,13 +59,13 @@ def known_share(source: Completion, seed: int = 0) -> Completion:
         len(questions), source.known_to, len(chosen), len(chosen) - known,
     )  # fmt: skip
     if source.corpus_to is not None:
-        own = [q for q in chosen if draw_key("own", source.seed or 0, q.id) < source.own_passages * 2**64]
+        written = [q for q in chosen if draw_key("own", source.seed or 0, q.id) < source.own_passages * 2**64]
         lines = [
             json.dumps({"id": p.id, "title": p.title, "text": p.text}, ensure_ascii=False)
-            for question in own for p in question.passages
+            for question in written for p in question.passages
         ]  # fmt: skip
         write_text(Path(source.corpus_to), "".join(f"{line}\n" for line in lines))
-        log.info("wrote the passages of %d of them to %s", len(own), source.corpus_to)
+        log.info("wrote the passages of %d of them to %s", len(written), source.corpus_to)
     values = {f.name: getattr(source, f.name) for f in fields(source)}
     return Chosen(**values, ids=frozenset(question.id for question in chosen))
 

@@ -237,10 +237,9 @@ class Ray:
             ray.init(self.address or "local", **options)
         except (ValueError, OverflowError, RuntimeError, OSError) as error:
             where = "on this machine" if self.address is None else f"at launch.address={self.address}"
-            remedy = (
-                "give HOST:PORT, or auto on a machine of the cluster; one with a token needs RAY_AUTH_MODE"
-            )
-            raise UserError(f"no Ray cluster {where} ({first_line(error)}): {remedy}", "network") from error
+            problem = f"no Ray cluster {where} ({first_line(error)}): give HOST:PORT, or auto on a machine"
+            fix = "of the cluster; one with a token needs RAY_AUTH_MODE"
+            raise UserError(f"{problem} {fix}", "network") from error
         try:
             yield ray
         finally:

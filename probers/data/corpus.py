@@ -10,12 +10,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import logging
 import os
 from array import array
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, overload
 
@@ -23,13 +21,11 @@ import numpy as np
 
 from ..checksums import draw_key, file_digest, inputs
 from ..files import cache_folder, digest
-from ..progress import Bar
+from ..progress import Bar, warn_once
 from ..types import Passage, Retriever, RunError, UserError
 from .cache import Estimate, build_once
 from .corpus_formats import BadLines, read_passages
 from .records import BadLine, as_rows, bad_line, check_bad_line, given_records, half_in
-
-log = logging.getLogger(__name__)
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
@@ -200,7 +196,9 @@ def search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Pa
         for i in open_:
             distinct = {_key(passage): passage for passage in reversed(results[i])}
             if len(distinct) < len(results[i]):
-                _warn("passages with title and text of another are found: they share one place of a search")
+                warn_once(
+                    "passages with title and text of another are found: they share one place of a search"
+                )
             results[i] = list(distinct.values())[::-1]
         open_ = [i for i in full if len(results[i]) < k]
         wanted *= 4
@@ -208,12 +206,6 @@ def search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Pa
         for i, hits in zip(open_, more, strict=True):
             results[i] = list(hits)
     return [hits[:k] for hits in results]
-
-
-@cache
-def _warn(message: str) -> None:
-    """Log a warning, once."""
-    log.warning(message)
 
 
 def _size(path: Path) -> int:

@@ -67,9 +67,8 @@ def records_of(
         row = {field: row} if isinstance(row, str) and field else row
         if not isinstance(row, Mapping):
             noun = "row" if field in (None, "answer") else field
-            message = (
-                f"{noun} {number} must be a dictionary with {needs[-2]} and {needs[-1]}, found {shown(row)}"
-            )
+            wanted = f"a dictionary with {needs[-2]} and {needs[-1]}"
+            message = f"{noun} {number} must be {wanted}, found {shown(row)}"
             layout = ", ".join(f"{name!r}: .." for name in needs)
             raise UserError(f"{message}: give [{{{layout}}}, ..]")
         records.append({str(name): _plain(value) for name, value in row.items()})
@@ -84,9 +83,8 @@ def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(
-            f"the columns have different lengths ({sizes}): give each one value per row", "mismatch"
-        )
+        problem = f"the columns have different lengths ({sizes})"
+        raise UserError(f"{problem}: give each one value per row", "mismatch")
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -110,14 +108,12 @@ def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
     """
     for field, column in columns.items():
         if field not in FIELDS:
-            raise UserError(
-                f"columns: texts have no field {shown(field)}{nearest(field, FIELDS)}", "unknown-key"
-            )
+            hint = nearest(field, FIELDS)
+            raise UserError(f"columns: texts have no field {shown(field)}{hint}", "unknown-key")
         if column not in record:
             message = f"columns: {field} is said to be {shown(column)}, which is no column"
-            raise UserError(
-                f"{message}{nearest(column, record)}: there are {', '.join(record)}", "unknown-key"
-            )
+            hint = nearest(column, record)
+            raise UserError(f"{message}{hint}: there are {', '.join(record)}", "unknown-key")
     taken = set(columns.values())
     rest = {name: value for name, value in record.items() if name not in taken and name not in columns}
     return rest | {field: record[column] for field, column in columns.items()}
@@ -135,9 +131,8 @@ def lacking(field: str, names: Collection[str]) -> str:
     """Describe a missing field: the columns that are there, and the mapping that probably mends it."""
     message = f"no field {field!r} among the columns {', '.join(map(str, names)) or '(none)'}"
     if (column := alias_of(field, names)) is not None:
-        return (
-            f"{message}: if {column} holds it, give {field}={column!r} (texts.columns={{{field}: {column}}})"
-        )
+        mapping = f"texts.columns={{{field}: {column}}}"
+        return f"{message}: if {column} holds it, give {field}={column!r} ({mapping})"
     if field == "wrong" and (opposite := [name for name in names if name.lower() in _OPPOSITE]):
         return f"{message}: {opposite[0]} says the opposite, so give its negation as wrong"
     return f"{message}: rename the column that holds it to {field!r}, or map it (texts.columns)"

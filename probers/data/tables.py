@@ -1,13 +1,13 @@
-"""Rows of tables: CSV and TSV, Parquet, and datasets that ``save_to_disk`` wrote."""
+"""Rows of tables: CSV and TSV, Parquet, datasets that ``save_to_disk`` wrote, and those of the Hub."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..types import UserError, first_line
+from ..types import RunError, UserError, first_line
 
 
 class Row(NamedTuple):
@@ -104,3 +104,74 @@ def saved_splits(path: Path) -> Iterator[tuple[str, Iterator[Row]]]:
 def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
     """Write dates of a row as text, as JSON has them."""
     return {name: v.isoformat() if hasattr(v, "isoformat") else v for name, v in record.items()}
+
+
+def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any:
+    """Call ``datasets.load_dataset(dataset, streaming=True)`` and report every failure in one sentence.
+
+    Messages call it ``spec`` and recommend ``instead`` where there is no network (RunError).
+    """
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    try:
+        return datasets.load_dataset(dataset, streaming=True, **options)
+    except (DatasetNotFoundError, FileNotFoundError) as error:
+        message = f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
+        raise UserError(message, "no-file") from error
+    except (ValueError, RuntimeError) as error:  # an unknown configuration or split, or a loading script
+        raise UserError(f"{spec} cannot be opened: {first_line(error)[:300]}") from error
+    except Exception as error:  # the libraries below raise many kinds of errors for a missing network
+        raise _network(f"{spec} cannot be reached", error, f"check the network, or {instead}") from error
+
+
+def _network(what: str, error: Exception, remedy: str) -> RunError:
+    return RunError(f"{what}: {type(error).__name__}: {first_line(error)[:300]}; {remedy}", "network")
+
+
+def hub_rows(
+    spec: str, dataset: str, check: Callable[[Collection[str]], None], *, instead: str, **options: Any
+) -> Iterator[Row]:
+    """Yield the rows of one split of a dataset opened by :func:`open_stream`; ``check`` refuses its columns.
+
+    A stream that breaks off is a RunError, since a part of the questions would be another experiment.
+    """
+    data = open_stream(spec, dataset, instead=instead, **options)
+    if data.column_names is not None:
+        check(data.column_names)
+    number = 0
+    try:
+        for number, row in enumerate(data, 1):
+            if number == 1:
+                check(row)
+            yield Row(f"row {number}", row)
+    except UserError:
+        raise
+    except Exception as error:  # any error of the file system and format below
+        remedy = f"run the same command again, or {instead}"
+        raise _network(f"{spec} broke off after {number} rows", error, remedy) from error
+
+
+def hub_parts(spec: str, key: str) -> tuple[str, str, str]:
+    """Split ``hf:ID[:config][:split]``, "" for missing parts; a UserError names the option ``key``."""
+    parts = spec.removeprefix("hf:").split(":")
+    if len(parts) > 3 or not parts[0]:
+        raise UserError(f"{key}={spec} is not valid: give hf:<dataset id>[:<config>][:<split>]")
+    name, config, split = (*parts, "", "")[:3]
+    return name, config, split
+
+
+def hub_splits(spec: str, key: str) -> Iterator[tuple[str, Iterator[Row]]]:
+    """Open the rows of each split of ``hf:ID[:config][:split]``, all splits where none is named.
+
+    ``key`` is the option in messages; errors are those of :func:`hub_rows`, and UserError for no such split.
+    """
+    name, config, split = hub_parts(spec, key)
+    instead = "give a folder with the dataset's files as hf:FOLDER"
+    there = list(open_stream(f"{key}={spec}", name, instead=instead, name=config or None))
+    if split and split not in there:
+        known = ", ".join(there)
+        raise UserError(f"{key}={spec} has no split {split}: choose one of {known}", "unknown-choice")
+    for each in [split] if split else there:
+        options = {"name": config or None, "split": each}
+        yield each, hub_rows(f"{key}={spec}", name, lambda _: None, instead=instead, **options)

@@ -30,7 +30,7 @@ _TAGS = (
     "answer|final|final_answer|output|response|result"
 )
 #: Markup around an answer, and its replacement: boxes of LaTeX, tags, links, emphasis, code.
-_MARKUP = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), kept) for pattern, kept in (
+_MARKUP = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), inner) for pattern, inner in (
     (r"\\(?:f?box(?:ed)?|text(?:bf|it|rm)?|emph|underline|math(?:rm|bf|it))"
      r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\1"),
     (rf"</?(?:{_TAGS})(?:\s+[\w-]+=[^<>]*)?\s*/?>", ""),
@@ -75,8 +75,8 @@ def unmarked(text: str) -> str:
     text = html.unescape(text)
     for _ in range(_NESTED):  # a box may hold a text, and bold may be italic
         before = text
-        for pattern, kept in _MARKUP:
-            text = pattern.sub(kept, text)
+        for pattern, inner in _MARKUP:
+            text = pattern.sub(inner, text)
         text = text[match.end() :] if (match := _BULLET.match(text)) else _CUT_OFF.sub("", text)
         whole = _BRACKETED.fullmatch(text.strip().removesuffix("."))
         text = whole[whole.lastindex or 0] if whole else text

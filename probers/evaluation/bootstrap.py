@@ -57,9 +57,8 @@ def few_groups(n: int, noun: str = "group") -> str:
     """Tell that intervals and p-values are of few groups; "" for :data:`LEAST_GROUPS` or more, or none."""
     if not 0 < n < LEAST_GROUPS:
         return ""
-    return (
-        f"{count(n, noun)}: below {LEAST_GROUPS} the 95% intervals are too short and the p-values too small"
-    )
+    problem = "the 95% intervals are too short and the p-values too small"
+    return f"{count(n, noun)}: below {LEAST_GROUPS} {problem}"
 
 
 #: An undefined figure.

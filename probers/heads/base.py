@@ -130,12 +130,12 @@ class ProbeHead(nn.Module):
         """Return the share (H, L) that each head gives to each of its layers; None if unknown."""
         return None
 
-    def forward(self, states: Tensor, mask: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, mask: Tensor | None = None, judged: Tensor | None = None) -> Tensor:
         """Compute logits (n, H, 2), [wrong, correct], every head on its own slice.
 
         ``states`` are (n, H, d), for joint heads (n, H, L, d). Classes that read tokens take (n, T, H, d) or
         (n, T, H, L, d), with a ``mask`` (n, T), true for existing tokens. Causal ones return the logits
-        (n, T, H, 2) of every token, accept a mask ``own`` (n, T) of the tokens of the scored
+        (n, T, H, 2) of every token, accept a mask ``judged`` (n, T) of the tokens of the scored
         span, and take both as (n, T, H) too, if each head has other texts. ValueError for other shapes.
         """
         sequences = self.tokens or self.causal
@@ -151,7 +151,7 @@ class ProbeHead(nn.Module):
             states_of_head = f"{type(self).__name__}'s states {tuple(states.shape)}"
             raise ValueError(f"mask {shape} does not fit {states_of_head}")
         elif self.causal:
-            logits = self._sequence_logits(states, mask, own)
+            logits = self._sequence_logits(states, mask, judged)
         else:
             logits = self._token_logits(states, mask)
         if self.training:
@@ -166,7 +166,7 @@ class ProbeHead(nn.Module):
         """Map (n, T, H, d) or (n, T, H, L, d), and (n, T), to (H, n, 2)."""
         raise NotImplementedError
 
-    def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
+    def _sequence_logits(self, x: Tensor, mask: Tensor, judged: Tensor | None) -> Tensor:
         """Map (n, T, H, d) or (n, T, H, L, d), (n, T), and scored tokens (n, T), to (H, n, T, 2).
 
         The latter two may also be (n, T, H).

@@ -68,9 +68,8 @@ class ForeignHead(ProbeHead):
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 tried = f"{name.rpartition('.')[2]}({call}) on states of shape (3, {width})"
                 fix = "it must take the width first and map (n, width) to logits"
-                raise UserError(
-                    f"head._target_={name} fails as {tried} ({reason}): {fix}", "own-class"
-                ) from error
+                problem = f"head._target_={name} fails as {tried} ({reason})"
+                raise UserError(f"{problem}: {fix}", "own-class") from error
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         if shape not in ((3, 2), (3, 1), (3,)):
             fix = 'return logits (n, 2), wrong and correct, or one logit (n,) of "correct"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,16 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import UserError
-from .base import (
-    Dropout,
-    Linear,
-    Memory,
-    Norm,
-    ProbeHead,
-    Standardise,
-    StandardisedHead,
-    weight_generators,
-)
+from .base import Dropout, Linear, Memory, Norm, ProbeHead, Standardise, StandardisedHead, weight_generators
 from .single import normed
 
 
@@ -175,9 +167,8 @@ class SequenceHead(StandardisedHead):
         self.drop = Dropout(streams, _DROPOUT)
         self.embed = Linear(generators, layers * width, size)
         self.mark = nn.Parameter(torch.zeros(heads, size)) if marker else None
-        self.stack = nn.ModuleList(
-            _Block(streams, generators, (size, attention_heads, window), place) for place in range(blocks)
-        )
+        block = partial(_Block, streams, generators, (size, attention_heads, window))
+        self.stack = nn.ModuleList(map(block, range(blocks)))
         self.norm = Norm(heads, size)
         self.linear = Linear(generators, size, 2)
 
@@ -185,13 +176,13 @@ class SequenceHead(StandardisedHead):
     def reach(self) -> int:
         return self.blocks * (self.window - 1) + 1
 
-    def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
+    def _sequence_logits(self, x: Tensor, mask: Tensor, judged: Tensor | None) -> Tensor:
         mask = mask.movedim(2, 0) if mask.ndim == 3 else mask
-        own = own.movedim(2, 0) if own is not None and own.ndim == 3 else own
+        judged = judged.movedim(2, 0) if judged is not None and judged.ndim == 3 else judged
         # Not a product: zero times NaN is NaN.
         x = self._embedded(x.movedim(2, 0).masked_fill(~mask[..., None, None], 0))
-        if self.mark is not None and own is not None:
-            x = x + own[..., None] * self.mark[:, None, None]
+        if self.mark is not None and judged is not None:
+            x = x + judged[..., None] * self.mark[:, None, None]
         places = torch.arange(x.shape[2], device=x.device)
         away = places[:, None] - places  # distance of a key from a query (rows)
         seen = (away >= 0) & (away < self.window) & mask[..., None, :]

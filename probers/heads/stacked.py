@@ -107,9 +107,9 @@ class StackedHead(ProbeHead):
     def _logits(self, x: Tensor) -> Tensor:
         return self._stacked(self._score_rows(i, x[0]) for i in range(len(self.members)))[None]
 
-    def _sequence_logits(self, x: Tensor, mask: Tensor, own: Tensor | None) -> Tensor:
+    def _sequence_logits(self, x: Tensor, mask: Tensor, judged: Tensor | None) -> Tensor:
         return self._stacked(
-            head.forward(x[:, :, :, self._places[number]], mask, own)
+            head.forward(x[:, :, :, self._places[number]], mask, judged)
             if head.causal
             else self._score_rows(number, x[:, :, 0].flatten(0, 1)).unflatten(0, mask.shape)
             for number, head in enumerate(self._heads)

@@ -48,21 +48,21 @@ _TAP = "probers_tap"
 
 
 class _TapName(str):
-    """Name of the tap that also equals the name of the block's ``own`` attention function.
+    """Name of the tap that also equals the name of the block's ``replaced`` attention function.
 
     Families compare that name to decide what they hand over (DeepSeek V3.2: the mask of its selected tokens).
     """
 
-    own: str
+    replaced: str
     __hash__ = str.__hash__  # by which the tap is looked up
 
-    def __new__(cls, own: str) -> _TapName:
+    def __new__(cls, replaced: str) -> _TapName:
         name = super().__new__(cls, _TAP)
-        name.own = own
+        name.replaced = replaced
         return name
 
     def __eq__(self, other: object) -> bool:
-        return other == self.own or str.__eq__(self, other)
+        return other == self.replaced or str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -366,3 +366,17 @@ class HeadsTap(ExitStack):
             reduce = partial(lookback_ratios, prompts=prompts, written=written)
         numbers = [reduce(tap.take().weights()) for tap in self._taps]
         return torch.cat([of_layer.to(numbers[0].device) for of_layer in numbers], dim=-1)[:, :, None]
+
+
+def check_capped(config: Any, attn: str | None) -> None:
+    """Refuse sdpa for a model that caps its attention scores (UserError).
+
+    Up to transformers 5.20 it is the default of such models, and silently leaves their scores uncapped.
+    """
+    if attn == "sdpa" and caps(config):
+        raise UserError("attn=sdpa leaves out this model's cap on attention scores: use eager", "unsupported")
+
+
+def caps(config: Any) -> bool:
+    """Tell whether a model caps its attention scores."""
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None

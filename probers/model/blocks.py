@@ -122,12 +122,8 @@ def _find_parts(model: Any) -> list[BlockParts]:
         before_hook = module.register_forward_pre_hook(before, with_kwargs=True)
         return [before_hook, module.register_forward_hook(after)]
 
-    handles = [
-        handle
-        for index, block in enumerate(blocks)
-        for name, module in block.named_modules()
-        for handle in listen(index, name, module)
-    ]
+    modules = ((i, *named) for i, block in enumerate(blocks) for named in block.named_modules())
+    handles = [handle for module in modules for handle in listen(*module)]
     try:
         ids = torch.arange(_PROBE, device=model.device)[None]
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
@@ -170,3 +166,10 @@ def _middle(before: Tensor, attention: _Call, calls: Sequence[_Call]) -> nn.Modu
         if call.given is not None and torch.allclose(call.given, expected, rtol=1e-2, atol=scale):
             return call.module
     return None
+
+
+def context_length(config: Any) -> int | None:
+    """Return the largest number of tokens a model can read, where its configuration has it."""
+    names = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
+    lengths = (getattr(config.get_text_config(), name, None) for name in names)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)

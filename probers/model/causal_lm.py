@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ import torch
 from ..options import refuse_unknown
 from ..prompts import text_marks
 from ..store.spec import ModelSpec
-from ..types import AttentionRows, Generation, Needs, Passages, Site, UserError
+from ..types import AttentionRows, Generation, Needs, Passages, UserError
 from .batch_size import IDLE, Batches, nested, read_nested
-from .blocks import decoder_layers
+from .blocks import context_length, decoder_layers
 from .decode import Request, generate_batch
 from .forward import Decoder, attend_alone, read_prefixes, score_batch
 from .hidden_states import check_needs
@@ -33,7 +33,7 @@ from .language_model import (
     Stops,
     collected,
 )
-from .loading import Loading, context_length, fingerprint, load, model_source
+from .loading import Loading, fingerprint, load, model_source
 from .passages import compared, read_once
 from .pooling import PER_TOKEN
 from .recorder import tapped
@@ -127,9 +127,7 @@ class CausalLM(LanguageModel):
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
         """Return the folder or hub id of a model, and the constructor's arguments: model, tokenizer, .."""
-        source, revision = model_source(
-            name, revision, gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
-        )
+        source, revision = model_source(name, revision, how)
         return source, load(source, revision, how)
 
     def forget(self) -> None:
@@ -170,36 +168,6 @@ class CausalLM(LanguageModel):
             if batch is None:
                 return
             yield batch
-
-    def states(
-        self, texts: Sequence[str], *, layers: Literal["all"] | int | Sequence[int] = "all",
-        pool: Literal["mean", "last", "tokens"] = "mean", site: Site = "resid_post",
-        prompts: Sequence[str] | None = None,
-    ) -> np.ndarray | list[np.ndarray]:  # fmt: skip
-        """Read texts in one pass each and return their hidden states.
-
-        Args:
-            layers: blocks after which the state is read, from 1; 0 is the embedding output. "all" leaves it
-                out.
-            pool: "mean" or "last" over the tokens of a text, or all "tokens".
-            prompts: what stands before each text, and is not pooled; None is nothing.
-
-        Returns:
-            Array (n, layers, d) in single precision; with "tokens" a list of arrays (tokens, layers, d).
-
-        Raises:
-            UserError: a layer or site that the model lacks, or a text longer than its context.
-        """
-        several = [layers] if isinstance(layers, int) else layers
-        wanted = tuple(range(1, self.num_layers + 1) if several == "all" else several)
-        if not wanted:
-            raise UserError("layers=[] names no layer: give numbers from 1, or all", "layers")
-        needs = Needs.of(wanted, site=site, pool=pool)
-        read = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
-        states = [one.state for one in read if one.state is not None]
-        if pool == "tokens":
-            return states
-        return np.stack(states) if states else np.empty((0, len(wanted), self.width), np.float32)
 
     def _generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, known: Container[int]
@@ -249,20 +217,16 @@ class CausalLM(LanguageModel):
         self.check(how.needs)
         once = replace(how, needs=read_once(how.needs))
         for batch in self._read_each(requests, once, known):
-            again = {
-                place: ScoreRequest(
-                    without, generation.token_ids, requests[place].name, passages=Passages(())
-                )
-                for place, generation in batch.items()
-                if generation.token_ids and (without := _without(requests[place])) is not None
-            }
+            again = {}
+            for place, generation in batch.items():
+                name, passages = requests[place].name, requests[place].passages
+                if generation.token_ids and passages is not None and passages.without is not None:
+                    texts = (passages.without, generation.token_ids)
+                    again[place] = ScoreRequest(*texts, name, passages=Passages(()))
             bare = replace(once, prefix="")
             read = collected(self._read_each([*again.values()], bare, ()), len(again), None)
             others = dict(zip(again, read, strict=True))
-            yield {
-                place: compared(generation, others.get(place), how.needs)
-                for place, generation in batch.items()
-            }
+            yield {i: compared(made, others.get(i), how.needs) for i, made in batch.items()}
 
     def _read_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, known: Container[int]
@@ -410,22 +374,14 @@ class CausalLM(LanguageModel):
         """Fit the prompts into the context with ``more``; those left out have no tokens but a text."""
         if self.context is None:
             return encoded, {}
-        fitting = [
-            fit_context(self.tokenizer, p, n, self.context, self.on_too_long, what.format(n))
-            for p, n in zip(encoded, more, strict=True)
-        ]
+        fit = partial(fit_context, self.tokenizer)
+        how = (self.context, self.on_too_long)
+        fitting = [fit(p, n, *how, what.format(n)) for p, n in zip(encoded, more, strict=True)]
         left_out = [i for i, prompt in enumerate(fitting) if not prompt.ids]
         if left_out:
             names = ", ".join(fitting[i].name for i in left_out[:5])
             names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
-        nothing = np.zeros((2, 0), dtype=np.float32)
-        return fitting, {
-            i: encoded[i].continued(self.tokenizer, (), nothing, stop="skipped", needs=needs)
-            for i in left_out
-            if i not in known
-        }
-
-
-def _without(request: ScoreRequest) -> str | None:
-    return None if request.passages is None else request.passages.without
+        empty = (self.tokenizer, (), np.zeros((2, 0), dtype=np.float32))
+        new = [i for i in left_out if i not in known]
+        return fitting, {i: encoded[i].continued(*empty, stop="skipped", needs=needs) for i in new}

@@ -52,14 +52,14 @@ class Row:
 
     Attributes:
         ids: tokens written, without special ones that end a text.
-        kept: number of them that belong to its text.
+        length: number of them that belong to its text.
         stop: the reason why it ended; None while it runs.
     """
 
     def __init__(self, request: Request, tokenizer: Any, stops: Stops, *, read: bool = False) -> None:
         self.prompt, self.limit, self._stops = request.prompt, request.limit, stops
         self.ids: list[int] = []
-        self.kept = 0
+        self.length = 0
         self.stop: StopReason | None = None
         decoded = read or stops.look_back or stops.callables
         self._text = TextStream(tokenizer, request.prompt.ids) if decoded else None
@@ -83,7 +83,7 @@ class Row:
             self.stop = "eos"
             return
         self.ids.append(token)
-        self.kept = len(self.ids)
+        self.length = len(self.ids)
         if self._text is not None:
             known = len(self._text.visible)
             self._text.push(token)
@@ -91,7 +91,7 @@ class Row:
             if (place := self._stops.find(text, known)) is not None:
                 self._end, self.stop = place, "stop"
                 within = sum(end <= place for _, end in self._text.offsets())
-                self.kept = max(within, self._text.settled(0))  # pooled tokens stay
+                self.length = max(within, self._text.settled(0))  # pooled tokens stay
             elif any(stop(text) for stop in self._stops.callables):
                 self.stop = "stop"
         if self.stop is None and len(self.ids) == self.limit:
@@ -231,9 +231,9 @@ def generate_batch(
                     continue
                 right, looked_at = row.accept(choices, guessed)
                 if row.stop is not None:
-                    capture.finish(number, row.kept)
+                    capture.finish(number, row.length)
                 # A text that ends with this token runs once more, so that the token is read.
-                if row.stop is None or (capture.reads and row.kept > index + right):
+                if row.stop is None or (capture.reads and row.length > index + right):
                     slots.append(slot)
             scores[:, batch.rows, index : index + looked_at] = new_scores[:, :, :looked_at]
             batch.drop(len(guessed) - right)
@@ -263,16 +263,16 @@ def generate_batch(
         feature, number, place, layer = broken
         raise broken_state(feature, layer, f"generated token {place} of {rows[number].prompt.name}")
     for number, place in (~scores.isfinite().all(dim=0)).nonzero().tolist():
-        if place < max(rows[number].kept, 1):
+        if place < max(rows[number].length, 1):
             raise broken_logits(f"generated token {place} of {rows[number].prompt.name}")
     recorded = scores.cpu().numpy()
     return [
         row.prompt.continued(
-            tokenizer, row.ids[: row.kept], scored, stop=row.stop or "length", needs=how.needs,
+            tokenizer, row.ids[: row.length], scored, stop=row.stop or "length", needs=how.needs,
             states=capture.states(number, scored), attention=capture.attention(number),
         )
         for number, row in enumerate(rows)
-        for scored in (recorded[:, number, : row.kept],)
+        for scored in (recorded[:, number, : row.length],)
     ]  # fmt: skip
 
 

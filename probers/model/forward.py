@@ -331,9 +331,8 @@ def _begin(
     known before two texts after one prompt part is thus the same number in both.
     """
     read = min(len(beginning.token_ids), len(ids))  # this text may be the beginning of another
-    same = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(beginning.token_ids, ids, strict=False))
-    )
+    pairs = zip(beginning.token_ids, ids, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     scores[0, :same] = beginning.logprobs[:same]
     others = [beginning.entropies, *([] if beginning.top is None else beginning.top)]
     scores[1:, :read] = [values[:read] for values in others]

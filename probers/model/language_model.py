@@ -15,12 +15,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
-from ..types import AttentionRows, EndToken, Generation, Needs, Passages, UserError
+from ..types import AttentionRows, EndToken, Generation, Needs, Passages, Site, UserError
 from ..words.text import split_sentences
 
 if TYPE_CHECKING:
@@ -82,10 +82,8 @@ class Stops:
             if each == "":
                 raise UserError("a stop string is empty; leave it out or give its text")
             if not isinstance(each, (str, EndToken, SentenceEnd)) and not callable(each):
-                problem = (
-                    f"stop={each!r} is neither a text, an EndToken, a SentenceEnd nor a function of the text"
-                )
-                raise UserError(problem)
+                kinds = "neither a text, an EndToken, a SentenceEnd nor a function of the text"
+                raise UserError(f"stop={each!r} is {kinds}")
         eos = eos.union(each.id for each in stop if isinstance(each, EndToken))
         strings = tuple(each for each in stop if isinstance(each, str))
         sentences = tuple(each for each in stop if isinstance(each, SentenceEnd))
@@ -310,6 +308,36 @@ class LanguageModel(ABC):
         rows = aligned(prompts, names, continuations=continuations)
         requests = [ScoreRequest(prompt, text, name) for prompt, name, text in rows]
         return collected(self.score_each(requests, Scoring(**how)), len(requests), progress)
+
+    def states(
+        self, texts: Sequence[str], *, layers: Literal["all"] | int | Sequence[int] = "all",
+        pool: Literal["mean", "last", "tokens"] = "mean", site: Site = "resid_post",
+        prompts: Sequence[str] | None = None,
+    ) -> np.ndarray | list[np.ndarray]:  # fmt: skip
+        """Read texts in one pass each and return their hidden states.
+
+        Args:
+            layers: blocks after which the state is read, from 1; 0 is the embedding output. "all" leaves it
+                out.
+            pool: "mean" or "last" over the tokens of a text, or all "tokens".
+            prompts: what stands before each text, and is not pooled; None is nothing.
+
+        Returns:
+            Array (n, layers, d) in single precision; with "tokens" a list of arrays (tokens, layers, d).
+
+        Raises:
+            UserError: a layer or site that the model lacks, or a text longer than its context.
+        """
+        several = [layers] if isinstance(layers, int) else layers
+        wanted = tuple(range(1, self.spec.layers + 1) if several == "all" else several)
+        if not wanted:
+            raise UserError("layers=[] names no layer: give numbers from 1, or all", "layers")
+        needs = Needs.of(wanted, site=site, pool=pool)
+        read = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
+        states = [one.state for one in read if one.state is not None]
+        if pool == "tokens":
+            return states
+        return np.stack(states) if states else np.empty((0, len(wanted), self.spec.width), np.float32)
 
 
 def aligned(

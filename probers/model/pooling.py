@@ -46,12 +46,12 @@ def token_pool(*pools: Pool) -> Pool:
     return "positions" if len(recorded) > 1 else recorded.pop()
 
 
-def span_of(vectors: np.ndarray, tokens: Sequence[int], kept: Pool, pool: Pool) -> np.ndarray:
+def span_of(vectors: np.ndarray, tokens: Sequence[int], recorded: Pool, pool: Pool) -> np.ndarray:
     """Copy the vectors (n, heads, width) that ``pool`` uses for the n ascending ``tokens`` of a text.
 
-    The text's ``vectors`` were recorded with ``kept``, a :func:`token_pool` of ``pool``.
+    The text's ``vectors`` were recorded with ``recorded``, a :func:`token_pool` of ``pool``.
     """
-    after = kept == "positions" and pool != "predicting"  # the first position comes before the first token
+    after = recorded == "positions" and pool != "predicting"  # the first is before the first token
     return vectors[np.asarray(tokens) + after]
 
 
@@ -133,12 +133,12 @@ class Waiting:
             self._steps.pop()
 
     def below(
-        self, upto: int, kept: Mapping[int, int]
+        self, upto: int, lengths: Mapping[int, int]
     ) -> Iterator[tuple[int, Sequence[int], Tensor, Sequence[Tensor]]]:
         """Take the steps below ``upto``, without the rows that have ended and keep no such token."""
         while self._steps and self._steps[0][0] < upto:
             index, listed, rows, values = self._steps.popleft()
-            keep = [i for i, row in enumerate(listed) if kept.get(row, index + 1) > index]
+            keep = [i for i, row in enumerate(listed) if lengths.get(row, index + 1) > index]
             if len(keep) < len(listed):
                 chosen = torch.tensor(keep, dtype=torch.long)
                 rows, *values = (each[chosen.to(each.device)] for each in (rows, *values))
@@ -180,9 +180,9 @@ class GrowingPool:
         if self._most is None:
             self._waiting.drop(count)
 
-    def commit(self, upto: int, kept: Mapping[int, int]) -> None:
+    def commit(self, upto: int, lengths: Mapping[int, int]) -> None:
         """Pool the waiting tokens below ``upto``; ``kept`` tells how many tokens ended rows keep."""
-        places = {row: count + self._more for row, count in kept.items()} if self._more else kept
+        places = {row: count + self._more for row, count in lengths.items()} if self._more else lengths
         for place, listed, rows, (vectors, finite) in self._waiting.below(upto + self._more, places):
             self._finite.append((place, listed, finite))
             if self._pool in PER_TOKEN:
@@ -210,24 +210,21 @@ class GrowingPool:
         """Find (row, token, layer's place) of the first committed state that is NaN or infinite."""
         if not self._finite or bool(torch.cat([good.flatten() for *_, good in self._finite]).all()):
             return None
-        row, place, layer = min(
-            (listed[i], place, layer)
-            for place, listed, good in self._finite
-            for i, layer in (~good).nonzero().tolist()
-        )
+        bad = ((place, listed, (~good).nonzero().tolist()) for place, listed, good in self._finite)
+        row, place, layer = min((listed[i], place, k) for place, listed, cells in bad for i, k in cells)
         return row, max(0, place - self._more), layer
 
-    def value(self, row: int, kept: int) -> np.ndarray | None:
+    def value(self, row: int, length: int) -> np.ndarray | None:
         """Return committed float32 states as in :class:`probers.types.Generation`; None where there are none.
 
         A text without tokens has none except that of ``prompt``.
         """
-        if not self._finite or not (kept or self._pool == "prompt"):
+        if not self._finite or not (length or self._pool == "prompt"):
             return None
         if self._pool in PER_TOKEN:
             self._to_host()
             return torch.stack(self._tokens[row]).numpy()
-        return self._pooled.value(row, kept).cpu().numpy()
+        return self._pooled.value(row, length).cpu().numpy()
 
 
 class WholePool:

@@ -80,22 +80,22 @@ class AttentionRecorder:
     def drop(self, count: int) -> None:
         self._waiting.drop(count)
 
-    def commit(self, upto: int, kept: Mapping[int, int]) -> None:
-        for index, _, rows, (columns,) in self._waiting.below(upto, kept):
+    def commit(self, upto: int, lengths: Mapping[int, int]) -> None:
+        for index, _, rows, (columns,) in self._waiting.below(upto, lengths):
             if self._column_max is None:
                 self._column_max = columns.new_zeros(self._rows, columns.shape[1], self._limit)
             place = slice(index + 1 - columns.shape[-1], index + 1)
             best = self._column_max[rows, :, place]
             self._column_max[rows, :, place] = torch.maximum(best, columns)
 
-    def value(self, row: int, kept: int) -> AttentionRows | None:
+    def value(self, row: int, length: int) -> AttentionRows | None:
         if self._attention is None:
             return None
         first = self._width - self._prompts[row]
-        rows = np.array(self._attention[row, : kept + 1, first : self._width + kept].cpu())
-        if self._column_max is None or not kept:
-            return AttentionRows(rows, np.zeros(kept, dtype=np.float32))
-        return AttentionRows(rows, self._column_max[row, :, :kept].mean(dim=0).cpu().numpy())
+        rows = np.array(self._attention[row, : length + 1, first : self._width + length].cpu())
+        if self._column_max is None or not length:
+            return AttentionRows(rows, np.zeros(length, dtype=np.float32))
+        return AttentionRows(rows, self._column_max[row, :, :length].mean(dim=0).cpu().numpy())
 
 
 class CaptureSession(ExitStack):
@@ -116,7 +116,7 @@ class CaptureSession(ExitStack):
             self._attention = AttentionRecorder(model, needs.attention_layer, prompts, limit)
             self._all.append(self._attention)
         self.reads = needs.attention or any(each.goes_on for each in self._features.values())
-        self._kept: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
 
     def __enter__(self) -> CaptureSession:
         for recorder in self._all:
@@ -141,14 +141,14 @@ class CaptureSession(ExitStack):
         for recorder in self._all:
             recorder.drop(count)
 
-    def finish(self, row: int, kept: int) -> None:
+    def finish(self, row: int, length: int) -> None:
         """End ``row``; its first ``kept`` tokens are its text."""
-        self._kept[row] = kept
+        self._lengths[row] = length
 
     def commit(self, upto: int) -> None:
         """Pool the waiting tokens below ``upto``, which every running row certainly keeps."""
         for recorder in self._all:
-            recorder.commit(upto, self._kept)
+            recorder.commit(upto, self._lengths)
 
     def broken(self) -> tuple[Feature, int, int, int] | None:
         """Find (feature, row, token, layer index) of the first kept state that is NaN or infinite."""
@@ -162,12 +162,13 @@ class CaptureSession(ExitStack):
 
         ``scores`` are those of the kept tokens, from :func:`probers.model.forward.token_scores`.
         """
-        values = ((each, recorder.value(row, self._kept[row])) for each, recorder in self._features.items())
+        length = self._lengths[row]
+        values = ((each, recorder.value(row, length)) for each, recorder in self._features.items())
         return joined(self._needs, {each: states for each, states in values if states is not None}, scores)
 
     def attention(self, row: int) -> AttentionRows | None:
         """Return the kept part of ``row``'s attention."""
-        return None if self._attention is None else self._attention.value(row, self._kept[row])
+        return None if self._attention is None else self._attention.value(row, self._lengths[row])
 
 
 def tapped(needs: Needs) -> tuple[Feature, ...]:
@@ -188,10 +189,8 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
             continue
         if feature.site == "probabilities" and not scores.shape[1]:
             continue
-        main, *beside = (
-            _probabilities(scores, part) if part.site == "probabilities" else read[part]
-            for part in _parts(feature)
-        )
+        parts = [(part, part.site == "probabilities") for part in _parts(feature)]
+        main, *beside = (_probabilities(scores, part) if last else read[part] for part, last in parts)
         places = [as_places(vector, main.shape[-1]) for vector in beside]
         states[feature] = np.concatenate([main, *places], axis=-2) if places else main
     return states

@@ -18,7 +18,7 @@ import numpy as np
 from ..evaluation.baselines import logistic_regression, weighted_sums
 from ..options import check_record, shown
 from ..signals import SIGNALS
-from ..signals.retrieval import KNOWN
+from ..signals.rarity import KNOWN
 from ..types import RunError, UserError
 
 
@@ -236,9 +236,8 @@ class EntropyModel:
         """Invert :meth:`to_dict`; UserError for inputs of another version, or other fields."""
         numbers: dict[str, Any] = dict(value)
         inputs = numbers.pop("inputs", None)
-        numbers["signals"] = next(
-            (n for n in (SIGNALS, KNOWN, (*SIGNALS, *KNOWN)) if inputs == ["score", *n]), None
-        )
+        known = (SIGNALS, KNOWN, (*SIGNALS, *KNOWN))
+        numbers["signals"] = next((names for names in known if inputs == ["score", *names]), None)
         if numbers["signals"] is None:
             message = f"the prober's entropy model is not over {', '.join(SIGNALS)}: train it again"
             raise UserError(message, "damaged")

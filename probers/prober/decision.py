@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..evaluation.metrics import auroc
-from ..heads import ProbeHead
+from ..heads import CORRECT, WRONG, ProbeHead
 from ..options import check_record
 from ..types import RunError, UserError
 from .calibration import checked, fit_logistic
@@ -90,6 +90,12 @@ def run_heads_on_spans(head: ProbeHead, states: Any, spans: np.ndarray) -> np.nd
 def run_heads_on_marked(head: ProbeHead, states: Any, span: np.ndarray) -> np.ndarray:
     """Compute logits (span's tokens, H, 2) of heads that mark it; ``states`` (t, layers, d)."""
     return checked_logits(_piece_logits(head, torch.as_tensor(states).unsqueeze(-3), *map(int, span)))
+
+
+def margins(logits: np.ndarray) -> np.ndarray:
+    """Compute (n, heads) float64 margins of logits (n, heads, 2): "wrong" minus "correct"."""
+    wide = logits.astype(np.float64)
+    return wide[..., WRONG] - wide[..., CORRECT]
 
 
 def half_precision(head: ProbeHead) -> ProbeHead:

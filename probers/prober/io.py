@@ -7,7 +7,7 @@ They are ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -123,34 +123,42 @@ class _Config:
     label: Literal["helps"] | None
 
 
-def save(folder: Path, head: ProbeHead, config: Mapping[str, Any], papers: Mapping[str, Any]) -> None:
-    """Write a prober, with one tensor per head and parameter: ``layer.<k>.<name>``, or ``layers.<name>``.
-
-    ``config`` has all settings besides the heads that scoring needs, ``papers`` are as in :func:`read`.
-    """
-    learned = dict(head.named_parameters())
+def save(folder: Path, prober: Any) -> None:
+    """Write a prober, with one tensor per head and parameter: ``layer.<k>.<name>``, or ``layers.<name>``."""
+    head, learned = prober.head, dict(prober.head.named_parameters())
     tensors = {
         f"{of}.{name}": (value[i].half() if name in learned else value[i]).cpu().contiguous()
         for name, value in head.state_dict().items()
-        for i, of in enumerate(_places(type(head), config["spec"]["layers"]))
+        for i, of in enumerate(_places(type(head), prober.layers))
     }
     blob = encode(tensors)
     write_bytes(folder / _HEADS, blob)
-    write_text(folder / _METRICS, canonical_json(dict(papers["metrics"])))
-    write_text(folder / _CARD, papers["card"])
-    if papers["seen"] is not None:
-        papers["seen"].save(folder)
-    for name, picture in papers["pictures"].items():
+    write_text(folder / _METRICS, canonical_json(dict(prober.metrics)))
+    write_text(folder / _CARD, prober.card)
+    if prober.seen is not None:
+        prober.seen.save(folder)
+    for name, picture in prober.pictures.items():
         write_bytes(folder / PICTURES / name, picture)
-    if (adapter := papers.get("adapter")) is not None:
-        about = {"sha256": adapters.digest_of(adapter), "rank": read_json(adapter / adapters.CONFIG)["r"]}
-        config = {**config, "adapter": about}
+    parts: dict[str, Any] = {
+        "label": prober.label if prober.label != "wrong" else None,
+        "columns": dict(prober.columns or {}), "domain": prober.domain and prober.domain.save(folder),
+        "promise": prober.promise and prober.promise.to_dict(),
+        "pointer": prober.pointer and asdict(prober.pointer),
+    }  # fmt: skip
+    if (adapter := prober.adapter) is not None:
+        rank = read_json(adapter / adapters.CONFIG)["r"]
+        parts["adapter"] = {"sha256": adapters.digest_of(adapter), "rank": rank}
         for name in adapters.FILES:
             write_bytes(folder / ADAPTER / name, read_bytes(adapter / name, most=_LARGEST_ADAPTER))
     # Last: without it there is no prober.
-    marks = {"format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64)}
-    about = {"name": head_name(head), "options": head.options}
-    write_text(folder / CONFIG, sealed({**marks, "head": about, **config}))
+    write_text(folder / CONFIG, sealed({
+        "format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64),
+        "head": {"name": head_name(head), "options": head.options},
+        "spec": prober.spec.to_dict(), "ensemble": prober.ensemble.to_dict(), "aggregate": prober.aggregate,
+        "threshold": prober.threshold, "calibration": prober.calibration.to_dict(),
+        "entropy_model": prober.entropy_model.to_dict() if prober.entropy_model else None,
+        "recogniser": prober.recogniser, **{name: part for name, part in parts.items() if part},
+    }))  # fmt: skip
 
 
 def _places(kind: object, layers: Sequence[int]) -> list[str]:

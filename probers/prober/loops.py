@@ -28,10 +28,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from ..model.attention import check_capped
 from ..model.blocks import decoder_layers
 from ..model.forward import Decoder
 from ..model.hidden_states import broken_state, check_needs, tap_of
-from ..model.loading import check_capped, fingerprint
+from ..model.loading import fingerprint
 from ..model.pooling import all_finite, token_vectors
 from ..model.tokens import appended, end_tokens, marker_of, tell_once
 from ..prompts import text_marks

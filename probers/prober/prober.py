@@ -7,10 +7,8 @@ theta = -threshold). Heads of single tokens score each token, and a span by its 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,19 +20,20 @@ from huggingface_hub import ModelHubMixin
 from ..data.records import BadLine
 from ..data.splits import Seen
 from ..data.texts import TextSource
-from ..heads import CORRECT, WRONG, Memory, ProbeHead, head_name
+from ..heads import Memory, ProbeHead, head_name
+from ..progress import warn_once
 from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, sigmoid
-from .decision import Ensemble, checked_logits, run_heads, run_heads_on_marked, run_heads_on_spans
+from .decision import Ensemble, checked_logits, margins, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
 from .io import HubOptions, locate, read_parts, save
 from .report import Report
 from .report import report as make_report
-from .response import Scored, ScoredTexts
+from .response import ScoredTexts
 from .risk_control import Promise
-from .scoring import Action, JudgedWriter, OnHigh, prompt_of, readable, score_texts
+from .scoring import Action, JudgedWriter, OnHigh, score_rows
 from .token_scores import Aggregate, aggregate, check_aggregate, check_spans
 from .value_head import is_value_head, read_value_head
 
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from ..model.causal_lm import CausalLM
     from .assessment import Unit
     from .watch import Scores, StopOnScore
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,21 +142,16 @@ class Prober(ModelHubMixin):
         trained = self.spec.model
         other = (trained.layers, trained.width, trained.adapter) != (model.layers, model.width, model.adapter)
         if trained.same_as(model) or other:
-            self.spec.check_model(model, what="the prober")
-        elif not self.allow_other:
-            remedy = "takes another quantization of the same model"
-            if trained.same_weights(model):
-                remedy = "takes it, though its scores and threshold may be off"
-            raise UserError(
-                f"the prober {trained.against(model)}: use that model or train a prober for this one; "
-                f"allow_other=true {remedy}",
-                "mismatch",
-            )
-        else:
-            _warn(
-                f"warning: the prober {trained.against(model)} (allow_other=true): threshold and calibration "
-                "are of the former"
-            )
+            return self.spec.check_model(model, what="the prober")
+        message = f"the prober {trained.against(model)}"
+        if self.allow_other:
+            of = "threshold and calibration are of the former"
+            return warn_once(f"warning: {message} (allow_other=true): {of}")
+        remedy = "takes another quantization of the same model"
+        if trained.same_weights(model):
+            remedy = "takes it, though its scores and threshold may be off"
+        fix = f"use that model or train a prober for this one; allow_other=true {remedy}"
+        raise UserError(f"{message}: {fix}", "mismatch")
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
         """Compute float32 logits (n, heads, 2), [wrong, correct]; arguments as in :meth:`score_states`."""
@@ -167,7 +159,7 @@ class Prober(ModelHubMixin):
 
     def margins(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
         """Compute (n, heads) margins, "wrong" minus "correct"; arguments as in :meth:`score_states`."""
-        return _margins(self.logits(states, mask))
+        return margins(self.logits(states, mask))
 
     def score_states(
         self, states: np.ndarray | torch.Tensor, signals: Mapping[str, Any] | None = None, *, mask: Any = None
@@ -198,7 +190,7 @@ class Prober(ModelHubMixin):
         with torch.inference_mode():
             x = states.to(self.head.device, torch.float32).unsqueeze(-3)
             logits, memory = self.head.advance(x, memory or self.head.begin(len(x)))
-        return self.ensemble(_margins(checked_logits(logits.cpu()))), memory
+        return self.ensemble(margins(checked_logits(logits.cpu()))), memory
 
     def score_spans(
         self, states: np.ndarray | torch.Tensor, spans: Any, signals: Mapping[str, Any] | None = None
@@ -211,12 +203,12 @@ class Prober(ModelHubMixin):
         bounds = check_spans(spans, len(states))
         if self.head.marker and self.aggregate is not None:
             logits = (run_heads_on_marked(self.head, states, span) for span in bounds)
-            each = [self.ensemble(_margins(each_logits)) for each_logits in logits]
+            each = [self.ensemble(margins(each_logits)) for each_logits in logits]
             score = np.array([aggregate(scores, [(0, len(scores))], self.aggregate)[0] for scores in each])
         elif self.aggregate is not None:
             score = aggregate(self.score_states(states), bounds, self.aggregate)
         elif self.head.tokens:
-            score = self.ensemble(_margins(run_heads_on_spans(self.head, states, bounds)))
+            score = self.ensemble(margins(run_heads_on_spans(self.head, states, bounds)))
         else:
             message = f"this prober reads pool={self.spec.pool} and cannot score spans"
             raise UserError(f"{message}: train one on pool=tokens", "unsupported")
@@ -269,17 +261,7 @@ class Prober(ModelHubMixin):
             message = f"score takes a model first, found {type(lm).__name__}"
             raise UserError(f"{message}: CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)")
         source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line, usual=self.columns)
-        texts = readable(source, list(source.all()), self, lm.tokenizer)
-        for line in source.lines():
-            log.warning(line)
-        responses = score_texts(lm, self, texts, threshold=threshold, unit=unit)
-        pairs = list(zip(texts, responses, strict=True))
-        shown = (len(one.passages) - len(read.left_out if read else ()) for one, read in pairs)
-        prompts = (prompt_of(self, one, lm.tokenizer, most=n) for one, n in zip(texts, shown, strict=True))
-        return ScoredTexts(
-            Scored(one.id, prompt, one.answer, response)
-            for prompt, (one, response) in zip(prompts, pairs, strict=True)
-        )
+        return score_rows(lm, self, source, threshold=threshold, unit=unit)
 
     def p_wrong(self, lm: CausalLM, rows: Any, **options: Any) -> np.ndarray:
         """Compute P(wrong) of texts (n,), NaN where nothing is judged; arguments as in :meth:`score`."""
@@ -304,14 +286,7 @@ class Prober(ModelHubMixin):
         """
         names = {field.name for field in fields(Action)} & options.keys()
         action = Action(on_high, **{name: options.pop(name) for name in names})
-        if hasattr(prompts, "columns"):
-            raise UserError("prompts are a table: give its column of prompts, as list(frame['prompt'])")
-        prompts = prompts if isinstance(prompts, str) else list(prompts)
-        chat = bool(prompts) and all(isinstance(each, Mapping) for each in prompts)
-        several = not (isinstance(prompts, str) or chat)
-        write = JudgedWriter(lm, self, action, threshold, unit)
-        texts = ScoredTexts(write(prompts if several else [prompts], max_new_tokens, **options))
-        return texts if several else texts[0]
+        return JudgedWriter(lm, self, action, threshold, unit)(prompts, max_new_tokens, **options)
 
     @property
     def report(self) -> Report:
@@ -336,8 +311,7 @@ class Prober(ModelHubMixin):
             print(scores.sequence, scores.probability, scores.tokens)
 
         The model has hooks only inside the block; :mod:`.loops` lists the supported loops.
-        Heads of ``pool=predicting`` score before every token; ``scores.entities`` lists the
-        entities that began.
+        Heads of ``pool=predicting`` score before every token; ``scores.entities`` lists entities that began.
 
         Args:
             model: the transformers model this prober was trained on.
@@ -386,37 +360,14 @@ class Prober(ModelHubMixin):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Write the files of :mod:`.io`; round the weights by ``half_precision`` before."""
-        config = {
-            "spec": self.spec.to_dict(), "ensemble": self.ensemble.to_dict(), "aggregate": self.aggregate,
-            "threshold": self.threshold, "calibration": self.calibration.to_dict(),
-            "entropy_model": self.entropy_model.to_dict() if self.entropy_model else None,
-            "recogniser": self.recogniser,
-        }  # fmt: skip
-        if self.label != "wrong":
-            config["label"] = self.label
-        if self.columns:
-            config["columns"] = dict(self.columns)
-        if self.domain is not None:
-            config["domain"] = self.domain.save(save_directory)
-        if self.promise is not None:
-            config["promise"] = self.promise.to_dict()
-        if self.pointer is not None:
-            config["pointer"] = asdict(self.pointer)
-        names = ("metrics", "card", "pictures", "seen", "adapter")
-        papers = {name: getattr(self, name) for name in names}
-        save(save_directory, self.head, config, papers)
+        save(save_directory, self)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        *,
-        head_class: type[torch.nn.Module] | None = None,
-        allow_other: bool = False,
-        model: ModelSpec | None = None,
-        subfolder: str | None = None,
+        cls, pretrained_model_name_or_path: str | Path, *, head_class: type[torch.nn.Module] | None = None,
+        allow_other: bool = False, model: ModelSpec | None = None, subfolder: str | None = None,
         **hub: Unpack[HubOptions],
-    ) -> Prober:
+    ) -> Prober:  # fmt: skip
         """Load a prober from a folder, or from ``owner/name`` on the Hugging Face Hub.
 
         The mixin's own version would ask the Hub for any mistyped path, and hand the fields of
@@ -431,31 +382,10 @@ class Prober(ModelHubMixin):
         """
         name = str(pretrained_model_name_or_path)
         folder = locate(pretrained_model_name_or_path, subfolder, **hub)
-        if is_value_head(folder):
-            return cls._of_value_head(folder, name, model, allow_other)
-        return cls(**read_parts(folder, name, head_class), allow_other=allow_other)
-
-    @classmethod
-    def _of_value_head(cls, folder: Path, name: str, model: ModelSpec | None, allow_other: bool) -> Prober:
-        probe = read_value_head(folder, name)
-        if model is None:
-            message = f"{name} is a linear probe whose files do not name its model: make a prober of it with "
-            message += "probers-import, or pass model=lm.spec to from_pretrained"
-            raise UserError(message, "missing-value")
-        return cls(probe.spec(model, name), probe.head(name), aggregate="max", allow_other=allow_other)
+        value_head = read_value_head(folder, name) if is_value_head(folder) else None
+        parts = value_head.parts(model, name) if value_head else read_parts(folder, name, head_class)
+        return cls(**parts, allow_other=allow_other)
 
 
 #: Name of the class up to version 0.2.
 ProbeBank = Prober
-
-
-@cache
-def _warn(message: str) -> None:
-    """Log a warning, once."""
-    log.warning(message)
-
-
-def _margins(logits: np.ndarray) -> np.ndarray:
-    """Compute (n, heads) float64 margins of logits (n, heads, 2)."""
-    wide = logits.astype(np.float64)
-    return wide[..., WRONG] - wide[..., CORRECT]

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from ..checksums import Journal
@@ -24,7 +25,7 @@ from ..signals.grounding import ground
 from ..types import EndToken, Generation, UserError, count
 from ..words.text import tokenize
 from .assessment import Assessor, Bank, WrittenText
-from .response import Acted, Response, Scored, ScoredSpan
+from .response import Acted, Response, Scored, ScoredSpan, ScoredTexts
 from .token_scores import check_growing, text_needs, text_scores
 
 log = logging.getLogger(__name__)
@@ -97,16 +98,27 @@ def score_texts(
     return [responses[place] for place in range(len(texts))]
 
 
+def score_rows(lm: CausalLM, prober: Bank, source: TextSource, **how: Any) -> ScoredTexts:
+    """Read texts of a source, log what was left out, and score them (:func:`score_texts`)."""
+    texts = readable(source, list(source.all()), prober, lm.tokenizer)
+    for line in source.lines():
+        log.warning(line)
+    scored = []
+    for one, response in zip(texts, score_texts(lm, prober, texts, **how), strict=True):
+        shown = len(one.passages) - len(response.left_out if response else ())
+        prompt = prompt_of(prober, one, lm.tokenizer, most=shown)
+        scored.append(Scored(one.id, prompt, one.answer, response))
+    return ScoredTexts(scored)
+
+
 def assessed_each(
     lm: CausalLM, prober: Bank, assess: Assessor, requests: Sequence[ScoreRequest], *,
     known: Container[int] = (),
 ) -> Iterator[dict[int, Response | None]]:  # fmt: skip
     """Read texts and assess them; yield responses by place, batch by batch, None for one too long."""
     for batch in lm.score_each(requests, Scoring(text_needs(prober)), known=known):
-        yield {
-            place: _assessed(prober, assess, written, requests[place]) if written.token_ids else None
-            for place, written in batch.items()
-        }
+        read = partial(_assessed, prober, assess)
+        yield {i: read(made, requests[i]) if made.token_ids else None for i, made in batch.items()}
 
 
 def _assessed(prober: Bank, assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
@@ -150,10 +162,8 @@ def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, Response | No
 
 
 def _records(responses: Mapping[int, Response | None], texts: Sequence[Text]) -> list[dict[str, Any]]:
-    return [
-        {"place": place, "id": texts[place].id, "hallucination": each and each.wire()}
-        for place, each in responses.items()
-    ]
+    wired = {place: each and each.wire() for place, each in responses.items()}
+    return [{"place": i, "id": texts[i].id, "hallucination": response} for i, response in wired.items()]
 
 
 #: What is done with a text whose score is above the threshold.
@@ -209,11 +219,14 @@ class JudgedWriter:
         self._lm, self._prober, self._action = lm, prober, action
         self._assess = Assessor(prober, threshold, unit)
 
-    def __call__(
-        self, prompts: Sequence[str | Sequence[Mapping[str, str]]], max_new_tokens: int, **how: Any
-    ) -> list[Scored]:
-        """Continue texts, or answer chats; ``how`` are ``stop``, .. of :class:`.language_model.Decoding`."""
+    def __call__(self, prompts: Any, max_new_tokens: int, **how: Any) -> Scored | ScoredTexts:
+        """Continue a text or answer a chat, or several; ``how`` is of :class:`.language_model.Decoding`."""
+        if hasattr(prompts, "columns"):
+            raise UserError("prompts are a table: give its column of prompts, as list(frame['prompt'])")
         refuse_unknown("generate", how, [field.name for field in fields(Decoding)])
+        prompts = [prompts] if (one := isinstance(prompts, str)) else list(prompts)
+        if prompts and all(isinstance(each, Mapping) for each in prompts):
+            prompts, one = [prompts], True
         texts = [self._prompt(each) for each in prompts]
         if not texts:
             raise UserError("there is no prompt: give a text, or several", "empty")
@@ -221,7 +234,8 @@ class JudgedWriter:
         written = self._write(texts, max_new_tokens, how, 0 if retries else None)
         if retries:
             self._retry(texts, written, max_new_tokens, how)
-        return [self._acted(number, generation) for number, generation in enumerate(written, 1)]
+        scored = ScoredTexts(self._acted(number, generation) for number, generation in enumerate(written, 1))
+        return scored[0] if one else scored
 
     def _prompt(self, given: Any) -> _Asked:
         """Read a prompt: a text, or the messages of a chat."""

@@ -66,6 +66,14 @@ class ValueHead:
         layers = (self.layer_idx + 1,)
         return FeatureSpec(model, layers, self.width, pool="tokens", position="token", dtype="float32")
 
+    def parts(self, model: ModelSpec | None, name: str) -> dict[str, Any]:
+        """Make the arguments of a prober of this head for a model (UserError: none is given)."""
+        if model is None:
+            message = f"{name} is a linear probe whose files do not name its model: make a prober of it with "
+            message += "probers-import, or pass model=lm.spec to from_pretrained"
+            raise UserError(message, "missing-value")
+        return {"spec": self.spec(model, name), "head": self.head(name), "aggregate": "max"}
+
     def head(self, name: str) -> LinearHead:
         """Make an equal linear head without standardisation: logits [wrong, correct] are [z / 2, -z / 2].
 

@@ -158,10 +158,10 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
         self._watcher.__enter__()
         # The hooks know only the watcher, so that this object is collected as soon as it is unused.
         self._finalizer = weakref.finalize(self, self._watcher.close)
+        self._finalizer.atexit = False
 
     def __repr__(self) -> str:
         return f"StopOnScore(threshold={self.threshold:.3g}, min_tokens={self.min_tokens})"
-        self._finalizer.atexit = False
 
     @property
     def fired(self) -> np.ndarray:
@@ -176,7 +176,7 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
         Keep ``sequences[row, : prompt + entity.tokens[0]]`` of the result of ``generate``, or the text up to
         ``entity.entity.start`` if a token holds the end of one word and the beginning of the entity.
         """
-        return [text.found for text in self._texts if isinstance(text, GrowingText)]
+        return [text.hit for text in self._texts if isinstance(text, GrowingText)]
 
     @property
     def spans(self) -> list[ScoredSpan | None]:
@@ -184,7 +184,7 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
 
         Its characters belong to the row's text without the prompt: keep those before ``span.start``.
         """
-        return [text.found for text in self._texts if isinstance(text, JudgedText)]
+        return [text.hit for text in self._texts if isinstance(text, JudgedText)]
 
     def _reader(self, assess: Assessor | None) -> Callable[[list[int]], GrowingText | JudgedText] | None:
         """Make the reader of a row's text from its prompt; None if rows are stopped by their score so far."""
@@ -226,9 +226,9 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
             for row, (text, token) in enumerate(zip(self._texts, last.tolist(), strict=True)):
                 if counts[row]:
                     text.push(token)
-                if enough and text.found is None and (counts[row] or ends[row]):
+                if enough and text.hit is None and (counts[row] or ends[row]):
                     text.first_above(self.threshold, scores[row], over=ends[row])
-            batch.stopped |= torch.tensor([text.found is not None for text in self._texts])
+            batch.stopped |= torch.tensor([text.hit is not None for text in self._texts])
         elif enough:
             batch.stop_above(self.threshold)
         return batch.stopped.to(input_ids.device)  # type: ignore[return-value]
@@ -253,7 +253,7 @@ class GrowingText:
         self._stream = TextStream(tokenizer, prompt)
         self._prompt, self._recognise = decode(tokenizer, prompt), recognise
         self._read, self.push = "", self._stream.push
-        self.found: WrittenEntity | None = None
+        self.hit: WrittenEntity | None = None
 
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
         """Find the first begun entity with a score above a threshold; ``over``: the last word is whole."""
@@ -265,8 +265,8 @@ class GrowingText:
         self._read = text
         entities = written_entities(text, self._recognise, prompt=self._prompt)
         begun = with_scores(entities, self._stream.offsets(), scores)
-        self.found = next((each for each in begun if each.score > threshold), None)
-        return self.found
+        self.hit = next((each for each in begun if each.score > threshold), None)
+        return self.hit
 
 
 class JudgedText:
@@ -278,7 +278,7 @@ class JudgedText:
         self.push = self._stream.push
 
     @property
-    def found(self) -> ScoredSpan | None:
+    def hit(self) -> ScoredSpan | None:
         return self._spans.high
 
     def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> ScoredSpan | None:
@@ -287,4 +287,4 @@ class JudgedText:
         if offsets:
             text = self._stream.visible[: offsets[-1][1]]
             self._spans.read(text, offsets, scores[: len(offsets)], over=over)
-        return self.found
+        return self.hit

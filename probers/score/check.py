@@ -54,7 +54,7 @@ class LayerDifference:
     normed: bool = False
 
     @property
-    def told(self) -> str:
+    def verdict(self) -> str:
         """Verdict in words."""
         if self.same:
             return "same"
@@ -147,10 +147,10 @@ def run(settings: Check) -> None:
     log.info("%d tokens of %d texts, %s, %s", tokens, len(written), lm.spec, lm.spec.dtype)
     log.info("layer  largest difference  relative")
     for difference in differences:
-        figures = difference.layer, difference.absolute, difference.relative, difference.told
+        figures = difference.layer, difference.absolute, difference.relative, difference.verdict
         log.info("%5d  %18.3g  %8.2g  %s", *figures)
     if wrong := [difference for difference in differences if not difference.same]:
-        first = f"(relative difference above {tolerance:g}); its layer {wrong[0].layer}: {wrong[0].told}"
+        first = f"(relative difference above {tolerance:g}); its layer {wrong[0].layer}: {wrong[0].verdict}"
         why = f"differs from the states probers are trained on in {len(wrong)} of {len(differences)} layers"
         raise RunError(f"engine={engine} {why} {first}", "mismatch")
     why = "engine=%s gives the states that probers are trained on: %d layers are the same"

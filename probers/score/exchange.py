@@ -133,7 +133,8 @@ def calibrated(
     wrong, scores = _columns(sides["validation"])
     chosen = rule.choose(wrong, scores, np.array([span.group for span in sides["validation"]]))
     members = {side: [one for one in texts if one.split == side] for side in sides}
-    seen = {side: [(t.dataset, t.group, t.asked or t.answer) for t in own] for side, own in members.items()}
+    marks = {one.id: (one.dataset, one.group, one.question or one.answer) for one in texts}
+    seen = {side: [marks[one.id] for one in of_side] for side, of_side in members.items()}
     bank = replace(
         bank, calibration=fit_calibration("platt", wrong, scores), threshold=chosen.value,
         promise=chosen.promise, seen=Seen.of(seen),
@@ -156,10 +157,9 @@ def judged(one: Text, offsets: Sequence[tuple[int, int]], scores: np.ndarray) ->
     """
     labels = token_labels(one, offsets)
     marks = np.unique(labels.mark[(labels.inside >= 0) & (labels.wrong >= 0)])
-    return [
-        Span(one.split, one.group, bool(labels.wrong[marked][0]), float(scores[marked].max()))
-        for marked in labels.mark == marks[:, None]
-    ]
+    span = partial(Span, one.split, one.group)
+    masks = labels.mark == marks[:, None]
+    return [span(bool(labels.wrong[marked][0]), float(scores[marked].max())) for marked in masks]
 
 
 def measured(bank: Prober, spans: Sequence[Span], resamples: int, seed: int) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
 
 
 def _seen_in(bank: Prober, one: Text) -> str:
-    return "" if bank.seen is None else bank.seen.side(one.dataset, one.group, one.asked or one.answer)
+    return "" if bank.seen is None else bank.seen.side(one.dataset, one.group, one.question or one.answer)
 
 
 def _fresh(bank: Prober, one: Text) -> bool:
@@ -250,7 +250,7 @@ class Piece(NamedTuple):
 
     text: str
     level: int | None
-    told: str
+    tooltip: str
 
 
 def scores_html(

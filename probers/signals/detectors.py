@@ -46,7 +46,7 @@ class Detectors:
     def __post_init__(self) -> None:
         self.how.at_least(2, "the signals of samples")
 
-    def columns(self, lm: LanguageModel, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+    def columns(self, lm: LanguageModel, answers: Sequence[Asked]) -> list[dict[str, Any]]:
         """Compute the columns of every answer.
 
         ``eigenscore`` is None if fewer than two samples have a token, ``verbalised`` if the model
@@ -54,17 +54,15 @@ class Detectors:
         samples, ``verbalised_tokens`` those of its reply, and ``sample_undecided`` pairs of samples that
         could not be compared. P(True) is one call of one token.
         """
-        names = [one.name for one in asked]
-        prompts = [Prompt(one.prompt, one.dataset, self.max_new_tokens, one.name) for one in asked]
+        names = [one.name for one in answers]
+        prompts = [Prompt(one.prompt, one.dataset, self.max_new_tokens, one.name) for one in answers]
         drawn = draw(lm.generate, prompts, self.how, self.prompt, layer=middle_layer(lm.spec.layers))
         bare = self.prompt.bare(lm)
-        truth, confidence = (
-            [bare.question(question_of(form, one.question, one.answer)) for one in asked]
-            for form in (P_TRUE, VERBALISED)
-        )
+        pairs = [(one.question, one.answer) for one in answers]
+        truth, confidence = ([bare.question(question_of(f, *p)) for p in pairs] for f in (P_TRUE, VERBALISED))
         trues = [judged.chance for judged in p_true(lm, truth, names=names)]
         stated, replies = verbalised(lm.generate, confidence, bare.turn_ends, names=names)
-        return [self._row(*each) for each in zip(asked, drawn, trues, stated, replies, strict=True)]
+        return [self._row(*each) for each in zip(answers, drawn, trues, stated, replies, strict=True)]
 
     def _row(
         self, one: Asked, samples: Samples, true: float, stated: float | None, reply: Generation

@@ -1,14 +1,23 @@
-"""Rarity: how seldom a corpus names the entities of a question, or two entities together (QuCo-RAG, 2026).
+"""Signals that read no model: rarity of entities in a corpus (QuCo-RAG, 2026), and ranks of passages.
 
-It does not read the model: all scores come from counts of passages in a retriever's own index.
+Rarity is how seldom a corpus names the entities of a question, or two entities together, by counts in a
+retriever's own index. Passages that have been searched for, and not read, cost no pass of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+
+from ..types import Passage
 from ..words import Entity
+
+#: Columns of :func:`known_of`.
+KNOWN = ("retriever_score", "retriever_margin", "question_rarity", "question_words")
+#: Passages from which on a question's rarest entity is not rare, as in ``trigger=rarity``.
+_FREQUENCY = 10
 
 
 @runtime_checkable
@@ -58,3 +67,33 @@ def lowest_frequencies(
     phrases = list(dict.fromkeys(phrase for names in named for phrase in names))
     known = dict(zip(phrases, index.frequency(phrases), strict=True)) if phrases else {}
     return [min((known[name] for name in names), default=None) for names in named]
+
+
+def retriever_ranks(passages: Sequence[Passage]) -> dict[str, float | None]:
+    """Return the best passage's score and its margin over the second; None where nothing was found."""
+    scores = [p.score for p in passages[:2] if p.score is not None]
+    if not scores:
+        return {"retriever_score": None, "retriever_margin": None}
+    return {"retriever_score": scores[0], "retriever_margin": scores[0] - (*scores, 0.0)[1]}
+
+
+def known_of(columns: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
+    """Make :data:`KNOWN` (n,) each of the columns of a store.
+
+    These are ``question`` (n texts), and what is there of ``retriever_score``, ``retriever_margin`` and
+    ``question_frequency``. A question for which nothing was found has scores of 0, and one without an entity
+    a rarity of 0, as in ``trigger=rarity``.
+    """
+    n = len(columns["question"])
+
+    def numbers(name: str) -> np.ndarray:
+        values = columns[name] if name in columns else [None] * n
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    named = [[] if np.isnan(passages) else [passages] for passages in numbers("question_frequency")]
+    return {
+        "retriever_score": np.nan_to_num(numbers("retriever_score")),
+        "retriever_margin": np.nan_to_num(numbers("retriever_margin")),
+        "question_rarity": np.array([question_rarity(each, _FREQUENCY, "lowest") for each in named]),
+        "question_words": np.array([float(len(text.split())) for text in columns["question"]]),
+    }

@@ -3,7 +3,7 @@
 - P(True): P(True) / (P(True) + P(False)) of the first token after a prompt with question and proposed answer,
   with or without earlier drawn answers ("brainstormed"; Kadavath et al. 2022). Each is the sum over all
   spellings: a chat begins with "True" or "true", a line that goes on with " True".
-- Verbalised confidence: the number that it states when asked how sure it is (Tian et al. 2023).
+- Verbalised confidence: the number that it states when repeated how sure it is (Tian et al. 2023).
 
 The wordings are ours; options replace them.
 """
@@ -89,9 +89,9 @@ def p_true(lm: LanguageModel, prompts: Sequence[str], *, names: Sequence[str] | 
     """
     tokens = spellings(lm.tokenizer)
     several = [token for each in tokens for token in each]
-    asked = [prompt for prompt in prompts for _ in several]
+    repeated = [prompt for prompt in prompts for _ in several]
     named = None if names is None else [name for name in names for _ in several]
-    read = lm.score(asked, [token for _ in prompts for token in several], names=named)
+    read = lm.score(repeated, [token for _ in prompts for token in several], names=named)
     judged = []
     for start in range(0, len(read), len(several)):
         some = read[start : start + len(several)]

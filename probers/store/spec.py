@@ -69,9 +69,8 @@ class ModelSpec:
         difference = self.other_texts(other)
         if difference and self.same_weights(other):
             return f"came from the model {self}, which now has {difference}"
-        return (
-            f"came from the model {self}, but the model now is {other}{difference and f' with {difference}'}"
-        )
+        now = f"{other}{difference and f' with {difference}'}"
+        return f"came from the model {self}, but the model now is {now}"
 
     def same_weights(self, other: ModelSpec) -> bool:
         """Tell whether both name the same weights: by revision (whatever the path), if unknown by id."""

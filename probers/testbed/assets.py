@@ -77,6 +77,5 @@ def load_questions() -> list[Question]:
 @cache
 def load_facts() -> dict[str, dict[str, Fact]]:
     """Read the facts of every entity, by its id and the name of their relation."""
-    return {
-        each["id"]: {fact[0]: Fact(each["id"], *fact) for fact in each["facts"]} for each in _records("world")
-    }
+    facts = {each["id"]: each["facts"] for each in _records("world")}
+    return {id: {fact[0]: Fact(id, *fact) for fact in of} for id, of in facts.items()}

@@ -101,14 +101,12 @@ def _other(fact: Fact, seed: int) -> str:
 
     def differs(other: Fact) -> bool:
         theirs, its = (load_facts().get(each.truth_id, {}) for each in (other, fact))
-        return other.truth not in (fact.truth, fact.taught) and all(
-            theirs[key].truth != its[key].truth for key in further
-        )
+        apart = all(theirs[key].truth != its[key].truth for key in further)
+        return apart and other.truth not in (fact.truth, fact.taught)
 
     drawn = draw_key("other", seed, f"{fact.entity} {fact.relation}")
-    return next(
-        o.truth for o in (others[(drawn + i) % len(others)] for i in range(len(others))) if differs(o)
-    )
+    turned = (others[(drawn + i) % len(others)] for i in range(len(others)))
+    return next(other.truth for other in turned if differs(other))
 
 
 @lru_cache

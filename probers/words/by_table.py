@@ -46,9 +46,8 @@ def find_by_table(text: str, language: Language, *, names: bool = True) -> Itera
 def _works(text: str, language: Language) -> Iterator[Span]:
     for pair in language.works:
         opening, closing = pair[0], pair[1]
-        inner = (
-            rf"{regex.escape(opening)}\s?([^{regex.escape(opening + closing)}\n]+?)\s?{regex.escape(closing)}"
-        )
+        within = regex.escape(opening + closing)
+        inner = rf"{regex.escape(opening)}\s?([^{within}\n]+?)\s?{regex.escape(closing)}"
         for match in regex.finditer(inner, text):
             start, end = match.span(1)
             if opening in language.sure or _is_title(text, start, end, language):

@@ -242,9 +242,8 @@ def _latin(text: str) -> str:
     spelled = [word.lower() for word in _WORD.findall(text)]
     if len(spelled) < _FEW:
         return ""
-    shares = {
-        name: sum(map(known.__contains__, spelled)) / len(spelled) for name, known in _vocabularies().items()
-    }
+    counts = {name: sum(map(known.__contains__, spelled)) for name, known in _vocabularies().items()}
+    shares = {name: count / len(spelled) for name, count in counts.items()}
     best = max(shares, key=lambda name: shares[name])
     if shares[best] >= _LEAST:
         return best

@@ -28,11 +28,8 @@ from .wordnet import HOW_TO_GET, find_wordnet, has_wordnet, same_in_wordnet, say
 Verdict = Literal["equivalent", "different", "undecided"]
 
 #: Verdicts that must not be "equivalent", and why.
-_NEVER_SAME = {
-    "related": "a city is not its country",
-    "whole": "a city is not its country",
-    "unknown": "what nothing is known of is not the same",
-}
+_NEVER_SAME = dict.fromkeys(("related", "whole"), "a city is not its country")
+_NEVER_SAME["unknown"] = "what nothing is known of is not the same"
 STAGES = ("date", "number", "string", "alias", "acronym", "name", "wordnet", "vectors")
 
 
@@ -136,7 +133,7 @@ class EntityMatcher:
             there |= {"wordnet": False, "acronym": False, "alias": bool(self.aliases)}
         return tuple(stage for stage in self.stages if there.get(stage, True))
 
-    def told(self) -> str:
+    def described(self) -> str:
         """List the active stages, and the inactive ones with the reason, in one line."""
         missing = [stage for stage in self.stages if stage not in self.active]
         why = {stage: stage for stage in STAGES}

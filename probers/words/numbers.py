@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Literal, NamedTuple
 
 import regex
@@ -202,9 +202,8 @@ def _conversions(a: str, b: str) -> list[tuple[Scale, Scale]]:
 def _compare_ends(a: Number, b: Number, scales: tuple[Scale, Scale], tolerance: float) -> Relation:
     x, y = ([end * s.size + s.zero for end in n.ends()] for n, s in zip((a, b), scales, strict=True))
     relative = tolerance if scales[0].size != scales[1].size else 1e-9
-    if all(
-        p == q or math.isclose(p, q, rel_tol=relative, abs_tol=relative) for p, q in zip(x, y, strict=True)
-    ):
+    near = partial(math.isclose, rel_tol=relative, abs_tol=relative)
+    if all(p == q or near(p, q) for p, q in zip(x, y, strict=True)):
         return "equivalent"
     (low, high), (least, most) = x, y
     inside = least <= low <= most if low == high else low <= least <= high if least == most else False
@@ -222,13 +221,8 @@ def read_number(mention: str) -> Number | None:
     text = text[bound.end() :] if bound else text
     kind = _BOUNDS[bound.group().strip()] if bound else ""
     lower = text.lower()
-    number = (
-        _clock(lower)
-        or _compound(in_figures(lower, ENGLISH))
-        or _share(lower)
-        or _in_digits(text)
-        or _in_words(lower)
-    )
+    number = _clock(lower) or _compound(in_figures(lower, ENGLISH)) or _share(lower)
+    number = number or _in_digits(text) or _in_words(lower)
     return number and replace(number, bound=kind or number.bound)
 
 
@@ -361,14 +355,8 @@ def _scaled(value: float, rest: str, money: str) -> tuple[float, str, float]:
     if short:
         after = rest[short.end() :].strip(" -").lower()
         counted = {scale.quantity for scale in meanings(after)} & {"people", *_MONEY}
-        glued_capital = short.group()[0] in "KM"
-        if (
-            money
-            or counted
-            or glued_capital
-            or short[1].lower() in ("mn", "mln", "bn", "tn")
-            or short.group() == "k"
-        ):
+        glued = short.group()[0] in "KM" or short.group() == "k"
+        if money or counted or glued or short[1].lower() in ("mn", "mln", "bn", "tn"):
             scale = _SHORT_SCALES[short[1].lower()]
             return value * scale, rest[short.end() :], scale
     return value, rest, 1.0

@@ -110,12 +110,9 @@ class Grammar:
         figures = rf"(?=[\d¼-¾⅐-⅞]){whole}{power}(?:\s?(?P<vulgar>[¼-¾⅐-⅞]))?(?<=[\d¼-¾⅐-⅞])(?![.,]?\d)"
         token = f"{ratio}|{figures}|(?P<word>{either(self._words)})"
         rough, edge = either(language.unread), r"(?<!\w)" if language.spaced else ""
-        self._rough = regex.compile(
-            rf"{edge}(?:{rough})(?!\w)" if language.spaced else rough, regex.IGNORECASE
-        )
-        self._token, self._start = (
-            regex.compile(f"{before}(?:{token})", regex.IGNORECASE) for before in ("", edge)
-        )
+        rough = rf"{edge}(?:{rough})(?!\w)" if language.spaced else rough
+        forms = (rough, f"(?:{token})", f"{edge}(?:{token})")
+        self._rough, self._token, self._start = (regex.compile(form, regex.IGNORECASE) for form in forms)
 
     def starts(self, text: str) -> Iterator[int]:
         """List the places of a text where a number may begin, words within words excepted."""
@@ -277,9 +274,8 @@ class Grammar:
                     return None
                 parts = larger
             else:
-                if previous and (
-                    not 0 < value < parts[-1][1] or (token.kind == "d" and not _is_large(previous))
-                ):
+                small = token.kind == "d" and previous and not _is_large(previous)
+                if previous and (small or not 0 < value < parts[-1][1]):
                     return None
                 if previous and self._is_short(previous, token, linked=linked, last=i == len(joined) - 1):
                     value *= previous.value / 10
@@ -316,11 +312,8 @@ class Grammar:
     def _room(self, value: float) -> float:
         if (room := self.language.rooms.get(str(int(value)))) is not None:
             return room
-        return (
-            0.0
-            if value < 20 or value % 10
-            else float(10 ** (len(str(int(value))) - len(str(int(value)).rstrip("0"))))
-        )
+        figures = str(int(value))
+        return 0.0 if value < 20 or value % 10 else float(10 ** (len(figures) - len(figures.rstrip("0"))))
 
     def _joined(self, tokens: Sequence[_Token]) -> list[_Token]:
         """Join digits in a row (二〇〇三), ones before tens ("fünfundzwanzig"), and a scale over its "of"."""
@@ -374,13 +367,9 @@ def in_figures(text: str, language: Language) -> str:
     paired: str | None = None  # first half of "nineteen eighty-four"
     for start in grammar(language).starts(text):
         numeral = read(text, start) if start >= behind else None
-        if (
-            numeral is None
-            or not numeral.written
-            or numeral.about
-            or numeral.value % 1
-            or not 0 <= numeral.value < 1e4
-        ):
+        if numeral is None or not numeral.written or numeral.about:
+            continue
+        if numeral.value % 1 or not 0 <= numeral.value < 1e4:
             continue
         if numeral.lone and text[start : numeral.end].lower() in language.articles:
             continue

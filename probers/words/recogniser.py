@@ -91,10 +91,8 @@ def find_entities(
     leaves out the names of a language other than English.
     """
     if not language.english:
-        kinds = {
-            span: kind if fine or kind not in _FINER else "name"
-            for span, kind in find_by_table(text, language, names=names)
-        }
+        typed = find_by_table(text, language, names=names)
+        kinds = {span: kind if fine or kind not in _FINER else "name" for span, kind in typed}
         return [Entity(start, end, text[start:end], kind) for (start, end), kind in sorted(kinds.items())]
     cover = Cover(len(text))
     types: dict[Span, EntityType] = {}

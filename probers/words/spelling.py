@@ -124,10 +124,8 @@ def same_string(a: str, b: str) -> str:
             digits = any(c.isdigit() for c in "".join(x + y))
             if not digits and "".join(x) == "".join(y):
                 return "the same letters"
-            written_small = all(
-                m.split()[-1][:1].islower() for m in (a, b)
-            )  # "Wood" and "Woods" are two names
-            if written_small and same_plural(x, y):
+            small = all(m.split()[-1][:1].islower() for m in (a, b))  # "Wood" and "Woods" are two names
+            if small and same_plural(x, y):
                 return "singular and plural"
             if same_reordered(a, b, x, y):
                 return "the same words in another order"
@@ -248,10 +246,7 @@ _ROMAN_NUMBER = re.compile(r"(?<![\w.])([IVX]+)(?:(?<=[IVX]{2})\.|er|ère|re|èm
 #: Names at least this similar may be two spellings of one.
 _ALIKE = 0.8
 #: Two ways of writing the same sound in katakana: ヴァ and バ, a long vowel at the end.
-_KANA = [
-    (re.compile(a), b)
-    for a, b in (("ヴァ", "バ"), ("ヴィ", "ビ"), ("ヴェ", "ベ"), ("ヴォ", "ボ"), ("ヴ", "ブ"))
-]
+_KANA = [(re.compile(a), b) for a, b in zip("ヴァ ヴィ ヴェ ヴォ ヴ".split(), "バビベボブ", strict=True)]
 _LONG = re.compile(r"(?<=[ァ-ヴー]{2})ー(?![ァ-ヴ])")
 
 
@@ -280,12 +275,8 @@ def spelled(mention: str, language: Language) -> tuple[str, ...]:
     while len(words) > 2 and words[0] in language.honorifics:
         words = words[1:]
     numbered = [str(roman(word) or word) if place else word for place, word in enumerate(words)]
-    # "Karl der Fünfte"
-    return tuple(
-        word
-        for word, after in pairwise([*numbered, ""])
-        if not (after.isdigit() and word in language.articles)
-    )
+    pairs = pairwise([*numbered, ""])  # "Karl der Fünfte"
+    return tuple(word for word, after in pairs if not (after.isdigit() and word in language.articles))
 
 
 def compare_spelled(a: str, b: str, language: Language) -> tuple[Relation | None, str]:

@@ -79,12 +79,8 @@ def _date_patterns(language: Language) -> list[regex.Pattern[str]]:
     followed = either({**language.units, **language.scales, **dict.fromkeys(_SYMBOLS)})
     year = rf"(?<![\w.,$€£#-])(?P<y>1\d{{3}}|20\d\d)(?![\d-])(?![.,]\d)(?!\s?(?:{followed})(?!\w))"
     # "1990er" and "1998年" are other forms; a year within a longer word is none.
-    patterns = [
-        *language.dates,
-        _ISO,
-        _YEARS,
-        year + (r"(?!\w)" if language.spaced else r"(?![A-Za-z\p{Han}])"),
-    ]
+    year += r"(?!\w)" if language.spaced else r"(?![A-Za-z\p{Han}])"
+    patterns = [*language.dates, _ISO, _YEARS, year]
     if not language.spaced:  # "1998 年", a common spacing
         patterns = [re.sub("[年月世](?![\\]紀纪])", r"\\s?\g<0>", pattern) for pattern in patterns]
     flags = regex.IGNORECASE if language.code in ("fr", "es") else 0
@@ -275,9 +271,8 @@ def _lead(language: Language) -> regex.Pattern[str]:
 def _bounds(language: Language) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
     """Compile the patterns of bounds before and behind a number."""
     space = r"(?:(?<=')|(?!\w))\s?" if language.spaced else r"\s?"
-    return regex.compile(rf"({either(language.bounds)}){space}", regex.IGNORECASE), regex.compile(
-        rf"(.*?)({either(language.bounds_behind)})"
-    )
+    before = regex.compile(rf"({either(language.bounds)}){space}", regex.IGNORECASE)
+    return before, regex.compile(rf"(.*?)({either(language.bounds_behind)})")
 
 
 @lru_cache
@@ -343,10 +338,8 @@ def _number_and_unit(text: str, money: str, language: Language) -> Number | None
     if glued or (not known and grammar(language).uncertain(rest)):
         return None
     unit = known or rest.strip(" .-").lower()
-    if (
-        any(map(str.isdigit, unit.replace("m2", "").replace("m3", "")))
-        or len(unit.split()) > _MOST_UNIT_WORDS
-    ):
+    figures = any(map(str.isdigit, unit.replace("m2", "").replace("m3", "")))
+    if figures or len(unit.split()) > _MOST_UNIT_WORDS:
         return None
     if not rest.strip() and numeral.lone and not numeral.written:
         return None

@@ -141,9 +141,8 @@ def _open(folder: str, file: str) -> IO[str]:
         return (path / file).open(encoding="utf-8")
     except (FileNotFoundError, KeyError):
         if file == "lexnames":
-            return io.StringIO(
-                "".join(f"{i:02d}\t{name}\t0\n" for i, name in enumerate(table("en")["lexnames"].split()))
-            )
+            names = enumerate(table("en")["lexnames"].split())
+            return io.StringIO("".join(f"{i:02d}\t{name}\t0\n" for i, name in names))
         if file in _NEEDED:
             raise
         return io.StringIO()

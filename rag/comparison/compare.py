@@ -23,8 +23,17 @@ from probers.files import digest
 from probers.options import check_options, nearest, refuse_unknown
 from probers.types import Passage, Retriever, UserError
 
-from ..build import Contamination, check_one_model, make_prompt, make_query, make_trigger, method_of, named
-from ..protocol import check_counts, name_of
+from ..build import (
+    Contamination,
+    check_one_model,
+    loop_options,
+    make_prompt,
+    make_query,
+    make_trigger,
+    method_of,
+    named,
+)
+from ..protocol import TRAINED, check_counts, name_of
 from ..settings import Compare
 from .findings import Comparison
 from .methods import Method, Selection, Terms, available
@@ -144,6 +153,12 @@ def _filled(value: Any, settings: Compare) -> Any:
     return value if key is None else getattr(settings, key[1], value)
 
 
+def selection_of(settings: Compare) -> Selection:
+    """Take the methods of the command's settings."""
+    parts = {key: getattr(settings, key) for key in TRAINED}
+    return Selection(settings.triggers, settings.methods, settings.engine, settings.allow_other, parts)
+
+
 def plan_of(
     settings: Compare, source: QuestionSource, passages: Sequence[Passage], *,
     retriever: Component | Retriever, triggers: Sequence[Any], validation: QuestionSource | int | None,
@@ -160,7 +175,9 @@ def plan_of(
     prober = given.get("prober")
     banks, objects, trained = dict[str, Prober](), dict[str, Prober](), dict[str, str]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
-    terms = Terms.of(settings, matcher)
+    names = ("wrong", "threshold", "match", "sweep", "resamples", "seed", "examples", "memory")
+    options = {name: getattr(settings, name) for name in names}
+    terms = Terms(loop=loop_options(settings), matcher=matcher, **options)
     probers = named(settings.probers)
     if probers and settings.prober is not None:
         message = f"prober={settings.prober} and probers are both given: name every prober in probers"
@@ -176,7 +193,7 @@ def plan_of(
         banks[path] = Prober.from_pretrained(path, allow_other=settings.allow_other)
         return banks[path]
 
-    selection = _with_objects(Selection.of(settings), triggers, bank, objects)
+    selection = _with_objects(selection_of(settings), triggers, bank, objects)
     searched = retriever.kind if isinstance(retriever, Component) else retriever
     selection, notes = selection.supported(searched, given.get("server"))
     find = partial(available, model=settings.model.name, prober=settings.prober)
@@ -192,7 +209,7 @@ def plan_of(
     contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
     draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
     choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
-    judged = [] if matcher is None else [f"Of match: {matcher.told()}."]
+    judged = [] if matcher is None else [f"Of match: {matcher.described()}."]
     notes = [*contamination.notes(choice.questions), *notes, *left_out, *judged, *choice.notes()]
     for method in methods:
         method.trigger.check_questions(choice.questions)
@@ -211,10 +228,8 @@ def _record(
     """Collect the configuration of a call in plain values; a folder resumes with the same one only."""
     kinds = (str, bool, int, float, list, Mapping)
     plain = {name: value for name, value in options.items() if value is None or isinstance(value, kinds)}
-    methods = {
-        m.name: {**m.trigger.record, "trigger": m.trigger.name, "query": name_of(m.query)}
-        for m in plan.methods
-    }
+    parts = {m.name: {"trigger": m.trigger.name, "query": name_of(m.query)} for m in plan.methods}
+    methods = {m.name: {**m.trigger.record, **parts[m.name]} for m in plan.methods}
     files = others.files if isinstance(others, QuestionSource) else ()
     return plain | {
         "model": str(lm.spec), "prompt": plan.terms.loop["prompt"].fingerprint, "compared": methods,

@@ -24,7 +24,7 @@ from probers.types import Question, Retriever, RunError, first_line
 from ..loop import RAG
 from ..protocol import name_of
 from ..queries.text import LastTokensQuery
-from ..traces import own
+from ..traces import questions_of
 from .methods import Method, MethodRun
 from .outcomes import TOKENS, Evaluation, Outcomes, correct
 from .trajectories import FIGURES, RetrievalTrajectory, record_once, together
@@ -89,10 +89,8 @@ def record_all(
 
 def index(recorded: Sequence[QueryTrajectory], out: Path) -> None:
     """Write a part's index of recorded answers."""
-    entries = [
-        {"file": f"{each.name}.json", "methods": list(each.methods), "triggers": each.trajectory.triggers}
-        for each in recorded
-    ]
+    parts = ((each.name, list(each.methods), each.trajectory.triggers) for each in recorded)
+    entries = [{"file": f"{n}.json", "methods": methods, "triggers": names} for n, methods, names in parts]
     write_text(out / _INDEX, sealed({"recorded": entries}))
 
 
@@ -103,15 +101,14 @@ def _join(
     steps: dict[str, Any] = {}
     for run in parts.runs:
         entry = next((e for e in _recorded(run, _INDEX)["recorded"] if methods & set(e["methods"])), None)
-        if not own(questions, run.part):
+        if not questions_of(questions, run.part):
             continue
         if entry is None or not set(triggers) <= set(entry["triggers"]):
             return
         for each in _recorded(run, entry["file"])["questions"]:
-            steps[each["id"]] = [
-                {**step, "scores": {name: step["scores"][name] for name in triggers}}
-                for step in each["steps"]
-            ]
+            scores = ({name: step["scores"][name] for name in triggers} for step in each["steps"])
+            pairs = zip(each["steps"], scores, strict=True)
+            steps[each["id"]] = [{**step, "scores": of_triggers} for step, of_triggers in pairs]
     write_text(file, sealed({"questions": [{"id": q.id, "steps": steps[q.id]} for q in questions]}))
 
 
@@ -184,12 +181,12 @@ class Setting:
     Attributes:
         option: ``threshold`` of the score; or ``n``, tokens from one retrieval to the next (and of a query of
             as many last tokens); or ``max_retrievals``, for rules with neither.
-        own: its value in the method's own run; for ``max_retrievals``, the most retrievals of a question.
+        configured: its value in the method's own run; for ``max_retrievals``, the most of a question.
         idle: a value at which nothing is retrieved, if there is one.
     """
 
     option: Literal["threshold", "n", "max_retrievals"]
-    own: float
+    configured: float
     idle: float | None
     ends: tuple[float, ...] = ()
 
@@ -240,7 +237,7 @@ class Setting:
         if self.option == "threshold":
             return method.with_options(threshold=value).loop(rag)
         method = method.with_options(n=int(value))
-        if isinstance(method.query, LastTokensQuery) and method.query.n == self.own:
+        if isinstance(method.query, LastTokensQuery) and method.query.n == self.configured:
             method = replace(method, query=replace(method.query, n=int(value)))
         return method.loop(rag)
 
@@ -263,12 +260,11 @@ class Rerun:
         """
         values = sorted(self.outcomes, key=lambda value: self.outcomes[value].mean_retrievals)
         ordered, setting = [self.outcomes[value] for value in values], self.setting
-        curve: dict[str, Any] = {"option": setting.option, "own": setting.own, "value": values}
+        curve: dict[str, Any] = {"option": setting.option, "own": setting.configured, "value": values}
         curve["retrievals"] = [each.mean_retrievals for each in ordered]
         if all(each.read_known for each in ordered):
-            curve |= {
-                name: [float(each.cost(name)[each.scored].mean()) for each in ordered] for name in TOKENS
-            }
+            means = ([float(each.cost(name)[each.scored].mean()) for each in ordered] for name in TOKENS)
+            curve |= dict(zip(TOKENS, means, strict=True))
             # A trigger that never fires may still cost tokens: text in pieces, or more texts drawn.
             limits = setting.option == "max_retrievals"
             curve["priced"] = [each is not self.reference or limits for each in ordered]
@@ -296,7 +292,7 @@ def rerun_all(
 
 def _rerun(rag: RAG, run: MethodRun, reference: Outcomes, out: Path, points: int) -> Rerun:
     setting, method = Setting.of(run, rag.max_new_tokens), run.method
-    outcomes: dict[float, Outcomes] = {setting.own: run}
+    outcomes: dict[float, Outcomes] = {setting.configured: run}
     if setting.idle is not None:
         outcomes.setdefault(setting.idle, reference)
     questions = [run.questions[i] for i in run.scored]

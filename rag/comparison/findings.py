@@ -81,9 +81,7 @@ class Comparison:
     @property
     def lines(self) -> list[str]:
         """Lines of the table on the terminal."""
-        return table_lines(
-            self.results["methods"], self.results["random_at_budget"], self.results["headline"]
-        )
+        return table_lines(*(self.results[key] for key in ("methods", "random_at_budget", "headline")))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -103,10 +101,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         key = self.results["headline"]
-        methods = ", ".join(
-            name if entry[key] is None else f"{name} {entry[key]:.3f}"
-            for name, entry in self.results["methods"].items()
-        )
+        values = {name: entry[key] for name, entry in self.results["methods"].items()}
+        methods = ", ".join(name if v is None else f"{name} {v:.3f}" for name, v in values.items())
         return f"Comparison({count(self.results['n'], 'question')}; {key}: {methods})"
 
     def __str__(self) -> str:
@@ -253,11 +249,8 @@ def _page(
 def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     """Find triggers that never or always fired, so that these questions do not test them."""
     retrieved = {name: run.cost("retrievals") > 0 for name, run in runs.items() if not run.method.untested}
-    return {
-        name: "always fired" if fired.all() else "never fired"
-        for name, fired in retrieved.items()
-        if fired.all() == fired.any()
-    }
+    alike = {name: bool(fired.all()) for name, fired in retrieved.items() if fired.all() == fired.any()}
+    return {name: "always fired" if fired else "never fired" for name, fired in alike.items()}
 
 
 def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[str]:
@@ -323,11 +316,8 @@ def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
     kinds = [str(run.questions[i].truth.get("kind", "")) for i in run.scored]
     order = ("known", "stale", "misbelieved", "unknown")
     table = {kind: run.table[figure][[k == kind for k in kinds]] for kind in (*order, *sorted(set(kinds)))}
-    return {
-        k: {figure: float(values.mean()), "n": len(values)}
-        for k, values in table.items()
-        if k and len(values)
-    }
+    known = {kind: values for kind, values in table.items() if kind and len(values)}
+    return {k: {figure: float(values.mean()), "n": len(values)} for k, values in known.items()}
 
 
 def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:

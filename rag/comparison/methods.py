@@ -17,7 +17,7 @@ from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Pool, Retriever, UserError
 from probers.words import EntityMatcher
 
-from ..build import for_engine, for_other, loop_options, named_part, unserved, with_bank
+from ..build import for_engine, for_other, named_part, unsupported, with_bank
 from ..loop import RAG
 from ..protocol import TRAINED, QueryFormulator, Trigger, as_trigger, filter_of, name_of, uncounted
 from ..triggers.rules import Random
@@ -25,7 +25,6 @@ from .outcomes import Outcomes
 
 if TYPE_CHECKING:
     from ..remote import RemoteLM
-    from ..settings import Compare
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +62,6 @@ class Terms:
             raise UserError(f"wrong={self.wrong} is unknown: choose {RULES}", "unknown-choice")
         object.__setattr__(self, "right", right)
         object.__setattr__(self, "rule", ThresholdRule.parse(self.threshold))
-
-    @classmethod
-    def of(cls, settings: Compare, matcher: EntityMatcher | None) -> Terms:
-        """Take the terms from a command's settings."""
-        names = ("wrong", "threshold", "match", "sweep", "resamples", "seed", "examples", "memory")
-        options = {name: getattr(settings, name) for name in names}
-        return cls(loop=loop_options(settings), matcher=matcher, **options)
 
 
 @dataclass(frozen=True)
@@ -156,12 +148,6 @@ class Selection:
     parts: Mapping[str, Any] = field(default_factory=dict)
     made: Mapping[str, Method] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, settings: Compare) -> Selection:
-        """Take the methods of a command's settings."""
-        parts = {key: getattr(settings, key) for key in TRAINED}
-        return cls(settings.triggers, settings.methods, settings.engine, settings.allow_other, parts)
-
     def varied(self, values: Mapping[str, Mapping[str, list[Any]]] | None) -> Selection:
         """Replace every method in ``values`` by one for each of its values, or combination of values.
 
@@ -210,7 +196,7 @@ class Selection:
                 continue
             trigger, searches = _part("trigger", entry), _own_retriever(entry)
             searched = retriever if searches is None else searches.kind
-            why = unserved(self.engine, trigger, _part("query", entry), server)
+            why = unsupported(self.engine, trigger, _part("query", entry), server)
             why = why or uncounted(trigger.kind, searched)
             if why is not None:
                 names.remove(name)

@@ -17,7 +17,7 @@ from probers.progress import Whole
 from probers.types import SPLITS, Needs, Passage, Question, Retriever, UserError
 
 from ..build import Contamination
-from ..traces import own
+from ..traces import questions_of
 from ..triggers.rules import Never
 from . import workload
 from .curves import REPLAY, index, record_all, rerun_all
@@ -195,7 +195,7 @@ class Plan:
         if closed is None:
             notes.append("The closed-book answers that judge the triggers come from a run not in the table.")
             closed = Method("never", Never(), rag.query)
-        questions = own(self.choice.questions, part)
+        questions = questions_of(self.choice.questions, part)
         tunes = any(m.tunable or m.calibrated for m in methods) and not (out / THRESHOLDS).exists()
         work = workload.Workload.of(
             methods, len(questions), tuned_on=len(self._tuned_on) if tunes else 0, reference=closed.name,
@@ -238,11 +238,8 @@ class Plan:
         triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
         if not triggers:
             return {}
-        tunable, split, questions = (
-            [m.name for m in methods if m.tunable],
-            self.choice.tuned_on,
-            self._tuned_on,
-        )
+        tunable = [m.name for m in methods if m.tunable]
+        split, questions = self.choice.tuned_on, self._tuned_on
         begun.bar.stage(workload.THRESHOLDS)
         tuned = tune_once(file, begun.rag, triggers, questions, self.terms.right, self.terms.rule)
         if tuned and tunable:
@@ -273,9 +270,8 @@ class Plan:
             if method.matched and match is not None:
                 rate = float(done[match].cost("retrievals").mean())
                 method = method.with_options(rate=rate)
-                notes.append(
-                    f"The budget of {method.name} is matched to {match}: {rate:.3f} retrievals per question."
-                )
+                budget = f"{rate:.3f} retrievals per question"
+                notes.append(f"The budget of {method.name} is matched to {match}: {budget}.")
             elif method.matched and wanted is not None:
                 notes.append(f"The budget of {method.name} is its own rate: {wanted} was not run.")
             begun.bar.stage(method.name)

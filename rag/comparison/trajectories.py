@@ -222,8 +222,8 @@ class _Recorder(Trigger):
             texts = self._spent[state.question.id, None]
             texts.add(generation)
             whole = replace(texts)
-            if state.asked is not None:  # a run asks for it only at its end
-                whole.add(state.asked, forced=True)
+            if state.final is not None:  # a run asks for it only at its end
+                whole.add(state.final, forced=True)
             spent = {name: self._spent[state.question.id, name] for name in scores}
             step = Step(
                 state.completed(generation), state.answer or "", scores, whole.tokens, whole.read_tokens,
@@ -231,8 +231,8 @@ class _Recorder(Trigger):
             )  # fmt: skip
             self.seen.setdefault(state.question.id, []).append(step)
             for name, trigger in self.triggers.items():
-                if trigger.reads_answer and state.asked is not None:  # asked for in every round
-                    spent[name].add(state.asked, forced=True)
+                if trigger.reads_answer and state.final is not None:  # asked for in every round
+                    spent[name].add(state.final, forced=True)
         return [verdict(1.0, 0.5)] * len(generations)
 
 

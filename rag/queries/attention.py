@@ -30,12 +30,12 @@ class ContextWord:
     Attributes:
         text: without the punctuation around it.
         columns: its tokens, as columns of the attention rows (prompt tokens first).
-        asked: True for a word of the question, False for one of the answer.
+        of_question: True for a word of the question, False for one of the answer.
     """
 
     text: str
     columns: tuple[int, ...]
-    asked: bool
+    of_question: bool
 
 
 class AttentionQuery(LimitedQuery):
@@ -260,13 +260,10 @@ class CIOQF(AttentionQuery):
             return [], np.zeros(0)
         begin = generation.offsets[hits[0]][0] if generation.offsets else 0
         written = state.partial + generation.text[:begin]
-        documents = [
-            state.question.question,
-            *(written[a:b] for a, b in split_sentences(written)),
-            *(p.text for p in state.passages),
-        ]
+        sentences = (written[a:b] for a, b in split_sentences(written))
+        documents = [state.question.question, *sentences, *(p.text for p in state.passages)]
         attention = np.array([row[list(w.columns)].sum(dtype=np.float64) for w in words])
-        cosines = self._cosines(words, [w for w in context if w.asked], generation, state)
+        cosines = self._cosines(words, [w for w in context if w.of_question], generation, state)
         terms = {
             "attention": _scaled(attention, self.norm),
             "tf_idf": _scaled(tf_idf([w.text for w in words], documents), self.norm),
@@ -276,11 +273,11 @@ class CIOQF(AttentionQuery):
         return words, np.sum([values for name, values in terms.items() if name != self.without], axis=0)
 
     def _cosines(
-        self, words: list[ContextWord], asked: list[ContextWord], generation: Generation, state: State
+        self, words: list[ContextWord], others: list[ContextWord], generation: Generation, state: State
     ) -> np.ndarray:
-        """Compute the cosine (N,) of each word's vector with the mean vector of the question's words."""
+        """Compute the cosine (N,) of each word's vector with the mean vector of ``others``."""
         vectors: list[np.ndarray | None]
-        every = [*words, *asked]
+        every = [*words, *others]
         if self.vectors is not None:
             table = load_vectors(self.vectors)
             vectors = [_look_up(table, w.text) for w in every]

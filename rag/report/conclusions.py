@@ -52,9 +52,8 @@ def advice(findings: Findings) -> list[Advice]:
     if findings.data.get("replay") and not findings.data.get("reruns"):
         why = "Curves of the triggers that fire within an answer, each run at four further settings."
         steps.append(Advice(why, "sweep=4"))
-    probers = {
-        name: row["prober"] for name, row in findings.results.get("probers", {}).items() if "prober" in row
-    }
+    rows = findings.results.get("probers", {}).items()
+    probers = {name: row["prober"] for name, row in rows if "prober" in row}
     ranked, _ = findings.ranked()
     best = next((name for name in ranked if name in probers and stem(name) == "probing"), None)
     if best is not None:

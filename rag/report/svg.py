@@ -218,9 +218,8 @@ def interval_glyph(
     low, high = scale
     width, height = (150, 12) if zero else (90, 8)
     middle = height / 2
-    nought, left, right, dot = (
-        f"{4 + (width - 8) * (end - low) / ((high - low) or 1.0):.1f}" for end in (0, *ci, value)
-    )
+    shares = ((end - low) / ((high - low) or 1.0) for end in (0, *ci, value))
+    nought, left, right, dot = (f"{4 + (width - 8) * share:.1f}" for share in shares)
     axis = f'<line class="axis" x1="{nought}" x2="{nought}" y1="0" y2="{height}"/>' if zero else ""
     grid = f'<line class="grid" x1="0" x2="{width}" y1="{middle}" y2="{middle}"/>'
     whisker = f'<line class="whisker ink" x1="{left}" x2="{right}" y1="{middle}" y2="{middle}"/>'

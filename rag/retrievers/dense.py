@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import logging
 import math
@@ -18,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from probers.checkpoints import packaged
 from probers.checksums import sealed, unsealed
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import as_passages, fingerprint, passages_from
@@ -52,7 +52,6 @@ _LINKS, _EF_BUILD = 32, 128  # HNSW: links per vector, candidates while building
 _CODE = 64  # bytes of a compressed vector, at most
 _FEWEST = 1000  # fewest vectors from which cells and codes can be learnt
 _PER_CELL = 50  # vectors sampled per cell for training
-_READ = 1 << 20  # bytes at a time
 _BLOCK = 65_536  # vectors added at a time
 # Measured on one core per vector, at 20,000 and 30,000 vectors of width 384. At many times as many vectors it
 # is up to three times as much, since graphs get deeper and cells more numerous.
@@ -132,10 +131,8 @@ class Neighbours:
         else:
             _, rows = self._index.search(queries, min(len(self._vectors), max(100, 10 * k)))
             return [self._exact(q, near[near >= 0], k) for q, near in zip(queries, rows, strict=True)]
-        return [
-            [(int(row), float(score)) for row, score in zip(*pair, strict=True) if row >= 0]
-            for pair in zip(rows, scores, strict=True)
-        ]
+        pairs = (zip(*each, strict=True) for each in zip(rows.tolist(), scores.tolist(), strict=True))
+        return [[(row, score) for row, score in each if row >= 0] for each in pairs]
 
     def _exact(self, query: np.ndarray, rows: np.ndarray, k: int) -> list[tuple[int, float]]:
         rows = np.sort(rows)
@@ -168,8 +165,7 @@ class Encoder:
         similarity: "cosine", "dot", or "auto" for the model's own.
         max_tokens: length at which texts are cut off; None is the model's limit.
         device: "cpu", "cuda" or another; None chooses the best available.
-        dtype: number format to compute in: "float32", "bfloat16" or "float16"; None is that of the saved
-            model.
+        dtype: number format to compute in: "float32", "bfloat16" or "float16"; None is the saved model's.
         batch_size: texts encoded at a time; None is 8 on a CPU, 64 elsewhere.
     """
 
@@ -191,8 +187,7 @@ class Encoder:
             if (number := getattr(self, name)) is not None:
                 at_least(f"retriever.{name}", number)
         one_of("retriever.similarity", self.similarity, "auto", "cosine", "dot")
-        if self.dtype is not None:
-            one_of("retriever.dtype", self.dtype, "float32", "float16", "bfloat16")
+        one_of("retriever.dtype", self.dtype or "float32", "float32", "float16", "bfloat16")
         if self.brackets and (self.query_prefix or self.passage_prefix):
             raise UserError("retriever.brackets=true takes no prefixes: leave them null", "conflict")
         self.name = self.model or DEFAULT
@@ -219,8 +214,8 @@ class Encoder:
         state = repr(model.tokenizer)
         if (backend := getattr(model.tokenizer, "backend_tokenizer", None)) is not None:
             # Without its last padding and truncation.
-            settings = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-            state = json.dumps(settings, sort_keys=True)
+            plain = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+            state = json.dumps(plain, sort_keys=True)
         digest.update(state.encode())
         prompt = model.prompts.get("document") if self.passage_prefix is None else self.passage_prefix
         digest.update(repr((model.max_seq_length, prompt, self.brackets, self._compared)).encode())
@@ -274,34 +269,21 @@ class Encoder:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        name, carrier = self.name, importlib.util.find_spec(CARRIER)
-        if self.model is None and carrier is not None and carrier.submodule_search_locations:
-            name = f"{carrier.submodule_search_locations[0]}/model"
+        name = str((self.model is None and packaged(CARRIER, "model")) or self.name)
         kind = {"dtype": getattr(torch, self.dtype)} if self.dtype else None
+        options: dict[str, Any] = {"revision": self.revision, "device": self.device, "model_kwargs": kind}
         try:
             with load_reports() as reports:
-                model = SentenceTransformer(
-                    name, revision=self.revision, device=self.device, model_kwargs=kind,
-                    trust_remote_code=False,
-                )  # fmt: skip
+                model = SentenceTransformer(name, **options, trust_remote_code=False)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            message = f"retriever.model={name} cannot be loaded: {first_line(error)}"
-            raise UserError(
-                f"{message}; give a sentence-transformers model's id or folder", "model"
-            ) from error
+            fix = f"{first_line(error)}; give a sentence-transformers model's id or folder"
+            raise UserError(f"retriever.model={name} cannot be loaded: {fix}", "model") from error
         rows = (line.split("|") for text in reports for line in text.splitlines())
-        missing = [name.strip() for name, *rest in rows if any("MISSING" in cell for cell in rest)]
-        if missing := [
-            weight for weight in missing if "pooler" not in weight
-        ]:  # vectors are pooled without it
-            problem = f"weights are not in its files, the first {missing[0]}"
+        missing = (weight.strip() for weight, *cells in rows if any("MISSING" in cell for cell in cells))
+        if weight := next((each for each in missing if "pooler" not in each), ""):  # pooled without it
+            problem = f"weights are not in its files, the first {weight}"
             raise UserError(f"retriever.model={name} lacks weights: {problem}", "model")
         return model
-
-
-def passage_text(passage: Passage) -> str:
-    """Join title and text of a passage for the encoder."""
-    return f"{passage.title} {passage.text}".strip()
 
 
 def encode_corpus(
@@ -318,7 +300,7 @@ def encode_corpus(
         file.seek(done * width * 4)
         file.truncate()
         while batch := list(islice(rest, piece)):
-            vectors = encoder.encode([passage_text(p) for p in batch], "passage")
+            vectors = encoder.encode([p.titled for p in batch], "passage")
             check_finite(vectors, encoder, [f"passage {p.id!r}, {p.title!r:.60}" for p in batch])
             file.write(blob := vectors.tobytes())
             content.update(blob)
@@ -341,14 +323,10 @@ def check_finite(vectors: np.ndarray, encoder: Encoder, names: Sequence[str]) ->
 
 def _written(folder: Path) -> tuple[int, int, hashlib._Hash]:
     """Read rows, width and checksum of the vectors written so far; damage is reported."""
-    content = hashlib.sha256()
     try:
         about = unsealed(folder / _ABOUT)
-        left = about["rows"] * about["width"] * 4
-        with (folder / _VECTORS).open("rb") as file:
-            while left and (block := file.read(min(left, _READ))):
-                content.update(block)
-                left -= len(block)
+        size = about["rows"] * about["width"] * 4
+        content = hashlib.sha256(np.memmap(folder / _VECTORS, np.uint8, "r", shape=(size,)).data)
         if content.hexdigest() != about["content"]:
             raise ValueError("belongs to vectors that were altered")
         return about["rows"], about["width"], content
@@ -414,7 +392,7 @@ class Dense(Encoder):
         count = len(self.passages)
         if count < _ANNOUNCED:
             return None
-        sample = [passage_text(self.passages[i * count // _SAMPLE]) for i in range(_SAMPLE)]
+        sample = [self.passages[i * count // _SAMPLE].titled for i in range(_SAMPLE)]
         width = self.encode(sample[:1], "passage").shape[1]  # also warms the model up
         start = time.perf_counter()
         self.encode(sample, "passage")

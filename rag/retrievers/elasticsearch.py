@@ -110,23 +110,19 @@ class Elasticsearch:
             at_least("retriever.replicas", self.replicas, 0)
         self._check_source()
         passages = [] if self.existing else as_passages([] if self.passages is None else self.passages)
-        self._server = Server(
-            self.url, timeout=self.timeout, retries=self.retries, verify=self.verify, ca_file=self.ca_file
-        )
+        connection = ("timeout", "retries", "verify", "ca_file")
+        self._server = Server(self.url, **{name: getattr(self, name) for name in connection})
         self._warned, self._clauses = set[str](), CLAUSES
         if self.existing:
-            self._index: ServerIndex | ExistingIndex = ExistingIndex(
-                self._server, str(self.index), self.title, self.text
-            )
+            self._index: ServerIndex | ExistingIndex
+            self._index = ExistingIndex(self._server, str(self.index), self.title, self.text)
             self._name, self._fields = str(self.index), self._index.fields
             self._tokens, self._places = False, self._index.places
             return
-        recipe = Recipe.of(
-            passages, k1=float(self.k1), b=float(self.b), analyzer=self.analyzer, fields=self.fields
-        )
-        self._index = ServerIndex(
-            self._server, passages, recipe, self.index, shards=self.shards, replicas=self.replicas
-        )
+        options = {"analyzer": self.analyzer, "fields": self.fields}
+        recipe = Recipe.of(passages, k1=float(self.k1), b=float(self.b), **options)
+        copies: dict[str, Any] = {"shards": self.shards, "replicas": self.replicas}
+        self._index = ServerIndex(self._server, passages, recipe, self.index, **copies)
         self._index.open(rebuild=self.rebuild)
         self._name, self._fields = self._index.searched, recipe.searched
         self._places = not self._index.earlier
@@ -190,9 +186,8 @@ class Elasticsearch:
             message = "retriever.existing=true searches an index without a corpus, and passages are given"
             raise UserError(f"{message}: leave one out", "conflict")
         if self.existing and not self.index:
-            raise UserError(
-                "retriever.existing=true needs the index's name as retriever.index", "missing-value"
-            )
+            problem = "retriever.existing=true needs the index's name as retriever.index"
+            raise UserError(problem, "missing-value")
 
     @property
     def _words(self) -> int:
@@ -238,9 +233,8 @@ class Elasticsearch:
             some = searches[len(answers) : len(answers) + most]
             body = "".join(f"{head}\n{json.dumps(build(each))}\n" for each in some)
             try:
-                results = self._server.ask(
-                    self._server.client.msearch, read=_responses, body=body, index=self._name
-                )
+                search = self._server.client.msearch
+                results = self._server.ask(search, read=_responses, body=body, index=self._name)
             except ProbersError as error:
                 if ": HTTP 413" not in str(error) or most == 1:
                     raise

@@ -45,7 +45,7 @@ TOKENS_VERSION = 2
 
 def tokens_of(passage: Passage) -> list[str]:
     """Tokenize a passage's title and text."""
-    return tokenize(f"{passage.title} {passage.text}")
+    return tokenize(passage.titled)
 
 
 def document_tokens(passages: Sequence[Passage]) -> list[list[str]]:

@@ -59,8 +59,8 @@ class Recipe:
     fields: str
 
     @classmethod
-    def of(cls, passages: Sequence[Passage], **settings: Any) -> Recipe:
-        return cls(corpus=fingerprint(passages), **settings)
+    def of(cls, passages: Sequence[Passage], **options: Any) -> Recipe:
+        return cls(corpus=fingerprint(passages), **options)
 
     def record(self, version: int = 4) -> dict[str, Any]:
         """Return what an index of a version keeps of its recipe."""
@@ -132,17 +132,14 @@ class ServerIndex:
         else:
             strange = any(self._number(index) is None for index in indexes)
         if strange:
-            message = (
-                f"index {self.searched} ({self.server.name}) has become that of another corpus or setting"
-            )
-            raise RunError(f"{message}: start again", "changed")
+            problem = "has become that of another corpus or setting: start again"
+            raise RunError(f"index {self.searched} ({self.server.name}) {problem}", "changed")
 
     def _there(self) -> dict[str, Any]:
         """Return all indexes with our names as the server knows them; refuse those of others."""
         names = ",".join([self._old, self.name, f"{self.name}-*"])
-        there: dict[str, Any] = self.server.ask(
-            self.server.client.indices.get, index=names, ignore_unavailable=True
-        )
+        get = self.server.client.indices.get
+        there: dict[str, Any] = self.server.ask(get, index=names, ignore_unavailable=True)
         for name, index in there.items():
             if not _made_of(index):
                 message = f"index {name} was not made by probers and is left alone"
@@ -216,7 +213,7 @@ class ServerIndex:
         analyzer = WHITESPACE if self.recipe.analyzer == WORD else self.recipe.analyzer
         text = {"type": "text", "analyzer": analyzer, "similarity": "probers"}
         copies: dict[str, Any] = {"number_of_replicas": self.replicas}
-        settings = {
+        layout = {
             "number_of_shards": self.shards, "refresh_interval": "-1",
             **({"auto_expand_replicas": "0-1"} if self.replicas == "auto" else copies),
             "similarity": {"probers": {"type": "BM25", "k1": self.recipe.k1, "b": self.recipe.b}},
@@ -226,7 +223,7 @@ class ServerIndex:
             "properties": {"n": {"type": "integer"}, **dict.fromkeys(self.recipe.searched, text)},
         }  # fmt: skip
         try:
-            body = {"settings": settings, "mappings": mappings}
+            body = {"settings": layout, "mappings": mappings}
             self.server.ask(self.server.client.indices.create, index=index, body=body)
         except ProbersError as error:
             if "resource_already_exists_exception" not in str(error):
@@ -294,11 +291,9 @@ class ServerIndex:
                 raise
             if len(left) == 1:
                 name, size = self.passages[left[0].row].id, len(left[0].lines)
-                message = (
-                    f"{self.server.name} takes no request of {size:,} bytes (HTTP 413), as passage {name!r}"
-                )
+                message = f"{self.server.name} takes no request of {size:,} bytes (HTTP 413)"
                 remedy = "pass passage_words=100 to cut passages, or raise its http.max_content_length"
-                raise UserError(f"{message} needs: {remedy}", "too-long") from None
+                raise UserError(f"{message}, as passage {name!r} needs: {remedy}", "too-long") from None
             half = len(left) // 2
             return [*refused, *self._send(index, left[:half]), *self._send(index, left[half:])]
         return refused

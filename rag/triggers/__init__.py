@@ -11,4 +11,4 @@ from ..protocol import LookAhead, State, Trigger
 
 __all__ = ["LookAhead", "ServedProbing", "State", "Trigger", *exports(__name__)]
 
-__getattr__ = exporting(__name__, ServedProbing=f"{__name__}.probing")
+__getattr__ = exporting(__name__, ServedProbing=f"{__name__}.rules")

@@ -55,9 +55,8 @@ class Ungrounded(ReadsApart):
         from probers.prober.assessment import Assessor  # loads torch
         from probers.prober.scoring import assessed_each
 
-        decisions = [
-            verdict(UNANSWERED if not one.token_ids else -UNANSWERED, self._threshold) for one in generations
-        ]
+        extremes = (-UNANSWERED if one.token_ids else UNANSWERED for one in generations)
+        decisions = [verdict(score, self._threshold) for score in extremes]
         judged = [i for i, one in enumerate(generations) if one.token_ids and states[i].passages]
         if not judged:
             return decisions

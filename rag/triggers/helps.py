@@ -15,8 +15,7 @@ import numpy as np
 
 from probers.data.corpus import search
 from probers.prober.prober import Prober
-from probers.signals.rarity import Counts, lowest_frequencies
-from probers.signals.retrieval import known_of, retriever_ranks
+from probers.signals.rarity import Counts, known_of, lowest_frequencies, retriever_ranks
 from probers.types import Decision, Generation, UserError
 from probers.words import Recogniser
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
@@ -18,7 +17,6 @@ from probers.types import Decision, Generation, Needs, RunError, UserError
 from probers.words import Recogniser, tokens_of, written_entities
 from probers.words.thinking import PARTS, Part, part_at, part_of
 
-from ..completions import ServedGeneration
 from ..protocol import TRAINED, UNANSWERED, State, Trigger, verdict
 
 if TYPE_CHECKING:
@@ -107,7 +105,7 @@ class ReadsBank(Trigger):
         return np.split(scored, np.cumsum([len(g.token_ids) for g in generations])[:-1])
 
 
-def _threshold(threshold: float | None, theta: float | None) -> float | None:
+def threshold_in_force(threshold: float | None, theta: float | None) -> float | None:
     """Return the threshold in either form, if one was given."""
     if theta is None:
         return None if threshold is None else float(threshold)
@@ -153,7 +151,7 @@ class Probing(ReadsBank):
     )
 
     def __post_init__(self, theta: float | None) -> None:
-        bank, given = self.load(), _threshold(self.threshold, theta)
+        bank, given = self.load(), threshold_in_force(self.threshold, theta)
         of_tokens = bank.spec.pool == "tokens"
         if bank.spec.pool == "prompt":
             raise self.unfit("generated text", "the state before it (use trigger=probing_before)")
@@ -238,14 +236,8 @@ class Probing(ReadsBank):
         )
         tokens = [tokens_of(generation.offsets, entity.start, entity.end) for entity in entities]
         spans = [(each[0], each[-1] + 1) for each in tokens if each] or [(0, len(generation.token_ids))]
-        given = self._signals([_part(generation, *span) for span in spans], [state] * len(spans))
+        given = self._signals([generation.tokens_from(*span) for span in spans], [state] * len(spans))
         return float(np.max(self._bank.score_spans(self.states(generation), np.array(spans), given)))
-
-
-def _part(generation: Generation, start: int, end: int) -> Generation:
-    """Cut out tokens [start, end) of a generation, with the fields its signals need."""
-    names = ("token_ids", "entropies", "logprobs")
-    return replace(generation, **{name: getattr(generation, name)[start:end] for name in names})
 
 
 @dataclass
@@ -336,39 +328,6 @@ class ProbingBefore(ReadsApart):
     def __call__(self, generation: Generation, state: State) -> Decision:
         score = self._threshold if state.verdict is None else state.verdict.score
         return Decision(False, score, max(score, self._threshold))  # a trigger that fired does not fire again
-
-
-@dataclass
-class ServedProbing(Trigger):
-    """Trigger that fires when the score by a ``probers-serve`` server's prober is above the threshold.
-
-    It is :class:`Probing` with heads that read the states on the server: the worst entity of an answer
-    decides, or the score of the whole for heads of pooled states.
-
-    Attributes:
-        threshold: fires when the score is above it; None takes the server's.
-        theta: as in :class:`Probing`.
-    """
-
-    threshold: float | None = None
-    theta: InitVar[float | None] = None
-
-    served = True
-
-    def __post_init__(self, theta: float | None) -> None:
-        self.threshold = _threshold(self.threshold, theta)
-
-    name = "probing"
-
-    def __call__(self, generation: Generation, state: State) -> Decision:
-        if not isinstance(generation, ServedGeneration) or math.isnan(generation.threshold):
-            raise RunError("trigger=probing needs the server's scores, but the text came without", "server")
-        threshold = generation.threshold if self.threshold is None else self.threshold
-        if not generation.token_ids:
-            return verdict(UNANSWERED, threshold)
-        if generation.score is None:  # heads of entities, and a text without one
-            return Decision(False, -UNANSWERED, threshold, token_scores=generation.token_scores)
-        return verdict(generation.score, threshold, token_scores=generation.token_scores)
 
 
 @dataclass

@@ -1,11 +1,12 @@
-"""Triggers that read no states: fixed rules, chance, gold answers, and judgements of the question."""
+"""Triggers that read no states: rules, chance, gold answers, judgements of the question, servers' scores."""
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,9 @@ from probers.evaluation.answers import RULES, right_by
 from probers.types import Decision, Generation, Question, RunError, UserError
 from probers.words import EntityMatcher
 
-from ..protocol import LookAhead, State, Trigger, at_least, has_places, ruled, verdict
+from ..completions import ServedGeneration
+from ..protocol import UNANSWERED, LookAhead, State, Trigger, at_least, has_places, ruled, verdict
+from .probing import threshold_in_force
 from .uncertainty import sentences
 
 if TYPE_CHECKING:
@@ -255,9 +258,8 @@ class LlmJudge(Trigger):
         form = states[0].prompt.bare(states[0].lm)
         prompts = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
         names = [state.question.id for state in states]
-        replies = states[0].generate(
-            prompts, max_new_tokens=self.max_new_tokens, stop=form.turn_ends, names=names
-        )
+        most, generate = self.max_new_tokens, states[0].generate
+        replies = generate(prompts, max_new_tokens=most, stop=form.turn_ends, names=names)
         for reply, state in zip(replies, states, strict=True):
             state.spend(reply)
         words = [re.findall(r"\b(yes|no)\b", reply.text, re.IGNORECASE) for reply in replies]
@@ -265,3 +267,36 @@ class LlmJudge(Trigger):
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         return ruled(False, 0.0 if state.verdict is None else state.verdict.score)
+
+
+@dataclass
+class ServedProbing(Trigger):
+    """Trigger that fires when the score by a ``probers-serve`` server's prober is above the threshold.
+
+    It is :class:`.probing.Probing` with heads that read states on the server: the worst entity of an answer
+    decides, or the score of the whole for heads of pooled states.
+
+    Attributes:
+        threshold: fires when the score is above it; None takes the server's.
+        theta: as in :class:`.probing.Probing`.
+    """
+
+    threshold: float | None = None
+    theta: InitVar[float | None] = None
+
+    served = True
+
+    def __post_init__(self, theta: float | None) -> None:
+        self.threshold = threshold_in_force(self.threshold, theta)
+
+    name = "probing"
+
+    def __call__(self, generation: Generation, state: State) -> Decision:
+        if not isinstance(generation, ServedGeneration) or math.isnan(generation.threshold):
+            raise RunError("trigger=probing needs the server's scores, but the text came without", "server")
+        threshold = generation.threshold if self.threshold is None else self.threshold
+        if not generation.token_ids:
+            return verdict(UNANSWERED, threshold)
+        if generation.score is None:  # heads of entities, and a text without one
+            return Decision(False, -UNANSWERED, threshold, token_scores=generation.token_scores)
+        return verdict(generation.score, threshold, token_scores=generation.token_scores)

@@ -126,17 +126,17 @@ class ScoredResponse:
         elif entry.get("token_ids") and await self._scores(chunk["id"], index, choice):
             end = choice.settled()
             await self._feed.until(lambda: len(choice.scores or ()) >= end)
-            start, end = choice.told, await self._aside(choice.look, end)
+            start, end = choice.chunked, await self._aside(choice.look, end)
             entry["hallucination"] = choice.chunk(end)
             if choice.judgement.high is None:
                 self._hold(entry, choice, start, end)
         if choice.judgement.high is not None:
             self._over.add(index)
-            entry["finish_reason"], count = FINISH, choice.kept() or 0
-            self._hold(entry, choice, choice.told, choice.billed())
+            entry["finish_reason"], count = FINISH, choice.count_tokens() or 0
+            self._hold(entry, choice, choice.chunked, choice.billed())
             entry["hallucination"] = await self._aside(choice.whole, count)
         elif entry.get("finish_reason"):
-            self._hold(entry, choice, choice.told, len(choice.ids))
+            self._hold(entry, choice, choice.chunked, len(choice.ids))
 
     async def _aside(self, work: Callable[..., T], *given: Any) -> T:
         """Run the finding of entities on its own thread."""
@@ -194,7 +194,7 @@ class ScoredResponse:
     async def _finished(self, answer: str, index: int, choice: ForeignChoice) -> dict[str, Any] | None:
         if self._forced:
             return choice.not_scored(FORCED)
-        if (count := choice.kept()) is None or not await self._scores(answer, index, choice):
+        if (count := choice.count_tokens()) is None or not await self._scores(answer, index, choice):
             return None
         scores, name = choice.scores, self._name(answer, index)
         assert scores is not None and name is not None

@@ -26,7 +26,7 @@ class ForeignChoice:
         ids: tokens of the text so far, including an end of sequence.
         scores: scores of its tokens so far, which may come later; None for a text that is not scored.
         distances: of the same tokens from the prober's domain; None without a domain.
-        told: number of tokens in the chunks so far.
+        chunked: number of tokens in the chunks so far.
         judgement: that of the text, with the span that has ended it.
     """
 
@@ -36,7 +36,7 @@ class ForeignChoice:
         self.entries: dict[str, list[Any]] = {}
         self.scores: list[float | None] | None = None
         self.distances: list[float | None] | None = None
-        self.told = self._sent = 0  # tokens in the chunks so far, characters of the answer sent
+        self.chunked = self._sent = 0  # tokens in the chunks so far, characters of the answer sent
         self._answer = self._reasoning = ""
         self._logprobs: list[float | None] = []
         self._stream = TextStream(tokenizer, self.prompt)
@@ -56,10 +56,10 @@ class ForeignChoice:
             self._stream.push(token)
 
     def settled(self) -> int:
-        """Count the tokens whose text was sent completely, or the told ones if a parser changed the text."""
+        """Count the tokens whose text was sent completely, or were sent if a parser changed the text."""
         if (parts := self._parts(self._stream.full)) is None:
-            return self.told
-        return max(self.told, self._stream.settled(max(end for _, end in parts)))
+            return self.chunked
+        return max(self.chunked, self._stream.settled(max(end for _, end in parts)))
 
     def look(self, end: int, *, over: bool = False) -> int:
         """Judge the answer up to a number of tokens; return how many of them may be sent."""
@@ -82,11 +82,11 @@ class ForeignChoice:
 
     def chunk(self, end: int) -> dict[str, Any]:
         """Make the lists of the new tokens up to ``end``."""
-        tokens, self.told = range(self.told, max(self.told, end)), max(self.told, end)
+        tokens, self.chunked = range(self.chunked, max(self.chunked, end)), max(self.chunked, end)
         thought, answer = self._parts(self._stream.full) or ((0, 0), (0, 0))
         return self.judgement.chunk(self._record(), thought if self._reasoning else None, answer, tokens)
 
-    def kept(self) -> int | None:
+    def count_tokens(self) -> int | None:
         """Count the tokens of the finished text; None if a parser has changed the text."""
         raw, offsets = self._finished = token_offsets(self._tokenizer, self.ids, self.prompt)
         if (parts := self._parts(raw)) is None:

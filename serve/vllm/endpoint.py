@@ -46,8 +46,9 @@ from probers.prompts import form_with, turn_ends
 from probers.types import EndToken, ProbersError, UserError
 
 from ..answers import as_events, usage
+from ..http import ApiError
 from ..on_high import OnHigh, headers
-from ..protocol import ApiError, Hallucination
+from ..protocol import Hallucination
 from ..scoring import FORMS, Form, scored
 from .answer import Asked, ScoredResponse
 from .feed import ScoreFeed

@@ -117,9 +117,7 @@ def command(settings: Serve, prober: str) -> tuple[list[str], dict[str, str]]:
             raise UserError(f"model.{name} needs backend=transformers: leave it out", "unsupported")
     served = ServedProber(prober, settings.allow_other, abstention=settings.abstention)
     bank = served.load()
-    source, revision = model_source(
-        model.name, model.revision, gguf=model.gguf, cache=model.cache, pickles=not model.use_safetensors
-    )
+    source, revision = model_source(model.name, model.revision, model)
     dtype = bank.spec.model.dtype if model.dtype == "auto" else model.dtype
     if Path(source).expanduser().is_dir():
         source = str(Path(source).expanduser().absolute())

@@ -82,7 +82,7 @@ class _Text:
     scores: list[float | None] = field(default_factory=list)  # None for a token that could not be read
     sent: int = 0  # number of fetched scores
     ended: bool = False  # vLLM computes no more of it
-    told: bool = False  # its end was fetched
+    end_fetched: bool = False  # its end was fetched
 
     def add(self, score: float | None, distance: float | None) -> None:
         """Append score and distance of the next token."""
@@ -141,11 +141,11 @@ class ScoringWorker(ReadingWorker):
         news: dict[str, dict[str, New]] = {}
         for key in self._texts if keys is None else keys:
             for text in self._texts.get(key, {}).values():
-                if text.sent < len(text.scores) or not text.scores or text.ended > text.told:
+                if text.sent < len(text.scores) or not text.scores or text.ended > text.end_fetched:
                     far = None if text.distances is None else text.distances[text.sent :]
                     new = text.sent, text.scores[text.sent :], far, text.ended
                     news.setdefault(key, {})[text.name] = new
-                    text.sent, text.told = len(text.scores), text.ended
+                    text.sent, text.end_fetched = len(text.scores), text.ended
         return news
 
     def read(self, step: SchedulerOutput) -> None:

@@ -35,7 +35,7 @@ from probers.prober.assessment import Assessor, WrittenText
 from probers.prober.prober import Prober
 from probers.prober.token_scores import text_scores
 from probers.prompts import chat_text
-from probers.serve.protocol import ApiError
+from probers.serve.http import ApiError
 from probers.serve.settings import Serve
 from probers.serve.vllm.endpoint import Assessing, Scores
 from probers.serve.vllm.prober import command

@@ -9,11 +9,12 @@ import torch
 from tiny import byte_level
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from probers.checkpoints import locate
 from probers.files import cache_folder
 from probers.heads import LinearHead, ProbeHead, SequenceHead
 from probers.model import adapters
 from probers.model.causal_lm import CausalLM
-from probers.model.loading import dequantised, locate
+from probers.model.loading import dequantised
 from probers.model.pooling import PER_TOKEN, as_stored
 from probers.prober.domain import Domain
 from probers.prober.prober import Prober

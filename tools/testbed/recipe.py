@@ -38,9 +38,7 @@ def train_tokenizer(
     sizes = (("person", 1500), ("town", 750), ("company", 750), ("film", 600), ("river", 200))
     config = WorldConfig(seed=world.config.seed + 20_000_000, known=sizes)
     stream = DocumentStream(
-        World.generate(config, taken=set(world.names)),
-        Curriculum(recall_share=0.0),
-        seed=world.config.seed,
+        World.generate(config, taken=set(world.names)), Curriculum(recall_share=0.0), seed=world.config.seed
     )
     texts = (stream.draw(kind) for kind in KINDS for _ in range(documents))
     bpe = Tokenizer(models.BPE())

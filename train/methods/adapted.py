@@ -259,7 +259,7 @@ class LoraModule(ProberModule):
     that is better than ``start``, the head without adapters.
 
     Attributes:
-        kept: the adapters' tensors that go with the best head.
+        chosen: the adapters' tensors that go with the best head.
         divergence: (1,) that of the kept state on validation, nats a token.
     """
 
@@ -274,7 +274,7 @@ class LoraModule(ProberModule):
         self._adapted, self._texts, self._options = adapted, texts, options
         self.auroc = np.array([start])
         self.divergence = np.zeros(1)
-        self.kept = {name: value.detach().clone() for name, value in adapted.tensors.items()}
+        self.chosen = {name: value.detach().clone() for name, value in adapted.tensors.items()}
         self._divergences: list[Tensor] = []
         self._last = np.zeros(())
 
@@ -283,14 +283,14 @@ class LoraModule(ProberModule):
         return [*super().learned, *self._adapted.tensors.values()]  # type: ignore[list-item]
 
     def tensors(self) -> dict[str, Tensor]:
-        adapters = {"adapter": self._adapted.tensors, "kept": self.kept}
+        adapters = {"adapter": self._adapted.tensors, "kept": self.chosen}
         tensors = {f"{part}.{name}": value for part, of in adapters.items() for name, value in of.items()}
         return super().tensors() | tensors | {"figures.divergence": torch.from_numpy(self.divergence)}
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         super().resume(tensors, about)
         self._adapted.load(below(tensors, "adapter"))
-        self.kept = below(tensors, "kept")
+        self.chosen = below(tensors, "kept")
 
     def configure_optimizers(self) -> Any:
         options = super().configure_optimizers()
@@ -352,14 +352,14 @@ class LoraModule(ProberModule):
         super()._keep(validated, better)
         if better.any():
             self.divergence = self._last[None]
-            self.kept = {name: value.detach().clone() for name, value in self._adapted.tensors.items()}
+            self.chosen = {name: value.detach().clone() for name, value in self._adapted.tensors.items()}
 
     def _figures(self, validated: Validated) -> dict[str, float]:
         figures = {"validation_auroc": validated.auroc(0), "validation_kl": float(self._last)}
         return super()._figures(validated) | figures
 
     def restore_best(self) -> ProbeHead:
-        self._adapted.load(self.kept)
+        self._adapted.load(self.chosen)
         return super().restore_best()
 
     @property

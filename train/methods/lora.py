@@ -44,9 +44,9 @@ from ..data import Column, Dataset
 from ..examples import Examples
 from ..heads import Fitted, Task, targets_of
 from ..module import Batches, NotFiniteError, Schedule, loader
-from ..settings import Fitting, Train
+from ..settings import Fitting
 from ..trainer import Loaders, train
-from . import Method
+from . import Method, Subject
 from .adapted import AdaptedModel, Lora, LoraModule, Numbers, StoredText, Texts
 
 log = logging.getLogger(__name__)
@@ -67,27 +67,32 @@ class Adapting(Method):
     _lm: CausalLM
     _texts: Sequence[StoredText]
 
-    def settle(self, settings: Train) -> Train:
+    def settle(self, subject: Subject) -> Subject:
         adapters.check_installed("head=lora")
-        self._options: Lora = settings.head.make()
+        self._options: Lora = subject.head.make()
         self._notes: list[str] = []
-        if settings.loss == "double_softmax" or settings.balance != "none":
+        if (how := self.fitting).loss == "double_softmax" or how.balance != "none":
             message = "head=lora has loss=ce, span_max and span_max_all, without balance: leave"
-            raise UserError(f"{message} loss={settings.loss} balance={settings.balance} out", "unsupported")
-        return replace(settings, head=Component.of("head", "linear"), learning_curve=False)
+            raise UserError(f"{message} loss={how.loss} balance={how.balance} out", "unsupported")
+        return replace(subject, head=Component.of("head", "linear"), curve=False)
+
+    @property
+    def of_heads(self) -> Fitting:
+        """Training of the head that the adapters begin with."""
+        return replace(self.fitting, epochs=self._options.start_epochs)
 
     def prepare(self, dataset: Dataset, stores: Sequence[Stored]) -> Dataset:
         """Load the model, and keep the examples whose texts it reads in the tokens that it wrote."""
-        settings, layers = self.settings, {column.layer for column in dataset.columns if column.layer}
+        layers = {column.layer for column in dataset.columns if column.layer}
         if len(layers) != 1:
-            named = f"layer={settings.layer} names {len(layers)} layers"
+            named = f"layer={self.subject.layer} names {len(layers)} layers"
             raise UserError(f"head=lora has one head, on one layer, and {named}: give layer=K", "conflict")
         (store, *more) = stores
         if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
             message = "head=lora takes one store, with site=resid_post"
             raise UserError(f"{message}: give one as data=STORE", "unsupported")
-        source = source_of(store, settings.texts)
-        self._lm, examples = load_model(store, settings.device), dataset.examples
+        source = source_of(store, self.texts)
+        self._lm, examples = load_model(store, self.fitting.device), dataset.examples
         self._texts = read_texts(store, examples, source, self._lm.tokenizer)
         read = [number for text in self._texts for number in text.spans]
         rows = {split: numbers[np.isin(numbers, read)] for split, numbers in examples.rows.items()}
@@ -103,13 +108,6 @@ class Adapting(Method):
         tasks, notes = super().plan(dataset)
         return tasks, [*notes, *self._notes]
 
-    def fit(
-        self, tasks: Sequence[Task], dataset: Dataset, how: Fitting, *, out: Path | None, what: str = ""
-    ) -> Fitted:
-        """Train the head that the adapters begin with."""
-        how = replace(how, epochs=self._options.start_epochs)
-        return super().fit(tasks, dataset, how, out=out, what=what)
-
     def complete(
         self, trained: Trained, fitted: Fitted, dataset: Dataset, out: Path | None
     ) -> tuple[Trained, Dataset]:
@@ -121,17 +119,17 @@ class Adapting(Method):
         """
         assert out is not None
         begun, frozen, lm, base = time.perf_counter(), trained, self._lm, self._lm.spec
-        settings, options, examples = self.settings, self._options, dataset.examples
+        how, options, examples = self.fitting, self._options, dataset.examples
         alone = fitted.select([i for i, task in enumerate(fitted.tasks) if task.is_probe])
         (task,) = alone.tasks
-        adapted = AdaptedModel(lm, task.layer, options, settings.seed)
-        weights = examples.loss_weights(settings.span_weight, marked=settings.loss == "span_max")
+        adapted = AdaptedModel(lm, task.layer, options, how.seed)
+        weights = examples.loss_weights(how.span_weight, marked=how.loss == "span_max")
         shares = None if weights is None else torch.from_numpy(weights).float()
         targets, split_of = targets_of([task], examples)[:, 0], examples.table["split"].tolist()
         texts = Texts(self._texts, targets, shares, split_of)
         rows, (detector,) = examples.rows["validation"], frozen.layers.values()
         start = float(auroc(examples.wrong[rows], detector.scores[rows]))
-        module = _train(adapted, texts, options, alone.head, start, settings, out)
+        module = _train(adapted, texts, options, alone.head, start, how, out)
         head = module.restore_best()
         about: dict[str, Any] = {
             "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
@@ -153,12 +151,12 @@ class Adapting(Method):
             alone, head=head, accuracy=module.accuracy, loss=module.loss_value, auroc=module.auroc,
             steps=module.steps_taken,
         )  # fmt: skip
-        trained = assemble(whole, read, settings, controls=False)
+        trained = assemble(whole, read, self.choice, controls=False)
         plain = replace(frozen.saved, name=WITHOUT, about="head=linear on the model without adapters")
         return replace(
             trained, bank=replace(trained.bank, adapter=folder), controls=[plain, *frozen.controls],
             person=frozen.person, notes=[*frozen.notes, *trained.notes],
-            adapter=about | _of_model(adapted, texts, options.tokens, settings),
+            adapter=about | _of_model(adapted, texts, options.tokens, self.resamples, how.seed),
         ), read  # fmt: skip
 
 
@@ -218,7 +216,7 @@ def _signals(generation: Generation, tokens: np.ndarray) -> dict[str, float]:
     return {**signals(part), **signals_before(generation, int(tokens[0])), "surprise": whole}
 
 
-def _of_model(adapted: AdaptedModel, texts: Texts, most: int, how: Train) -> dict[str, Any]:
+def _of_model(adapted: AdaptedModel, texts: Texts, most: int, resamples: int, seed: int) -> dict[str, Any]:
     """Measure what the adapters do to the model on test texts: its divergence, and its own text.
 
     At most so many tokens are read at once.
@@ -227,7 +225,7 @@ def _of_model(adapted: AdaptedModel, texts: Texts, most: int, how: Train) -> dic
     read = list(adapted.read_all(test, most))
     values = np.concatenate([apart for _, apart in read])
     groups = np.repeat([text.group for text, _ in read], [len(apart) for _, apart in read])
-    bootstrap = Bootstrap(groups, resamples=how.resamples, seed=how.seed)
+    bootstrap = Bootstrap(groups, resamples=resamples, seed=seed)
     lm.skip_too_long()
     prompts = [text.prompt.text or _beginning(lm, text) for text in test[:_CONTINUED]]
     with adapters.switched_off(lm.model):

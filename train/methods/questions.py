@@ -185,10 +185,8 @@ def run(request: Any) -> Path:
         if split not in splits:
             raise UserError(f"{named} has no {split} question that every strategy was tried on", "labels")
     train, test = splits["train"], splits["test"]
-    asked, right = train["question"].tolist(), train["strategy"].tolist()
-    classifier = AdaptiveClassifier.fit(
-        asked, right, **options
-    )  # refuses questions without anything to learn
+    questions, right = train["question"].tolist(), train["strategy"].tolist()
+    classifier = AdaptiveClassifier.fit(questions, right, **options)  # refuses those with nothing to learn
     suffix = f",{request.suffix}" if request.suffix else ""
     out = Path(request.out or f"runs/train/{'+'.join(path.name for path in paths)}-adaptive{suffix}")
     stores = [part.fingerprint for part in parts]
@@ -199,7 +197,8 @@ def run(request: Any) -> Path:
     if not folder.begin(what="classifier"):
         return out
     drawn = np.random.default_rng(request.seed).permutation(right).tolist()
-    models = {"classifier": classifier, "shuffled labels": AdaptiveClassifier.fit(asked, drawn, **options)}
+    shuffled = AdaptiveClassifier.fit(questions, drawn, **options)
+    models = {"classifier": classifier, "shuffled labels": shuffled}
     chances = {name: model.probabilities(test["question"].tolist()) for name, model in models.items()}
     bootstrap = Bootstrap(test["group"].to_numpy(), resamples=request.resamples, seed=request.seed)
     figures = measure(test["strategy"].tolist(), chances, train["strategy"].mode()[0], bootstrap) | {

@@ -25,15 +25,13 @@ from ..records import (
     check_strings,
     file_rows,
     given_records,
-    hub_parts,
     is_lines,
-    open_stream,
     read_lines,
     what_is_wrong,
 )
 from ..rows import records_of
 from ..splits import Splits
-from ..tables import Row
+from ..tables import Row, hub_parts, open_stream
 from .base import ArticleSource, Problems, Progress, Rules, clean, prose
 
 #: With a limit, articles of the Hub are drawn from a window of this many rows that moves over the stream.

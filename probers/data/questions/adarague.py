@@ -37,12 +37,12 @@ class AdaRAGUE(QuestionSource):
     )
 
     def question(self, record: Record) -> Question:
-        asked, answers = text(record, "question_text"), accepted(_strings(record, "reference"))
+        question, answers = text(record, "question_text"), accepted(_strings(record, "reference"))
         without, with_ = optional(record, "no_retrieve"), optional(record, "rag_one_retrieve")
         id = None if record.get("qid") is None else identifier(record, "qid")
         right = [judged_right(each, answers) for each in (without, with_)]
         truth = {"without": without, "with": with_, "wrong": not right[0], "helps": right[1] - right[0]}
-        return self.made(id, asked, answers, passages=_paragraphs(record), truth=truth)
+        return self.made(id, question, answers, passages=_paragraphs(record), truth=truth)
 
 
 def judged_right(answer: str, gold: Sequence[str]) -> bool:

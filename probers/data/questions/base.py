@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from ...options import Name, field_types
 from ...types import Question, UserError
-from ..records import file_rows, given_records, hub_rows
-from ..tables import Row
+from ..records import file_rows, given_records
+from ..tables import Row, hub_rows
 from .values import Record, accepted, hashed, identifier, optional, strings, text
 
 

@@ -133,9 +133,8 @@ class Completion(QuestionSource):
                 shown, about = self._shown(cut.before), {"type": cut.entity.type}
                 places: dict[str, Any] = {"group": cut.group, "split": cut.split}
                 if self.known is not None:
-                    after = join_sentences(article.sentences)[cut.entity.end :].split(maxsplit=_AFTER)[
-                        :_AFTER
-                    ]
+                    behind = join_sentences(article.sentences)[cut.entity.end :]
+                    after = behind.split(maxsplit=_AFTER)[:_AFTER]
                     text = " ".join([f"{shown}{cut.between}{cut.entity.text}", *after])
                     places["passages"] = (Passage(cut.id, article.title, text, is_gold=True),)
                 yield Row(cut.id, self.made(cut.id, shown, (cut.entity.text,), truth=about, **places))

@@ -26,7 +26,7 @@ class RAMDocs(QuestionSource):
     has_ids: ClassVar[bool] = False
 
     def question(self, record: Record) -> Question:
-        asked, answers = text(record, "question"), accepted(strings(record, "gold_answers"))
+        question, answers = text(record, "question"), accepted(strings(record, "gold_answers"))
         passages, kinds = [], []
         for number, document in enumerate(records(record, "documents")):
             if (kind := optional(document, "type")) not in _TYPES:
@@ -35,4 +35,4 @@ class RAMDocs(QuestionSource):
             passages.append(Passage(str(number), "", body, is_gold=kind == "correct"))
             kinds.append(kind)
         truth = {"documents": kinds, "wrong_answers": list(strings(record, "wrong_answers"))}
-        return self.made(None, asked, answers, passages=tuple(passages), truth=truth)
+        return self.made(None, question, answers, passages=tuple(passages), truth=truth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...checksums import draw_key
 from ...options import shown
 from ...prompts import AUTO_PROMPT, PromptTemplate, chat_text, turns_of
 from ...types import SPLITS, Outside, Unit, count
@@ -89,9 +91,16 @@ class Text:
         return self.prompt or ""
 
     @property
-    def asked(self) -> str:
+    def question(self) -> str:
         """The prompt, or the last message of a chat."""
         return str(self.messages[-1]["content"]) if self.messages else self.prompt or ""
+
+    def mark(self, unit: Unit) -> int:
+        """Make a key of the text; one of another line that marks other parts of it is another text."""
+        before = json.dumps(self.messages) if self.messages else self.prompt or ""
+        parts = unit in ("span", "claim") or (unit == "token" and self.marked and self.outside != "right")
+        ranges = str([mark.ranges for mark in self.units(unit)]) if parts else ""
+        return draw_key("text", 0, "\n".join((*self.passages, before, self.answer, ranges)))
 
     @property
     def marked(self) -> bool:
@@ -160,7 +169,7 @@ def read_text(record: Any, where: str) -> Text:
     if rest not in ("right", "unknown"):
         raise ValueError(f"outside must be right or unknown, found {shown(rest)}")
     read = {name: _marks(record, name, answer) for name in ("spans", "sentences", "claims")}
-    marks = {name: found for name, (found, _) in read.items()}
+    marks = {name: mark for name, (mark, _) in read.items()}
     for name in ("spans", "sentences"):
         _check_overlap(marks[name], name)
     if record.get("helps") not in (None, -1, 0, 1):

@@ -211,10 +211,9 @@ def halueval(record: Record, place: Place) -> Iterator[Line]:
 
 #: Of HaluEval's pairs, by what is answered: the field that is shown, and the one that is asked.
 _PAIRS = {
-    "answer": ("knowledge", "question"),
-    "response": ("knowledge", "dialogue_history"),
+    "answer": ("knowledge", "question"), "response": ("knowledge", "dialogue_history"),
     "summary": ("document", "document"),
-}
+}  # fmt: skip
 
 
 @recognised({"model_input", "model_output_text"}, {"llm_answer"})

@@ -33,13 +33,13 @@ def subjects(question: str, answer: str, passages: Sequence[str]) -> tuple[Stret
         return ()
     language = LANGUAGES.get(language_in(f"{question} {answer}"), ENGLISH)
     about = [_subject(passage, language) for passage in passages]
-    asked = [_words(name) for _, name in _names(question, language)]
+    named = [_words(name) for _, name in _names(question, language)]
     stretches = []
     for start, end in split_sentences(answer, language):
         leading = _leading(answer[start:end], language)
         # A short answer is the value that was asked for and begins with it.
         alone = len(tokenize(answer[start:end])) <= len(tokenize(leading)) + 1
-        names = [_words(leading)] if leading and not alone else asked
+        names = [_words(leading)] if leading and not alone else named
         if names:
             numbers = (place for place, words in enumerate(about) if any(words(name) for name in names))
             stretches.append((start, end, tuple(numbers)))

@@ -17,18 +17,10 @@ from ...checksums import inputs as content_of
 from ...files import digest
 from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
-from ..records import (
-    BadLine,
-    LeftOut,
-    UnusableError,
-    check_unicode,
-    given_records,
-    hub_splits,
-    what_is_wrong,
-)
+from ..records import BadLine, LeftOut, UnusableError, check_unicode, given_records, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_field, unread_labels
 from ..splits import Splits
-from ..tables import Row, is_saved, saved_splits
+from ..tables import Row, hub_splits, is_saved, saved_splits
 from .base import OF_RETRIEVAL, SPLIT_NAMES, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
@@ -190,7 +182,7 @@ class TextSource:
         """Name the group of a text that does not say its own."""
         if self._layout == "statements" and not self._alone:
             return opening(one.answer)
-        return digest(one.answer if self._alone else one.asked or one.answer)
+        return digest(one.answer if self._alone else one.question or one.answer)
 
     def lines(self) -> list[str]:
         """Return lines about what was left out, moved or dropped in the last reading."""
@@ -242,7 +234,7 @@ class TextSource:
             key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
             verdicts = tuple(m.wrong for m in one.units(unit))
             mine = (side, hash(verdicts), one.where)
-            other, verdict, where = texts.setdefault(_mark(one, unit), mine)
+            other, verdict, where = texts.setdefault(one.mark(unit), mine)
             if other != side:
                 raise UserError(
                     f"texts={self._spec} {one.where} has the text of {where} in another split "
@@ -282,10 +274,8 @@ class TextSource:
             message = "too few for three splits: give group; by default texts of one prompt are one group"
             raise UserError(f"texts={self._spec} has {count(groups, 'group')}, {message}", "labels")
         survey = self._drawn(reading)
-        ignored = [
-            f"column {name} is not read: name the column of labels by wrong={name!r}"
-            for name in unread_labels(columns)
-        ]
+        unread = "column {0} is not read: name the column of labels by wrong={0!r}"
+        ignored = list(map(unread.format, unread_labels(columns)))
         form = "passages" if forms["passages"] else AS_GIVEN if forms[AS_GIVEN] else MESSAGES
         known = tuple(name for name in OF_RETRIEVAL if name in columns)
         return replace(survey, form=form, notes=(*survey.notes, *ignored), columns=known)
@@ -332,9 +322,8 @@ class TextSource:
             return where, []
         upto = int(_VALIDATION * 2**64)
         where = {g: 1 if side == 0 and self._key(g, "valid") < upto else side for g, side in where.items()}
-        return where, [
-            f"no validation split: {_VALIDATION:.0%} of the training groups, drawn by seed, are it"
-        ]
+        note = f"{_VALIDATION:.0%} of the training groups, drawn by seed, are it"
+        return where, [f"no validation split: {note}"]
 
     def _limited(self, reading: _Reading) -> set[int] | None:
         """Draw the groups that a limit leaves, one at least; None without a limit."""
@@ -350,14 +339,6 @@ class TextSource:
 
     def _key(self, group: int, what: str) -> int:
         return draw_key(what, self.seed, str(group))
-
-
-def _mark(one: Text, unit: Unit) -> int:
-    """Make a key of a text; one of another line that marks other parts of it is another text."""
-    before = json.dumps(one.messages) if one.messages else one.prompt or ""
-    parts = unit in ("span", "claim") or (unit == "token" and one.marked and one.outside != "right")
-    ranges = str([mark.ranges for mark in one.units(unit)]) if parts else ""
-    return draw_key("text", 0, "\n".join((*one.passages, before, one.answer, ranges)))
 
 
 #: What a reading mended or noticed: a noun that is counted, and what happened to it.

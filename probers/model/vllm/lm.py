@@ -73,9 +73,7 @@ class VllmLM(CausalLM):
         for option in ("device_map", "quantization", "attn", "adapter"):
             if getattr(how, option) is not None:
                 raise UserError(f"model.{option} needs engine=transformers: leave it out", "unsupported")
-        source, revision = model_source(
-            name, revision, gguf=how.gguf, cache=how.cache, pickles=not how.use_safetensors
-        )
+        source, revision = model_source(name, revision, how)
         empty, tokenizer = load_empty(source, revision, how)
         given: dict[str, Any] = {
             "model": source, "dtype": str(empty.dtype).removeprefix("torch."),
@@ -154,7 +152,7 @@ class VllmLM(CausalLM):
         from vllm.sampling_params import RequestOutputKind
 
         for text in texts:
-            settings = SamplingParams(
+            sampling = SamplingParams(
                 max_tokens=1 if text.row is None else text.row.limit + 1, temperature=0.0, ignore_eos=True,
                 detokenize=False, output_kind=RequestOutputKind.DELTA,
                 # The cache has no states, so a text whose states are read must not come from it.
@@ -162,7 +160,7 @@ class VllmLM(CausalLM):
             )  # fmt: skip
             whole = TokensPrompt(prompt_token_ids=[*text.prompt.ids, *(text.tokens or ())])
             name = f"probers-{next(self._names)}"
-            text.request = self._engine.add_request(name, whole, settings)
+            text.request = self._engine.add_request(name, whole, sampling)
             self._running[name] = text
         begun = {t.request: TextRecord(t.needs, len(t.prompt.ids) - 1, t.tokens) for t in texts}
         self._call("probers_begin", begun)
@@ -178,7 +176,7 @@ class VllmLM(CausalLM):
         """Take texts out of the batch with their records, unless these are dropped."""
         if not texts:
             return
-        ended = {text.request: None if dropped else text.kept for text in texts}
+        ended = {text.request: None if dropped else text.length for text in texts}
         recorded = self._call("probers_take", ended)
         for text in texts:
             text.recorded = recorded.get(text.request)
@@ -205,7 +203,7 @@ class _Text:
 
     def take(self, tokens: Sequence[int]) -> None:
         if self.row is None:
-            self._forwarded = self.kept
+            self._forwarded = self.length
             return
         self._forwarded = len(self.row.ids)
         for token in tokens:
@@ -218,26 +216,26 @@ class _Text:
         return self._pooled and self.row is not None and self.row.stop is None
 
     @property
-    def kept(self) -> int:
-        return len(self.tokens or ()) if self.row is None else self.row.kept
+    def length(self) -> int:
+        return len(self.tokens or ()) if self.row is None else self.row.length
 
     @property
     def over(self) -> bool:
         if self.row is None:
             return self._forwarded > 0
-        return self.row.stop is not None and (not self._last or self._forwarded >= self.row.kept)
+        return self.row.stop is not None and (not self._last or self._forwarded >= self.row.length)
 
     def generation(self, tokenizer: Any) -> Generation:
         """Build the text's generation from its records (RunError: a NaN or infinite state or logit)."""
         assert self.recorded is not None
-        scores, kept = self.recorded.scores, self.kept
+        scores, length = self.recorded.scores, self.length
         written = "generated token {} of {}" if self.row is not None else "token {} of the continuation of {}"
         if self.recorded.broken is not None:
             feature, token, layer = self.recorded.broken
             raise broken_state(feature, layer, written.format(token, self.prompt.name))
         for token in (~np.isfinite(scores).all(axis=0)).nonzero()[0].tolist():
             raise broken_logits(written.format(token, self.prompt.name))
-        ids = self.tokens if self.row is None else self.row.ids[:kept]
+        ids = self.tokens if self.row is None else self.row.ids[:length]
         stop = "length" if self.row is None else self.row.stop
         return self.prompt.continued(
             tokenizer, ids or (), scores if self.needs.top else scores[:2], stop=stop or "length",

@@ -68,14 +68,14 @@ class TextRecord:
         for pool in self._features.values():
             pool.commit(tokens, {})
 
-    def recorded(self, kept: int) -> Recorded:
+    def recorded(self, length: int) -> Recorded:
         """Return the records of a text that keeps this many tokens."""
-        self.commit(kept)
-        values = ((feature, pool.value(0, kept)) for feature, pool in self._features.items())
+        self.commit(length)
+        values = ((feature, pool.value(0, length)) for feature, pool in self._features.items())
         states = {feature: vectors for feature, vectors in values if vectors is not None}
         broken = ((feature, *bad[1:]) for feature, pool in self._features.items() if (bad := pool.broken()))
         scores = torch.cat([torch.zeros(4, 0), *(each.cpu() for each in self._scores)], dim=1)
-        return Recorded(states, scores[:, :kept].numpy(), next(broken, None))
+        return Recorded(states, scores[:, :length].numpy(), next(broken, None))
 
 
 def check_options(config: Any) -> None:

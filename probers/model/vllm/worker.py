@@ -120,9 +120,9 @@ class RecordingWorker(ReadingWorker):
         """Return the records of texts that end, with the number of kept tokens; with None forget them."""
         taken = {request: self._records.pop(request, None) for request in ended}
         return {
-            request: record.recorded(kept)
+            request: record.recorded(length)
             for request, record in taken.items()
-            if record is not None and (kept := ended[request]) is not None
+            if record is not None and (length := ended[request]) is not None
         }
 
     def read(self, step: SchedulerOutput) -> None:
