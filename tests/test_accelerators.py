@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers.modeling_flash_attention_utils as flash
+from helpers.tiny import PROMPTS, tiny_lm
 from test_capture import CLOSE, expected_rows
-from tiny import PROMPTS, tiny_lm
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 

@@ -6,11 +6,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from fake_lm import SPEC
-from refusals import exits, fails
+from helpers.fake_lm import SPEC
+from helpers.refusals import exits, fails
+from helpers.tiny import byte_level
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from tiny import byte_level
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from probers.adaptive import STRATEGIES, AdaptiveClassifier, load_classifier

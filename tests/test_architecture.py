@@ -151,7 +151,6 @@ def test_no_folder_is_overfull():
 
 @pytest.mark.parametrize("route", ["question", "article", "generation"])
 def test_a_route_passes_through_few_modules(route, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     monkeypatch.chdir(tmp_path)
     import routes
 

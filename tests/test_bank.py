@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from artefacts import contents
+from helpers.artefacts import contents
+from helpers.refusals import fails
 from huggingface_hub import ModelHubMixin
 from pytest import MonkeyPatch
-from refusals import fails
 from safetensors.torch import load_file, save_file
 from test_heads import Own
 

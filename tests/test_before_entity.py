@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from helpers.refusals import fails
+from helpers.tiny import tiny_lm
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import fails
 from test_watch import PROMPTS, batch, plain
-from tiny import tiny_lm
 
 from probers.heads import CORRECT, WRONG, LinearHead
 from probers.model.hidden_states import decoder_layers

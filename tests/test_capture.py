@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
+from helpers.tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm, tiny_path
 from test_lm import CLOSE, alone, assert_all_same, rescored
-from tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm, tiny_path
 from torch import nn
 from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
 

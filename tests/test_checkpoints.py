@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
+from helpers.tiny import byte_level, save_tiny, tiny_path
 from safetensors.torch import load_file, save_file
-from tiny import byte_level, save_tiny, tiny_path
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from probers.adaptive import ModelClassifier

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from refusals import exits, fails
+from helpers.refusals import exits, fails
 
 from probers import __version__
 from probers.cli import main as cli

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from artefacts import write_lines
-from fake_lm import FakeLM, linear_bank
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.fake_lm import FakeLM, linear_bank
+from helpers.refusals import fails
 from sklearn.metrics import roc_auc_score
 
 from probers.checksums import unsealed_lines

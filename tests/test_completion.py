@@ -5,9 +5,9 @@ from functools import partial
 from itertools import islice
 
 import pytest
-from artefacts import write_lines
-from fake_lm import FakeLM
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.fake_lm import FakeLM
+from helpers.refusals import fails
 
 import probers.cli.compose as config
 from probers.cli import known

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import fields
 
 import pytest
-from refusals import exits, fails
+from helpers.refusals import exits, fails
 from transformers import AutoTokenizer
 
 from probers.cli.components import Component, choices

@@ -10,8 +10,8 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from artefacts import in_layout
-from refusals import fails, interrupted
+from helpers.artefacts import in_layout
+from helpers.refusals import fails, interrupted
 
 from probers.data import cache as builds
 from probers.data import corpus, load_corpus

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from artefacts import write_lines
-from refusals import fails, interruptions
+from helpers.artefacts import write_lines
+from helpers.refusals import fails, interruptions
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from planted import DEPTH, make_token_store
-from refusals import fails
+from helpers.planted import DEPTH, make_token_store
+from helpers.refusals import fails
 
 from probers.cli import demo
 from probers.cli import main as cli

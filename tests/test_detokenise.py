@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from artefacts import needs_articles
+from helpers.artefacts import needs_articles
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,8 +7,8 @@ import subprocess
 import time
 
 import pytest
-from fake_elasticsearch import FakeElasticsearch
-from refusals import fails
+from helpers.fake_elasticsearch import FakeElasticsearch
+from helpers.refusals import fails
 
 from probers.cli.components import Component
 from probers.cli.compose import request

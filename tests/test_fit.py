@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import damage, make_store, make_token_store, stop_training
+from helpers.planted import damage, make_store, make_token_store, stop_training
+from helpers.refusals import fails, interrupted
 from pytest import MonkeyPatch
-from refusals import fails, interrupted
 from safetensors.torch import save as encode
 from sklearn.metrics import roc_auc_score
 

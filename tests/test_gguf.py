@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from refusals import fails
-from tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
+from helpers.refusals import fails
+from helpers.tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM
 
 from probers.model import loading

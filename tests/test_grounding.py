@@ -1,7 +1,6 @@
 """Support by passages: labels by construction, published layouts, and an answer's origin by a prober."""
 
 import json
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -9,12 +8,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from refusals import fails
-from serving import bank_for, running
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
 import substitutions
+from helpers.refusals import fails
+from helpers.serving import bank_for, running
 
 import probers
 from probers.cli.components import Component

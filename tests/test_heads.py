@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import fails
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from refusals import fails
 from safetensors.torch import save as encode
 from torch import Tensor, nn
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_lm import SPEC, FakeLM, FakeRetriever, begun, linear_bank, passage
-from planted import make_store
-from refusals import fails
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, begun, linear_bank, passage
+from helpers.planted import make_store
+from helpers.refusals import fails
 from test_triggers import generation, state
 
 from probers import CausalLM

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import SPEC, make_token_store
-from refusals import fails
+from helpers.planted import SPEC, make_token_store
+from helpers.refusals import fails
+from helpers.tiny import tiny_lm
 from sklearn.linear_model import LogisticRegression
 from test_fit import aurocs, train
 from test_watch import Loop, states_of
-from tiny import tiny_lm
 from torch.nn import functional as F
 
 from probers.cli import main as cli

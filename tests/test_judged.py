@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from artefacts import write_lines
-from parts import computed, in_parts
-from refusals import fails, interruptions
+from helpers.artefacts import write_lines
+from helpers.parts import computed, in_parts
+from helpers.refusals import fails, interruptions
 from test_judges import Scripted, asked, said
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artefacts import write_lines
-from http_fakes import Handler, Server
+from helpers.artefacts import write_lines
+from helpers.http_fakes import Handler, Server
+from helpers.refusals import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers.cli.components import Component
 from probers.data.texts.base import Mark

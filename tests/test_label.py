@@ -9,8 +9,8 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
-from artefacts import in_layout, write_lines
-from refusals import fails, interrupted
+from helpers.artefacts import in_layout, write_lines
+from helpers.refusals import fails, interrupted
 
 from probers import RAG, CausalLM, FeatureStore
 from probers.cli import main as cli

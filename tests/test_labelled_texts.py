@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from artefacts import read_lines, write_lines
-from parts import in_parts
-from refusals import fails
+from helpers.artefacts import read_lines, write_lines
+from helpers.parts import in_parts
+from helpers.refusals import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from parts import computed, in_parts
-from refusals import fails
+from helpers.parts import computed, in_parts
+from helpers.refusals import fails
 
 from probers.cli import inputs as shared
 from probers.cli import launch

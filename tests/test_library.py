@@ -12,7 +12,8 @@ from tempfile import gettempdir
 import numpy as np
 import pandas as pd
 import pytest
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.refusals import fails
 
 import probers
 from probers.cli import main as cli
@@ -20,7 +21,6 @@ from probers.data.rows import records_of
 from probers.data.texts import TextSource
 from probers.prompts import AUTO_PROMPT, CHAT_PROMPT, PLAIN_PROMPT, TESTBED_PROMPT
 from probers.types import UserError
-from tests.artefacts import write_lines
 
 PUBLIC = ["Articles", "CausalLM", "Prober", "Prompts", "Questions", "RAG", "Texts", "compare", "fit", "label"]
 #: A quick training: no learning curve, few resamples.

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import fails
+from helpers.tiny import CONTEXT, FAMILIES, PROMPTS, forwarded, save_tiny, sentence_piece, tiny_lm, tiny_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
-from tiny import CONTEXT, FAMILIES, PROMPTS, forwarded, save_tiny, sentence_piece, tiny_lm, tiny_path
 
 import probers.model.causal_lm
 from probers.model import batch_size

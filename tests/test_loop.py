@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from fake_lm import FakeLM, FakeRetriever, passage, tokens
-from refusals import fails
+from helpers.fake_lm import FakeLM, FakeRetriever, passage, tokens
+from helpers.refusals import fails
 
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.command import Terminal

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, harm, write_lines
-from planted import stop_training
-from refusals import fails
+from helpers.artefacts import contents, harm, write_lines
+from helpers.planted import stop_training
+from helpers.refusals import fails
+from helpers.tiny import tiny_path
 from safetensors.torch import load_file, save_file
-from tiny import tiny_path
 from transformers import AutoModelForCausalLM
 
 from probers.cli import main as cli

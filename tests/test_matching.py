@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.refusals import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers.types import Article
 from probers.words import STAGES, EntityMatcher, parse_number, read_time, wordnet_available

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_lm import FakeRetriever, linear_bank, passage
-from refusals import fails
+from helpers.fake_lm import FakeRetriever, linear_bank, passage
+from helpers.refusals import fails
+from helpers.tiny import tiny_lm
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
-from tiny import tiny_lm
 
 from probers.cli.compose import request
 from probers.model.causal_lm import CausalLM

@@ -5,9 +5,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from helpers.refusals import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m

@@ -5,8 +5,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fake_lm import FakeLM
-from refusals import fails
+from helpers.fake_lm import FakeLM
+from helpers.refusals import fails
 
 from probers.data.corpus import load_corpus
 from probers.rag.comparison.curves import QueryTrajectory

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from hypothesis import given
 from hypothesis import strategies as st
 from test_lm import alone, assert_all_same
-from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.model import batch_size as nesting
 from probers.model.batch_size import longest

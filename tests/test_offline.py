@@ -4,11 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
 import offline
+import pytest
 
 from probers.model.loading import PACKAGED
 

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
+from helpers.serving import Running, bank_for, running
 from hypothesis import HealthCheck, given, settings
 from openai.types import Completion, completion_create_params
 from openai.types.chat import ChatCompletion
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import TypeAdapter
-from serving import Running, bank_for, running
 
 from probers import CausalLM
 from probers.words.thinking import Thinking

@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 import pytest
 import yaml
+from helpers.refusals import fails
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers import options
 from probers.cli.components import choices

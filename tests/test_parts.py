@@ -8,10 +8,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from artefacts import harm, read_lines, write_lines
-from parts import assert_whole, computed, in_parts, merged, tree
-from planted import make_store
-from refusals import exits, fails, interrupted
+from helpers.artefacts import harm, read_lines, write_lines
+from helpers.parts import assert_whole, computed, in_parts, merged, tree
+from helpers.planted import make_store
+from helpers.refusals import exits, fails, interrupted
 from test_compare import place  # noqa: F401
 
 from probers import FeatureStore

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
 
 from probers import FeatureStore
 from probers.cli import main as cli

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from test_lm import assert_all_same
-from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.types import Feature, Needs
 

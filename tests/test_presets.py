@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from artefacts import write_lines
+from helpers.artefacts import write_lines
+from helpers.refusals import exits, fails
+from helpers.tiny import save_tiny, tiny_lm
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from refusals import exits, fails
-from tiny import save_tiny, tiny_lm
 
 from probers.cli import main as cli
 from probers.cli import presets as published

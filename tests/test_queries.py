@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from fake_lm import FakeLM, FakeRetriever
+from helpers.fake_lm import FakeLM, FakeRetriever
+from helpers.refusals import fails
+from helpers.tiny import tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
-from tiny import tiny_lm
 
 from probers import CausalLM
 from probers.data.corpus import load_corpus

@@ -17,8 +17,8 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from artefacts import needs_articles, write_lines
-from refusals import fails
+from helpers.artefacts import needs_articles, write_lines
+from helpers.refusals import fails
 
 from probers.data import load_questions
 from probers.data.articles import open_articles

@@ -10,10 +10,10 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from artefacts import write_lines
-from fake_elasticsearch import FakeElasticsearch
-from fake_lm import linear_bank
-from refusals import exits, fails
+from helpers.artefacts import write_lines
+from helpers.fake_elasticsearch import FakeElasticsearch
+from helpers.fake_lm import linear_bank
+from helpers.refusals import exits, fails
 from test_compare import model, of_other_weights, place  # noqa: F401
 
 from probers.adaptive import AdaptiveClassifier

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artefacts import write_lines
-from fake_lm import FakeLM, FakeRetriever, passage
+from helpers.artefacts import write_lines
+from helpers.fake_lm import FakeLM, FakeRetriever, passage
+from helpers.refusals import fails
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import fails
 from test_loop import without_seconds
 
 from probers.cli.components import Component

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from artefacts import write_lines
-from planted import SPEC, make_store
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.planted import SPEC, make_store
+from helpers.refusals import fails
 from test_compare import place  # noqa: F401
 from test_parts import RAG
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fake_lm import SPEC, FakeLM, FakeRetriever, offsets, passage
-from refusals import fails
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, offsets, passage
+from helpers.refusals import fails
 
 import probers.signals.tokens
 from probers import CausalLM

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from http_fakes import Handler, Server
-from refusals import fails
+from helpers.http_fakes import Handler, Server
+from helpers.refusals import fails
+from helpers.serving import PROMPT, Running, bank_for, running
 from scipy.stats import entropy
-from serving import PROMPT, Running, bank_for, running
 
 from probers import CausalLM
 from probers.cli import main as cli

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from html_pages import Page, digest
+from helpers.html_pages import Page, digest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb

@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from artefacts import write_lines
-from parts import computed
-from planted import make_store
-from refusals import interruptions
+from helpers.artefacts import write_lines
+from helpers.parts import computed
+from helpers.planted import make_store
+from helpers.refusals import interruptions
+from helpers.tiny import tiny_path
 from test_compare import place  # noqa: F401
 from test_parts import RAG
 from test_score_command import WRITTEN, loaded, make_bank
 from test_score_command import model as tiny_model  # noqa: F401
 from test_value_heads import ON, linear, written
 from test_value_heads import labelled as labelled_texts
-from tiny import tiny_path
 
 from probers.checksums import Journal
 from probers.cli import main as cli

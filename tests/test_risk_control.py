@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import fails
+from helpers.refusals import fails
 from scipy.stats import binom
 
 from probers.prober.decision import ALWAYS, ThresholdRule

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fake_lm import SPEC, FakeLM, FakeRetriever, passage
-from refusals import exits, fails
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from helpers.refusals import exits, fails
 
 from probers import CausalLM
 from probers.cli.components import Component

@@ -17,9 +17,9 @@ import numpy as np
 import openai
 import pytest
 import torch
+from helpers.refusals import fails
+from helpers.serving import PROMPT, QUESTION, Running, bank_for, running
 from pydantic import ValidationError
-from refusals import fails
-from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.model.blocks import decoder_layers

@@ -15,9 +15,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from artefacts import write_lines
-from http_fakes import Handler, Server
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.http_fakes import Handler, Server
+from helpers.refusals import fails
 
 from probers.data.articles import Rules, open_articles
 from probers.data.articles.base import prose, sentences_of

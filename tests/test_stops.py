@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import fails
+from helpers.tiny import PROMPTS, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
 from test_lm import assert_all_same, rescored
-from tiny import PROMPTS, tiny_lm
 
 from probers.model.language_model import Sampling, SentenceEnd, Stops
 from probers.types import Needs

@@ -18,8 +18,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from artefacts import contents, harm
-from refusals import fails
+from helpers.artefacts import contents, harm
+from helpers.refusals import fails
 
 from probers.cli.runs import identity
 from probers.store import reader

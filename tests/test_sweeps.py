@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.refusals import exits, fails
 from omegaconf import DictConfig, OmegaConf
 from pytest import MonkeyPatch
-from refusals import exits, fails
 from test_train_figures import evaluator_of, make_examples, make_trained
 
 from probers.cli import main as cli

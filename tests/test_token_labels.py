@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from planted import DEPTH, SPEC, WIDTH, make_store
-from refusals import fails
+from helpers.planted import DEPTH, SPEC, WIDTH, make_store
+from helpers.refusals import fails
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch.nn import functional as F

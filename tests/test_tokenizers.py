@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_tokenizers import APPENDED, FAMILIES, family_tokenizer
+from helpers.family_tokenizers import APPENDED, FAMILIES, family_tokenizer
+from helpers.refusals import fails
+from helpers.serving import running
+from helpers.tiny import byte_level, save_tiny, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
-from serving import running
-from tiny import byte_level, save_tiny, tiny_lm
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing

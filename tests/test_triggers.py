@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_lm import NONE, SPEC, FakeLM, linear_bank, passage
+from helpers.fake_lm import NONE, SPEC, FakeLM, linear_bank, passage
+from helpers.refusals import fails
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers.prober.calibration import EntropyModel, Temperature
 from probers.prober.decision import Ensemble

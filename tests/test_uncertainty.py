@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
 
 from probers import CausalLM
 from probers.model.language_model import Sampling

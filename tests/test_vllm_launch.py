@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from refusals import fails
-from serving import bank_for
+from helpers.refusals import fails
+from helpers.serving import bank_for
 
 from probers.cli.main import main, run
 from probers.cli.settings import Model

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, write_lines
-from fake_lm import SPEC, FakeLM, begun
-from refusals import fails, interrupted
+from helpers.artefacts import contents, write_lines
+from helpers.fake_lm import SPEC, FakeLM, begun
+from helpers.refusals import fails, interrupted
 
 from probers import CausalLM, FeatureStore
 from probers.cli import main as cli

@@ -5,8 +5,8 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from artefacts import contents, write_lines
-from fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
+from helpers.artefacts import contents, write_lines
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
 
 from probers import FeatureStore
 from probers.datagen import Articles, Questions

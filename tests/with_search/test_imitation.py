@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from fake_elasticsearch import FakeElasticsearch
-from refusals import fails
+from helpers.fake_elasticsearch import FakeElasticsearch
+from helpers.refusals import fails
 
 from probers.rag.retrievers import Elasticsearch
 from probers.types import Passage

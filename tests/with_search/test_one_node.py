@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import exits, fails
+from helpers.refusals import exits, fails
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, Elasticsearch, elasticsearch, server, server_index

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import fails
+from helpers.refusals import fails
 from vllm.lora.request import LoRARequest
 from written import (
     DRAFTS,

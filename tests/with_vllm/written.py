@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny import byte_level
+from helpers.tiny import byte_level
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from probers.files import cache_folder

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from fnmatch import fnmatch
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from http_fakes import Handler, Server
+from helpers.http_fakes import Handler, Server
 
 JSON = "application/json"
 SHARDS = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}
