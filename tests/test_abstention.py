@@ -96,7 +96,7 @@ def test_what_stands_as_it_was_matched_and_what_is_doubted(sentences, match, exp
     article = Article("a", "Nothing", ("It begins here.", *sentences))
     cuts = cut_article(article, fine, per_article=99, within=None, seed=0)
     cut, written = next(c for c in cuts if c.entity.text == gold), head_entity(continuation, fine)
-    matched = Match(*settled, "as told") if settled else MATCHER.match(gold, written.text)
+    matched = Match(*settled, "as told") if settled else MATCHER.match(gold, written.text)  # type: ignore[call-arg]
     found = abstain(cut, written, continuation, matched, fine, MATCHER)
     assert found is matched if expected is None else found.verdict == expected
 

@@ -44,7 +44,7 @@ def by_texts(
     made = []
     for places in zip(*pieces, strict=True):
         text = (x[None, a:b] for x, (a, b) in zip((q, k, v), places, strict=True))
-        made.append(kernel(*text, softmax_scale, causal, window_size, softcap))
+        made.append(kernel(*text, softmax_scale, causal, window_size, softcap))  # type: ignore[call-arg]
     return torch.cat(made, dim=1)[0]
 
 

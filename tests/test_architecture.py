@@ -152,7 +152,7 @@ def test_no_folder_is_overfull():
 @pytest.mark.parametrize("route", ["question", "article", "generation"])
 def test_a_route_passes_through_few_modules(route, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    import routes
+    from tools import routes
 
     work = routes.generation() if route == "generation" else getattr(routes, route)
     found = routes.modules_called(work)
@@ -212,7 +212,7 @@ def test_every_error_has_a_code_of_the_list():
     assert len(errors) > 500
     codes = [(name, node.lineno, code_of(node)) for name, node in errors]
     assert not [
-        f"{name}:{line}: {code.value}"
+        f"{name}:{line}: {code.value!r}"
         for name, line, code in codes
         if isinstance(code, ast.Constant) and code.value not in get_args(Code)
     ]

@@ -55,7 +55,7 @@ def by_hand(bank: Prober, model, tokenizer, prompt: str, ids) -> np.ndarray:
     with torch.inference_mode():
         out = model(torch.cat([before, torch.tensor([list(ids)])], dim=1), output_hidden_states=True)
     weight, bias = (p.detach().float() for p in (bank.head.linear.weight, bank.head.linear.bias))
-    score = 0.0
+    score = np.zeros(())
     for i, layer in enumerate(bank.layers):
         states = out.hidden_states[layer][0, before.shape[1] - 1 : -1].float()
         logits = states @ weight[i] + bias[i]

@@ -8,7 +8,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import substitutions
 from helpers.refusals import fails
 from helpers.serving import bank_for, running
 
@@ -32,6 +31,7 @@ from probers.types import OF_PASSAGES, Passage, Question
 from probers.words import EntityMatcher
 from probers.words.recogniser import find_entities
 from probers.words.text import split_sentences
+from tools import substitutions
 
 SITES = ["resid_diff", "passages"]
 #: Middle layers of the testbed's model.
@@ -462,7 +462,7 @@ def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober,
     file.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(40, 70)))
 
     def judge(**options):
-        grounds = Grounds(EntityMatcher(), find_entities, lambda: None, tmp_path, lm)
+        grounds = Grounds(EntityMatcher(), find_entities, lambda: None, tmp_path, lm)  # type: ignore[return-value]
         given = {"prober": str(folder), "validation": str(file)} | options
         return Component.of("judge", "grounding", **given).make(grounds)
 

@@ -202,7 +202,7 @@ def test_the_article_judge_decides_where_it_is_sure(said_, entity, verdict, rule
     assert ruled(said_, entity) == (verdict, rule)
 
 
-JUDGE = ArticleJudge(Grounds(EntityMatcher(wordnet=""), find_entities, lambda: None, None))
+JUDGE = ArticleJudge(Grounds(EntityMatcher(wordnet=""), find_entities, lambda: None, None))  # type: ignore[return-value]
 
 
 def ruled(text, entity, reference=ARTICLE):

@@ -248,7 +248,7 @@ def test_a_question_is_answered_by_the_command_as_by_the_verb(lm, tmp_path):
 ])  # fmt: skip
 def test_a_real_model_is_not_asked_about_the_testbed_unasked(command, key, capsys):
     with pytest.raises(SystemExit) as exit:
-        cli.main(*command.split()[:1], [*command.split()[1:], "model=somewhere"])
+        cli.main(command.split()[0], [*command.split()[1:], "model=somewhere"])
     assert exit.value.code == 2 and f"{key} is not given" in capsys.readouterr().err
 
 

@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-import offline
 import pytest
 
 from probers.model.loading import PACKAGED
+from tools import offline
 
 TAG = offline.Tag("3.12", "manylinux_2_28_aarch64")
 

@@ -105,7 +105,7 @@ def checked(command: str, preset: str, *overrides: str) -> tuple[DictConfig, dic
 FREE = ("methods", "vary", "limit", "balance_to")
 
 
-def keys(node: DictConfig, path: str = "") -> set[str]:
+def keys(node: Any, path: str = "") -> set[str]:
     """Every key of a configuration by its path; what a user may name freely is one key."""
     found = {f"{path}{key}" for key in node}
     for key in node:
@@ -535,6 +535,6 @@ def test_the_papers_numbers_of_examples_come_out_of_three_sets():
             found[split] += cfg.balance_to[split]
             assert cfg.limit[split] * 2 > cfg.balance_to[split]
     assert found == {"train": 26060, "validation": 500}
-    said = CONFIGS.joinpath("method", "probing_data.yaml").read_text(encoding="utf-8")
+    said = (CONFIGS / "method/probing_data.yaml").read_text(encoding="utf-8")
     assert "8684" in said and "164" in said
     assert cli.request("datagen", [*common, "limit=6"]).limit == 6

@@ -405,7 +405,7 @@ def entailment(tmp_path_factory):
         (folder / "vocab.txt").write_text("\n".join(words))
         BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
         torch.manual_seed(4)  # one whose entailments go both ways, one way and neither
-        config = BertConfig(
+        config = BertConfig(  # type: ignore[call-arg]
             vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
             intermediate_size=16, num_labels=len(labels), id2label=dict(enumerate(labels)),
             label2id={label: i for i, label in enumerate(labels)}, initializer_range=0.6,

@@ -82,7 +82,7 @@ def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) ->
         head = SequenceHead(["3"], width, len(layers), size=16, blocks=2, window=4)
     rng = torch.Generator().manual_seed(0)
     states = torch.randn(50, len(spec.layers), width, generator=rng)
-    domain = replace(Domain.fit(lambda: [states], 0.05), limit=30.0)
+    domain = replace(Domain.fit(lambda: iter([states]), 0.05), limit=30.0)
     bank = Prober(spec, head, aggregate="max" if pool == "tokens" else None, domain=domain)
     bank.save_pretrained(folder)
     return Prober.from_pretrained(folder)
