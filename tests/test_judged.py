@@ -275,17 +275,6 @@ def test_prompts_of_a_file(tmp_path):
             PromptFile(path).topics()
 
 
-@pytest.mark.parametrize(("typed", "code"), [
-    (["unit=claim"], "conflict"), (["unit=token"], "conflict"),
-    (["unit=answer", "pool=predicting"], "conflict"), (["judge_units=sentences"], "conflict"),
-    (["engine=vllm", "answers_per_prompt=2"], "unsupported"), (["limit={train: 3}"], "conflict"),
-    (["prompts=none.jsonl"], "no-file"),
-])  # fmt: skip
-def test_requests_that_cannot_be_met(typed, code, tmp_path):
-    with fails(code):
-        cli.run("datagen", ["--source", "judged", f"out={tmp_path / 'o'}", "pool=mean", *typed])
-
-
 def test_prompts_without_any_article_are_refused_for_the_article_judge(tmp_path):
     file = write_lines(tmp_path / "p.jsonl", [{"prompt": "What is love?"}])
     with fails("missing-value", "judge.passages"):

@@ -292,12 +292,6 @@ def test_what_cannot_be_trained_is_refused(store, file, bank, tmp_path, monkeypa
             train(data, tmp_path / "p", f"head={head}", *typed)
         assert not (tmp_path / "p").exists()
 
-    refuse("conflict", "layer=all", "layer=all")
-    refuse("conflict", "layer=", "layer=[1,2]")
-    refuse("conflict", "seeds=2", "seeds=2")
-    refuse("conflict", "layer_sets", "layer_sets=[each]")
-    refuse("unsupported", "balance", "balance=weights")
-    refuse("conflict", "texts=", f"texts={file}", head="linear")
     table = store.table()
     with monkeypatch.context() as otherwise:  # every token of the store begins elsewhere
         otherwise.setattr(FeatureStore, "table", lambda self: table.assign(cut_at=table["cut_at"] + 1))

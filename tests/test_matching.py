@@ -119,24 +119,6 @@ def test_stages_and_the_verdicts_of_parts_and_family_names_are_options():
     assert EntityMatcher(stages=("name",)).match("Bombay", "Mumbai").verdict == "different"
 
 
-@pytest.mark.parametrize(("options", "code", "named"), [
-    ({"stages": ("date", "magic")}, "bad-value", "magic"),
-    ({"stages": ("date", "date")}, "bad-value", "['date', 'date']"),
-    ({"partial": "maybe"}, "bad-value", "partial='maybe'"),
-    ({"related": "equivalent"}, "bad-value", "related=equivalent"),
-    ({"whole": "equivalent"}, "bad-value", "whole=equivalent"),
-    ({"unknown": "equivalent"}, "bad-value", "unknown=equivalent"),
-    ({"same_cosine": 0.2}, "bad-value", "different_cosine"),
-    ({"unit_tolerance": -1.0}, "bad-value", "unit_tolerance"),
-    ({"wordnet": "/no/such/folder"}, "bad-file", "wordnet=/no/such/folder"),
-    ({"vectors": "/no/such/file"}, "bad-file", "/no/such/file"),
-    ({"aliases": "/no/such/file"}, "bad-file", "/no/such/file"),
-])  # fmt: skip
-def test_wrong_options_are_usage_errors(options, code, named):
-    with fails(code, named):
-        EntityMatcher(**options)
-
-
 def test_the_users_aliases_and_a_bad_line_of_them(tmp_path):
     table = tmp_path / "aliases.jsonl"
     table.write_text('["Gotham", "New York City"]\n\n["The Boss", "Bruce Springsteen"]\n', encoding="utf-8")

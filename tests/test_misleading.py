@@ -6,7 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.fake_lm import FakeLM
-from helpers.refusals import fails
 
 from probers.data.corpus import load_corpus
 from probers.rag.comparison.curves import QueryTrajectory
@@ -128,10 +127,3 @@ def test_helps_is_exact_where_a_reader_believes_what_it_reads():
     entry = QueryTrajectory("question", ("oracle",), trajectory)
     gains = Gains.of([entry], runs, {}, Evaluation(asked, closed, resamples=50))
     assert 0.3 < gains.figures("oracle")[SHARE] < 0.95
-
-
-@pytest.mark.parametrize("value", ["", "x", "-0.1", "1.5", "nan"])
-def test_a_share_that_is_none_is_refused(value):
-    with fails("bad-value"):
-        load_corpus(f"testbed:misleading={value}")
-    assert len(load_corpus("testbed:misleading=0.0")) == 5000

@@ -491,22 +491,6 @@ def test_cioqf_with_nothing_before_asks_the_question_and_no_attention_is_refused
             query(ASKED, replace(made, attention=None), DECISION, where)
 
 
-@pytest.mark.parametrize(
-    "make", [LastSentenceQuery, FullContextQuery, FlareQuery, CIOQF, LastTokensQuery, QFS]
-)
-def test_options_out_of_range_are_refused(make):
-    with fails("bad-value", "query.max_tokens=0"):
-        make(max_tokens=0)
-    for beta in (-0.1, 1.1, math.nan) if make is FlareQuery else ():
-        with fails("bad-value"):
-            FlareQuery(beta=beta)
-    if make in (CIOQF, QFS):
-        with fails("bad-value", "query.top_n=0"):
-            make(top_n=0)
-        with fails("unknown-choice", "'x'"):
-            make("x")
-
-
 @dataclass
 class Silent:
     """A trigger that fires once in the middle and names no token."""

@@ -164,18 +164,6 @@ def test_thresholds_are_chosen_on_validation_like_those_of_others():
     assert set(tuned) == {"entropy", "stated"}
 
 
-@pytest.mark.parametrize("make", [
-    lambda: SemanticEntropy(samples=1), lambda: LexicalSimilarity(samples=1),
-    lambda: Eigenscore(samples=1), lambda: SelfConsistency(samples=0),
-    lambda: SemanticEntropy(variant="other"), lambda: Eigenscore(variant="other"),
-    lambda: SemanticEntropy(temperature=0),
-    lambda: rules.PTrue(form="Is it true?"), lambda: Verbalised(form="{question}"),
-])  # fmt: skip
-def test_options_that_make_no_sense_are_refused(make):
-    with fails(None):
-        make()
-
-
 def test_states_are_asked_for_where_there_are_some():
     with fails("layers"):
         Eigenscore(layer=9).check(SPEC, None)

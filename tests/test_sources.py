@@ -304,24 +304,6 @@ def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
     assert told[0] == (0, 2, "Aston") and told[-1][:2] == (2, 2) and any("500" in t[2] for t in told)
 
 
-@pytest.mark.parametrize(("options", "code", "named"), [
-    ({}, "missing-value", "wikipedia.titles"),
-    ({"titles": ["a"], "random": True}, "conflict", "titles and random"),
-    ({"titels": ["a"]}, "unknown-key", "wikipedia.titels"),
-    ({"titles": [" "]}, "empty", "wikipedia.titles"),
-    ({"titles": "no/such/file.txt"}, "no-file", "no/such/file.txt"),
-    ({"titles": ["a"], "rate": 0}, "bad-value", "wikipedia.rate=0"),
-    ({"titles": ["a"], "retries": -1}, "bad-value", "wikipedia.retries=-1"),
-    ({"titles": ["a"], "language": "en/x"}, "bad-value", "language=en/x"),
-    ({"titles": ["a"], "api_url": "ftp://x"}, "bad-value", "api_url=ftp"),
-    ({"titles": ["a"], "contact": "jö@x"}, "bad-value", "wikipedia.contact"),
-    ({"random": True}, "missing-value", "limit"),
-])  # fmt: skip
-def test_a_mistaken_request_is_told_at_once(options, code, named):
-    with fails(code, named):
-        open_articles("wikipedia", wikipedia=options)
-
-
 def records(n):
     return [{"title": f"Town {i}", "text": f"Town {i} is here. It is old."} for i in range(n)]
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import fails
 from helpers.tiny import PROMPTS, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,13 +112,3 @@ def test_tokens_are_drawn_with_their_probabilities():
         np.testing.assert_allclose(found[[0, 2]], two, atol=0.03)
         assert found[[1, 3, 4]].sum() == 0
     assert frequencies(count=50, top_p=0.5)[0] == 1
-
-
-@pytest.mark.parametrize(
-    ("make", "name", "value"),
-    [(Sampling, "temperature", 0.0), (Sampling, "top_p", 0.0), (Sampling, "top_p", 1.5),
-     (Sampling, "top_k", -1), (SentenceEnd, "count", 0)],
-)  # fmt: skip
-def test_bad_settings_are_named(make, name, value):
-    with fails("bad-value", name, value):
-        make(**{name: value})
