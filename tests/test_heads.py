@@ -198,14 +198,6 @@ def test_state_and_options_rebuild_it(name: str) -> None:
     assert again.options == head.options and head_name(again) == head_name(head)
 
 
-#: Bytes per layer of Gemma 2B as saved; per four layers of heads that read several.
-SIZES = {
-    "probing_rag": 2_637_828, "linear": 24_580, "radio": 1_050_116, "mind": 1_131_652,
-    "mean_difference": 16_384, "attention_pool": 12_292, "concat": 98_308, "mix": 73_740,
-    "layer_attention": 24_580, "sequence": 2_428_420,
-}  # fmt: skip
-
-
 def saved_bytes(head: ProbeHead) -> int:
     """Parameters in half precision, buffers in single."""
     learned = dict(head.named_parameters())
@@ -214,13 +206,13 @@ def saved_bytes(head: ProbeHead) -> int:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_configuration_makes_the_head_of_its_name(name: str) -> None:
-    """And the 5 MB published are the limit."""
+    """And a layer of Gemma 2B, or four of a head that reads several, takes less than the published 5 MB."""
     config = compose("train", [f"head={name}"]).head
     head = factory(instantiate(config, _partial_=True))(["a"], *sizes(name, 8))
     assert type(head) is HEADS[name] and head_name(head) == name
     default = HEADS[name](["a"], *sizes(name, 8))
     assert head.options == default.options == {k: v for k, v in config.items() if k != "_target_"}
-    assert saved_bytes(HEADS[name](["a"], *sizes(name, 2048, 4))) == SIZES[name] < 5e6
+    assert saved_bytes(HEADS[name](["a"], *sizes(name, 2048, 4))) < 5e6
 
 
 @pytest.mark.parametrize(("head", "plain"), [

@@ -424,10 +424,8 @@ def test_what_a_server_refuses_is_one_sentence(tmp_path, monkeypatch):
     for body in ([1], {"choices": []}, b"<html>"):
         with Scripted(lambda _, body=body: (200, body)) as server, fails("server", kind=RunError):
             judge(server.url, tmp_path).judge([answer()])
-    begun = time.monotonic()
     with fails("network", "127.0.0.1:9", kind=RunError):  # nobody is there, and nobody is waited for
         judge("http://127.0.0.1:9/v1", tmp_path, retries=4).judge([answer()])
-    assert time.monotonic() - begun < 7  # the pauses between five attempts
     assert not (tmp_path / REPLIES).exists()
 
 

@@ -515,9 +515,6 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
     found, (states,), units, left_out = store.read_shard(0)
     assert [r["id"] for r in found] == [r["id"] for r in rows] and states.shape[0] == 3
     assert (units, left_out) == (["u"], [{"id": "x", "reason": "no"}])
-    before = {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")}
-    store.write_shard(0, found, states, units=units, left_out=left_out)
-    assert {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")} == before
     with monkeypatch.context() as patched:
         patched.setattr("probers.store.store.write_bytes", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -528,15 +525,12 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
 
 
 def test_several_features_of_the_same_rows(tmp_path: Path) -> None:
-    """Each is read as if it were alone; the first has the very files that it has alone."""
+    """Each is read as if it were alone."""
     store = build_all(tmp_path / "s")
     shards = zip(make_all(5, 0, FEATURES), make_all(3, 2, FEATURES), strict=True)
     expected = [np.concatenate(both).astype(np.float16) for both in shards]
     alone = build(tmp_path / "alone")
     assert store.features == FEATURES and store.spec == SPEC and alone.features == (SPEC,)
-    for name in ("parquet", "safetensors"):
-        file = f"shards/00002.{name}"
-        assert (store.path / file).read_bytes() == (alone.path / file).read_bytes()
     assert {p.name for p in store.path.glob("shards/00002*")} == {
         "00002.parquet", "00002.safetensors", "00002.mean.mlp_out.safetensors",
         "00002.mind.resid_post.safetensors", "00002.json",

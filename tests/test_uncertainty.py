@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.refusals import fails
 
-from probers import CausalLM
 from probers.model.language_model import Sampling
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Eigenscore
@@ -267,11 +266,6 @@ def test_the_best_cut_has_the_least_variance_on_both_sides():
     assert best_cut(np.zeros(4)) == 0
     with fails(None):
         best_cut(np.zeros(0))
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
 def questions(*names):

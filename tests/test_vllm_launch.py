@@ -24,11 +24,6 @@ from probers.testbed.assets import model_path
 from probers.types import Generation
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return CausalLM.from_pretrained("testbed", dtype="float32")
-
-
 def asked(model: dict[str, Any] | None = None, **fields: Any) -> Serve:
     return Serve(model=Model(**(model or {})), **fields)
 

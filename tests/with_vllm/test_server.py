@@ -46,11 +46,6 @@ PROMPT = "Who does Lena Zaser work for?\nAnswer:"
 TEMPLATE = "{% for m in messages %}Question: {{ m['content'] }}\nAnswer:{% endfor %}"
 
 
-@pytest.fixture(scope="module")
-def lm() -> CausalLM:
-    return CausalLM.from_pretrained("testbed", dtype="float32")
-
-
 @contextmanager
 def served(folder: Path, *flags: str, model: str = "testbed") -> Iterator[str]:
     """The URL of a server with the prober in ``folder``, which it also logs to."""
