@@ -193,10 +193,9 @@ def test_layers():
     assert layers_to_read("all", 12, pool="mind") == (12,)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "layers", "width"),
-    [(["pool=mind"], (12,), 384), (["site=mlp_out", "layers=[2,9]"], (2, 9), 192)],
-)
+@pytest.mark.parametrize(("overrides", "layers", "width"), [
+    (["pool=mind"], (12,), 384), (["site=mlp_out", "layers=[2,9]"], (2, 9), 192),
+])  # fmt: skip
 def test_other_poolings_and_sites_reach_the_store(tmp_path, overrides, layers, width):
     store = made(tmp_path / "x", "limit=6", *overrides)
     assert (store.spec.layers, store.spec.width) == (layers, width)

@@ -110,11 +110,10 @@ def damaged(files: Path, folder: Path, what: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    ("what", "named"),
-    [*((what, "damaged") for what in ("header", "names", "weights")), ("empty", "is no GGUF file"),
-     ("text", "is no GGUF file"), ("pointer", "git lfs pull"), ("odd", "architecture lloma")],
-)  # fmt: skip
+@pytest.mark.parametrize(("what", "named"), [
+    *((what, "damaged") for what in ("header", "names", "weights")), ("empty", "is no GGUF file"),
+    ("text", "is no GGUF file"), ("pointer", "git lfs pull"), ("odd", "architecture lloma"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, what, named):
     file = damaged(files, tmp_path, what)
     with fails("bad-file", f"model={file} ", named):

@@ -86,15 +86,12 @@ def test_every_condition_says_of_the_subject_what_its_name_promises(source):
     assert seen == set(CONDITIONS)
 
 
-@pytest.mark.parametrize(
-    ("condition", "answer", "wrong", "origin"),
-    [
-        ("gold", "1915", False, "passage"), ("gold", "1920", True, "memory"),
-        ("gold", "1925", True, "other_passage"), ("gold", "1999", True, "invented"),
-        ("memory", "1920", False, "both"), ("missing", "1925", True, "other_passage"),
-        ("missing", "1920", True, "memory"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("condition", "answer", "wrong", "origin"), [
+    ("gold", "1915", False, "passage"), ("gold", "1920", True, "memory"),
+    ("gold", "1925", True, "other_passage"), ("gold", "1999", True, "invented"),
+    ("memory", "1920", False, "both"), ("missing", "1925", True, "other_passage"),
+    ("missing", "1920", True, "memory"),
+])  # fmt: skip
 def test_an_answer_is_supported_by_its_subjects_passage_alone(source, condition, answer, wrong, origin):
     question = Question("q", "When did Emma come out?", ("1915",), truth={"believed": "1920", "type": "year"})
     emma, trial = (

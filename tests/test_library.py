@@ -139,10 +139,9 @@ def test_wrong_requests_are_refused_with_a_code(lm, prober):
     assert code_of(lm.states, ["a"], layers=[99]) == "layers"
 
 
-@pytest.mark.parametrize(
-    ("prompts", "code"),
-    [([], "empty"), (pd.DataFrame({"a": ["b"]}), "bad-value"), ([{"prompt": "x"}], "bad-value")],
-)
+@pytest.mark.parametrize(("prompts", "code"), [
+    ([], "empty"), (pd.DataFrame({"a": ["b"]}), "bad-value"), ([{"prompt": "x"}], "bad-value"),
+])  # fmt: skip
 def test_prompts_that_are_none_are_refused(lm, prober, prompts, code):
     assert code_of(prober.generate, lm, prompts) == code
 

@@ -263,13 +263,10 @@ def tiny_wordnet(folder):
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "verdict", "said"),
-    [
-        ("car", "Automobile", "equivalent", "synset"), ("Berlin", "city", "different", "instance"),
-        ("car", "city", "different", ""), ("Mitte", "city", "different", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("a", "b", "verdict", "said"), [
+    ("car", "Automobile", "equivalent", "synset"), ("Berlin", "city", "different", "instance"),
+    ("car", "city", "different", ""), ("Mitte", "city", "different", ""),
+])  # fmt: skip
 def test_wordnet_synonyms_and_relations(tmp_path, a, b, verdict, said):
     folder = tiny_wordnet(tmp_path / "wordnet")
     match = both_ways(EntityMatcher(wordnet=folder), a, b)

@@ -153,10 +153,9 @@ def test_no_trigger_depends_on_the_batch_and_a_killed_run_goes_on(name, tmp_path
                 assert done["decision"]["fire"] == (done["decision"]["score"] > done["decision"]["threshold"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["flare", "flare_mean", "entropy_sentence", "rind_released", "radio", "before_entity", "entity_signal"],
-)
+@pytest.mark.parametrize("name", [
+    "flare", "flare_mean", "entropy_sentence", "rind_released", "radio", "before_entity", "entity_signal",
+])  # fmt: skip
 def test_an_unsure_sentence_is_written_anew_and_what_is_before_it_stays(name):
     answer = told(EVERY[name]())[0](QUESTIONS[1])
     # All tokens of a text have one state here, so that radio fires at the first.
@@ -253,13 +252,10 @@ def test_adaptive_retrieves_as_its_classifier_says():
         told(Adaptive(broken))[0](QUESTIONS[3])
 
 
-@pytest.mark.parametrize(
-    ("name", "scores", "limits"),
-    [
-        ("llm_judge", [[0.0], [1.0, 1.0]], [[0.0], [0.5, 1.0]]),
-        ("probing_before", [[-2.0], [2.0, 2.0]], [[0.0], [0.0, 2.0]]),
-    ],
-)
+@pytest.mark.parametrize(("name", "scores", "limits"), [
+    ("llm_judge", [[0.0], [1.0, 1.0]], [[0.0], [0.5, 1.0]]),
+    ("probing_before", [[-2.0], [2.0, 2.0]], [[0.0], [0.0, 2.0]]),
+])  # fmt: skip
 def test_who_decides_before_anything_is_written_is_asked_once_and_saves_the_draft(name, scores, limits):
     rag, lm, retriever = told(EVERY[name](), query=AnswerQuery())
     known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
@@ -373,11 +369,10 @@ def testbed():
     return CausalLM.from_pretrained("testbed", batch_size=4), questions, BM25(load_corpus()[:400])
 
 
-@pytest.mark.parametrize(
-    ("trigger", "stop"),
-    [(FixedLength(4), "\n"), (FixedLength(3), "\nQuestion: "), (FixedSentence(), "\n"),
-     (FixedSentence(), "\nQuestion: "), (Flare(), "\n")],
-)  # fmt: skip
+@pytest.mark.parametrize(("trigger", "stop"), [
+    (FixedLength(4), "\n"), (FixedLength(3), "\nQuestion: "), (FixedSentence(), "\n"),
+    (FixedSentence(), "\nQuestion: "), (Flare(), "\n"),
+])  # fmt: skip
 def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(testbed, trigger, stop):
     lm, questions, retriever = testbed
     prompt = replace(TESTBED_PROMPT, stop=(stop,))

@@ -39,10 +39,9 @@ def eager(monkeypatch):
     monkeypatch.setattr(nesting, "_LEAST", 1)
 
 
-@pytest.mark.parametrize(
-    ("family", "batches"),
-    [*((family, {}) for family in FAMILIES), *(("llama", {"batch_size": size}) for size in (2, 3, 8))],
-)
+@pytest.mark.parametrize(("family", "batches"), [
+    *((family, {}) for family in FAMILIES), *(("llama", {"batch_size": size}) for size in (2, 3, 8)),
+])  # fmt: skip
 def test_nested_prompts_give_what_each_gives_alone(family, batches, eager):
     lm = tiny_lm(family, **batches)
     together = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS)

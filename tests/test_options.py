@@ -101,8 +101,7 @@ def test_every_component_passes():
 
 
 @pytest.mark.parametrize("command, arguments", [
-    ("train", ["train_on.x=3"]),
-    ("datagen", ["questions=musique", "questions.hub=''"]),
+    ("train", ["train_on.x=3"]), ("datagen", ["questions=musique", "questions.hub=''"]),
     ("datagen", ["balance_to=glob(*)"]),
 ])  # fmt: skip
 def test_what_fits_no_place_is_one_sentence(command, arguments):

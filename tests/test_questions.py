@@ -381,13 +381,10 @@ def test_flashrags_lines_are_read_as_any_set_in_the_groups_of_its_own_files(tmp_
             read("nq", **wrong)
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("Who?,,,,Ada", "5 comma-separated fields instead of 6"), ('"Who?" x,,,,Ada,', "expected after"),
-        (",,,,Ada,", "Question"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "reason"), [
+    ("Who?,,,,Ada", "5 comma-separated fields instead of 6"), ('"Who?" x,,,,Ada,', "expected after"),
+    (",,,,Ada,", "Question"),
+])  # fmt: skip
 def test_a_bad_row_of_a_table_is_named_or_skipped(tmp_path, line, reason):
     file = tmp_path / "sheet.csv"
     file.write_text(f'Question,,,,Answer,Answer 2\n"Where,\nthen?",,,,Malmö,\n{line}\nWhen?,,,,1904,\n\n')
@@ -430,21 +427,17 @@ def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
         open_questions("file", path=alone, splits="mine")
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"answers": [""]}, "answers"), ({"answers": "x"}, "answers"), ({"answers": [1]}, "answers"),
-        ({"split": "holdout"}, "split"), ({"passages": {"title": "x"}}, "passages"),
-        ({"passages": [{"title": "T"}]}, "'text'"),
-        ({"passages": [{"title": "T", "text": "x", "is_gold": "yes"}]}, "is_gold"),
-        ({"rationale": 3}, "rationale"), ({"id": None}, "id"), ({"id": {}}, "id"),
-        ({"question": 7}, "question"), ({"question": ""}, "question"), ({"id": "a"}, "'a'"),
-        ('{"id": 1, "question": "x"', ""), ('{"question": "x"}', "'id'"), ('{"id": 1}', "'question'"),
-        ('["x"]', ""), (r'{"id": 1, "question": "\ud83d"}', "surrogates"),
-        ({"answers": r'["a\ud83d"]'}, "surrogates"),
-        ({"passages": [{"title": "T", "text": "\ud83d"}]}, "text"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "named"), [
+    ({"answers": [""]}, "answers"), ({"answers": "x"}, "answers"), ({"answers": [1]}, "answers"),
+    ({"split": "holdout"}, "split"), ({"passages": {"title": "x"}}, "passages"),
+    ({"passages": [{"title": "T"}]}, "'text'"),
+    ({"passages": [{"title": "T", "text": "x", "is_gold": "yes"}]}, "is_gold"),
+    ({"rationale": 3}, "rationale"), ({"id": None}, "id"), ({"id": {}}, "id"), ({"question": 7}, "question"),
+    ({"question": ""}, "question"), ({"id": "a"}, "'a'"), ('{"id": 1, "question": "x"', ""),
+    ('{"question": "x"}', "'id'"), ('{"id": 1}', "'question'"), ('["x"]', ""),
+    (r'{"id": 1, "question": "\ud83d"}', "surrogates"), ({"answers": r'["a\ud83d"]'}, "surrogates"),
+    ({"passages": [{"title": "T", "text": "\ud83d"}]}, "text"),
+])  # fmt: skip
 def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, caplog, change, named):
     (good,) = asked(1)
     good["id"] = "a"
@@ -698,11 +691,10 @@ def test_a_file_of_no_known_layout_and_an_empty_one(tmp_path, name):
             open_questions(name, path=str(tmp_path / "x.json"))
 
 
-@pytest.mark.parametrize(
-    ("file", "second"),
-    [("hotpot_distractor.json", "5f00aa02"), ("triviaqa.json", "tc_2"), ("iirc.json", "p_8"),
-     ("squad_v1.json", "5a03")],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "second"), [
+    ("hotpot_distractor.json", "5f00aa02"), ("triviaqa.json", "tc_2"), ("iirc.json", "p_8"),
+    ("squad_v1.json", "5a03"),
+])  # fmt: skip
 def test_a_file_that_is_cut_short_says_where(tmp_path, file, second):
     name, cut, text = NAMES[file], tmp_path / file, (FILES / file).read_text()
     cut.write_text(text[: text.index(second)])
@@ -942,13 +934,10 @@ def test_columns_are_checked_before_a_row_is_read_and_one_s_own_set_may_lie_ther
     stream.__iter__.assert_not_called()
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("hotpotqa", {"path": "dev.json"}), ("2wikimultihopqa", {"path": "dev.json", "aliases": "ids.json"}),
-        ("file", {"path": "q.jsonl"}), ("nq", {"revision": "abc"}), ("testbed", {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "options"), [
+    ("hotpotqa", {"path": "dev.json"}), ("2wikimultihopqa", {"path": "dev.json", "aliases": "ids.json"}),
+    ("file", {"path": "q.jsonl"}), ("nq", {"revision": "abc"}), ("testbed", {}),
+])  # fmt: skip
 def test_a_set_names_its_files(name, options):
     source = source_class(name)(**options)
     assert source.files == tuple(v for k, v in options.items() if k != "revision")
@@ -1002,13 +991,10 @@ def test_a_class_of_one_s_own_is_read_like_ours(tmp_path):
 
 
 @needs_articles
-@pytest.mark.parametrize(
-    ("name", "number", "gold"),
-    [
-        ("hotpotqa", 329, 2), ("2wikimultihopqa", 184, 2), ("nq", 500, 1), ("strategyqa", 500, 0),
-        ("iirc", 20, 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "number", "gold"), [
+    ("hotpotqa", 329, 2), ("2wikimultihopqa", 184, 2), ("nq", 500, 1), ("strategyqa", 500, 0),
+    ("iirc", 20, 1),
+])  # fmt: skip
 def test_the_real_samples_load_whole(name, number, gold):
     file = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "qa" / f"{name}.jsonl"
     if not file.is_file():

@@ -90,10 +90,9 @@ def decisions(rag, questions=QUESTIONS[:4]):
     return [next(r.decision for r in answer.rounds if r.decision) for answer in answers], answers
 
 
-@pytest.mark.parametrize(
-    "trigger, expected",
-    [(SemanticEntropy(1.0), ENTROPIES), (SelfConsistency(0.5), [1 - share for share in SHARES])],
-)
+@pytest.mark.parametrize("trigger, expected", [
+    (SemanticEntropy(1.0), ENTROPIES), (SelfConsistency(0.5), [1 - share for share in SHARES]),
+])  # fmt: skip
 def test_signals_of_planted_distributions_are_their_closed_forms(trigger, expected):
     found, answers = decisions(loop(trigger=trigger))
     assert [d.score for d in found] == pytest.approx(expected)

@@ -26,17 +26,14 @@ def grown(text: str, stops: Stops) -> tuple[int | None, list[int]]:
     return None, safe
 
 
-@pytest.mark.parametrize(
-    ("text", "count", "end"),
-    [
-        ("She was born in 1912. She moved", 1, "She was born in 1912."),
-        ("She was born in 1912. She moved", 2, None), ("One. Two. Three. Four", 2, "One. Two."),
-        ("Dr. Tolven lived in U.S. Army barracks. Then", 1, "Dr. Tolven lived in U.S. Army barracks."),
-        ("She left the U.S. The mill", 1, "She left the U.S."), ("She met a U.S. Theodore and", 1, None),
-        ('He said "go." And', 1, 'He said "go."'), ("A line\nand another", 1, "A line"),
-        ("No end in sight", 1, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "count", "end"), [
+    ("She was born in 1912. She moved", 1, "She was born in 1912."),
+    ("She was born in 1912. She moved", 2, None), ("One. Two. Three. Four", 2, "One. Two."),
+    ("Dr. Tolven lived in U.S. Army barracks. Then", 1, "Dr. Tolven lived in U.S. Army barracks."),
+    ("She left the U.S. The mill", 1, "She left the U.S."), ("She met a U.S. Theodore and", 1, None),
+    ('He said "go." And', 1, 'He said "go."'), ("A line\nand another", 1, "A line"),
+    ("No end in sight", 1, None),
+])  # fmt: skip
 def test_a_sentence_ends_where_it_is_split(text, count, end):
     place, _ = grown(text, Stops(frozenset(), sentences=(SentenceEnd(count),)))
     assert (None if place is None else text[:place]) == end

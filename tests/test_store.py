@@ -392,10 +392,8 @@ def test_a_store_of_8_bits_is_to_be_made_again(tmp_path: Path) -> None:
     (lambda t: t.assign(correct=t["correct"].astype(str)), "column correct of type string, not int64"),
     (lambda t: t.assign(extra=[[1]] * len(t)), "column extra of type list<"),
     (lambda t: t.assign(**{"a\n\x1b": [b""] * len(t)}), r"column 'a\n\x1b' of type binary"),
-    (lambda t: t.assign(split="elsewhere"), " split "),
-    (lambda t: t.assign(correct=7), " correct "),
-    (lambda t: t.assign(text=[None, *t["text"][1:]]), " text "),
-    (lambda t: t[1:], "4 rows"),
+    (lambda t: t.assign(split="elsewhere"), " split "), (lambda t: t.assign(correct=7), " correct "),
+    (lambda t: t.assign(text=[None, *t["text"][1:]]), " text "), (lambda t: t[1:], "4 rows"),
 ])  # fmt: skip
 def test_rows_of_another_shape_are_named(tmp_path, change, named):
     store = build(tmp_path / "s")

@@ -221,11 +221,10 @@ def test_probing_sums_layers_and_fires_above_the_banks_threshold(tmp_path):
     assert Probing(str(tmp_path / "prober"))(probed(0.0), state()).threshold == 0.5
 
 
-@pytest.mark.parametrize(
-    ("combine", "theta", "retrieves"),
-    [("logits", 0.9, False), ("logits", 1.1, True), ("probabilities", -0.02, False),
-     ("probabilities", -0.01, True), ("logits", 0.0, False), ("probabilities", 0.0, True)],
-)  # fmt: skip
+@pytest.mark.parametrize(("combine", "theta", "retrieves"), [
+    ("logits", 0.9, False), ("logits", 1.1, True), ("probabilities", -0.02, False),
+    ("probabilities", -0.01, True), ("logits", 0.0, False), ("probabilities", 0.0, True),
+])  # fmt: skip
 def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     """Retrieve when the sum over layers of "wrong" plus theta exceeds that of "correct".
 
@@ -508,10 +507,9 @@ def test_radio_refuses_other_models_and_texts_without_states():
         trigger(generation(" a"), state())
 
 
-@pytest.mark.parametrize(
-    ("reply", "fires"),
-    [(" Yes, I can.", False), (" yes", False), (" No. Yes", True), (" I know not", True), ("", True)],
-)
+@pytest.mark.parametrize(("reply", "fires"), [
+    (" Yes, I can.", False), (" yes", False), (" No. Yes", True), (" I know not", True), ("", True),
+])  # fmt: skip
 def test_the_judges_first_yes_or_no_decides(reply, fires):
     spent = []
     lm = FakeLM(lambda prompt: reply)
@@ -580,20 +578,17 @@ def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt
     assert not decision.fire
 
 
-@pytest.mark.parametrize(
-    ("make", "code", "named"),
-    [
-        (lambda: Radio(bank()), "mismatch", "pool=tokens"),
-        (lambda: Probing(bank(position="entity")), "mismatch", "--source cot"),
-        (lambda: Probing(bank(pool="predicting", position="entity")), "mismatch", "--source cot"),
-        (lambda: Probing(bank(pool="prompt")), "mismatch", "trigger=probing_before"),
-        (lambda: Radio(bank(pool="prompt")), "mismatch", "pool=tokens"),
-        (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
-        (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
-        (lambda: Probing(bank(), with_entropy=True), "mismatch", "with_entropy=true"),
-        (lambda: Probing(token_bank(), with_entropy=True), "mismatch", "with_entropy=true"),
-    ],
-)
+@pytest.mark.parametrize(("make", "code", "named"), [
+    (lambda: Radio(bank()), "mismatch", "pool=tokens"),
+    (lambda: Probing(bank(position="entity")), "mismatch", "--source cot"),
+    (lambda: Probing(bank(pool="predicting", position="entity")), "mismatch", "--source cot"),
+    (lambda: Probing(bank(pool="prompt")), "mismatch", "trigger=probing_before"),
+    (lambda: Radio(bank(pool="prompt")), "mismatch", "pool=tokens"),
+    (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
+    (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
+    (lambda: Probing(bank(), with_entropy=True), "mismatch", "with_entropy=true"),
+    (lambda: Probing(token_bank(), with_entropy=True), "mismatch", "with_entropy=true"),
+])  # fmt: skip
 def test_probers_that_a_trigger_cannot_read_are_refused(make, code, named):
     with fails(code, named):
         make()
