@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.artefacts import contents, harm, write_lines
-from helpers.planted import stop_training
+from helpers.artefacts import harm, write_lines
 from helpers.refusals import fails
 from helpers.tiny import tiny_path
 from safetensors.torch import load_file, save_file
@@ -26,7 +25,7 @@ from probers.prober.prober import Prober
 from probers.rag.triggers import Radio
 from probers.store.store import FeatureStore
 from probers.train.data import Dataset
-from probers.train.methods.adapted import AdaptedModel, Lora, LoraModule, StoredText, passes
+from probers.train.methods.adapted import AdaptedModel, Lora, StoredText, passes
 from probers.train.methods.lora import load_model, read_texts, source_of
 from probers.types import Needs
 
@@ -254,23 +253,6 @@ def test_adapters_above_the_limit_are_not_kept(store, tmp_path):
     assert any("kl_limit=0" in note for note in none.metrics["notes"])
     heads = [(tmp_path / name / "heads.safetensors").read_bytes() for name in "bc"]
     assert heads[0] == heads[1] and not (tmp_path / "b/adapter").exists()
-
-
-@pytest.mark.long
-def test_a_killed_training_goes_on(store, tmp_path, monkeypatch):
-    """At steps within an epoch and at its end: the same bytes as without interruption."""
-    typed = [f"data={store.path}", *QUICK, *LORA, "save_every=0", "out=p"]
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "whole")
-    expected = contents(cli.run("train", typed))
-    assert {"adapter/adapter_model.safetensors", "adapter/adapter_config.json"} <= set(expected)
-    monkeypatch.chdir(tmp_path / "killed")
-    stop_training(monkeypatch, 13, 21, module=LoraModule)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            cli.run("train", typed)
-    assert contents(cli.run("train", typed)) == expected
 
 
 def test_a_prober_is_saved_with_its_adapter(bank, tmp_path):
