@@ -40,7 +40,7 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
 
 #: Files that take longest: begun first, so that at the end no process waits for another.
 LONGEST = (
-    "compare", "docs", "train", "presets", "wiki_labels", "parts", "judged", "labelled_texts", "parts_train",
+    "compare", "docs", "train", "presets", "wiki_labels", "parts", "judged", "labelled_texts",
     "launch", "openai_schema", "benchmarks",
 )  # fmt: skip
 

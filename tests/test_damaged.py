@@ -309,11 +309,9 @@ SEALED = {
     "seen": ("seen.json",),
 }
 OPENED = {
-    "prober": Prober.from_pretrained,
-    "classifier": AdaptiveClassifier.load,
-    "store": _store,
+    "prober": Prober.from_pretrained, "classifier": AdaptiveClassifier.load, "store": _store,
     "seen": Seen.read,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SEALED.items() for name in names])

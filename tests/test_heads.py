@@ -24,12 +24,10 @@ STREAMS = ["0/layer1", "0/layer2", "0/layer3"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "probing_rag": {"hidden": 16, "dropout": 0.3},
     "radio": {"hidden": 16, "dropout": 0.3, "standardise": True},
-    "mind": {"dropout": 0.3, "standardise": True},
-    "mean_difference": {"standardise": True},
-    "concat": {"group_lasso": 0.1},
-    "sequence": {"size": 8, "blocks": 2, "window": 2},
+    "mind": {"dropout": 0.3, "standardise": True}, "mean_difference": {"standardise": True},
+    "concat": {"group_lasso": 0.1}, "sequence": {"size": 8, "blocks": 2, "window": 2},
     "foreign": {"hidden": 8},
-}
+}  # fmt: skip
 #: Heads that are trained; a stack has those of its members.
 TRAINED = [name for name in HEADS if name != "stacked"]
 KINDS = [*TRAINED, "foreign"]

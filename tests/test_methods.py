@@ -108,28 +108,17 @@ def told(trigger, **options):
 
 
 EVERY = {
-    "fixed_length": lambda: FixedLength(3),
-    "fixed_sentence": FixedSentence,
-    "flare": Flare,
-    "flare_mean": lambda: Flare(0.15, "dragin"),
-    "entropy": lambda: Entropy(0.2),
-    "entropy_sentence": lambda: Entropy(0.3, "max", "sentence"),
-    "rind_paper": lambda: Rind(0.01, "paper"),
-    "rind_released": lambda: Rind(0.8),
-    "radio": lambda: Radio(heads("tokens"), above_mean=False),
-    "before_entity": lambda: BeforeEntity(heads("predicting"), threshold=0.7),
-    "entity_signal": EntitySignal,
-    "probing": lambda: Probing(heads()),
-    "probing_before": lambda: ProbingBefore(heads("prompt")),
+    "fixed_length": lambda: FixedLength(3), "fixed_sentence": FixedSentence, "flare": Flare,
+    "flare_mean": lambda: Flare(0.15, "dragin"), "entropy": lambda: Entropy(0.2),
+    "entropy_sentence": lambda: Entropy(0.3, "max", "sentence"), "rind_paper": lambda: Rind(0.01, "paper"),
+    "rind_released": lambda: Rind(0.8), "radio": lambda: Radio(heads("tokens"), above_mean=False),
+    "before_entity": lambda: BeforeEntity(heads("predicting"), threshold=0.7), "entity_signal": EntitySignal,
+    "probing": lambda: Probing(heads()), "probing_before": lambda: ProbingBefore(heads("prompt")),
     "helps": lambda: Helps(replace(heads(), label="helps")),
-    "helps_before": lambda: HelpsBefore(replace(heads("prompt"), label="helps")),
-    "llm_judge": LlmJudge,
-    "adaptive": lambda: Adaptive(Strategies()),
-    "random": lambda: Random(0.8),
-    "oracle": Oracle,
-    "always": Always,
-    "never": Never,
-}
+    "helps_before": lambda: HelpsBefore(replace(heads("prompt"), label="helps")), "llm_judge": LlmJudge,
+    "adaptive": lambda: Adaptive(Strategies()), "random": lambda: Random(0.8), "oracle": Oracle,
+    "always": Always, "never": Never,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -110,12 +110,8 @@ def kit(tmp_path):
     (content / "checkout" / "b.py").symlink_to("a.py")
     (content / "wheels" / "x.whl").write_bytes(b"x" * 999)
     about = {
-        "python": TAG.python,
-        "platform": TAG.platform,
-        "installed": {},
-        "extras": ["gguf"],
-        "weights": True,
-    }
+        "python": TAG.python, "platform": TAG.platform, "installed": {}, "extras": ["gguf"], "weights": True,
+    }  # fmt: skip
     offline.write_kit(content, folder, 4096, about)
     return folder
 

@@ -47,23 +47,19 @@ TESTBED = [
 
 #: Name -> command, what is typed, number of parts.
 WHOLE = {
-    "cot": ("datagen", COT, 3),
-    "wiki": ("datagen", WIKI, 2),
+    "cot": ("datagen", COT, 3), "wiki": ("datagen", WIKI, 2),
     "balanced": ("datagen", [*WIKI, *BALANCED, "context=16", "dtype=float32"], 3),
     "tokens": ("datagen", [*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2),
     "quotas": ("datagen", ["source=cot", *QUOTAS, *ALONE], 2),
     "texts": ("datagen", ["source=texts", "texts=texts.jsonl", "unit=span", "shard_size=8", *ALONE], 2),
     "more parts than groups": ("datagen", ["source=cot", "limit=4", *ALONE], 9),
-    "layers": ("train", TRAIN, 3),
-    "seeds": ("train", [*TRAIN, *PROBING_RAG], 2),
+    "layers": ("train", TRAIN, 3), "seeds": ("train", [*TRAIN, *PROBING_RAG], 2),
     "moments": ("train", [*TRAIN, *MOMENTS], 3),
     "sizes": ("train", [*TRAIN, "sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2),
-    "range": ("train", [*TRAIN, "layer=2-3"], 2),
-    "answers": ("rag", [*RAG, "trigger=probing"], 3),
-    "comparison": ("compare", COMPARE, 2),
-    "comparison of three": ("compare", COMPARE, 3),
+    "range": ("train", [*TRAIN, "layer=2-3"], 2), "answers": ("rag", [*RAG, "trigger=probing"], 3),
+    "comparison": ("compare", COMPARE, 2), "comparison of three": ("compare", COMPARE, 3),
     "varied": ("compare", [*RAG, *VARIED], 2),
-}
+}  # fmt: skip
 FAST = ("cot", "texts", "layers", "moments", "range", "answers", "comparison", "varied")
 
 

@@ -396,11 +396,9 @@ def test_cioqf_by_hand():
 def test_cioqf_without_a_term_is_the_sum_of_the_other_three():
     made, where = with_vectors()
     terms = {
-        "attention": [a / 0.4 for a in ATTENTION],
-        "tf_idf": [float(f == TWICE) for f in TFIDF],
-        "cosine": [(c + 0.6) / 1.4 for c in COSINE],
-        "position": [i / 9 for i in range(1, 10)],
-    }
+        "attention": [a / 0.4 for a in ATTENTION], "tf_idf": [float(f == TWICE) for f in TFIDF],
+        "cosine": [(c + 0.6) / 1.4 for c in COSINE], "position": [i / 9 for i in range(1, 10)],
+    }  # fmt: skip
     asked = [CIOQF(top_n=4)(ASKED, made, HIT, where)]
     for left_out in terms:
         scores = [sum(values) for values in zip(*(terms[t] for t in terms if t != left_out), strict=True)]

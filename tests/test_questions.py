@@ -46,22 +46,15 @@ PAINTER = "who painted the ceiling of the hall in aldenburg"
 #: Dataset -> the field of a record's id, and its official files here.
 OFFICIAL = {
     "hotpotqa": ("_id", "hotpot_distractor.json", "hotpot_fullwiki.json"),
-    "2wikimultihopqa": ("_id", "twowiki.json"),
-    "nq": ("question", "nq_open.jsonl", "dpr_nq.json"),
-    "triviaqa": ("QuestionId", "triviaqa.json"),
-    "musique": ("id", "musique_full.jsonl"),
-    "strategyqa": ("qid", "strategyqa.json"),
-    "iirc": ("pid", "iirc.json"),
-    "squad": ("title", "squad_v1.json", "squad_v2.json"),
-    "popqa": ("id", "popqa.tsv"),
-    "webquestions": ("utterance", "webquestions.json"),
-    "bamboogle": ("Question", "bamboogle.csv"),
-    "simpleqa": ("problem", "simpleqa.csv"),
-    "msmarco": ("query_id", "msmarco.json"),
-    "beir": ("_id", "beir_queries.jsonl"),
-    "ramdocs": ("question", "ramdocs.jsonl"),
+    "2wikimultihopqa": ("_id", "twowiki.json"), "nq": ("question", "nq_open.jsonl", "dpr_nq.json"),
+    "triviaqa": ("QuestionId", "triviaqa.json"), "musique": ("id", "musique_full.jsonl"),
+    "strategyqa": ("qid", "strategyqa.json"), "iirc": ("pid", "iirc.json"),
+    "squad": ("title", "squad_v1.json", "squad_v2.json"), "popqa": ("id", "popqa.tsv"),
+    "webquestions": ("utterance", "webquestions.json"), "bamboogle": ("Question", "bamboogle.csv"),
+    "simpleqa": ("problem", "simpleqa.csv"), "msmarco": ("query_id", "msmarco.json"),
+    "beir": ("_id", "beir_queries.jsonl"), "ramdocs": ("question", "ramdocs.jsonl"),
     "adarague": ("qid", "adarague.csv"),
-}
+}  # fmt: skip
 NAMES = {file: name for name, (_, *files) in OFFICIAL.items() for file in files}
 
 

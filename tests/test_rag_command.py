@@ -199,13 +199,9 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
     token_banks(Path())
     classifier().save("adaptive")
     banks = {
-        "radio": "tokens",
-        "before_entity": "entities",
-        "probing_before": "prompts",
-        "ungrounded": "grounding",
-        "helps": "helps",
-        "helps_before": "helps_before",
-    }
+        "radio": "tokens", "before_entity": "entities", "probing_before": "prompts",
+        "ungrounded": "grounding", "helps": "helps", "helps_before": "helps_before",
+    }  # fmt: skip
     for group in ("trigger", "query", "retriever"):
         for name in choices(group):
             given = {"bank": banks.get(name, "prober"), "classifier": "adaptive"}

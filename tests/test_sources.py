@@ -352,15 +352,13 @@ def test_a_repeated_title_without_ids_is_listed_and_with_ids_kept_on_one_side(tm
 
 ODD = {
     "Control": ("The\x00 town\x07 is\there.\r\nIt is\x1b old.\ud800", ("The town is here.", "It is old.")),
-    "One": ("A single sentence.", "too short: 1 of at least 2"),
-    "Empty": ("", "empty"),
-    "Blank": (" \n\x00\n ", "empty"),
-    "Large": ("It is a town. " * 75_000, 100_000),
+    "One": ("A single sentence.", "too short: 1 of at least 2"), "Empty": ("", "empty"),
+    "Blank": (" \n\x00\n ", "empty"), "Large": ("It is a town. " * 75_000, 100_000),
     "Endless": ("word " * 210_000, "too long"),
     "مدينة": ("تقع المدينة على النهر. هل هي قديمة؟ نعم.", ("تقع المدينة على النهر.", "هل هي قديمة؟", "نعم.")),
     "城市": ("这座城市位于河边。它建于1204年！", ("这座城市位于河边。", "它建于1204年！")),
     "": ("It has no title. It is odd.", "no title"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["text", "sentences"])
