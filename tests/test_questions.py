@@ -17,6 +17,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from helpers.artefacts import needs_articles, write_lines
 from helpers.refusals import fails
 
@@ -723,69 +724,8 @@ def test_malformed_json_in_an_array_and_a_damaged_archive(tmp_path):
             open_questions("hotpotqa", path=str(packed))
 
 
-def answered(**answer):
-    """IIRC's questions: one, with this answer."""
-    return [{"question": "Who?", "answer": answer}]
-
-
-#: Official file -> a field, a wrong value, and the name in the message if it is another.
-WRONG = {
-    "hotpot_distractor.json": [
-        ("context", "x"), ("context", [["T", "x"]]), ("context", [["T"]]), ("supporting_facts", [[1, 2]]),
-        ("answer", ["x"]), ("question", ""), ("_id", None),
-    ],
-    "twowiki.json": [("evidences", [[1]])],
-    "nq_open.jsonl": [("answer", "x")],
-    "dpr_nq.json": [("positive_ctxs", "x"), ("positive_ctxs", [{"text": 1}], "text")],
-    "triviaqa.json": [("Answer", "x", "answer"), ("Answer", {"Value": "x", "Aliases": "y"}, "Aliases")],
-    "musique_full.jsonl": [
-        ("answerable", "no"), ("paragraphs", [1]), ("paragraphs", [{"is_supporting": 1}], "is_supporting"),
-    ],
-    "strategyqa.json": [("answer", "yes"), ("facts", [1])],
-    "iirc.json": [
-        ("text", ""), ("questions", [{"question": "Who?", "answer": 3}], "answer"),
-        ("questions", answered(type="date"), "type"), ("questions", answered(type="value"), "'answer_value'"),
-        ("questions", answered(type="binary", answer_value="si"), "answer_value"),
-    ],
-    "squad_v1.json": [
-        ("paragraphs", "x"), ("paragraphs", [{"context": 3, "qas": [{"id": "z"}]}], "context"),
-        ("paragraphs", [{"context": "x", "qas": [{"id": "z", "answers": "y"}]}], "answers"),
-        ("paragraphs", [{"context": "x", "qas": [{"question": "Who?"}]}], "'id'"),
-    ],
-    "popqa.tsv": [
-        ("possible_answers", "x"), ("possible_answers", "[1]"), ("question", ""), ("subj_id", None),
-    ],
-    "webquestions.json": [("targetValue", "(list Lawyer)"), ("targetValue", ["x"]), ("url", 3)],
-    "bamboogle.csv": [("Question", ""), ("Answer", 3)],
-    "simpleqa.csv": [("answer", 3), ("problem", " ")],
-    "msmarco.json": [
-        ("answers", "x"), ("passages", "x"), ("query", ""),
-        ("passages", {"passage_text": ["x"]}, "is_selected"),
-        ("passages", [{"is_selected": 2, "passage_text": "x"}], "is_selected"),
-    ],
-    "beir_queries.jsonl": [("text", ""), ("title", "Castor Hill", "corpus=")],
-}  # fmt: skip
-#: Official file -> what stands for no gold answer.
-UNANSWERED = {
-    "hotpot_distractor.json": [{"answer": " "}],
-    "twowiki.json": [{"answer": ""}],
-    "nq_open.jsonl": [{"answer": []}, {"answer": ["", " "]}],
-    "dpr_nq.json": [{"answers": []}],
-    "triviaqa.json": [{"Answer": {"Value": "", "Aliases": []}}],
-    "musique_full.jsonl": [{"answer": "", "answer_aliases": []}],
-    "strategyqa.json": [{"answer": None}],
-    "iirc.json": [{"questions": answered(type="span", answer_spans=[])}],
-    "squad_v1.json": [
-        {"paragraphs": [{"context": "x", "qas": [{"id": "z", "question": "Who?", "answers": [], **more}]}]}
-        for more in ({}, {"is_impossible": True})
-    ],
-    "popqa.tsv": [{"possible_answers": "[]"}, {"possible_answers": ""}],
-    "webquestions.json": [{"targetValue": "(list)"}],
-    "bamboogle.csv": [{"Answer": "", "Answer 2": ""}],
-    "simpleqa.csv": [{"answer": ""}],
-    "msmarco.json": [{"answers": ["No Answer Present."]}, {"answers": []}],
-    "beir_queries.jsonl": [],
-}
+MISTAKES = yaml.safe_load((FILES.parent / "wrong_questions.yaml").read_text(encoding="utf-8"))
+WRONG, UNANSWERED = MISTAKES["wrong"], MISTAKES["unanswered"]
 
 
 @pytest.mark.parametrize("file", WRONG)
