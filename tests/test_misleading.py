@@ -127,3 +127,7 @@ def test_helps_is_exact_where_a_reader_believes_what_it_reads():
     entry = QueryTrajectory("question", ("oracle",), trajectory)
     gains = Gains.of([entry], runs, {}, Evaluation(asked, closed, resamples=50))
     assert 0.3 < gains.figures("oracle")[SHARE] < 0.95
+
+
+def test_of_a_share_of_nothing_the_passages_are_those_of_the_testbed():
+    assert list(load_corpus("testbed:misleading=0.0")) == list(load_corpus("testbed"))

@@ -394,6 +394,7 @@ def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
     (lambda: Rules(min_sentences=0), "bad-value"), (lambda: Rules(max_chars=0), "bad-value"),
     (lambda: open_articles("testbed", limit=0), "bad-value"), (lambda: open_articles("hf:"), "bad-value"),
     (lambda: open_articles("hf:a:b:c:d"), "bad-value"), (lambda: open_articles("wikipeda"), "no-file"),
+    (lambda: open_articles("wikipedia", wikipedia={"titels": ["a"]}), "unknown-key"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_told_at_once(read, code):
     with fails(code):

@@ -15,6 +15,7 @@ from probers.prompts import AS_GIVEN, CHAT_PROMPT, MESSAGES, TESTBED_PROMPT
 from probers.rag.build import named_part
 from probers.rag.protocol import UNANSWERED, decide, name_of
 from probers.rag.triggers import (
+    Adaptive,
     Always,
     Entropy,
     FixedLength,
@@ -587,6 +588,14 @@ def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt
     (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
     (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
     (lambda: Probing(bank(), with_entropy=True), "mismatch", "with_entropy=true"),
+    *((lambda how=how: Probing(bank(), combine=how), "unknown-choice", f"trigger.combine={how}")
+      for how in ("best", "mean", "stacked")),
+    (lambda: Probing(bank(), threshold=0.1, theta=0.1), "conflict", "trigger.theta=0.1"),
+    (lambda: Probing("no/such/folder"), "no-artifact", "no/such/folder"),
+    (lambda: Probing(None), "no-artifact", "probers-datagen --source cot"),
+    (lambda: ProbingBefore(None), "no-artifact", "--source cot pool=prompt"),
+    (lambda: Radio(None), "no-artifact", "probers-datagen --source wiki"),
+    (lambda: Adaptive(None), "no-artifact", "probers-train head=adaptive"),
     (lambda: Probing(token_bank(), with_entropy=True), "mismatch", "with_entropy=true"),
 ])  # fmt: skip
 def test_probers_that_a_trigger_cannot_read_are_refused(make, code, named):
