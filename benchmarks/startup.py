@@ -61,10 +61,10 @@ def measure_startup(results: Results, args: argparse.Namespace) -> None:
                 spent = seconds_of(given, folder)
                 if turn:  # the first fills the caches
                     seconds[name].append(spent)
-    for name, spent in seconds.items():
-        met = statistics.median(spent) <= SECONDS
+    for name, times in seconds.items():
+        met = statistics.median(times) <= SECONDS
         aim = (f"<= {SECONDS:g}", verdict(met)) if name == command else ()
-        results.row("startup", name, spread(spent), spread(ratios(spent, seconds[command])), *aim)
+        results.row("startup", name, spread(times), spread(ratios(times, seconds[command])), *aim)
 
 
 def measure_size(results: Results, args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from artefacts import Artefacts
+    from helpers.artefacts import Artefacts
 
     from probers import CausalLM
     from probers.store.store import FeatureStore
@@ -40,7 +40,7 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
 
 #: Files that take longest: begun first, so that at the end no process waits for another.
 LONGEST = (
-    "compare", "docs", "train", "presets", "wiki_labels", "parts", "judged", "labelled_texts", "parts_train",
+    "compare", "docs", "train", "presets", "wiki_labels", "parts", "judged", "labelled_texts",
     "launch", "openai_schema", "benchmarks",
 )  # fmt: skip
 
@@ -76,7 +76,7 @@ def filled(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.path.stem.removeprefix("test_") not in FILLED:
         yield
         return
-    from pretended import fresh_memory_is_nan
+    from helpers.pretended import fresh_memory_is_nan
 
     with fresh_memory_is_nan():
         yield
@@ -122,7 +122,7 @@ def pictures(drawn: dict[str, Callable[..., None]], monkeypatch: pytest.MonkeyPa
 @pytest.fixture(scope="session")
 def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
     """Runs that the workers of a session share."""
-    from artefacts import Artefacts
+    from helpers.artefacts import Artefacts
 
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "artefacts"
@@ -133,7 +133,7 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     """A store with a planted signal, to be read only."""
-    from planted import make_store
+    from helpers.planted import make_store
 
     return make_store(tmp_path_factory.mktemp("data") / "cot")
 

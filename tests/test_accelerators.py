@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers.modeling_flash_attention_utils as flash
+from helpers.tiny import PROMPTS, tiny_lm
 from test_capture import CLOSE, expected_rows
-from tiny import PROMPTS, tiny_lm
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -44,7 +44,7 @@ def by_texts(
     made = []
     for places in zip(*pieces, strict=True):
         text = (x[None, a:b] for x, (a, b) in zip((q, k, v), places, strict=True))
-        made.append(kernel(*text, softmax_scale, causal, window_size, softcap))
+        made.append(kernel(*text, softmax_scale, causal, window_size, softcap))  # type: ignore[call-arg]
     return torch.cat(made, dim=1)[0]
 
 

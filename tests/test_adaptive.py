@@ -6,11 +6,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from fake_lm import SPEC
-from refusals import exits, fails
+from helpers.fake_lm import SPEC
+from helpers.refusals import exits, fails
+from helpers.tiny import byte_level
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from tiny import byte_level
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from probers.adaptive import STRATEGIES, AdaptiveClassifier, load_classifier
@@ -124,7 +124,7 @@ def test_labels_are_the_cheapest_strategy_that_answers_right(tmp_path):
 def classifier_model(folder, labels):
     """A tiny sequence classifier with these labels, whose first logit is the highest for everything."""
     tokenizer = byte_level()
-    model = LlamaForSequenceClassification(LlamaConfig(
+    model = LlamaForSequenceClassification(LlamaConfig(  # type: ignore[call-arg]
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
         num_attention_heads=2, pad_token_id=tokenizer.pad_token_id, id2label=dict(enumerate(labels)),
         label2id={label: i for i, label in enumerate(labels)}, num_labels=len(labels),

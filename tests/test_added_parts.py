@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
 
 from probers.cli.components import Component
 from probers.cli.compose import request

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artefacts import write_lines
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.refusals import fails
 from sklearn.metrics import cohen_kappa_score
 
 from probers.cli.compose import normalise

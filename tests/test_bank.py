@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from artefacts import contents
+from helpers.artefacts import contents
+from helpers.refusals import fails
 from huggingface_hub import ModelHubMixin
 from pytest import MonkeyPatch
-from refusals import fails
 from safetensors.torch import load_file, save_file
 from test_heads import Own
 
@@ -126,8 +126,7 @@ def back(bank: Prober, folder: Path, states: Any, **how: Any) -> Prober:
     {"entropy_model": ENTROPY},
     {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Isotonic((0.1,), (0.3,))},
     {"ensemble": Ensemble("best", (0, 1.0)), "calibration": Isotonic((-1 / 3, 0.1), (0.3, 2 / 3))},
-    {"spec": TOKENS, "aggregate": "max"},
-    {"promise": PROMISE, "threshold": -0.25},
+    {"spec": TOKENS, "aggregate": "max"}, {"promise": PROMISE, "threshold": -0.25},
 ])  # fmt: skip
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, fields: dict[str, Any]) -> None:
     bank = make_bank(**fields)

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, passage
+from helpers.refusals import fails
+from helpers.tiny import tiny_lm
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import fails
 from test_watch import PROMPTS, batch, plain
-from tiny import tiny_lm
 
 from probers.heads import CORRECT, WRONG, LinearHead
 from probers.model.hidden_states import decoder_layers
@@ -55,7 +55,7 @@ def by_hand(bank: Prober, model, tokenizer, prompt: str, ids) -> np.ndarray:
     with torch.inference_mode():
         out = model(torch.cat([before, torch.tensor([list(ids)])], dim=1), output_hidden_states=True)
     weight, bias = (p.detach().float() for p in (bank.head.linear.weight, bank.head.linear.bias))
-    score = 0.0
+    score = np.zeros(())
     for i, layer in enumerate(bank.layers):
         states = out.hidden_states[layer][0, before.shape[1] - 1 : -1].float()
         logits = states @ weight[i] + bias[i]

@@ -21,7 +21,7 @@ import results
 import run
 import sections
 import workload
-from pretended import pretending
+from helpers.pretended import pretending
 from results import START, Results, Section, measured, verdict
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
+from helpers.tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm, tiny_path
 from test_lm import CLOSE, alone, assert_all_same, rescored
-from tiny import FAMILIES, PROMPTS, byte_level, reference, tiny_lm, tiny_path
 from torch import nn
 from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaConfig, OPTConfig
 
@@ -267,7 +267,7 @@ def test_a_compiled_model_is_read_exactly_or_not_at_all(guarded):
     model, given = Blocks(), torch.ones(1, 2, 4)
     step = torch.compile(model, backend="eager", fullgraph=True)
 
-    def states(run) -> torch.Tensor:
+    def states(run):
         with StateTap(model, Feature((0, 2))) as tap:
             tap.read_last(1)
             run(given)

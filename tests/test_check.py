@@ -6,9 +6,9 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from refusals import exits, fails
-from serving import bank_for, running
-from tiny import PROMPTS, tiny_lm
+from helpers.refusals import exits, fails
+from helpers.serving import bank_for, running
+from helpers.tiny import PROMPTS, tiny_lm
 
 from probers.cli import main as cli
 from probers.score import check

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
+from helpers.tiny import byte_level, save_tiny, tiny_path
 from safetensors.torch import load_file, save_file
-from tiny import byte_level, save_tiny, tiny_path
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from probers.adaptive import ModelClassifier
@@ -60,23 +60,20 @@ def test_weights_under_another_prefix_are_named_with_it(folder, prefix):
         load(folder)
 
 
-@pytest.mark.parametrize(
-    ("rename", "options", "named"),
-    [
-        (lambda n: None if ".layers.1." in n else n, {}, ["9 of its 30", "model.layers.1."]),
-        (lambda n: None if n == "lm_head.weight" else n, {}, ["1 of its 30", "the first lm_head.weight"]),
-        (lambda n: None if n == "model.norm.weight" else n, {}, ["the first model.norm.weight"]),
-        (lambda n: n, {"num_hidden_layers": 5}, ["18 of its 48", "model.layers.3."]),
-        (lambda n: n, {"attention_bias": True}, ["12 of its 42", "q_proj.bias"]),
-        (lambda n: n, {"intermediate_size": 64}, ["9 weights of another", "[32, 48] in place of [32, 64]"]),
-        (lambda n: n, {"model_type": "gpt2", "architectures": None}, ["another model or layout"]),
-        (lambda n: f"model.language_{n}", {}, ["as model.language_lm_head.weight"]),
-        (lambda n: None, {}, ["30 of its 30", "none at all"]),
-        (lambda n: n, {"hidden_size": "32"}, ["config.json", "expected int, got str"]),
-        (lambda n: n, {"num_attention_heads": 0}, ["zero"]),
-        (lambda n: n, {"hidden_act": "odd"}, ["'odd'", "config.json"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rename", "options", "named"), [
+    (lambda n: None if ".layers.1." in n else n, {}, ["9 of its 30", "model.layers.1."]),
+    (lambda n: None if n == "lm_head.weight" else n, {}, ["1 of its 30", "the first lm_head.weight"]),
+    (lambda n: None if n == "model.norm.weight" else n, {}, ["the first model.norm.weight"]),
+    (lambda n: n, {"num_hidden_layers": 5}, ["18 of its 48", "model.layers.3."]),
+    (lambda n: n, {"attention_bias": True}, ["12 of its 42", "q_proj.bias"]),
+    (lambda n: n, {"intermediate_size": 64}, ["9 weights of another", "[32, 48] in place of [32, 64]"]),
+    (lambda n: n, {"model_type": "gpt2", "architectures": None}, ["another model or layout"]),
+    (lambda n: f"model.language_{n}", {}, ["as model.language_lm_head.weight"]),
+    (lambda n: None, {}, ["30 of its 30", "none at all"]),
+    (lambda n: n, {"hidden_size": "32"}, ["config.json", "expected int, got str"]),
+    (lambda n: n, {"num_attention_heads": 0}, ["zero"]),
+    (lambda n: n, {"hidden_act": "odd"}, ["'odd'", "config.json"]),
+])  # fmt: skip
 def test_missing_weights_are_refused_with_their_number_and_the_first(folder, rename, options, named):
     change(folder, rename)
     configure(folder, **options)
@@ -232,11 +229,10 @@ def test_a_whole_folder_of_several_files_is_loaded_and_what_is_not_read_may_be_a
     assert load(folder).num_layers == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tesbed", "testbed"), ("testbed/", "testbed"),
-     (" smollm2 ", "smollm2")],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "near"), [
+    ("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tesbed", "testbed"), ("testbed/", "testbed"),
+    (" smollm2 ", "smollm2"),
+])  # fmt: skip
 def test_a_misspelt_model_is_answered_with_the_nearest_without_the_network(name, near, monkeypatch):
     monkeypatch.setattr("httpx.Client.send", lambda *_, **__: pytest.fail("the network was asked"))
     with fails("no-file", f"model={name}", f"did you mean {near}?"):
@@ -250,10 +246,9 @@ def test_a_file_or_a_path_to_nowhere_is_no_hub_id(tmp_path):
             load(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [("smollm", "smollm2"), ("smollm2-cat", "smollm2-chat"), ("SMOLLM2_CHAT", "smollm2-chat"), ("x", "")],
-)
+@pytest.mark.parametrize(("name", "near"), [
+    ("smollm", "smollm2"), ("smollm2-cat", "smollm2-chat"), ("SMOLLM2_CHAT", "smollm2-chat"), ("x", ""),
+])  # fmt: skip
 def test_a_misspelt_prober_is_answered_with_those_that_come_with_the_package(name, near):
     hint = [f"did you mean {near}?"] if near else []
     with fails("no-artifact", "smollm2 and smollm2-chat", *hint):

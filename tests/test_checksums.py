@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from refusals import fails
+from helpers.refusals import fails
 
 from probers import checksums
 from probers.checksums import Journal, check, file_digest, inputs, take

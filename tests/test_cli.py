@@ -8,10 +8,9 @@ import logging
 import os
 import subprocess
 import sys
-import time
 
 import pytest
-from refusals import exits, fails
+from helpers.refusals import exits, fails
 
 from probers import __version__
 from probers.cli import main as cli
@@ -31,7 +30,7 @@ def composed(command, *typed):
     return cli.compose(command, cli.normalise(command, typed))
 
 
-def test_help_is_quick_and_imports_nothing_heavy():
+def test_help_imports_nothing_heavy():
     heavy = {"torch", "transformers", "lightning", "sklearn", "pandas", "numpy", "nltk", "jinja2", "hydra"}
     heavy.add("probers.words.language")  # reads the word lists
     code = (
@@ -40,10 +39,8 @@ def test_help_is_quick_and_imports_nothing_heavy():
         "    try:\n        cli.main(command)\n    except SystemExit:\n        pass\n"
         f"print(sorted({heavy} & set(sys.modules)))"
     )
-    started = time.monotonic()
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "[]"
-    assert time.monotonic() - started < 20  # a hang, not a speed claim
 
 
 @pytest.mark.parametrize(("command", "typed", "code", "named"), [

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from artefacts import read_lines
-from fake_lm import SPEC, linear_bank
-from refusals import fails
+from helpers.artefacts import read_lines
+from helpers.fake_lm import SPEC, linear_bank
+from helpers.refusals import fails
 from test_compare import TEST, VALIDATION, place  # noqa: F401
 
 from probers.cli import main as cli

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from artefacts import write_lines
-from fake_lm import FakeLM, FakeRetriever, linear_bank, passage
-from refusals import fails, interrupted
+from helpers.artefacts import write_lines
+from helpers.fake_lm import FakeLM, FakeRetriever, linear_bank, passage
+from helpers.refusals import fails, interrupted
 from test_compare import TEST, VALIDATION, model, place, stable  # noqa: F401
 
 from probers.data.splits import Seen

@@ -5,9 +5,9 @@ from functools import partial
 from itertools import islice
 
 import pytest
-from artefacts import write_lines
-from fake_lm import FakeLM
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.fake_lm import FakeLM
+from helpers.refusals import fails
 
 import probers.cli.compose as config
 from probers.cli import known
@@ -74,12 +74,6 @@ def test_articles_are_dealt_as_the_labels_of_wiki_deal_them(articles, seed):
 
 
 def test_what_cannot_be_asked_is_told(articles, tmp_path):
-    for options, code, *named in (
-        ({}, "missing-value", "questions.articles=FILE"),
-        ({"articles": str(tmp_path / "none.jsonl")}, "no-file"), ({"articles": "wikipedia"}, "unsupported"),
-    ):  # fmt: skip
-        with fails(code, *named):
-            open_questions("completion", **options)
     with open(articles, "a") as file:
         file.write("{broken\n")
     with fails("bad-line", "line 11", "on_bad_line=skip"):

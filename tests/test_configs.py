@@ -4,7 +4,7 @@ import shlex
 from dataclasses import fields
 
 import pytest
-from refusals import exits, fails
+from helpers.refusals import exits, fails
 from transformers import AutoTokenizer
 
 from probers.cli.components import Component, choices
@@ -71,7 +71,7 @@ def test_settings_made_in_python_are_those_that_are_typed():
             value = getattr(made, each.name)
             if not each.name.startswith("_") and "${" not in str(value):  # a reference to another key
                 assert getattr(typed, each.name) == value, (command, each.name)
-    assert settings_of("datagen")(limit=5).record["limit"] == 5
+    assert settings_of("datagen")(limit=5).record["limit"] == 5  # type: ignore[call-arg]
 
 
 def test_the_testbeds_world_and_prompt_are_the_default_ones():

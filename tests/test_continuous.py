@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import fails
-from tiny import FAMILIES, PROMPTS, tiny_lm
+from helpers.refusals import fails
+from helpers.tiny import FAMILIES, PROMPTS, tiny_lm
 from torch import Tensor
 
 from probers.model.causal_lm import CausalLM

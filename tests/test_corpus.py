@@ -10,8 +10,8 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from artefacts import in_layout
-from refusals import fails, interrupted
+from helpers.artefacts import in_layout
+from helpers.refusals import fails, interrupted
 
 from probers.data import cache as builds
 from probers.data import corpus, load_corpus
@@ -128,21 +128,17 @@ def test_layouts_next_door_are_read_like_json_lines(load, tmp_path, kind):
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "blob", "named"),
-    [
-        ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
-        ("c.arrow", b"ARROW1", "Arrow"),
-        ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
-        ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
-        ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
-        ("c.json", b'{"docs": [{"id": 1, "text": "x"}]}', "among its fields docs"),
-        ("c.csv", b"id,text,text\n1,x,y\n", "two columns are called text"),
-        ("c.json", b'{\n "id": 1, "text": "x"\n}', "neither one JSON array"),
-        ("c.txt", b"Words.\n", "neither one JSON array"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "blob", "named"), [
+    ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
+    ("c.arrow", b"ARROW1", "Arrow"), ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
+    ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
+    ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
+    ("c.json", b'{"docs": [{"id": 1, "text": "x"}]}', "among its fields docs"),
+    ("c.csv", b"id,text,text\n1,x,y\n", "two columns are called text"),
+    ("c.json", b'{\n "id": 1, "text": "x"\n}', "neither one JSON array"),
+    ("c.txt", b"Words.\n", "neither one JSON array"),
+])  # fmt: skip
 def test_what_is_no_corpus_is_named_for_what_it_is(load, tmp_path, name, blob, named):
     path = tmp_path / name
     path.write_bytes(blob)
@@ -150,13 +146,10 @@ def test_what_is_no_corpus_is_named_for_what_it_is(load, tmp_path, name, blob, n
         load(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("C.CSV", "\ufeffID,id,text\r\n,1,x\r\n"), ("c.TSV", "\ufeffid\ttext\n1\tx\n"),
-        ("c.tsv", "\ufeff1\tx\r\n"), ("c.JSONL", '\ufeff{"id": 1, "text": "x"}\r\n'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "text"), [
+    ("C.CSV", "\ufeffID,id,text\r\n,1,x\r\n"), ("c.TSV", "\ufeffid\ttext\n1\tx\n"),
+    ("c.tsv", "\ufeff1\tx\r\n"), ("c.JSONL", '\ufeff{"id": 1, "text": "x"}\r\n'),
+])  # fmt: skip
 def test_marks_line_ends_and_capitals_in_the_ending_do_not_matter(load, tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
     assert [(p.id, p.text) for p in load(tmp_path / name)] == [("1", "x")]

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from artefacts import write_lines
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.refusals import fails
 
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan, cut_article, shortened

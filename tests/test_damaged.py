@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artefacts import contents, harm, write_lines
+from helpers.artefacts import contents, harm, write_lines
+from helpers.refusals import claimed, exits, fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import claimed, exits, fails
 
 from probers import CausalLM, FeatureStore, Prober
 from probers.adaptive import AdaptiveClassifier
@@ -230,7 +230,7 @@ READERS = {
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an undamaged file for every reader."""
-    from planted import make_store
+    from helpers.planted import make_store
     from test_bank import make_bank
     from test_domain import some_domain
 
@@ -309,11 +309,9 @@ SEALED = {
     "seen": ("seen.json",),
 }
 OPENED = {
-    "prober": Prober.from_pretrained,
-    "classifier": AdaptiveClassifier.load,
-    "store": _store,
+    "prober": Prober.from_pretrained, "classifier": AdaptiveClassifier.load, "store": _store,
     "seen": Seen.read,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SEALED.items() for name in names])

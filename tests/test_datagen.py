@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from artefacts import write_lines
-from refusals import fails, interruptions
+from helpers.artefacts import write_lines
+from helpers.refusals import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
@@ -76,25 +76,6 @@ def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
     columns = ["id", "split", "correct", "text"]
     ours, theirs = (store.table()[columns].sort_values("id").values.tolist() for store in stores)
     assert ours == theirs
-
-
-@pytest.mark.long
-def test_a_run_with_quotas_that_was_interrupted_ends_with_the_same_data(quotas, tmp_path):
-    """Stopped after every shard, while it is balanced, and with a shard that was lost."""
-    lost = []
-
-    def lose_a_shard():
-        shards = sorted(tmp_path.glob("x/shards/*.json"))
-        if len(shards) == 2 and not lost:
-            shards[0].unlink()
-            lost.append(shards[0])
-
-    arguments = [*QUOTAS, f"out={tmp_path}/x", "shard_size=24", "batch_size=16"]
-    for _ in interruptions(lambda: cli.run("datagen", arguments), FeatureStore, "write_shard", 1):
-        lose_a_shard()
-    store = FeatureStore.open(tmp_path / "x")
-    assert lost and store.table().equals(quotas.table())
-    np.testing.assert_allclose(store.layer(12), quotas.layer(12), rtol=0.01, atol=0.02)
 
 
 def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_path):
@@ -193,10 +174,9 @@ def test_layers():
     assert layers_to_read("all", 12, pool="mind") == (12,)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "layers", "width"),
-    [(["pool=mind"], (12,), 384), (["site=mlp_out", "layers=[2,9]"], (2, 9), 192)],
-)
+@pytest.mark.parametrize(("overrides", "layers", "width"), [
+    (["pool=mind"], (12,), 384), (["site=mlp_out", "layers=[2,9]"], (2, 9), 192),
+])  # fmt: skip
 def test_other_poolings_and_sites_reach_the_store(tmp_path, overrides, layers, width):
     store = made(tmp_path / "x", "limit=6", *overrides)
     assert (store.spec.layers, store.spec.width) == (layers, width)

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from planted import DEPTH, make_token_store
-from refusals import fails
+from helpers.planted import DEPTH, make_token_store
+from helpers.refusals import fails
 
 from probers.cli import demo
 from probers.cli import main as cli
@@ -79,13 +79,8 @@ def test_every_trigger_gets_what_it_needs(commands, caplog):
     # With these no method of the comparison is left out, but for those of probers of what comes before.
     cfg = cli.compose("compare", [f"{key}={value}" for key, value in compared.items()])
     before = {
-        None,
-        "entity_prober",
-        "prompt_prober",
-        "grounding_prober",
-        "helps_prober",
-        "helps_prompt_prober",
-    }
+        None, "entity_prober", "prompt_prober", "grounding_prober", "helps_prober", "helps_prompt_prober",
+    }  # fmt: skip
     keys = {method.get("if_given") for method in cfg.methods.values()} - before
     assert keys == {"token_prober", "classifier"} and all(cfg[key] for key in keys)
     shown = caplog.text

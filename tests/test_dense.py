@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from artefacts import write_lines
-from refusals import fails, interrupted
+from helpers.artefacts import write_lines
+from helpers.refusals import fails, interrupted
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, Dense

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from artefacts import needs_articles
+from helpers.artefacts import needs_articles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,22 +17,15 @@ _PARTS = [part.splitlines()[1:] for part in _FILE.read_text(encoding="utf-8").sp
 #: Texts that were tokenised, texts whose marks are shifted, and the natural text of each.
 TOKENISED, SHIFTED = ([*zip(lines[::2], lines[1::2], strict=True)] for lines in _PARTS)
 NATURAL = [
-    "Plain words, nothing else.",
-    'He wrote "The Glass Orchard" (1988), which wasn\'t read.',
+    "Plain words, nothing else.", 'He wrote "The Glass Orchard" (1988), which wasn\'t read.',
     "Wait . . . what? The boys' school, Norway's best -- 50% of it.",
     "Le roi est mort ; vive le roi ! Qui ? Lui : l'État, c'est moi.",
-    "A lone typo , here, and there (again), is no sign of it.",
-    "  two  spaces\tand\ttabs,\r\n\r\nlines. ",
-    "no punctuation at all",
-    "The .NET runtime, e.g. 1.5 and 1,500, costs $5 - or $6.",
-    "東京は、日本の首都です。",
-    "",
-    'He said "no" and left, then "yes" came (in May).',
-    "Pre- and post-war prices (1950 – 1960) of f(x) fell.",
-    'The 12" single and the 7" single.',
-    'A 5" screen "of old" sold.',
-    "See [1] and [2].",
-]
+    "A lone typo , here, and there (again), is no sign of it.", "  two  spaces\tand\ttabs,\r\n\r\nlines. ",
+    "no punctuation at all", "The .NET runtime, e.g. 1.5 and 1,500, costs $5 - or $6.",
+    "東京は、日本の首都です。", "", 'He said "no" and left, then "yes" came (in May).',
+    "Pre- and post-war prices (1950 – 1960) of f(x) fell.", 'The 12" single and the 7" single.',
+    'A 5" screen "of old" sold.', "See [1] and [2].",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("tokenised", "natural"), TOKENISED)

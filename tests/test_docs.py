@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from documents import ROOT, Page, faults, page, written_to
+from helpers.documents import ROOT, Page, faults, page, written_to
 
 from probers.cli.compose import COMMANDS
 from probers.cli.help import help_of

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from planted import make_store, make_token_store
-from refusals import fails
-from serving import PROMPT, bank_for, running
+from helpers.planted import make_store, make_token_store
+from helpers.refusals import fails
+from helpers.serving import PROMPT, bank_for, running
 from test_bank import make_bank, make_states
 
 from probers.datagen.labels.rows import recorded, recorded_needs

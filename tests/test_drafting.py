@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from test_lm import assert_all_same, assert_same
-from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.model.decode import guess
 from probers.model.kv_cache import PrefixCache

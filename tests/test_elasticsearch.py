@@ -7,8 +7,8 @@ import subprocess
 import time
 
 import pytest
-from fake_elasticsearch import FakeElasticsearch
-from refusals import fails
+from helpers.fake_elasticsearch import FakeElasticsearch
+from helpers.refusals import fails
 
 from probers.cli.components import Component
 from probers.cli.compose import request
@@ -301,8 +301,7 @@ def test_servers_that_speak_it_are_taken_and_no_others(elastic, product, numbers
     ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "text/html"),
     ((200, {}, b'{"version": {"num'), "JSONDecodeError"),
     ((404, {"Content-Type": "text/html"}, b"<html><title>No &amp; none</title>"), "page: No & none;"),
-    ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"),
-    ((200, {}, {"version": 3}), "Error"),
+    ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"), ((200, {}, {"version": 3}), "Error"),
     ((200, {}, ["a"]), "Error"),
 ])  # fmt: skip
 def test_what_is_no_such_server_at_all_is_told(elastic, answer, message):
@@ -316,12 +315,10 @@ def test_what_is_no_such_server_at_all_is_told(elastic, answer, message):
     ({"url": None}, ["ES_URL"]), ({"url": "localhost:9200"}, ["'localhost:9200'"]),
     ({"url": ["http://x:1", "ftp://x:1"]}, ["'http://x:1 ftp://x:1'"]),
     ({"url": "http://x:y"}, ["'http://x:y'"]), ({"url": "http://x:1/?pretty"}, ["retriever.url"]),
-    ({"url": "http://x:1\n"}, ["retriever.url"]),
-    ({"k1": -1}, ["k1=-1"]), ({"b": 2}, ["b=2"]),
+    ({"url": "http://x:1\n"}, ["retriever.url"]), ({"k1": -1}, ["k1=-1"]), ({"b": 2}, ["b=2"]),
     ({"shards": 0}, ["shards=0"]), ({"replicas": -1}, ["replicas=-1"]),
     ({"existing": True, "k1": 2}, ["k1=2", "existing"]), ({"existing": True}, ["passages"]),
-    ({"text": "txt"}, ["text=txt"]),
-    ({"timeout": 0}, ["timeout=0"]), ({"retries": -1}, ["retries=-1"]),
+    ({"text": "txt"}, ["text=txt"]), ({"timeout": 0}, ["timeout=0"]), ({"retries": -1}, ["retries=-1"]),
     ({"ca_file": __file__}, [f"ca_file={__file__}", "verify=true"]),
     ({"ca_file": __file__, "url": "https://x:1", "verify": False}, ["verify=true"]),
 ])  # fmt: skip
@@ -394,10 +391,9 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
         assert not any(secret in text for text in told), [text for text in told if secret in text]
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["http://reader:hidden@127.0.0.1:9", "http://hidden@x", "http://u:hid/den@x", "http://u:9#hidden@x"],
-)
+@pytest.mark.parametrize("url", [
+    "http://reader:hidden@127.0.0.1:9", "http://hidden@x", "http://u:hid/den@x", "http://u:9#hidden@x",
+])  # fmt: skip
 def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(elastic, url):
     with fails("bad-value", "ES_URL") as error:
         connect(elastic, corpus("amber"), url=url)

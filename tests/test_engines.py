@@ -16,8 +16,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from http_fakes import Handler, Server
-from refusals import exits, fails
+from helpers.http_fakes import Handler, Server
+from helpers.refusals import exits, fails
 from scipy.stats import entropy
 
 from probers.cli import main as cli

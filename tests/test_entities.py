@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from artefacts import needs_articles
+from helpers.artefacts import needs_articles
+from helpers.refusals import fails
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers.words import EntityMatcher, Recogniser, find_entities, parse_date, parse_number
 from probers.words.text import detokenise_sentences

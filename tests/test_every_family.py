@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from test_families import sharp
 from test_lm import alone, recorded, rescored
-from tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as FAMILIES
 

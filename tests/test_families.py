@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from refusals import fails
+from helpers.refusals import fails
+from helpers.tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from test_lm import CLOSE, alone, assert_all_same, rescored
-from tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
 from transformers import AutoModelForCausalLM
 
 from probers.model.causal_lm import CausalLM

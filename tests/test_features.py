@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from refusals import fails
+from helpers.refusals import fails
+from helpers.tiny import PROMPTS, tiny_lm
 from test_capture import CLOSE, MANY, hidden_of
-from tiny import PROMPTS, tiny_lm
 
 from probers.datagen.labels.rows import span_needs, span_rows
 from probers.model.kv_cache import PrefixCache

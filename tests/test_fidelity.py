@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from fake_lm import FakeLM
+from helpers.fake_lm import FakeLM
 
 import probers.words.text
 from probers.model.causal_lm import CausalLM

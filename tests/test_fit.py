@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import damage, make_store, make_token_store, stop_training
+from helpers.planted import damage, make_store, make_token_store, stop_training
+from helpers.refusals import fails, interrupted
 from pytest import MonkeyPatch
-from refusals import fails, interrupted
 from safetensors.torch import save as encode
 from sklearn.metrics import roc_auc_score
 
@@ -65,13 +65,10 @@ def assert_same_head(found: Fitted, i: int, alone: Fitted) -> None:
     assert found.accuracy[i] == alone.accuracy[0]
 
 
-@pytest.mark.parametrize(
-    ("head", "how"),
-    [
-        ("probing_rag", {}), ("linear", {"lr": 3e-2}), ("radio", {}), ("mind", {"lr": 1e-2, "epochs": 8}),
-        ("mean_difference", {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("head", "how"), [
+    ("probing_rag", {}), ("linear", {"lr": 3e-2}), ("radio", {}), ("mind", {"lr": 1e-2, "epochs": 8}),
+    ("mean_difference", {}),
+])  # fmt: skip
 def test_the_signal_is_found_only_where_it_is(data: Dataset, head: str, how: dict[str, Any]) -> None:
     tasks = [Task(0), Task(1), Task(2), Task(3), Task(2, "shuffled"), Task(2, "person")]
     none, weak, best, middle, shuffled, person = aurocs(data, train(data, tasks, HEADS[head], **how))
@@ -176,13 +173,10 @@ def damaged(path: Path, how: str) -> None:
         write_tensors(path, held, about | {"stretches": json.loads(how)})
 
 
-@pytest.mark.parametrize(
-    ("how", "named"),
-    [
-        ("cut short", "damaged"), ("of older versions", "checksum"), ("wider", "(best."), ('"2"', "progress"),
-        ("9", "validation 9"), ("folder", "is a folder"), ("pipe", "pipe"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("how", "named"), [
+    ("cut short", "damaged"), ("of older versions", "checksum"), ("wider", "(best."), ('"2"', "progress"),
+    ("9", "validation 9"), ("folder", "is a folder"), ("pipe", "pipe"),
+])  # fmt: skip
 def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
     checkpoint: Path, undisturbed: Fitted, data: Dataset, tmp_path: Path, how: str, named: str, caplog: Any
 ) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_lm import FakeRetriever
+from helpers.fake_lm import FakeRetriever
 
 from probers.rag.comparison.curves import QueryTrajectory, Rerun, Setting
 from probers.rag.comparison.gains import GAINED, SAVED, SHARE, Gains

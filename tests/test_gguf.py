@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from refusals import fails
-from tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
+from helpers.refusals import fails
+from helpers.tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
 from transformers import AutoModelForCausalLM
 
 from probers import checkpoints
@@ -111,11 +111,10 @@ def damaged(files: Path, folder: Path, what: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    ("what", "named"),
-    [*((what, "damaged") for what in ("header", "names", "weights")), ("empty", "is no GGUF file"),
-     ("text", "is no GGUF file"), ("pointer", "git lfs pull"), ("odd", "architecture lloma")],
-)  # fmt: skip
+@pytest.mark.parametrize(("what", "named"), [
+    *((what, "damaged") for what in ("header", "names", "weights")), ("empty", "is no GGUF file"),
+    ("text", "is no GGUF file"), ("pointer", "git lfs pull"), ("odd", "architecture lloma"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, what, named):
     file = damaged(files, tmp_path, what)
     with fails("bad-file", f"model={file} ", named):

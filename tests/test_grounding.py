@@ -1,7 +1,6 @@
 """Support by passages: labels by construction, published layouts, and an answer's origin by a prober."""
 
 import json
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -9,12 +8,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from refusals import fails
-from serving import bank_for, running
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-import substitutions
+from helpers.refusals import fails
+from helpers.serving import bank_for, running
 
 import probers
 from probers.cli.components import Component
@@ -36,6 +31,7 @@ from probers.types import OF_PASSAGES, Passage, Question
 from probers.words import EntityMatcher
 from probers.words.recogniser import find_entities
 from probers.words.text import split_sentences
+from tools import substitutions
 
 SITES = ["resid_diff", "passages"]
 #: Middle layers of the testbed's model.
@@ -90,15 +86,12 @@ def test_every_condition_says_of_the_subject_what_its_name_promises(source):
     assert seen == set(CONDITIONS)
 
 
-@pytest.mark.parametrize(
-    ("condition", "answer", "wrong", "origin"),
-    [
-        ("gold", "1915", False, "passage"), ("gold", "1920", True, "memory"),
-        ("gold", "1925", True, "other_passage"), ("gold", "1999", True, "invented"),
-        ("memory", "1920", False, "both"), ("missing", "1925", True, "other_passage"),
-        ("missing", "1920", True, "memory"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("condition", "answer", "wrong", "origin"), [
+    ("gold", "1915", False, "passage"), ("gold", "1920", True, "memory"),
+    ("gold", "1925", True, "other_passage"), ("gold", "1999", True, "invented"),
+    ("memory", "1920", False, "both"), ("missing", "1925", True, "other_passage"),
+    ("missing", "1920", True, "memory"),
+])  # fmt: skip
 def test_an_answer_is_supported_by_its_subjects_passage_alone(source, condition, answer, wrong, origin):
     question = Question("q", "When did Emma come out?", ("1915",), truth={"believed": "1920", "type": "year"})
     emma, trial = (
@@ -466,7 +459,7 @@ def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober,
     file.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(40, 70)))
 
     def judge(**options):
-        grounds = Grounds(EntityMatcher(), find_entities, lambda: None, tmp_path, lm)
+        grounds = Grounds(EntityMatcher(), find_entities, lambda: None, tmp_path, lm)  # type: ignore[return-value]
         given = {"prober": str(folder), "validation": str(file)} | options
         return Component.of("judge", "grounding", **given).make(grounds)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import fails
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from refusals import fails
 from safetensors.torch import save as encode
 from torch import Tensor, nn
 
@@ -24,12 +24,10 @@ STREAMS = ["0/layer1", "0/layer2", "0/layer3"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "probing_rag": {"hidden": 16, "dropout": 0.3},
     "radio": {"hidden": 16, "dropout": 0.3, "standardise": True},
-    "mind": {"dropout": 0.3, "standardise": True},
-    "mean_difference": {"standardise": True},
-    "concat": {"group_lasso": 0.1},
-    "sequence": {"size": 8, "blocks": 2, "window": 2},
+    "mind": {"dropout": 0.3, "standardise": True}, "mean_difference": {"standardise": True},
+    "concat": {"group_lasso": 0.1}, "sequence": {"size": 8, "blocks": 2, "window": 2},
     "foreign": {"hidden": 8},
-}
+}  # fmt: skip
 #: Heads that are trained; a stack has those of its members.
 TRAINED = [name for name in HEADS if name != "stacked"]
 KINDS = [*TRAINED, "foreign"]
@@ -198,14 +196,6 @@ def test_state_and_options_rebuild_it(name: str) -> None:
     assert again.options == head.options and head_name(again) == head_name(head)
 
 
-#: Bytes per layer of Gemma 2B as saved; per four layers of heads that read several.
-SIZES = {
-    "probing_rag": 2_637_828, "linear": 24_580, "radio": 1_050_116, "mind": 1_131_652,
-    "mean_difference": 16_384, "attention_pool": 12_292, "concat": 98_308, "mix": 73_740,
-    "layer_attention": 24_580, "sequence": 2_428_420,
-}  # fmt: skip
-
-
 def saved_bytes(head: ProbeHead) -> int:
     """Parameters in half precision, buffers in single."""
     learned = dict(head.named_parameters())
@@ -214,13 +204,13 @@ def saved_bytes(head: ProbeHead) -> int:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_configuration_makes_the_head_of_its_name(name: str) -> None:
-    """And the 5 MB published are the limit."""
+    """And a layer of Gemma 2B, or four of a head that reads several, takes less than the published 5 MB."""
     config = compose("train", [f"head={name}"]).head
     head = factory(instantiate(config, _partial_=True))(["a"], *sizes(name, 8))
     assert type(head) is HEADS[name] and head_name(head) == name
     default = HEADS[name](["a"], *sizes(name, 8))
     assert head.options == default.options == {k: v for k, v in config.items() if k != "_target_"}
-    assert saved_bytes(HEADS[name](["a"], *sizes(name, 2048, 4))) == SIZES[name] < 5e6
+    assert saved_bytes(HEADS[name](["a"], *sizes(name, 2048, 4))) < 5e6
 
 
 @pytest.mark.parametrize(("head", "plain"), [

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_lm import SPEC, FakeLM, FakeRetriever, begun, linear_bank, passage
-from planted import make_store
-from refusals import fails
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, begun, linear_bank, passage
+from helpers.planted import make_store
+from helpers.refusals import fails
 from test_triggers import generation, state
 
 from probers import CausalLM
@@ -71,8 +71,7 @@ def test_where_retrieving_never_harms_the_label_is_that_of_wrong(tmp_path):
 
 @pytest.mark.parametrize(("effect", "named"), [
     (lambda number, correct: float(-correct), "trigger=never"),
-    (lambda number, correct: 0.0, "more questions"),
-    (lambda number, correct: None, "corpus"),
+    (lambda number, correct: 0.0, "more questions"), (lambda number, correct: None, "corpus"),
     (lambda number, correct: -1.0 if number in range(0, 2 * FEWEST - 2, 2) else 1.0, "label=wrong"),
 ])  # fmt: skip
 def test_a_world_without_help_or_harm_trains_no_head(tmp_path, effect, named):

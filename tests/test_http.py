@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from serving import PROMPT, Running, running
+from helpers.serving import PROMPT, Running, running
 
 from probers import CausalLM
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artefacts import write_lines
-from http_fakes import Handler, Server
+from helpers.artefacts import write_lines
+from helpers.http_fakes import Handler, Server
+from helpers.refusals import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers.cli.components import Component
 from probers.data.texts.base import Mark
@@ -424,10 +424,8 @@ def test_what_a_server_refuses_is_one_sentence(tmp_path, monkeypatch):
     for body in ([1], {"choices": []}, b"<html>"):
         with Scripted(lambda _, body=body: (200, body)) as server, fails("server", kind=RunError):
             judge(server.url, tmp_path).judge([answer()])
-    begun = time.monotonic()
     with fails("network", "127.0.0.1:9", kind=RunError):  # nobody is there, and nobody is waited for
         judge("http://127.0.0.1:9/v1", tmp_path, retries=4).judge([answer()])
-    assert time.monotonic() - begun < 7  # the pauses between five attempts
     assert not (tmp_path / REPLIES).exists()
 
 
@@ -447,14 +445,10 @@ def test_a_failure_that_passes_is_tried_again(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "code", "named"), [
-    ({"url": None}, "missing-value", "judge.url"), ({"model": None}, "missing-value", "judge.model"),
-    ({"prompt": "nowhere"}, "no-file", "judge.prompt=nowhere"),
     ({"prompt": "empty"}, "empty", "judge.prompt=empty"),
     ({"prompt": "bytes"}, "bad-file", "judge.prompt=bytes"), ({"prompt": "filled"}, "bad-file", "{sentence}"),
-    ({"parallel": 0}, "bad-value", "judge.parallel=0"), ({"timeout": 0}, "bad-value", "judge.timeout=0"),
-    ({"max_calls": 0}, "bad-value", "judge.max_calls=0"), ({"other": 1}, "unknown-key", "other"),
 ])  # fmt: skip
-def test_options_are_checked_before_anything_is_sent(tmp_path, monkeypatch, options, code, named):
+def test_a_prompt_of_ones_own_is_checked_before_anything_is_sent(tmp_path, monkeypatch, options, code, named):
     monkeypatch.chdir(tmp_path)
     Path("empty").write_text(" \n")
     Path("bytes").write_bytes(b"\xff")
@@ -561,9 +555,6 @@ def test_verdicts_of_people_are_those_of_their_file(tmp_path):
 
 
 def test_a_file_of_verdicts_is_checked(tmp_path):
-    for options, code in (({}, "missing-value"), ({"file": str(tmp_path / "no")}, "no-file")):
-        with fails(code, "judge.file"):
-            Component.of("judge", "hand", **options).make(grounds(tmp_path))
     cut = ({"id": "a", "answer": ONE, "wrong": True}, {"id": "b", "answer": ""})
     for lines, code, *named in ((cut, "bad-line", "line 2"), ((), "empty")):
         with fails(code, "hand.jsonl", *named):

@@ -1,9 +1,9 @@
 """What an earlier call computed is not computed again, and nothing else changes."""
 
 import pytest
+from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from test_lm import assert_all_same, assert_same
 from test_prefix import EXEMPLARS, NEEDS
-from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.model.kv_cache import PrefixCache
 

@@ -9,8 +9,8 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
-from artefacts import in_layout, write_lines
-from refusals import fails, interrupted
+from helpers.artefacts import in_layout, write_lines
+from helpers.refusals import fails, interrupted
 
 from probers import RAG, CausalLM, FeatureStore
 from probers.cli import main as cli
@@ -172,12 +172,12 @@ def test_texts_alone_are_rows_where_that_makes_sense(lm):
 
 
 @pytest.mark.parametrize(("make", "code", "named"), [
-    (lambda: Texts([], prompt="q"), "unknown-key", "columns={'prompt': 'q'}"),
-    (lambda: Texts([], colums={}), "unknown-key", "columns"),
-    (lambda: Questions([], quesions=1), "unknown-key", "questions"),
+    (lambda: Texts([], prompt="q"), "unknown-key", "columns={'prompt': 'q'}"),  # type: ignore[call-arg]
+    (lambda: Texts([], colums={}), "unknown-key", "columns"),  # type: ignore[call-arg]
+    (lambda: Questions([], quesions=1), "unknown-key", "questions"),  # type: ignore[call-arg]
     (lambda: label(None, Texts([]), max_new_token=1), "unknown-key", "max_new_tokens"),
     (lambda: label(None, Texts([]), max_new_tokens=1), "conflict", "max_new_tokens"),
-    (lambda: RAG(None, [], "never", querry=1), "unknown-key", "query"),
+    (lambda: RAG(None, [], "never", querry=1), "unknown-key", "query"),  # type: ignore[call-arg]
 ])  # fmt: skip
 def test_misspelt_and_foreign_options_are_refused_by_name(make, code, named):
     with fails(code, named):

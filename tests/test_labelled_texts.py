@@ -5,12 +5,10 @@ import random
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from artefacts import read_lines, write_lines
-from parts import in_parts
-from refusals import fails
+from helpers.artefacts import read_lines, write_lines
+from helpers.refusals import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
@@ -102,15 +100,6 @@ def test_every_token_is_stored_with_its_own_label(file, tmp_path, reader):
         store_of(file, tmp_path / "t", "pool=tokens", "unit=sentence")
     with fails("conflict", "balance"):
         store_of(file, tmp_path / "t", "pool=tokens", "balance=true")
-
-
-def test_parts_equal_the_whole(file, tmp_path):
-    typed = ["--source", "texts", f"texts={file}", "unit=span", *BATCH]
-    whole = FeatureStore.open(cli.run("datagen", [*typed, f"out={tmp_path / 'whole'}"]))
-    parts = in_parts("datagen", typed, tmp_path / "run", 2)
-    merged = FeatureStore.open(cli.run("merge", [f"parts=[{','.join(parts)}]"]))
-    pd.testing.assert_frame_equal(whole.table(), merged.table(), rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(whole.layer(12)[:], merged.layer(12)[:], rtol=0.01, atol=0.02)
 
 
 def test_long_answers_are_cut_and_those_without_a_prompt_are_read(tmp_path, reader):

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers.artefacts import write_lines
+from helpers.fake_lm import linear_bank
+from helpers.refusals import fails
+from helpers.tiny import EOS, PAD, fast, save_tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
@@ -19,10 +23,6 @@ from probers.words import EntityMatcher, Recogniser, find_entities, head_entity,
 from probers.words.language import ENGLISH, LANGUAGES, Language, detect, language_in, table
 from probers.words.text import join_sentences, split_sentences
 from probers.words.vectors import cosine, load_vectors, train_vectors
-from tests.artefacts import write_lines
-from tests.fake_lm import linear_bank
-from tests.refusals import fails
-from tests.tiny import EOS, PAD, fast, save_tiny
 
 OTHERS = ("de", "fr", "es", "zh", "ja")
 #: By language: sentences whose entities are in brackets, pairs of mentions by verdict, texts by sentence.

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from parts import computed, in_parts
-from refusals import fails
+from helpers.parts import computed, in_parts
+from helpers.refusals import fails
 
 from probers.cli import inputs as shared
 from probers.cli import launch
@@ -251,10 +251,7 @@ def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path
 
 
 @pytest.mark.parametrize(("command", "typed", "code", "named"), [
-    ("rag", ["launch=ray", "question=Who?", "out=x"], "conflict", "question="),
     ("rag", ["launch=submitit"], "missing-value", "out=FOLDER"),
-    ("compare", ["launch=submitit", "launch.parts=0"], "bad-value", "launch.parts=0"),
-    ("score", ["launch=ray"], "unknown-key", "launch"),
     ("datagen", ["launch=submitit", "launch.slurm={fast: 9}", "launch.cluster=local"], "worker", "fast"),
 ])  # fmt: skip
 def test_what_cannot_be_launched_is_one_sentence(command, typed, code, named, tmp_path, monkeypatch):

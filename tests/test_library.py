@@ -12,7 +12,8 @@ from tempfile import gettempdir
 import numpy as np
 import pandas as pd
 import pytest
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.refusals import fails
 
 import probers
 from probers.cli import main as cli
@@ -20,7 +21,6 @@ from probers.data.rows import records_of
 from probers.data.texts import TextSource
 from probers.prompts import AUTO_PROMPT, CHAT_PROMPT, PLAIN_PROMPT, TESTBED_PROMPT
 from probers.types import UserError
-from tests.artefacts import write_lines
 
 PUBLIC = ["Articles", "CausalLM", "Prober", "Prompts", "Questions", "RAG", "Texts", "compare", "fit", "label"]
 #: A quick training: no learning curve, few resamples.
@@ -139,10 +139,9 @@ def test_wrong_requests_are_refused_with_a_code(lm, prober):
     assert code_of(lm.states, ["a"], layers=[99]) == "layers"
 
 
-@pytest.mark.parametrize(
-    ("prompts", "code"),
-    [([], "empty"), (pd.DataFrame({"a": ["b"]}), "bad-value"), ([{"prompt": "x"}], "bad-value")],
-)
+@pytest.mark.parametrize(("prompts", "code"), [
+    ([], "empty"), (pd.DataFrame({"a": ["b"]}), "bad-value"), ([{"prompt": "x"}], "bad-value"),
+])  # fmt: skip
 def test_prompts_that_are_none_are_refused(lm, prober, prompts, code):
     assert code_of(prober.generate, lm, prompts) == code
 
@@ -248,7 +247,7 @@ def test_a_question_is_answered_by_the_command_as_by_the_verb(lm, tmp_path):
 ])  # fmt: skip
 def test_a_real_model_is_not_asked_about_the_testbed_unasked(command, key, capsys):
     with pytest.raises(SystemExit) as exit:
-        cli.main(*command.split()[:1], [*command.split()[1:], "model=somewhere"])
+        cli.main(command.split()[0], [*command.split()[1:], "model=somewhere"])
     assert exit.value.code == 2 and f"{key} is not given" in capsys.readouterr().err
 
 

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import fails
+from helpers.tiny import CONTEXT, FAMILIES, PROMPTS, forwarded, save_tiny, sentence_piece, tiny_lm, tiny_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
-from tiny import CONTEXT, FAMILIES, PROMPTS, forwarded, save_tiny, sentence_piece, tiny_lm, tiny_path
 
 import probers.model.causal_lm
 from probers.model import batch_size
@@ -196,15 +196,13 @@ BAD: list[tuple[object, dict[str, object], object, str]] = [
     (["a"], {"needs": Needs.of((1,), "lookback")}, "layers", "layers=(3,), not (1,)"),
     (["a"], {"needs": Needs(attention=True, attention_layer=4)}, "layers", "layer 4"),
     (["a"], {"needs": Needs(attention=True, attention_layer=0)}, "layers", "attention_layer=0"),
-    (["a"], {"stop": "x"}, "bad-value", "stop='x'"),
-    (["a"], {"stop": [3]}, "bad-value", "stop=3"),
+    (["a"], {"stop": "x"}, "bad-value", "stop='x'"), (["a"], {"stop": [3]}, "bad-value", "stop=3"),
     (["a"], {"names": ["q", "r"]}, "mismatch", "1 prompts but 2 names"),
     (["", "a"], {"names": ["q-17", "r"]}, "bad-value", "prompt q-17"),
-    (["a", "b"], {"prefix": "a"}, "mismatch", "prompt 1"),
-    ("a text", {}, "bad-value", "list"),
+    (["a", "b"], {"prefix": "a"}, "mismatch", "prompt 1"), ("a text", {}, "bad-value", "list"),
     (["a", "b"], {"max_new_tokens": [3]}, "mismatch", "2 prompts but 1 limits in max_new_tokens"),
     (["a", "b"], {"max_new_tokens": [3, 0]}, "bad-value", "max_new_tokens=0"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("prompts", "options", "code", "named"), BAD)

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import fails
+from helpers.refusals import fails
+from helpers.tiny import FAMILIES, PROMPTS, reference, tiny_lm
 from test_capture import NO_SDPA
 from test_families import make
 from test_watch import batch, hooks, plain
-from tiny import FAMILIES, PROMPTS, reference, tiny_lm
 
 from probers.datagen.labelling import layers_to_read
 from probers.heads import ProbingRagHead

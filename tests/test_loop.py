@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from fake_lm import FakeLM, FakeRetriever, passage, tokens
-from refusals import fails
+from helpers.fake_lm import FakeLM, FakeRetriever, passage, tokens
+from helpers.refusals import fails
 
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.command import Terminal
@@ -393,15 +393,11 @@ def without_seal(line):
 
 
 DAMAGES = {
-    "altered": lambda line: line.replace('"retrievals": ', '"retrievals": 1'),
-    "no checksum": without_seal,
-    "cut": lambda line: line[:40],
-    "another form": lambda line: "{}",
-    "no object": lambda line: "[1]",
-    "empty": lambda line: "",
-    "nested": lambda line: "[" * 100_000,
+    "altered": lambda line: line.replace('"retrievals": ', '"retrievals": 1'), "no checksum": without_seal,
+    "cut": lambda line: line[:40], "another form": lambda line: "{}", "no object": lambda line: "[1]",
+    "empty": lambda line: "", "nested": lambda line: "[" * 100_000,
     "broken in two": lambda line: f"{line[:40]}\n{line[40:]}",
-}
+}  # fmt: skip
 
 
 def run(path):

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, harm, write_lines
-from planted import stop_training
-from refusals import fails
+from helpers.artefacts import harm, write_lines
+from helpers.refusals import fails
+from helpers.tiny import tiny_path
 from safetensors.torch import load_file, save_file
-from tiny import tiny_path
 from transformers import AutoModelForCausalLM
 
 from probers.cli import main as cli
@@ -26,7 +25,7 @@ from probers.prober.prober import Prober
 from probers.rag.triggers import Radio
 from probers.store.store import FeatureStore
 from probers.train.data import Dataset
-from probers.train.methods.adapted import AdaptedModel, Lora, LoraModule, StoredText, passes
+from probers.train.methods.adapted import AdaptedModel, Lora, StoredText, passes
 from probers.train.methods.lora import load_model, read_texts, source_of
 from probers.types import Needs
 
@@ -256,23 +255,6 @@ def test_adapters_above_the_limit_are_not_kept(store, tmp_path):
     assert heads[0] == heads[1] and not (tmp_path / "b/adapter").exists()
 
 
-@pytest.mark.long
-def test_a_killed_training_goes_on(store, tmp_path, monkeypatch):
-    """At steps within an epoch and at its end: the same bytes as without interruption."""
-    typed = [f"data={store.path}", *QUICK, *LORA, "save_every=0", "out=p"]
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "whole")
-    expected = contents(cli.run("train", typed))
-    assert {"adapter/adapter_model.safetensors", "adapter/adapter_config.json"} <= set(expected)
-    monkeypatch.chdir(tmp_path / "killed")
-    stop_training(monkeypatch, 13, 21, module=LoraModule)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            cli.run("train", typed)
-    assert contents(cli.run("train", typed)) == expected
-
-
 def test_a_prober_is_saved_with_its_adapter(bank, tmp_path):
     bank.save_pretrained(tmp_path / "copy")
     again = Prober.from_pretrained(tmp_path / "copy")
@@ -292,12 +274,6 @@ def test_what_cannot_be_trained_is_refused(store, file, bank, tmp_path, monkeypa
             train(data, tmp_path / "p", f"head={head}", *typed)
         assert not (tmp_path / "p").exists()
 
-    refuse("conflict", "layer=all", "layer=all")
-    refuse("conflict", "layer=", "layer=[1,2]")
-    refuse("conflict", "seeds=2", "seeds=2")
-    refuse("conflict", "layer_sets", "layer_sets=[each]")
-    refuse("unsupported", "balance", "balance=weights")
-    refuse("conflict", "texts=", f"texts={file}", head="linear")
     table = store.table()
     with monkeypatch.context() as otherwise:  # every token of the store begins elsewhere
         otherwise.setattr(FeatureStore, "table", lambda self: table.assign(cut_at=table["cut_at"] + 1))

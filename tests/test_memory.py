@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from helpers.tiny import FAMILIES, PROMPTS, tiny_lm
 from test_lm import assert_all_same
-from tiny import FAMILIES, PROMPTS, tiny_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import probers.model.forward as forward

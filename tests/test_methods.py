@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_lm import FakeRetriever, linear_bank, passage
-from refusals import fails
+from helpers.fake_lm import FakeRetriever, linear_bank, passage
+from helpers.refusals import fails
+from helpers.tiny import tiny_lm
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
-from tiny import tiny_lm
 
 from probers.cli.compose import request
 from probers.model.causal_lm import CausalLM
@@ -108,28 +108,17 @@ def told(trigger, **options):
 
 
 EVERY = {
-    "fixed_length": lambda: FixedLength(3),
-    "fixed_sentence": FixedSentence,
-    "flare": Flare,
-    "flare_mean": lambda: Flare(0.15, "dragin"),
-    "entropy": lambda: Entropy(0.2),
-    "entropy_sentence": lambda: Entropy(0.3, "max", "sentence"),
-    "rind_paper": lambda: Rind(0.01, "paper"),
-    "rind_released": lambda: Rind(0.8),
-    "radio": lambda: Radio(heads("tokens"), above_mean=False),
-    "before_entity": lambda: BeforeEntity(heads("predicting"), threshold=0.7),
-    "entity_signal": EntitySignal,
-    "probing": lambda: Probing(heads()),
-    "probing_before": lambda: ProbingBefore(heads("prompt")),
+    "fixed_length": lambda: FixedLength(3), "fixed_sentence": FixedSentence, "flare": Flare,
+    "flare_mean": lambda: Flare(0.15, "dragin"), "entropy": lambda: Entropy(0.2),
+    "entropy_sentence": lambda: Entropy(0.3, "max", "sentence"), "rind_paper": lambda: Rind(0.01, "paper"),
+    "rind_released": lambda: Rind(0.8), "radio": lambda: Radio(heads("tokens"), above_mean=False),
+    "before_entity": lambda: BeforeEntity(heads("predicting"), threshold=0.7), "entity_signal": EntitySignal,
+    "probing": lambda: Probing(heads()), "probing_before": lambda: ProbingBefore(heads("prompt")),
     "helps": lambda: Helps(replace(heads(), label="helps")),
-    "helps_before": lambda: HelpsBefore(replace(heads("prompt"), label="helps")),
-    "llm_judge": LlmJudge,
-    "adaptive": lambda: Adaptive(Strategies()),
-    "random": lambda: Random(0.8),
-    "oracle": Oracle,
-    "always": Always,
-    "never": Never,
-}
+    "helps_before": lambda: HelpsBefore(replace(heads("prompt"), label="helps")), "llm_judge": LlmJudge,
+    "adaptive": lambda: Adaptive(Strategies()), "random": lambda: Random(0.8), "oracle": Oracle,
+    "always": Always, "never": Never,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -153,10 +142,9 @@ def test_no_trigger_depends_on_the_batch_and_a_killed_run_goes_on(name, tmp_path
                 assert done["decision"]["fire"] == (done["decision"]["score"] > done["decision"]["threshold"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["flare", "flare_mean", "entropy_sentence", "rind_released", "radio", "before_entity", "entity_signal"],
-)
+@pytest.mark.parametrize("name", [
+    "flare", "flare_mean", "entropy_sentence", "rind_released", "radio", "before_entity", "entity_signal",
+])  # fmt: skip
 def test_an_unsure_sentence_is_written_anew_and_what_is_before_it_stays(name):
     answer = told(EVERY[name]())[0](QUESTIONS[1])
     # All tokens of a text have one state here, so that radio fires at the first.
@@ -253,13 +241,10 @@ def test_adaptive_retrieves_as_its_classifier_says():
         told(Adaptive(broken))[0](QUESTIONS[3])
 
 
-@pytest.mark.parametrize(
-    ("name", "scores", "limits"),
-    [
-        ("llm_judge", [[0.0], [1.0, 1.0]], [[0.0], [0.5, 1.0]]),
-        ("probing_before", [[-2.0], [2.0, 2.0]], [[0.0], [0.0, 2.0]]),
-    ],
-)
+@pytest.mark.parametrize(("name", "scores", "limits"), [
+    ("llm_judge", [[0.0], [1.0, 1.0]], [[0.0], [0.5, 1.0]]),
+    ("probing_before", [[-2.0], [2.0, 2.0]], [[0.0], [0.0, 2.0]]),
+])  # fmt: skip
 def test_who_decides_before_anything_is_written_is_asked_once_and_saves_the_draft(name, scores, limits):
     rag, lm, retriever = told(EVERY[name](), query=AnswerQuery())
     known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
@@ -373,11 +358,10 @@ def testbed():
     return CausalLM.from_pretrained("testbed", batch_size=4), questions, BM25(load_corpus()[:400])
 
 
-@pytest.mark.parametrize(
-    ("trigger", "stop"),
-    [(FixedLength(4), "\n"), (FixedLength(3), "\nQuestion: "), (FixedSentence(), "\n"),
-     (FixedSentence(), "\nQuestion: "), (Flare(), "\n")],
-)  # fmt: skip
+@pytest.mark.parametrize(("trigger", "stop"), [
+    (FixedLength(4), "\n"), (FixedLength(3), "\nQuestion: "), (FixedSentence(), "\n"),
+    (FixedSentence(), "\nQuestion: "), (Flare(), "\n"),
+])  # fmt: skip
 def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(testbed, trigger, stop):
     lm, questions, retriever = testbed
     prompt = replace(TESTBED_PROMPT, stop=(stop,))

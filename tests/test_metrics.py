@@ -5,9 +5,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from helpers.refusals import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
@@ -127,17 +127,6 @@ def test_one_class_is_undefined_and_nan_an_error() -> None:
         m.Bootstrap(np.arange(2)).interval(np.array([0.1, np.nan]))
     with pytest.raises(ValueError):
         m.auroc(np.array([0, 2]), np.array([0.1, 0.2]))
-
-
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.booleans(), st.integers(-5, 5)), min_size=2, max_size=40))
-def test_auroc_is_the_share_of_ordered_pairs(pairs: list[tuple[bool, int]]) -> None:
-    labels, scores = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
-    wins = [(a > b) + (a == b) / 2 for a in scores[labels] for b in scores[~labels]]
-    found = m.auroc(labels, scores)
-    assert np.isnan(found) if not wins else found == pytest.approx(np.mean(wins))
-    if wins:
-        assert m.auroc(labels, -scores) == pytest.approx(1 - found)
 
 
 def test_interval_of_a_mean_has_its_textbook_width() -> None:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from hypothesis import given
 from hypothesis import strategies as st
 from test_lm import alone, assert_all_same
-from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.model import batch_size as nesting
 from probers.model.batch_size import longest
@@ -39,10 +39,9 @@ def eager(monkeypatch):
     monkeypatch.setattr(nesting, "_LEAST", 1)
 
 
-@pytest.mark.parametrize(
-    ("family", "batches"),
-    [*((family, {}) for family in FAMILIES), *(("llama", {"batch_size": size}) for size in (2, 3, 8))],
-)
+@pytest.mark.parametrize(("family", "batches"), [
+    *((family, {}) for family in FAMILIES), *(("llama", {"batch_size": size}) for size in (2, 3, 8)),
+])  # fmt: skip
 def test_nested_prompts_give_what_each_gives_alone(family, batches, eager):
     lm = tiny_lm(family, **batches)
     together = lm.generate(PROMPTS, max_new_tokens=10, needs=NEEDS)

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-
-import offline
-
 from probers.checkpoints import PACKAGED
+from tools import offline
 
 TAG = offline.Tag("3.12", "manylinux_2_28_aarch64")
 
@@ -113,12 +110,8 @@ def kit(tmp_path):
     (content / "checkout" / "b.py").symlink_to("a.py")
     (content / "wheels" / "x.whl").write_bytes(b"x" * 999)
     about = {
-        "python": TAG.python,
-        "platform": TAG.platform,
-        "installed": {},
-        "extras": ["gguf"],
-        "weights": True,
-    }
+        "python": TAG.python, "platform": TAG.platform, "installed": {}, "extras": ["gguf"], "weights": True,
+    }  # fmt: skip
     offline.write_kit(content, folder, 4096, about)
     return folder
 

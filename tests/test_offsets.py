@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 import pytest
+from helpers.tiny import PROMPTS, byte_level, save_tiny, sentence_piece, without_specials, word_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import PROMPTS, byte_level, save_tiny, sentence_piece, without_specials, word_piece
 
 from probers.model.causal_lm import CausalLM
 from probers.model.tokens import TextStream, decode, token_offsets

@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from refusals import fails
-from serving import PROMPT, Running, bank_for, running
+from helpers.refusals import fails
+from helpers.serving import PROMPT, Running, bank_for, running
 
 from probers import CausalLM, Prober
 from probers.model.language_model import Sampling

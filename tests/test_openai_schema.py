@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
+from helpers.serving import Running, bank_for, running
 from hypothesis import HealthCheck, given, settings
 from openai.types import Completion, completion_create_params
 from openai.types.chat import ChatCompletion
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import TypeAdapter
-from serving import Running, bank_for, running
 
 from probers import CausalLM
 from probers.words.thinking import Thinking
@@ -27,16 +27,13 @@ OFFERED = (
 _WORD = {"type": "string", "minLength": 1, "maxLength": 40}
 #: Bounds of the API reference, which the client's types do not have; small ones where they cost time.
 BOUNDS: dict[str, Any] = {
-    **{key: {"enum": [1, 2, 4]} for key in ("max_tokens", "max_completion_tokens")},
-    "n": {"enum": [1, 2]},
-    "logprobs": {"enum": [0, 1, 5, None]},
-    "top_logprobs": {"enum": [0, 3, 20]},
+    **{key: {"enum": [1, 2, 4]} for key in ("max_tokens", "max_completion_tokens")}, "n": {"enum": [1, 2]},
+    "logprobs": {"enum": [0, 1, 5, None]}, "top_logprobs": {"enum": [0, 3, 20]},
     "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "seed": {"enum": [-1, 0, 7, 2**62]},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "seed": {"enum": [-1, 0, 7, 2**62]},
     "stop": {"anyOf": [_WORD, {"type": "array", "items": _WORD, "maxItems": 4}, {"type": "null"}]},
     "prompt": {"anyOf": [_WORD, {"type": "array", "items": _WORD, "minItems": 1, "maxItems": 3}]},
-}
+}  # fmt: skip
 PLAIN = {
     "type": "object", "required": ["role", "content"], "additionalProperties": False,
     "properties": {"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": _WORD},

@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 import pytest
 import yaml
+from helpers.refusals import fails
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers import options
 from probers.cli.components import choices
@@ -101,8 +101,7 @@ def test_every_component_passes():
 
 
 @pytest.mark.parametrize("command, arguments", [
-    ("train", ["train_on.x=3"]),
-    ("datagen", ["questions=musique", "questions.hub=''"]),
+    ("train", ["train_on.x=3"]), ("datagen", ["questions=musique", "questions.hub=''"]),
     ("datagen", ["balance_to=glob(*)"]),
 ])  # fmt: skip
 def test_what_fits_no_place_is_one_sentence(command, arguments):

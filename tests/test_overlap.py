@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from artefacts import write_lines
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.refusals import fails
 
 from probers.data.questions import open_questions
 from probers.data.splits import Seen

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documents import page
+from helpers.documents import page
 
 import probers
 from probers.cli.compose import COMMANDS

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_serving import MODEL, PAGE, FakeServer, Prepared, Token
+from helpers.fake_serving import MODEL, PAGE, FakeServer, Prepared, Token
 
 from probers.cli.components import component_node
 from probers.rag.protocol import State, Trigger

@@ -8,11 +8,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from artefacts import harm, read_lines, write_lines
-from parts import assert_whole, computed, in_parts, merged, tree
-from planted import make_store
-from refusals import exits, fails, interrupted
+from helpers.artefacts import harm, read_lines, write_lines
+from helpers.parts import assert_whole, computed, in_parts, merged, tree
+from helpers.planted import make_store
+from helpers.refusals import exits, fails, interrupted
 from test_compare import place  # noqa: F401
+from test_labelled_texts import lines as labelled_lines
 
 from probers import FeatureStore
 from probers.checksums import sealed, unsealed
@@ -46,23 +47,20 @@ TESTBED = [
 
 #: Name -> command, what is typed, number of parts.
 WHOLE = {
-    "cot": ("datagen", COT, 3),
-    "wiki": ("datagen", WIKI, 2),
+    "cot": ("datagen", COT, 3), "wiki": ("datagen", WIKI, 2),
     "balanced": ("datagen", [*WIKI, *BALANCED, "context=16", "dtype=float32"], 3),
     "tokens": ("datagen", [*WIKI, "pool=tokens", "site=[resid_post,mlp_out]", "layers=[6]"], 2),
     "quotas": ("datagen", ["source=cot", *QUOTAS, *ALONE], 2),
+    "texts": ("datagen", ["source=texts", "texts=texts.jsonl", "unit=span", "shard_size=8", *ALONE], 2),
     "more parts than groups": ("datagen", ["source=cot", "limit=4", *ALONE], 9),
-    "layers": ("train", TRAIN, 3),
-    "seeds": ("train", [*TRAIN, *PROBING_RAG], 2),
+    "layers": ("train", TRAIN, 3), "seeds": ("train", [*TRAIN, *PROBING_RAG], 2),
     "moments": ("train", [*TRAIN, *MOMENTS], 3),
     "sizes": ("train", [*TRAIN, "sizes=[40,120]", "layer_sets=[each,[1,3]]"], 2),
-    "range": ("train", [*TRAIN, "layer=2-3"], 2),
-    "answers": ("rag", [*RAG, "trigger=probing"], 3),
-    "comparison": ("compare", COMPARE, 2),
-    "comparison of three": ("compare", COMPARE, 3),
+    "range": ("train", [*TRAIN, "layer=2-3"], 2), "answers": ("rag", [*RAG, "trigger=probing"], 3),
+    "comparison": ("compare", COMPARE, 2), "comparison of three": ("compare", COMPARE, 3),
     "varied": ("compare", [*RAG, *VARIED], 2),
-}
-FAST = ("cot", "layers", "moments", "range", "answers", "comparison", "varied")
+}  # fmt: skip
+FAST = ("cot", "texts", "layers", "moments", "range", "answers", "comparison", "varied")
 
 
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=LONG) for n in WHOLE])
@@ -71,6 +69,7 @@ def test_parts_equal_the_whole(place, name):  # noqa: F811
     command, typed, count = WHOLE[name]
     if command == "train":
         make_store(Path("data"), n=400)
+    write_lines(Path("texts.jsonl"), labelled_lines())
     whole, out = cli.run(command, [*typed, "out=whole"]), Path("run")
     folders = in_parts(command, typed, out, count)
     assert folders == [f"run/parts/{i}of{count}" for i in range(1, count + 1)]

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from refusals import fails
+from helpers.refusals import fails
+from helpers.tiny import FAMILIES, PROMPTS, reference, tiny_lm
 from test_capture import NO_SDPA
 from test_families import make
-from tiny import FAMILIES, PROMPTS, reference, tiny_lm
 
 from probers.data.texts.shown import overlap, place_passages, subjects
 from probers.model.language_model import ScoreRequest, Scoring

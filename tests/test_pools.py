@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
 
 from probers import FeatureStore
 from probers.cli import main as cli
@@ -126,20 +126,6 @@ def test_which_features_are_read() -> None:
     ]  # fmt: skip
     with fails(None, "layers"):
         read(pool="mind", layers=[2])
-
-
-@pytest.mark.parametrize(("typed", "named"), [
-    ("source=wiki pool=[tokens,mean]", "pool=[tokens,mean]"), ("pool=[mean,mean]", "pool=[mean,mean]"),
-    ("pool=[mean,predicting]", "source=cot has no pool=predicting"), ("pool=[]", "pool="),
-    ("source=wiki pool=prompt", "source=wiki has no pool=prompt: choose mean, last, predicting"),
-    ("site=[mlp_out,mlp_out]", "site=[mlp_out,mlp_out]"), ("pool=[mean,median]", "pool="),
-    ("site=[mlp_out] layers=[0,2]", "site=mlp_out has no layer 0"),
-    ("pool=[mean,mind] site=[mlp_out]", "pool=mind"),
-])  # fmt: skip
-def test_what_cannot_be_is_one_sentence(tmp_path: Path, typed: str, named: str) -> None:
-    with fails(None, named):
-        cli.run("datagen", [*typed.split(), "limit=3", f"out={tmp_path / 's'}"])
-    assert not (tmp_path / "s").exists()
 
 
 TRAIN = ["head=linear", "batch_size=16", "resamples=100", "device=cpu", "learning_curve=false"]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from refusals import fails
-from tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
+from helpers.refusals import fails
+from helpers.tiny import FAMILIES, PROMPTS, tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM
 
 from probers.cli.compose import request

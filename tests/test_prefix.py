@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
+from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from test_lm import assert_all_same
-from tiny import FAMILIES, forwarded, tiny_lm
 
 from probers.types import Feature, Needs
 
 EXEMPLARS = "Question: Who was her mother?\nAnswer: She was born in 1931, moved when she was ten.\n"
 ENDS = (
-    "Question: Who founded the mill in Jomholm? And where\nAnswer:",
-    "The",
-    "Question: Where?\nAnswer:",
+    "Question: Who founded the mill in Jomholm? And where\nAnswer:", "The", "Question: Where?\nAnswer:",
     "She was born in 1931, moved when she was ten, and then worked as a baker. Who was her mother? And",
-)
+)  # fmt: skip
 PROMPTS = [EXEMPLARS + end for end in ENDS]
 NEEDS = Needs((Feature((0, 1, 2, 3)), Feature((0, 2, 3), pool="predicting")), attention=True)
 

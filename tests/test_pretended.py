@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretended import Copies, pretending
-from serving import PROMPT, bank_for, running
+from helpers.pretended import Copies, pretending
+from helpers.serving import PROMPT, bank_for, running
+from helpers.tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 from test_continuous import Recorded, asked, drain
 from test_loop import without_seconds
-from tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 
 from probers.data import load_corpus
 from probers.heads import ConcatHead, LinearHead

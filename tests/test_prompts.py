@@ -6,8 +6,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from refusals import fails
-from tiny import tiny_lm
+from helpers.refusals import fails
+from helpers.tiny import tiny_lm
 
 from probers.cli.compose import request as settings
 from probers.cli.inputs import load_model

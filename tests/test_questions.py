@@ -17,8 +17,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from artefacts import needs_articles, write_lines
-from refusals import fails
+import yaml
+from helpers.artefacts import needs_articles, write_lines
+from helpers.refusals import fails
 
 from probers.data import load_questions
 from probers.data.articles import open_articles
@@ -46,22 +47,15 @@ PAINTER = "who painted the ceiling of the hall in aldenburg"
 #: Dataset -> the field of a record's id, and its official files here.
 OFFICIAL = {
     "hotpotqa": ("_id", "hotpot_distractor.json", "hotpot_fullwiki.json"),
-    "2wikimultihopqa": ("_id", "twowiki.json"),
-    "nq": ("question", "nq_open.jsonl", "dpr_nq.json"),
-    "triviaqa": ("QuestionId", "triviaqa.json"),
-    "musique": ("id", "musique_full.jsonl"),
-    "strategyqa": ("qid", "strategyqa.json"),
-    "iirc": ("pid", "iirc.json"),
-    "squad": ("title", "squad_v1.json", "squad_v2.json"),
-    "popqa": ("id", "popqa.tsv"),
-    "webquestions": ("utterance", "webquestions.json"),
-    "bamboogle": ("Question", "bamboogle.csv"),
-    "simpleqa": ("problem", "simpleqa.csv"),
-    "msmarco": ("query_id", "msmarco.json"),
-    "beir": ("_id", "beir_queries.jsonl"),
-    "ramdocs": ("question", "ramdocs.jsonl"),
+    "2wikimultihopqa": ("_id", "twowiki.json"), "nq": ("question", "nq_open.jsonl", "dpr_nq.json"),
+    "triviaqa": ("QuestionId", "triviaqa.json"), "musique": ("id", "musique_full.jsonl"),
+    "strategyqa": ("qid", "strategyqa.json"), "iirc": ("pid", "iirc.json"),
+    "squad": ("title", "squad_v1.json", "squad_v2.json"), "popqa": ("id", "popqa.tsv"),
+    "webquestions": ("utterance", "webquestions.json"), "bamboogle": ("Question", "bamboogle.csv"),
+    "simpleqa": ("problem", "simpleqa.csv"), "msmarco": ("query_id", "msmarco.json"),
+    "beir": ("_id", "beir_queries.jsonl"), "ramdocs": ("question", "ramdocs.jsonl"),
     "adarague": ("qid", "adarague.csv"),
-}
+}  # fmt: skip
 NAMES = {file: name for name, (_, *files) in OFFICIAL.items() for file in files}
 
 
@@ -381,13 +375,10 @@ def test_flashrags_lines_are_read_as_any_set_in_the_groups_of_its_own_files(tmp_
             read("nq", **wrong)
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("Who?,,,,Ada", "5 comma-separated fields instead of 6"), ('"Who?" x,,,,Ada,', "expected after"),
-        (",,,,Ada,", "Question"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "reason"), [
+    ("Who?,,,,Ada", "5 comma-separated fields instead of 6"), ('"Who?" x,,,,Ada,', "expected after"),
+    (",,,,Ada,", "Question"),
+])  # fmt: skip
 def test_a_bad_row_of_a_table_is_named_or_skipped(tmp_path, line, reason):
     file = tmp_path / "sheet.csv"
     file.write_text(f'Question,,,,Answer,Answer 2\n"Where,\nthen?",,,,Malmö,\n{line}\nWhen?,,,,1904,\n\n')
@@ -430,21 +421,17 @@ def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
         open_questions("file", path=alone, splits="mine")
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"answers": [""]}, "answers"), ({"answers": "x"}, "answers"), ({"answers": [1]}, "answers"),
-        ({"split": "holdout"}, "split"), ({"passages": {"title": "x"}}, "passages"),
-        ({"passages": [{"title": "T"}]}, "'text'"),
-        ({"passages": [{"title": "T", "text": "x", "is_gold": "yes"}]}, "is_gold"),
-        ({"rationale": 3}, "rationale"), ({"id": None}, "id"), ({"id": {}}, "id"),
-        ({"question": 7}, "question"), ({"question": ""}, "question"), ({"id": "a"}, "'a'"),
-        ('{"id": 1, "question": "x"', ""), ('{"question": "x"}', "'id'"), ('{"id": 1}', "'question'"),
-        ('["x"]', ""), (r'{"id": 1, "question": "\ud83d"}', "surrogates"),
-        ({"answers": r'["a\ud83d"]'}, "surrogates"),
-        ({"passages": [{"title": "T", "text": "\ud83d"}]}, "text"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "named"), [
+    ({"answers": [""]}, "answers"), ({"answers": "x"}, "answers"), ({"answers": [1]}, "answers"),
+    ({"split": "holdout"}, "split"), ({"passages": {"title": "x"}}, "passages"),
+    ({"passages": [{"title": "T"}]}, "'text'"),
+    ({"passages": [{"title": "T", "text": "x", "is_gold": "yes"}]}, "is_gold"),
+    ({"rationale": 3}, "rationale"), ({"id": None}, "id"), ({"id": {}}, "id"), ({"question": 7}, "question"),
+    ({"question": ""}, "question"), ({"id": "a"}, "'a'"), ('{"id": 1, "question": "x"', ""),
+    ('{"question": "x"}', "'id'"), ('{"id": 1}', "'question'"), ('["x"]', ""),
+    (r'{"id": 1, "question": "\ud83d"}', "surrogates"), ({"answers": r'["a\ud83d"]'}, "surrogates"),
+    ({"passages": [{"title": "T", "text": "\ud83d"}]}, "text"),
+])  # fmt: skip
 def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, caplog, change, named):
     (good,) = asked(1)
     good["id"] = "a"
@@ -698,11 +685,10 @@ def test_a_file_of_no_known_layout_and_an_empty_one(tmp_path, name):
             open_questions(name, path=str(tmp_path / "x.json"))
 
 
-@pytest.mark.parametrize(
-    ("file", "second"),
-    [("hotpot_distractor.json", "5f00aa02"), ("triviaqa.json", "tc_2"), ("iirc.json", "p_8"),
-     ("squad_v1.json", "5a03")],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "second"), [
+    ("hotpot_distractor.json", "5f00aa02"), ("triviaqa.json", "tc_2"), ("iirc.json", "p_8"),
+    ("squad_v1.json", "5a03"),
+])  # fmt: skip
 def test_a_file_that_is_cut_short_says_where(tmp_path, file, second):
     name, cut, text = NAMES[file], tmp_path / file, (FILES / file).read_text()
     cut.write_text(text[: text.index(second)])
@@ -738,69 +724,8 @@ def test_malformed_json_in_an_array_and_a_damaged_archive(tmp_path):
             open_questions("hotpotqa", path=str(packed))
 
 
-def answered(**answer):
-    """IIRC's questions: one, with this answer."""
-    return [{"question": "Who?", "answer": answer}]
-
-
-#: Official file -> a field, a wrong value, and the name in the message if it is another.
-WRONG = {
-    "hotpot_distractor.json": [
-        ("context", "x"), ("context", [["T", "x"]]), ("context", [["T"]]), ("supporting_facts", [[1, 2]]),
-        ("answer", ["x"]), ("question", ""), ("_id", None),
-    ],
-    "twowiki.json": [("evidences", [[1]])],
-    "nq_open.jsonl": [("answer", "x")],
-    "dpr_nq.json": [("positive_ctxs", "x"), ("positive_ctxs", [{"text": 1}], "text")],
-    "triviaqa.json": [("Answer", "x", "answer"), ("Answer", {"Value": "x", "Aliases": "y"}, "Aliases")],
-    "musique_full.jsonl": [
-        ("answerable", "no"), ("paragraphs", [1]), ("paragraphs", [{"is_supporting": 1}], "is_supporting"),
-    ],
-    "strategyqa.json": [("answer", "yes"), ("facts", [1])],
-    "iirc.json": [
-        ("text", ""), ("questions", [{"question": "Who?", "answer": 3}], "answer"),
-        ("questions", answered(type="date"), "type"), ("questions", answered(type="value"), "'answer_value'"),
-        ("questions", answered(type="binary", answer_value="si"), "answer_value"),
-    ],
-    "squad_v1.json": [
-        ("paragraphs", "x"), ("paragraphs", [{"context": 3, "qas": [{"id": "z"}]}], "context"),
-        ("paragraphs", [{"context": "x", "qas": [{"id": "z", "answers": "y"}]}], "answers"),
-        ("paragraphs", [{"context": "x", "qas": [{"question": "Who?"}]}], "'id'"),
-    ],
-    "popqa.tsv": [
-        ("possible_answers", "x"), ("possible_answers", "[1]"), ("question", ""), ("subj_id", None),
-    ],
-    "webquestions.json": [("targetValue", "(list Lawyer)"), ("targetValue", ["x"]), ("url", 3)],
-    "bamboogle.csv": [("Question", ""), ("Answer", 3)],
-    "simpleqa.csv": [("answer", 3), ("problem", " ")],
-    "msmarco.json": [
-        ("answers", "x"), ("passages", "x"), ("query", ""),
-        ("passages", {"passage_text": ["x"]}, "is_selected"),
-        ("passages", [{"is_selected": 2, "passage_text": "x"}], "is_selected"),
-    ],
-    "beir_queries.jsonl": [("text", ""), ("title", "Castor Hill", "corpus=")],
-}  # fmt: skip
-#: Official file -> what stands for no gold answer.
-UNANSWERED = {
-    "hotpot_distractor.json": [{"answer": " "}],
-    "twowiki.json": [{"answer": ""}],
-    "nq_open.jsonl": [{"answer": []}, {"answer": ["", " "]}],
-    "dpr_nq.json": [{"answers": []}],
-    "triviaqa.json": [{"Answer": {"Value": "", "Aliases": []}}],
-    "musique_full.jsonl": [{"answer": "", "answer_aliases": []}],
-    "strategyqa.json": [{"answer": None}],
-    "iirc.json": [{"questions": answered(type="span", answer_spans=[])}],
-    "squad_v1.json": [
-        {"paragraphs": [{"context": "x", "qas": [{"id": "z", "question": "Who?", "answers": [], **more}]}]}
-        for more in ({}, {"is_impossible": True})
-    ],
-    "popqa.tsv": [{"possible_answers": "[]"}, {"possible_answers": ""}],
-    "webquestions.json": [{"targetValue": "(list)"}],
-    "bamboogle.csv": [{"Answer": "", "Answer 2": ""}],
-    "simpleqa.csv": [{"answer": ""}],
-    "msmarco.json": [{"answers": ["No Answer Present."]}, {"answers": []}],
-    "beir_queries.jsonl": [],
-}
+MISTAKES = yaml.safe_load((FILES.parent / "wrong_questions.yaml").read_text(encoding="utf-8"))
+WRONG, UNANSWERED = MISTAKES["wrong"], MISTAKES["unanswered"]
 
 
 @pytest.mark.parametrize("file", WRONG)
@@ -942,13 +867,10 @@ def test_columns_are_checked_before_a_row_is_read_and_one_s_own_set_may_lie_ther
     stream.__iter__.assert_not_called()
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("hotpotqa", {"path": "dev.json"}), ("2wikimultihopqa", {"path": "dev.json", "aliases": "ids.json"}),
-        ("file", {"path": "q.jsonl"}), ("nq", {"revision": "abc"}), ("testbed", {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "options"), [
+    ("hotpotqa", {"path": "dev.json"}), ("2wikimultihopqa", {"path": "dev.json", "aliases": "ids.json"}),
+    ("file", {"path": "q.jsonl"}), ("nq", {"revision": "abc"}), ("testbed", {}),
+])  # fmt: skip
 def test_a_set_names_its_files(name, options):
     source = source_class(name)(**options)
     assert source.files == tuple(v for k, v in options.items() if k != "revision")
@@ -1002,13 +924,10 @@ def test_a_class_of_one_s_own_is_read_like_ours(tmp_path):
 
 
 @needs_articles
-@pytest.mark.parametrize(
-    ("name", "number", "gold"),
-    [
-        ("hotpotqa", 329, 2), ("2wikimultihopqa", 184, 2), ("nq", 500, 1), ("strategyqa", 500, 0),
-        ("iirc", 20, 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "number", "gold"), [
+    ("hotpotqa", 329, 2), ("2wikimultihopqa", 184, 2), ("nq", 500, 1), ("strategyqa", 500, 0),
+    ("iirc", 20, 1),
+])  # fmt: skip
 def test_the_real_samples_load_whole(name, number, gold):
     file = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "qa" / f"{name}.jsonl"
     if not file.is_file():

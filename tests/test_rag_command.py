@@ -10,10 +10,10 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from artefacts import write_lines
-from fake_elasticsearch import FakeElasticsearch
-from fake_lm import linear_bank
-from refusals import exits, fails
+from helpers.artefacts import write_lines
+from helpers.fake_elasticsearch import FakeElasticsearch
+from helpers.fake_lm import linear_bank
+from helpers.refusals import exits, fails
 from test_compare import model, of_other_weights, place  # noqa: F401
 
 from probers.adaptive import AdaptiveClassifier
@@ -200,13 +200,9 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
     token_banks(Path())
     classifier().save("adaptive")
     banks = {
-        "radio": "tokens",
-        "before_entity": "entities",
-        "probing_before": "prompts",
-        "ungrounded": "grounding",
-        "helps": "helps",
-        "helps_before": "helps_before",
-    }
+        "radio": "tokens", "before_entity": "entities", "probing_before": "prompts",
+        "ungrounded": "grounding", "helps": "helps", "helps_before": "helps_before",
+    }  # fmt: skip
     for group in ("trigger", "query", "retriever"):
         for name in choices(group):
             given = {"bank": banks.get(name, "prober"), "classifier": "adaptive"}

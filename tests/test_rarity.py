@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artefacts import write_lines
-from fake_lm import FakeLM, FakeRetriever, passage
+from helpers.artefacts import write_lines
+from helpers.fake_lm import FakeLM, FakeRetriever, passage
+from helpers.refusals import fails
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import fails
 from test_loop import without_seconds
 
 from probers.cli.components import Component
@@ -299,13 +299,7 @@ def test_it_fires_exactly_above_its_threshold(threshold, text):
             assert decision.fire == (decision.position is not None)
 
 
-def test_bad_options_and_retrievers_without_counts_are_refused():
-    for options in ({"reduction": "most"}, {"partners": "all"}, {"recogniser": "guess"}):
-        with fails("unknown-choice"):
-            Rarity(**options)
-    for options in ({"frequency": -1}, {"together": -2}):
-        with fails(None, next(iter(options))):
-            Rarity(**options)
+def test_retrievers_without_counts_are_refused():
     plain = FakeRetriever(lambda query: [])
     for retriever, name in ((Dense, "dense"), (plain, "")):
         with fails("unsupported", "trigger=rarity", "retriever=bm25", name):

@@ -128,7 +128,7 @@ class Reading(Shown):
         driver.get_log("browser")
         self.open()
 
-    def open(self) -> None:
+    def open(self, fragment: str = "") -> None:
         self.browser.get("about:blank")
         self.browser.get((self.folder / "reading.html").as_uri())
 

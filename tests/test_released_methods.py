@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fake_lm import SPEC, FakeLM, FakeRetriever, offsets, passage
-from refusals import fails
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, offsets, passage
 
 import probers.signals.tokens
 from probers import CausalLM
@@ -228,13 +227,3 @@ def test_replayed_costs_are_those_of_runs(testbed):
         for name in ("tokens", "read_tokens"):
             assert replayed[name].tolist() == [getattr(answer.counters, name) for answer in run]
     assert recorded.thresholds("dtr")[0] > -100
-
-
-@pytest.mark.parametrize("make", [
-    lambda: queries.DTRQuery(form="no place"), lambda: queries.DTRQuery(n=0),
-    lambda: queries.SeakrQuery(samples=1), lambda: queries.SeakrQuery(of="nothing"),
-    lambda: queries.SeakrQuery(variant="other"),
-])  # fmt: skip
-def test_options_are_checked(make):
-    with fails(None):
-        make()

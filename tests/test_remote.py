@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from http_fakes import Handler, Server
-from refusals import fails
+from helpers.http_fakes import Handler, Server
+from helpers.refusals import fails
+from helpers.serving import PROMPT, Running, bank_for, running
 from scipy.stats import entropy
-from serving import PROMPT, Running, bank_for, running
 
 from probers import CausalLM
 from probers.cli import main as cli
@@ -209,8 +209,7 @@ def said(text: str = " a", logprobs: Any = MADE) -> Any:
     (404, {"error": {"message": "nothing"}}, UserError, ["/v1", "nothing"]),
     (400, {"error": {"message": "logprobs are off"}}, UserError, ["400", "logprobs are off"]),
     (400, {"error": {"message": "prompt too long"}}, UserError, ["400", "prompt too long"]),
-    (200, {"choices": []}, RunError, ["choices: "]),
-    (200, [1], RunError, ["no JSON"]),
+    (200, {"choices": []}, RunError, ["choices: "]), (200, [1], RunError, ["no JSON"]),
 ])  # fmt: skip
 def test_what_a_server_says_wrong_is_one_sentence(status, body, kind, told, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

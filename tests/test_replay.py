@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_lm import FakeLM, FakeRetriever, passage
+from helpers.fake_lm import FakeLM, FakeRetriever, passage
 
 from probers.model.language_model import SentenceEnd
 from probers.rag.comparison.outcomes import TOKENS, Outcomes

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from fake_lm import FakeLM, FakeRetriever, passage
+from helpers.fake_lm import FakeLM, FakeRetriever, passage
 from test_methods import Strategies
 
 from probers.rag.comparison.curves import record_all, rerun_all

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.refusals import fails
+from helpers.serving import bank_for, running
 from pydantic import Field
-from refusals import fails
-from serving import bank_for, running
 
 from probers import CausalLM
 from probers.checksums import Journal

@@ -11,22 +11,23 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from artefacts import write_lines
-from parts import computed
-from planted import make_store
-from refusals import interruptions
+from helpers.artefacts import write_lines
+from helpers.parts import computed
+from helpers.planted import make_store
+from helpers.refusals import interruptions
+from helpers.tiny import tiny_path
 from test_compare import place  # noqa: F401
-from test_parts import RAG
+from test_parts import ALONE, QUOTAS, RAG
 from test_score_command import WRITTEN, loaded, make_bank
 from test_score_command import model as tiny_model  # noqa: F401
 from test_value_heads import ON, linear, written
 from test_value_heads import labelled as labelled_texts
-from tiny import tiny_path
 
 from probers.checksums import Journal
 from probers.cli import main as cli
 from probers.rag.traces import TraceFile
 from probers.store.store import FeatureStore
+from probers.train.methods.adapted import LoraModule
 from probers.train.module import ProberModule
 
 LONG = pytest.mark.long
@@ -36,6 +37,11 @@ TRAIN = [
 ]  # fmt: skip
 SCORE = ["texts.jsonl", "model=./model", "prober=prober", "batch_size=1", *ON]
 COMPARE = ["triggers=[never,entropy,rind_paper,probing]", "sweep=1", "resamples=100"]
+ADAPTERS = [
+    "data=data", "layer=2", "head=lora", "epochs=4", "checks=1", "batch_size=16", "lr=0.01", "loss=span_max",
+    "resamples=100", "device=cpu", "head.lr=0.01", "head.dropout=0.1", "head.rank=4", "head.start_epochs=4",
+    "head.kl_limit=null", "head.lambda_kl=0.01", "save_every=0",
+]  # fmt: skip
 IMPORT = ["probe", f"model={tiny_path('llama', 0)}", *ON, "texts=marked.jsonl", "resamples=100"]
 
 #: Name -> command, what is typed, and the function that is interrupted after so many calls.
@@ -45,6 +51,8 @@ CASES = {
     "comparison": ("compare", [*RAG, *COMPARE], TraceFile, "append", 1),
     "scores": ("score", SCORE, Journal, "append", 2),
     "imported": ("import", [*IMPORT, "batch_size=4"], Journal, "append", 2),
+    "quotas": ("datagen", ["source=cot", *QUOTAS, *ALONE], FeatureStore, "write_shard", 1),
+    "adapters": ("train", ADAPTERS, LoraModule, "training_step", 13),
 }
 
 
@@ -57,6 +65,12 @@ def prepare(name: str, tiny: Path) -> None:
         make_bank(loaded(tiny), recogniser="rules").save_pretrained("prober")
         texts = [t | {"id": str(i), "answer": t["answer"] + " and on" * i} for i, t in enumerate(WRITTEN)]
         write_lines(Path("texts.jsonl"), texts)
+    elif name == "adapters":
+        pytest.importorskip("peft")
+        from test_lora import line, store_of
+
+        store_of(Path(write_lines(Path("marked.jsonl").absolute(), map(line, range(240)))), Path("data"),
+                 "pool=tokens", "limit=null")  # fmt: skip
     elif name == "imported":
         written(Path("probe"), linear().state_dict())
         labelled_texts(Path("marked.jsonl").absolute(), 24)
@@ -70,7 +84,10 @@ def damage(out: Path, count: int) -> None:
 
 
 @pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers, of what peft reads
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LONG if name in ("quotas", "adapters") else ()) for name in CASES]
+)
 def test_interrupted_again_and_again_a_run_ends_the_same(place, name, tiny_model, monkeypatch):  # noqa: F811
     """Also where a kill left half a line behind; and what is over is not done again."""
     command, typed, owner, function, calls = CASES[name]

@@ -9,10 +9,10 @@ from itertools import pairwise
 import bm25s
 import numpy as np
 import pytest
-from artefacts import write_lines
+from helpers.artefacts import write_lines
+from helpers.refusals import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, RankBM25, bm25

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_lm import offsets
+from helpers.fake_lm import offsets
+from helpers.refusals import fails
+from helpers.tiny import PROMPTS, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
-from tiny import PROMPTS, tiny_lm
 
 import probers.words.text
 from probers.signals import BEFORE, SIGNALS, Part, rind_scores, signals, signals_before, words

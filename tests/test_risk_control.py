@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import fails
+from helpers.refusals import fails
 from scipy.stats import binom
 
 from probers.prober.decision import ALWAYS, ThresholdRule
@@ -74,29 +74,6 @@ def test_so_many_groups_are_needed_and_no_fewer() -> None:
             for wrong in (1, 2):
                 more = groups_needed(risk, confidence, wrong)
                 assert binom.cdf(wrong, more, risk) <= 1 - confidence < binom.cdf(wrong, more - 1, risk)
-
-
-def test_a_sequence_by_hand() -> None:
-    rule, scores = ThresholdRule("risk", 0.5, 0.75), np.arange(20.0)
-    # 2 right groups are enough (p = 1/4), and 5 with a wrong one (p = 6/32). Of 20 groups a quarter is 5: the
-    # sequence begins there, and a wrong one among them does not end it.
-    assert [groups_needed(0.5, 0.75, wrong) for wrong in (0, 1, 2)] == [2, 5, 7]
-    # Of seven three are wrong: p = 64/128. It ends before.
-    threshold, promise, _ = rule.choose(np.isin(scores, [4, 5, 6]), scores)
-    assert threshold == np.nextafter(5.0, -1) and promise == Promise(0.5, 0.75, 20, 5, 1)
-    threshold, promise, _ = rule.choose(np.isin(scores, [0, 6, 7, 8]), scores)  # p(8, 3) = 93/256
-    assert threshold == np.nextafter(7.0, -1) and promise == Promise(0.5, 0.75, 20, 7, 2)
-    # Nothing is wrong: all pass, and whatever lies a little above them.
-    threshold, promise, _ = rule.choose(np.zeros(20), scores)
-    assert threshold == 20 and promise == Promise(0.5, 0.75, 20, 20, 0)
-    # Two of the first five are wrong: p = 16/32.
-    with fails("labels", "threshold=risk=0.5@0.75", "5 validation groups", "2 are wrong"):
-        rule(np.isin(scores, [0, 3]), scores)
-    # Of ten groups a quarter is two: the sequence begins with the strictest that could be certified at all.
-    with fails("labels", "2 validation groups", "1 are wrong"):
-        rule(scores[:10] == 0, scores[:10])
-    threshold, promise, _ = rule.choose(scores[:10] == 2, scores[:10])  # p(3, 1) = 1/2
-    assert threshold == np.nextafter(2.0, -1) and promise == Promise(0.5, 0.75, 10, 2, 0)
 
 
 def test_a_group_counts_once_and_is_wrong_if_one_of_its_texts_that_pass_is() -> None:

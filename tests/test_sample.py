@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from html_pages import Page, digest
+from helpers.html_pages import Page, digest
 
 from probers.datagen.audit import draw, draw_undecided, sample_html
 from probers.datagen.audit.labels import MOST_UNDECIDED

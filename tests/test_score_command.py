@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from artefacts import read_lines
-from refusals import fails
-from tiny import BOS, CONTEXT, byte_level, save_tiny
+from helpers.artefacts import read_lines
+from helpers.refusals import fails
+from helpers.tiny import BOS, CONTEXT, byte_level, save_tiny
 
 from probers.cli import main as cli
 from probers.data.splits import Seen

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from planted import SPEC, make_store, make_token_store
-from refusals import fails, interrupted
+from helpers.planted import SPEC, make_store, make_token_store
+from helpers.refusals import fails, interrupted
 from test_joint_heads import planted
 
 from probers.checksums import Journal, draw_key

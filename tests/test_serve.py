@@ -17,9 +17,9 @@ import numpy as np
 import openai
 import pytest
 import torch
+from helpers.refusals import fails
+from helpers.serving import PROMPT, QUESTION, Running, bank_for, running
 from pydantic import ValidationError
-from refusals import fails
-from serving import PROMPT, QUESTION, Running, bank_for, running
 
 from probers import CausalLM
 from probers.model.blocks import decoder_layers
@@ -43,11 +43,6 @@ PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser 
 
 
 @pytest.fixture(scope="module")
-def lm():
-    return CausalLM.from_pretrained("testbed", dtype="float32")
-
-
-@pytest.fixture(scope="module")
 def server(lm):
     with running(lm, bank_for(lm), corpus=True) as found:
         yield found
@@ -56,9 +51,8 @@ def server(lm):
 @pytest.fixture(scope="module")
 def chatting():
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
-    lm.tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if tools %}{% endif %}"
-    )
+    form = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if tools %}{% endif %}"
+    lm.tokenizer.chat_template = form
     with running(lm, None) as found:
         yield found
 
@@ -448,54 +442,39 @@ def test_what_is_listed(server):
 
 #: Changes of a good request, status, the field named by ``param`` or the message, a value in the message.
 REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
-    ({"model": "other"}, 404, "model", "'testbed'"),
-    ({"prompt": None}, 400, "prompt", ""),
-    ({"prompt": ""}, 400, "prompt", "empty"),
-    ({"prompt": []}, 400, "prompt", ""),
-    ({"prompt": [10**9]}, 400, "prompt", "1000000000"),
-    ({"prompt": "\ud800"}, 400, "prompt", "surrogates"),
+    ({"model": "other"}, 404, "model", "'testbed'"), ({"prompt": None}, 400, "prompt", ""),
+    ({"prompt": ""}, 400, "prompt", "empty"), ({"prompt": []}, 400, "prompt", ""),
+    ({"prompt": [10**9]}, 400, "prompt", "1000000000"), ({"prompt": "\ud800"}, 400, "prompt", "surrogates"),
     ({"prompt": ["a", "\udc00"]}, 400, "prompt[1]", "surrogates"),
     ({"stop": ["a", "b\ud83d"]}, 400, "stop[1]", "surrogates"),
-    ({"model": "\ud83d"}, 400, "model", "surrogates"),
-    ({"user": "\ud83d"}, 400, "user", "surrogates"),
+    ({"model": "\ud83d"}, 400, "model", "surrogates"), ({"user": "\ud83d"}, 400, "user", "surrogates"),
     ({"metadata": {"\ud83d": "a"}}, 400, "metadata", "surrogates"),
     ({"\ud83d": 1}, 400, "None", "surrogates"),
     ({"hallucination": {"abstention": "\ud83d"}}, 400, "hallucination.abstention", "surrogates"),
-    (
-        {"messages": [{"role": "user", "content": [{"text": "\ud83d"}]}]},
-        400,
-        "messages[0].content[0].text",
-        "",
-    ),
+    ({"messages": [{"role": "user", "content": [{"text": "\ud83d"}]}]}, 400, "messages[0].content[0].text",
+     ""),
     ({"retrieval": {"trigger": "\ud83d"}}, 400, "retrieval.trigger", "surrogates"),
     ({"prompt": "word " * 3000}, 400, "prompt", "maximum context length"),
-    ({"max_tokens": 0}, 400, "max_tokens", ""),
-    ({"max_tokens": 10**6}, 400, "max_tokens", "1000000"),
-    ({"max_tokens": "4"}, 400, "max_tokens", ""),
-    ({"temperature": 3}, 400, "temperature", ""),
-    ({"top_p": 0}, 400, "top_p", ""),
-    ({"n": 0}, 400, "n", ""),
-    ({"stop": ""}, 400, "stop", "empty string"),
-    ({"stop": ["a", ""]}, 400, "stop", "empty string"),
+    ({"max_tokens": 0}, 400, "max_tokens", ""), ({"max_tokens": 10**6}, 400, "max_tokens", "1000000"),
+    ({"max_tokens": "4"}, 400, "max_tokens", ""), ({"temperature": 3}, 400, "temperature", ""),
+    ({"top_p": 0}, 400, "top_p", ""), ({"n": 0}, 400, "n", ""), ({"stop": ""}, 400, "stop", "empty string"),
+    ({"stop": ["a", ""]}, 400, "stop", "empty string"), ({"echo": True}, 400, "echo", ""),
     ({"tempreature": 1}, 400, "tempreature", "Unrecognized request argument supplied"),
-    ({"echo": True}, 400, "echo", ""),
     ({"presence_penalty": 0.5}, 400, "presence_penalty", ""),
     ({"retrieval": {"trigger": "nonsense"}}, 400, "trigger", "'nonsense'"),
     ({"retrieval": {"trigger": "oracle"}}, 400, "oracle", ""),
     ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "threshold", "never"),
-    ({"retrieval": {"trigger": "never"}, "n": 2}, 400, "n", "one greedy answer"),
-    ({"retrieval": {"trigger": "never"}, "prompt": "a \ud800"}, 400, "prompt", "surrogates"),
-    ({"retrieval": {"trigger": "never"}, "stop": ["."]}, 400, "stop", ""),
-    ({"retrieval": {"trigger": "never"}, "logprobs": 2}, 400, "logprobs", ""),
-    ({"retrieval": {"trigger": "never"}, "temperature": 0.5}, 400, "temperature", ""),
-    ({"retrieval": {"trigger": "never"}, "top_p": 0.9}, 400, "top_p", ""),
-    ({"retrieval": {"trigger": "never"}, "max_tokens": 10**6}, 400, "max_tokens", "1000000"),
-    ({"retrieval": {"trigger": "never"}, "prompt": ["a", "b"]}, 400, "prompt", "one question"),
-]
+    *(({"retrieval": {"trigger": "never"}, **more}, 400, next(iter(more)), value) for more, value in (
+        ({"n": 2}, "one greedy answer"), ({"prompt": "a \ud800"}, "surrogates"), ({"stop": ["."]}, ""),
+        ({"logprobs": 2}, ""), ({"temperature": 0.5}, ""), ({"top_p": 0.9}, ""),
+        ({"max_tokens": 10**6}, "1000000"), ({"prompt": ["a", "b"]}, "one question"),
+    )),
+]  # fmt: skip
 
 
-def post(server: Running, content: str, kind: str = "application/json") -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
+def post(server: Running, content: str, path: str = "completions") -> httpx.Response:
+    headers = {"content-type": "application/json"}
+    return httpx.post(f"{server.url}/v1/{path}", content=content, headers=headers)
 
 
 @pytest.mark.parametrize(("change", "status", "named", "value"), REFUSED, ids=lambda v: str(v)[:40])
@@ -549,11 +528,7 @@ def test_param_is_what_was_sent(server, fields, param):
 ])  # fmt: skip
 def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     body = {"model": "testbed", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **fields}
-    answer = httpx.post(
-        f"{chatting.url}/v1/chat/completions",
-        content=json.dumps(body),
-        headers={"content-type": "application/json"},
-    )
+    answer = post(chatting, json.dumps(body), "chat/completions")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
     part = {"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
     body |= {**dict.fromkeys(fields), "messages": [{"role": "user", "content": [part]}]}
@@ -568,63 +543,43 @@ def test_nesting_is_read_or_refused_in_one_sentence(chatting, depth):
     tools = '[{"type": "function", "function": {"name": "f", "parameters": ' + nested + "}}]"
     told = '"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1'
     body = f'{{"model": "testbed", {told}, "tools": {tools}, "metadata": {nested}}}'
-    answer = httpx.post(
-        f"{chatting.url}/v1/chat/completions", content=body, headers={"content-type": "application/json"}
-    )
+    answer = post(chatting, body, "chat/completions")
     assert answer.status_code in ((200,) if depth == 10 else (400,) if depth >= 3000 else (200, 400))
     assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"], answer.text
 
 
-@pytest.mark.parametrize(
-    ("content", "headers", "status", "told"),
-    [
-        ("{", {}, 400, "JSON"),
-        ("[]", {}, 400, "the body"),
-        ('{"model": NaN}', {}, 400, "model"),
-        ("{}", {"content-type": "text/plain"}, 415, "application/json"),
-        ("x" * 4_000_001, {}, 413, "more than 4000000 bytes"),
-        ([b"x" * 500_000] * 10, {}, 413, "more than 4000000 bytes"),  # in chunks
-        (b'{"model": "\xff"}', {}, 400, "UTF-8"),
-        (gzip.compress(b"{}", mtime=0), {"content-encoding": "gzip"}, 415, "gzip"),
-        (b"{}", {"content-encoding": "br"}, 415, "br"),
-        ("[" * 200_000, {}, 400, "nested"),
-        ('{"prompt": ' + '{"a":' * 100_000 + "1" + "}" * 100_001, {}, 400, "nested"),
-        ('{"max_tokens": ' + "9" * 5000 + "}", {}, 400, "digits"),
-        ('{"model": "testbed", "prompt": "a", "temperature": 1e999}', {}, 400, "temperature"),
-        ('{"model": "testbed", "prompt": "a", "seed": ' + "9" * 400 + "}", {}, 400, "seed"),
-        ('{"model": "testbed", "prompt": [' + "9" * 400 + "]}", {}, 400, "prompt"),
-        ("", {}, 400, "the body"),
-        ("{}", {f"x-{i}": "a" for i in range(300)}, 431, "headers"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
+@pytest.mark.parametrize(("content", "headers", "status", "told"), [
+    ("{", {}, 400, "JSON"), ("[]", {}, 400, "the body"), ('{"model": NaN}', {}, 400, "model"),
+    ("{}", {"content-type": "text/plain"}, 415, "application/json"),
+    ("x" * 4_000_001, {}, 413, "more than 4000000 bytes"),
+    ([b"x" * 500_000] * 10, {}, 413, "more than 4000000 bytes"),  # in chunks
+    (b'{"model": "\xff"}', {}, 400, "UTF-8"),
+    (gzip.compress(b"{}", mtime=0), {"content-encoding": "gzip"}, 415, "gzip"),
+    (b"{}", {"content-encoding": "br"}, 415, "br"), ("[" * 200_000, {}, 400, "nested"),
+    ('{"prompt": ' + '{"a":' * 100_000 + "1" + "}" * 100_001, {}, 400, "nested"),
+    ('{"max_tokens": ' + "9" * 5000 + "}", {}, 400, "digits"),
+    ('{"model": "testbed", "prompt": "a", "temperature": 1e999}', {}, 400, "temperature"),
+    ('{"model": "testbed", "prompt": "a", "seed": ' + "9" * 400 + "}", {}, 400, "seed"),
+    ('{"model": "testbed", "prompt": [' + "9" * 400 + "]}", {}, 400, "prompt"), ("", {}, 400, "the body"),
+    ("{}", {f"x-{i}": "a" for i in range(300)}, 431, "headers"),
+], ids=lambda value: str(value)[:30])  # fmt: skip
 def test_bodies_that_are_none(server, content, headers, status, told):
     headers = {"content-type": "application/json", **headers}
     answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert (
-        told in error["message"]
-        and len(error["message"]) < 200
-        and "parsing the body" not in error["message"]
-    )
+    assert told in error["message"] and "parsing the body" not in error["message"]
+    assert len(error["message"]) < 200
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "told"),
-    [
-        ("GET", "/v1/nothing", 404, "GET /v1/models"),
-        ("POST", "/v1/responses", 404, "/v1/chat/completions"),
-        ("POST", "/v1/embeddings", 404, "/v1/completions"),
-        ("POST", "/chat/completions", 404, "end with /v1"),
-        ("GET", "/models", 404, "end with /v1"),
-        ("POST", "/v1/files", 404, "POST /v1/files"),  # an upload, no JSON
-        ("POST", "/v1/v1/chat/completions", 404, "not offered"),
-        ("GET", "/v1/completions", 405, "send POST"),
-        ("POST", "/v1/models", 405, "send GET"),
-        ("PUT", "/health", 405, "send GET"),
-    ],
-)
+@pytest.mark.parametrize(("method", "path", "status", "told"), [
+    ("GET", "/v1/nothing", 404, "GET /v1/models"), ("POST", "/v1/responses", 404, "/v1/chat/completions"),
+    ("POST", "/v1/embeddings", 404, "/v1/completions"), ("POST", "/chat/completions", 404, "end with /v1"),
+    ("GET", "/models", 404, "end with /v1"),
+    ("POST", "/v1/files", 404, "POST /v1/files"),  # an upload, no JSON
+    ("POST", "/v1/v1/chat/completions", 404, "not offered"), ("GET", "/v1/completions", 405, "send POST"),
+    ("POST", "/v1/models", 405, "send GET"), ("PUT", "/health", 405, "send GET"),
+])  # fmt: skip
 def test_what_is_not_offered_says_so(server, method, path, status, told):
     answer = httpx.request(
         method, server.url + path, content="--x", headers={"content-type": "multipart/form-data"}
@@ -662,13 +617,10 @@ def test_counts_have_no_name_that_a_client_chooses(lm):
 
 def test_every_answer_and_every_log_line_has_the_name_of_its_request(lm, monkeypatch, caplog):
     with running(lm, None, log_requests=True) as server:
-        answers = [
-            httpx.get(f"{server.url}{path}")
-            for path in ("/health", "/v1/models", "/", "/page/page.js", "/no")
-        ]
-        answers += [
-            post(server, content) for content in ("{", '{"model": "testbed", "prompt": "a", "max_tokens": 1}')
-        ]
+        paths = ("/health", "/v1/models", "/", "/page/page.js", "/no")
+        answers = [httpx.get(f"{server.url}{path}") for path in paths]
+        bodies = ("{", '{"model": "testbed", "prompt": "a", "max_tokens": 1}')
+        answers += [post(server, content) for content in bodies]
         names = [answer.headers["x-request-id"] for answer in answers]
         assert len(set(names)) == len(names) == 7 and names[-1] in caplog.text and names[0] not in caplog.text
         monkeypatch.setattr("probers.serve.endpoint.Endpoint._acting", lambda *_: 1 / 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import PROMPT, Running, bank_for, running
+from helpers.serving import PROMPT, Running, bank_for, running
 
 from probers import CausalLM
 

@@ -15,9 +15,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from artefacts import write_lines
-from http_fakes import Handler, Server
-from refusals import fails
+from helpers.artefacts import write_lines
+from helpers.http_fakes import Handler, Server
+from helpers.refusals import fails
 
 from probers.data.articles import Rules, open_articles
 from probers.data.articles.base import prose, sentences_of
@@ -304,24 +304,6 @@ def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
     assert told[0] == (0, 2, "Aston") and told[-1][:2] == (2, 2) and any("500" in t[2] for t in told)
 
 
-@pytest.mark.parametrize(("options", "code", "named"), [
-    ({}, "missing-value", "wikipedia.titles"),
-    ({"titles": ["a"], "random": True}, "conflict", "titles and random"),
-    ({"titels": ["a"]}, "unknown-key", "wikipedia.titels"),
-    ({"titles": [" "]}, "empty", "wikipedia.titles"),
-    ({"titles": "no/such/file.txt"}, "no-file", "no/such/file.txt"),
-    ({"titles": ["a"], "rate": 0}, "bad-value", "wikipedia.rate=0"),
-    ({"titles": ["a"], "retries": -1}, "bad-value", "wikipedia.retries=-1"),
-    ({"titles": ["a"], "language": "en/x"}, "bad-value", "language=en/x"),
-    ({"titles": ["a"], "api_url": "ftp://x"}, "bad-value", "api_url=ftp"),
-    ({"titles": ["a"], "contact": "jö@x"}, "bad-value", "wikipedia.contact"),
-    ({"random": True}, "missing-value", "limit"),
-])  # fmt: skip
-def test_a_mistaken_request_is_told_at_once(options, code, named):
-    with fails(code, named):
-        open_articles("wikipedia", wikipedia=options)
-
-
 def records(n):
     return [{"title": f"Town {i}", "text": f"Town {i} is here. It is old."} for i in range(n)]
 
@@ -370,15 +352,13 @@ def test_a_repeated_title_without_ids_is_listed_and_with_ids_kept_on_one_side(tm
 
 ODD = {
     "Control": ("The\x00 town\x07 is\there.\r\nIt is\x1b old.\ud800", ("The town is here.", "It is old.")),
-    "One": ("A single sentence.", "too short: 1 of at least 2"),
-    "Empty": ("", "empty"),
-    "Blank": (" \n\x00\n ", "empty"),
-    "Large": ("It is a town. " * 75_000, 100_000),
+    "One": ("A single sentence.", "too short: 1 of at least 2"), "Empty": ("", "empty"),
+    "Blank": (" \n\x00\n ", "empty"), "Large": ("It is a town. " * 75_000, 100_000),
     "Endless": ("word " * 210_000, "too long"),
     "مدينة": ("تقع المدينة على النهر. هل هي قديمة؟ نعم.", ("تقع المدينة على النهر.", "هل هي قديمة؟", "نعم.")),
     "城市": ("这座城市位于河边。它建于1204年！", ("这座城市位于河边。", "它建于1204年！")),
     "": ("It has no title. It is odd.", "no title"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["text", "sentences"])
@@ -414,6 +394,7 @@ def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
     (lambda: Rules(min_sentences=0), "bad-value"), (lambda: Rules(max_chars=0), "bad-value"),
     (lambda: open_articles("testbed", limit=0), "bad-value"), (lambda: open_articles("hf:"), "bad-value"),
     (lambda: open_articles("hf:a:b:c:d"), "bad-value"), (lambda: open_articles("wikipeda"), "no-file"),
+    (lambda: open_articles("wikipedia", wikipedia={"titels": ["a"]}), "unknown-key"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_told_at_once(read, code):
     with fails(code):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted import SPEC, make_store, make_token_store
-from refusals import fails
+from helpers.planted import SPEC, make_store, make_token_store
+from helpers.refusals import fails
 
 from probers.store.store import FeatureStore
 from probers.train.examples import Examples, SplitRequest, as_texts, load_examples

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import DEPTH, SPEC, WIDTH, make_rows, make_store, make_token_store
-from refusals import fails
+from helpers.planted import DEPTH, SPEC, WIDTH, make_rows, make_store, make_token_store
+from helpers.refusals import fails
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from test_joint_heads import grown

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from helpers.tiny import PROMPTS, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
 from test_lm import assert_all_same, rescored
-from tiny import PROMPTS, tiny_lm
 
 from probers.model.language_model import Sampling, SentenceEnd, Stops
 from probers.types import Needs
@@ -27,17 +26,14 @@ def grown(text: str, stops: Stops) -> tuple[int | None, list[int]]:
     return None, safe
 
 
-@pytest.mark.parametrize(
-    ("text", "count", "end"),
-    [
-        ("She was born in 1912. She moved", 1, "She was born in 1912."),
-        ("She was born in 1912. She moved", 2, None), ("One. Two. Three. Four", 2, "One. Two."),
-        ("Dr. Tolven lived in U.S. Army barracks. Then", 1, "Dr. Tolven lived in U.S. Army barracks."),
-        ("She left the U.S. The mill", 1, "She left the U.S."), ("She met a U.S. Theodore and", 1, None),
-        ('He said "go." And', 1, 'He said "go."'), ("A line\nand another", 1, "A line"),
-        ("No end in sight", 1, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "count", "end"), [
+    ("She was born in 1912. She moved", 1, "She was born in 1912."),
+    ("She was born in 1912. She moved", 2, None), ("One. Two. Three. Four", 2, "One. Two."),
+    ("Dr. Tolven lived in U.S. Army barracks. Then", 1, "Dr. Tolven lived in U.S. Army barracks."),
+    ("She left the U.S. The mill", 1, "She left the U.S."), ("She met a U.S. Theodore and", 1, None),
+    ('He said "go." And', 1, 'He said "go."'), ("A line\nand another", 1, "A line"),
+    ("No end in sight", 1, None),
+])  # fmt: skip
 def test_a_sentence_ends_where_it_is_split(text, count, end):
     place, _ = grown(text, Stops(frozenset(), sentences=(SentenceEnd(count),)))
     assert (None if place is None else text[:place]) == end
@@ -113,13 +109,3 @@ def test_tokens_are_drawn_with_their_probabilities():
         np.testing.assert_allclose(found[[0, 2]], two, atol=0.03)
         assert found[[1, 3, 4]].sum() == 0
     assert frequencies(count=50, top_p=0.5)[0] == 1
-
-
-@pytest.mark.parametrize(
-    ("make", "name", "value"),
-    [(Sampling, "temperature", 0.0), (Sampling, "top_p", 0.0), (Sampling, "top_p", 1.5),
-     (Sampling, "top_k", -1), (SentenceEnd, "count", 0)],
-)  # fmt: skip
-def test_bad_settings_are_named(make, name, value):
-    with fails("bad-value", name, value):
-        make(**{name: value})

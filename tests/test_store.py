@@ -18,8 +18,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from artefacts import contents, harm
-from refusals import fails
+from helpers.artefacts import contents, harm
+from helpers.refusals import fails
 
 from probers.cli.runs import identity
 from probers.store import reader
@@ -392,10 +392,8 @@ def test_a_store_of_8_bits_is_to_be_made_again(tmp_path: Path) -> None:
     (lambda t: t.assign(correct=t["correct"].astype(str)), "column correct of type string, not int64"),
     (lambda t: t.assign(extra=[[1]] * len(t)), "column extra of type list<"),
     (lambda t: t.assign(**{"a\n\x1b": [b""] * len(t)}), r"column 'a\n\x1b' of type binary"),
-    (lambda t: t.assign(split="elsewhere"), " split "),
-    (lambda t: t.assign(correct=7), " correct "),
-    (lambda t: t.assign(text=[None, *t["text"][1:]]), " text "),
-    (lambda t: t[1:], "4 rows"),
+    (lambda t: t.assign(split="elsewhere"), " split "), (lambda t: t.assign(correct=7), " correct "),
+    (lambda t: t.assign(text=[None, *t["text"][1:]]), " text "), (lambda t: t[1:], "4 rows"),
 ])  # fmt: skip
 def test_rows_of_another_shape_are_named(tmp_path, change, named):
     store = build(tmp_path / "s")
@@ -515,9 +513,6 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
     found, (states,), units, left_out = store.read_shard(0)
     assert [r["id"] for r in found] == [r["id"] for r in rows] and states.shape[0] == 3
     assert (units, left_out) == (["u"], [{"id": "x", "reason": "no"}])
-    before = {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")}
-    store.write_shard(0, found, states, units=units, left_out=left_out)
-    assert {p.name: p.read_bytes() for p in tmp_path.glob("shards/*")} == before
     with monkeypatch.context() as patched:
         patched.setattr("probers.store.store.write_bytes", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -528,15 +523,12 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
 
 
 def test_several_features_of_the_same_rows(tmp_path: Path) -> None:
-    """Each is read as if it were alone; the first has the very files that it has alone."""
+    """Each is read as if it were alone."""
     store = build_all(tmp_path / "s")
     shards = zip(make_all(5, 0, FEATURES), make_all(3, 2, FEATURES), strict=True)
     expected = [np.concatenate(both).astype(np.float16) for both in shards]
     alone = build(tmp_path / "alone")
     assert store.features == FEATURES and store.spec == SPEC and alone.features == (SPEC,)
-    for name in ("parquet", "safetensors"):
-        file = f"shards/00002.{name}"
-        assert (store.path / file).read_bytes() == (alone.path / file).read_bytes()
     assert {p.name for p in store.path.glob("shards/00002*")} == {
         "00002.parquet", "00002.safetensors", "00002.mean.mlp_out.safetensors",
         "00002.mind.resid_post.safetensors", "00002.json",

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.refusals import exits, fails
 from omegaconf import DictConfig, OmegaConf
 from pytest import MonkeyPatch
-from refusals import exits, fails
 from test_train_figures import evaluator_of, make_examples, make_trained
 
 from probers.cli import main as cli
@@ -58,7 +58,7 @@ class Command:
             raise self.fails[cfg.seed]
         return Path("runs") / (cfg.out or f"default/{cfg.suffix}")
 
-    def compose(self, _: str, overrides: list[str]) -> DictConfig:
+    def compose(self, _: str, overrides: list[str]) -> Any:
         defaults = OmegaConf.create({"seed": 0, "out": None, "suffix": None, "lr": 0.1})
         return OmegaConf.merge(defaults, OmegaConf.from_dotlist([o.replace("'", "") for o in overrides]))
 

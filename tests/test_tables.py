@@ -124,8 +124,8 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def parts(place) -> dict[str, str]:
     """A tiny encoder for texts, as a folder."""
+    from helpers.tiny import byte_level
     from sentence_transformers import SentenceTransformer, models
-    from tiny import byte_level
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)

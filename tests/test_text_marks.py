@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from refusals import fails
-from tiny import BOS, EOS, PAD, tiny_path
+from helpers.refusals import fails
+from helpers.tiny import BOS, EOS, PAD, tiny_path
 from transformers import AutoTokenizer
 
 from probers.cli.compose import request as settings

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from artefacts import in_layout, write_lines
+from helpers.artefacts import in_layout, write_lines
+from helpers.refusals import fails
+from helpers.tiny import byte_level, sentence_piece, word_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
-from tiny import byte_level, sentence_piece, word_piece
 
 from probers.data.tables import Row
 from probers.data.texts import TextSource, token_labels
@@ -316,10 +316,11 @@ def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
     assert found.inside.tolist() == [0, 0, 0, 0, 1, 0, 0]
 
 
+DATA = Path(__file__).parent / "data"
 #: Some records of our own in each layout, and the labels of the unit that they are read by.
 LAYOUTS = {
     name: (each["records"], each["unit"], each["wrong"])
-    for name, each in json.loads(Path(__file__).with_name("layouts.json").read_text()).items()
+    for name, each in json.loads((DATA / "layouts.json").read_text()).items()
 }
 
 

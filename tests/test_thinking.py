@@ -8,12 +8,12 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from artefacts import write_lines
+from helpers.artefacts import write_lines
+from helpers.refusals import fails
+from helpers.serving import Running, running
+from helpers.thinking import CHATS, thinking_model
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import fails
-from serving import Running, running
-from thinking import CHATS, thinking_model
 
 from probers import CausalLM, Prober
 from probers.cli.main import run

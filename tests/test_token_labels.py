@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from planted import DEPTH, SPEC, WIDTH, make_store
-from refusals import fails
+from helpers.planted import DEPTH, SPEC, WIDTH, make_store
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch.nn import functional as F
@@ -220,12 +219,6 @@ def test_the_command_trains_on_labelled_tokens(tmp_path):
     out = cli.run("train", typed)
     levels = json.loads((out / "metrics.json").read_text())["levels"]
     assert levels["span"]["auroc"] > 0.9 and "false_alarms" in levels["token"]
-
-
-def test_span_max_needs_tokens(tmp_path):
-    make_store(tmp_path / "s", 200)
-    with fails("mismatch", "loss=span_max"):
-        cli.run("train", [f"data={tmp_path / 's'}", f"out={tmp_path / 'p'}", "loss=span_max", "head=linear"])
 
 
 def named(name, row):

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_tokenizers import APPENDED, FAMILIES, family_tokenizer
+from helpers.family_tokenizers import APPENDED, FAMILIES, family_tokenizer
+from helpers.refusals import fails
+from helpers.serving import running
+from helpers.tiny import byte_level, save_tiny, tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import fails
-from serving import running
-from tiny import byte_level, save_tiny, tiny_lm
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
@@ -130,10 +130,9 @@ def test_any_text_at_all(family, text):
             assert signs(decoded[a:b]) in normalised(tokenizer, text[start:end])
 
 
-@pytest.mark.parametrize(
-    ("family", "text"),
-    [("bert", " Mira 🙂"), ("t5", " Mira 🙂"), ("qwen", "\ud83d"), ("gpt1", " Mira \x7f🙂")],
-)
+@pytest.mark.parametrize(("family", "text"), [
+    ("bert", " Mira 🙂"), ("t5", " Mira 🙂"), ("qwen", "\ud83d"), ("gpt1", " Mira \x7f🙂"),
+])  # fmt: skip
 def test_what_the_vocabulary_lacks_is_refused(family, text):
     with fails("bad-value"):
         read(family_tokenizer(family), text)

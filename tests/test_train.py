@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted import SPEC, make_store, make_token_store
+from helpers.planted import SPEC, make_store, make_token_store
+from helpers.refusals import fails
 from pytest import MonkeyPatch
-from refusals import fails
 from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
 from test_heads import Own
@@ -354,7 +354,6 @@ def test_token_states_make_probers_of_spans(tmp_path, head, aggregate, caplog):
 
 def test_a_head_of_ones_own(store, tmp_path, monkeypatch):
     """Trained, saved and, with its class given, loaded; what is no such module is one sentence."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     arguments = [f"data={store.path}", "layer=[1,2]", f"out={tmp_path / 'p'}", *PLAIN, "lr=0.01"]
     for target, named in [
         ("torch.nn.NoSuch", "NoSuch"), ("torch.nn.Linear", "'out_features'"), ("json.dumps", "dumps"),

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from planted import make_rows
+from helpers.planted import make_rows
+from helpers.refusals import fails
 from pytest import MonkeyPatch
-from refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_lm import NONE, SPEC, FakeLM, linear_bank, passage
+from helpers.fake_lm import NONE, SPEC, FakeLM, linear_bank, passage
+from helpers.refusals import fails
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import fails
 
 from probers.prober.calibration import EntropyModel, Temperature
 from probers.prober.decision import Ensemble
@@ -222,11 +222,10 @@ def test_probing_sums_layers_and_fires_above_the_banks_threshold(tmp_path):
     assert Probing(str(tmp_path / "prober"))(probed(0.0), state()).threshold == 0.5
 
 
-@pytest.mark.parametrize(
-    ("combine", "theta", "retrieves"),
-    [("logits", 0.9, False), ("logits", 1.1, True), ("probabilities", -0.02, False),
-     ("probabilities", -0.01, True), ("logits", 0.0, False), ("probabilities", 0.0, True)],
-)  # fmt: skip
+@pytest.mark.parametrize(("combine", "theta", "retrieves"), [
+    ("logits", 0.9, False), ("logits", 1.1, True), ("probabilities", -0.02, False),
+    ("probabilities", -0.01, True), ("logits", 0.0, False), ("probabilities", 0.0, True),
+])  # fmt: skip
 def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     """Retrieve when the sum over layers of "wrong" plus theta exceeds that of "correct".
 
@@ -509,10 +508,9 @@ def test_radio_refuses_other_models_and_texts_without_states():
         trigger(generation(" a"), state())
 
 
-@pytest.mark.parametrize(
-    ("reply", "fires"),
-    [(" Yes, I can.", False), (" yes", False), (" No. Yes", True), (" I know not", True), ("", True)],
-)
+@pytest.mark.parametrize(("reply", "fires"), [
+    (" Yes, I can.", False), (" yes", False), (" No. Yes", True), (" I know not", True), ("", True),
+])  # fmt: skip
 def test_the_judges_first_yes_or_no_decides(reply, fires):
     spent = []
     lm = FakeLM(lambda prompt: reply)
@@ -581,37 +579,25 @@ def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt
     assert not decision.fire
 
 
-@pytest.mark.parametrize(
-    ("make", "code", "named"),
-    [
-        (lambda: Random(-1), "bad-value", "rate=-1"),
-        (lambda: FixedLength(0), "bad-value", "n=0"),
-        (lambda: LlmJudge("Can you?"), "bad-value", "Can you?"),
-        (lambda: LlmJudge(max_new_tokens=0), "bad-value", "max_new_tokens=0"),
-        (lambda: Entropy(reduction="min"), "unknown-choice", "reduction='min'"),
-        (lambda: Entropy(scope="word"), "unknown-choice", "scope='word'"),
-        (lambda: Rind(variant="new"), "unknown-choice", "variant='new'"),
-        (lambda: Flare(variant="max"), "unknown-choice", "variant='max'"),
-        (lambda: Adaptive(None), "no-artifact", "probers-train head=adaptive"),
-        (lambda: Radio(None), "no-artifact", "probers-datagen --source wiki"),
-        (lambda: Radio(bank()), "mismatch", "pool=tokens"),
-        (lambda: Probing(bank(position="entity")), "mismatch", "--source cot"),
-        (lambda: Probing(bank(pool="predicting", position="entity")), "mismatch", "--source cot"),
-        (lambda: Probing(bank(), combine="best"), "unknown-choice", "trigger.combine=best"),
-        (lambda: Probing(bank(), combine="mean"), "unknown-choice", "trigger.combine=mean"),
-        (lambda: Probing(bank(), combine="stacked"), "unknown-choice", "trigger.combine=stacked"),
-        (lambda: Probing(bank(pool="prompt")), "mismatch", "trigger=probing_before"),
-        (lambda: Radio(bank(pool="prompt")), "mismatch", "pool=tokens"),
-        (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
-        (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
-        (lambda: ProbingBefore(None), "no-artifact", "--source cot pool=prompt"),
-        (lambda: Probing(None), "no-artifact", "probers-datagen --source cot"),
-        (lambda: Probing("no/such/folder"), "no-artifact", "no/such/folder"),
-        (lambda: Probing(bank(), threshold=0.1, theta=0.1), "conflict", "trigger.theta=0.1"),
-        (lambda: Probing(bank(), with_entropy=True), "mismatch", "with_entropy=true"),
-        (lambda: Probing(token_bank(), with_entropy=True), "mismatch", "with_entropy=true"),
-    ],
-)
-def test_options_that_cannot_be_are_named(make, code, named):
+@pytest.mark.parametrize(("make", "code", "named"), [
+    (lambda: Radio(bank()), "mismatch", "pool=tokens"),
+    (lambda: Probing(bank(position="entity")), "mismatch", "--source cot"),
+    (lambda: Probing(bank(pool="predicting", position="entity")), "mismatch", "--source cot"),
+    (lambda: Probing(bank(pool="prompt")), "mismatch", "trigger=probing_before"),
+    (lambda: Radio(bank(pool="prompt")), "mismatch", "pool=tokens"),
+    (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
+    (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
+    (lambda: Probing(bank(), with_entropy=True), "mismatch", "with_entropy=true"),
+    *((lambda how=how: Probing(bank(), combine=how), "unknown-choice", f"trigger.combine={how}")
+      for how in ("best", "mean", "stacked")),
+    (lambda: Probing(bank(), threshold=0.1, theta=0.1), "conflict", "trigger.theta=0.1"),
+    (lambda: Probing("no/such/folder"), "no-artifact", "no/such/folder"),
+    (lambda: Probing(None), "no-artifact", "probers-datagen --source cot"),
+    (lambda: ProbingBefore(None), "no-artifact", "--source cot pool=prompt"),
+    (lambda: Radio(None), "no-artifact", "probers-datagen --source wiki"),
+    (lambda: Adaptive(None), "no-artifact", "probers-train head=adaptive"),
+    (lambda: Probing(token_bank(), with_entropy=True), "mismatch", "with_entropy=true"),
+])  # fmt: skip
+def test_probers_that_a_trigger_cannot_read_are_refused(make, code, named):
     with fails(code, named):
         make()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import fails
-from serving import running
-from tiny import EOS, byte_level, save_tiny
+from helpers.refusals import fails
+from helpers.serving import running
+from helpers.tiny import EOS, byte_level, save_tiny
 
 from probers import RAG
 from probers.heads import LinearHead

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from refusals import fails
+from helpers.refusals import fails
 
-from probers import CausalLM
 from probers.model.language_model import Sampling
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Eigenscore
@@ -269,11 +268,6 @@ def test_the_best_cut_has_the_least_variance_on_both_sides():
         best_cut(np.zeros(0))
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return CausalLM.from_pretrained("testbed", dtype="float32")
-
-
 def questions(*names):
     return [TESTBED_PROMPT.question(f"Who does {name} work for?") for name in names]
 
@@ -405,7 +399,7 @@ def entailment(tmp_path_factory):
         (folder / "vocab.txt").write_text("\n".join(words))
         BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
         torch.manual_seed(4)  # one whose entailments go both ways, one way and neither
-        config = BertConfig(
+        config = BertConfig(  # type: ignore[call-arg]
             vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
             intermediate_size=16, num_labels=len(labels), id2label=dict(enumerate(labels)),
             label2id={label: i for i, label in enumerate(labels)}, initializer_range=0.6,

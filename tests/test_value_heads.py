@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, write_lines
-from refusals import fails
+from helpers.artefacts import contents, write_lines
+from helpers.refusals import fails
+from helpers.tiny import tiny_lm, tiny_path
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
-from tiny import tiny_lm, tiny_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers.cli import main as cli

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, write_lines
-from planted import stop_training
-from refusals import fails
+from helpers.artefacts import contents, write_lines
+from helpers.planted import stop_training
+from helpers.refusals import fails
 from test_lora import LAYER, line, store_of
 from test_stacked import halves
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from refusals import fails
-from serving import bank_for
+from helpers.refusals import fails
+from helpers.serving import bank_for
 
 from probers.cli.main import main, run
 from probers.cli.settings import Model
@@ -22,11 +22,6 @@ from probers.serve.vllm.prober import ServedProber, command
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import Generation
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
 def asked(model: dict[str, Any] | None = None, **fields: Any) -> Serve:
@@ -55,18 +50,15 @@ def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(lm, tmp_p
     assert ("--scheduler-cls" in argv) == lengthened
 
 
-@pytest.mark.parametrize(
-    ("pool", "site", "model", "code", "named"),
-    [
-        ("tokens", "mlp_out", {}, "unsupported", "site=mlp_out"),
-        ("mean", "resid_diff", {}, "unsupported", "site=resid_diff"),
-        ("tokens", "passages", {}, "unsupported", "site=passages"),
-        ("prompt", "resid_post", {}, "unsupported", "trigger=probing_before"),
-        ("tokens", "resid_post", {"attn": "eager"}, "unsupported", "model.attn"),
-        ("tokens", "resid_post", {"chat_template": "rag"}, "unsupported", "model.chat_template"),
-        ("tokens", "resid_post", {"name": "no/folder/here"}, "no-file", "model=no/folder/here"),
-    ],
-)
+@pytest.mark.parametrize(("pool", "site", "model", "code", "named"), [
+    ("tokens", "mlp_out", {}, "unsupported", "site=mlp_out"),
+    ("mean", "resid_diff", {}, "unsupported", "site=resid_diff"),
+    ("tokens", "passages", {}, "unsupported", "site=passages"),
+    ("prompt", "resid_post", {}, "unsupported", "trigger=probing_before"),
+    ("tokens", "resid_post", {"attn": "eager"}, "unsupported", "model.attn"),
+    ("tokens", "resid_post", {"chat_template": "rag"}, "unsupported", "model.chat_template"),
+    ("tokens", "resid_post", {"name": "no/folder/here"}, "no-file", "model=no/folder/here"),
+])  # fmt: skip
 def test_what_vllm_cannot_do_is_refused_before_it_starts(lm, tmp_path, pool, site, model, code, named):
     bank = bank_for(lm, pool)
     replace(bank, spec=replace(bank.spec, site=site)).save_pretrained(tmp_path)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import exits
-from tiny import PROMPTS, tiny_lm
+from helpers.refusals import exits
+from helpers.tiny import PROMPTS, tiny_lm
 
 from probers.model.vllm.records import TextRecord
 from probers.types import Feature, Needs

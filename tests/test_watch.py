@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import fails
-from tiny import CACHE, FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
+from helpers.refusals import fails
+from helpers.tiny import CACHE, FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 

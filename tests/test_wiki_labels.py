@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from artefacts import contents, write_lines
-from fake_lm import SPEC, FakeLM, begun
-from refusals import fails, interrupted
+from helpers.artefacts import contents, write_lines
+from helpers.fake_lm import SPEC, FakeLM, begun
+from helpers.refusals import fails, interrupted
 
 from probers import CausalLM, FeatureStore
 from probers.cli import main as cli
@@ -94,13 +94,10 @@ def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
     assert f"{len(rows)} labelled spans" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "stop", "cut_off"),
-    [
-        (" New", "length", True), (" 20", "length", True), (" Bank of", "length", True),
-        (" New York,", "length", False), (" 20 ships", "length", False), (" New York", "eos", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "stop", "cut_off"), [
+    (" New", "length", True), (" 20", "length", True), (" Bank of", "length", True),
+    (" New York,", "length", False), (" 20 ships", "length", False), (" New York", "eos", False),
+])  # fmt: skip
 def test_an_entity_that_the_length_limit_may_have_cut_off_has_no_label(text, stop, cut_off):
     generation = SimpleNamespace(text=text, stop=stop)
     assert may_go_on(generation, head_entity(text, RULES), RULES) == cut_off

@@ -5,8 +5,8 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from artefacts import contents, write_lines
-from fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
+from helpers.artefacts import contents, write_lines
+from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
 
 from probers import FeatureStore
 from probers.datagen import Articles, Questions
@@ -122,7 +122,7 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
     assert 0 < kept.sum() == len(after) < len(store)
     for spec in store.features:
         one, other = (s.feature(pool=spec.pool, site=spec.site).states(spec.layers) for s in (store, after))
-        np.testing.assert_array_equal(other, one[kept])
+        np.testing.assert_array_equal(other, one[kept])  # type: ignore[valid-type]
 
 
 def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, caplog):

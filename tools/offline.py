@@ -151,7 +151,8 @@ def gather(
     """
     with tempfile.TemporaryDirectory(prefix="probers-offline-") as temporary:
         beside, built = Path(temporary) / "beside", Path(temporary) / "built"
-        beside.mkdir(), built.mkdir()
+        beside.mkdir()
+        built.mkdir()
         python = "cp" + tag.python.replace(".", "")
         for name, version in present.items():
             # Of the same version, pip takes the narrowest tag and the highest build.

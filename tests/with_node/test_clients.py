@@ -3,18 +3,14 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from documents import page
-from serving import Running, bank_for, running
+from helpers.documents import page
+from helpers.serving import Running, bank_for, running
 
 from probers import CausalLM
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from refusals import fails
+from helpers.refusals import fails
 from search_nodes import cluster
 
 from probers.rag.retrievers import BM25, Elasticsearch

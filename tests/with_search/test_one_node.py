@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import exits, fails
+from helpers.refusals import exits, fails
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, Elasticsearch, elasticsearch, server, server_index
@@ -21,17 +21,12 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 ROOT = Path(__file__).parents[2]
 
 CHINESE = [
-    "北京是中华人民共和国的首都，也是全国的政治中心。",
-    "上海是中国最大的城市之一，位于长江入海口。",
-    "长江是亚洲最长的河流，流经上海注入东海。",
-    "黄河是中国第二长的河流。",
-    "東京は日本の首都であり、人口が最も多い都市である。",
-    "富士山は日本で最も高い山である。",
-    "故宫位于北京市中心，是明清两代的皇宫。",
-    "长城是古代中国的军事防御工程。",
-    "孔子是春秋时期的思想家和教育家。",
-    "李白是唐代著名诗人，被称为诗仙。",
-]
+    "北京是中华人民共和国的首都，也是全国的政治中心。", "上海是中国最大的城市之一，位于长江入海口。",
+    "长江是亚洲最长的河流，流经上海注入东海。", "黄河是中国第二长的河流。",
+    "東京は日本の首都であり、人口が最も多い都市である。", "富士山は日本で最も高い山である。",
+    "故宫位于北京市中心，是明清两代的皇宫。", "长城是古代中国的军事防御工程。",
+    "孔子是春秋时期的思想家和教育家。", "李白是唐代著名诗人，被称为诗仙。",
+]  # fmt: skip
 SCRIPTS = [
     "The room has 40 km² of H₂O in an oﬃce", "हिन्दी भारत की राजभाषा है", "שָׁלוֹם עֲלֵיכֶם",
     "Москва́ — столи́ца Росси́и",
@@ -573,11 +568,8 @@ def test_a_run_over_an_existing_index_needs_no_corpus(one, dragin, tmp_path, mon
     )
     asked = ["questions=asked.jsonl", "split=test", "trigger=always", "max_new_tokens=4", "answer_tokens=2"]
     there = [
-        "retriever=opensearch",
-        "retriever.existing=true",
-        "retriever.index=dragin",
-        "retriever.text=txt",
-    ]
+        "retriever=opensearch", "retriever.existing=true", "retriever.index=dragin", "retriever.text=txt",
+    ]  # fmt: skip
     assert exits("rag", [*asked, *there, "out=run"]) == 0
     found = retrieved(tmp_path / "run")
     assert set(found["q1"][0]) == {"a1", "b-2"} and found["q2"][0] == ["c"]

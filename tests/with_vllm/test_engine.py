@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import fails, interrupted
+from helpers.refusals import fails, interrupted
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from written import PROMPTS, save_tiny

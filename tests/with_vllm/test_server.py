@@ -20,9 +20,9 @@ import openai
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from thinking import CHATS, thinking_model
-from thinking import TEMPLATE as CHAT_TEMPLATE
-from tiny import byte_level
+from helpers.thinking import CHATS, thinking_model
+from helpers.thinking import TEMPLATE as CHAT_TEMPLATE
+from helpers.tiny import byte_level
 from tokenizers.processors import TemplateProcessing
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -44,11 +44,6 @@ from probers.testbed.assets import model_path
 KEY = "secret"
 PROMPT = "Who does Lena Zaser work for?\nAnswer:"
 TEMPLATE = "{% for m in messages %}Question: {{ m['content'] }}\nAnswer:{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def lm() -> CausalLM:
-    return CausalLM.from_pretrained("testbed", dtype="float32")
 
 
 @contextmanager

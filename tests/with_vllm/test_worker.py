@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import fails
+from helpers.refusals import fails
 from vllm.lora.request import LoRARequest
 from written import (
     DRAFTS,
@@ -76,13 +76,10 @@ def test_texts_of_the_probers_adapter_are_scored_and_others_are_not(tmp_path: Pa
         assert key_of(request, adapter) == scored
 
 
-@pytest.mark.parametrize(
-    ("pool", "scheduler", "unread"),
-    [
-        ("predicting", None, 0), ("mean", SCHEDULER, 0), ("last", SCHEDULER, 0), ("mind", None, 1),
-        ("sequence", SCHEDULER, 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pool", "scheduler", "unread"), [
+    ("predicting", None, 0), ("mean", SCHEDULER, 0), ("last", SCHEDULER, 0), ("mind", None, 1),
+    ("sequence", SCHEDULER, 0),
+])  # fmt: skip
 def test_every_pool_also_when_texts_are_computed_again(
     pool: Any, scheduler: str | None, unread: int, tmp_path: Path
 ) -> None:

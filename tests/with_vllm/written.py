@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny import byte_level
+from helpers.tiny import byte_level
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from probers.checkpoints import locate
@@ -83,7 +83,7 @@ def make_bank(lm: CausalLM, folder: Path, pool: Any, layers: tuple[int, ...]) ->
         head = SequenceHead(["3"], width, len(layers), size=16, blocks=2, window=4)
     rng = torch.Generator().manual_seed(0)
     states = torch.randn(50, len(spec.layers), width, generator=rng)
-    domain = replace(Domain.fit(lambda: [states], 0.05), limit=30.0)
+    domain = replace(Domain.fit(lambda: iter([states]), 0.05), limit=30.0)
     bank = Prober(spec, head, aggregate="max" if pool == "tokens" else None, domain=domain)
     bank.save_pretrained(folder)
     return Prober.from_pretrained(folder)

@@ -171,8 +171,8 @@ def evaluate(
     figures["wrong_share"] = round(_mean(wrong), 4)
     columns = {name: np.array([s[name] for _, s in closed]) for name in closed[0][1]}
     scores = {"mean_entropy": 1, "max_entropy": 1, "min_prob": -1}
-    found = {name: auroc(np.array(wrong), sign * columns[name]) for name, sign in scores.items()}
-    figures["auroc"] = {name: None if np.isnan(value) else round(value, 4) for name, value in found.items()}
+    aurocs = {name: auroc(np.array(wrong), sign * columns[name]) for name, sign in scores.items()}
+    figures["auroc"] = {name: None if np.isnan(value) else round(value, 4) for name, value in aurocs.items()}
     return figures
 
 

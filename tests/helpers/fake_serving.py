@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from http_fakes import Handler, Server
-
+from helpers.http_fakes import Handler, Server
 from probers.serve.http import ApiError
 from probers.serve.retrieval import Replay, replay
 
-PAGE = Path(__file__).parents[1] / "serve" / "page"
+PAGE = Path(__file__).parents[2] / "serve" / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 MODEL: dict[str, Any] = {

@@ -34,7 +34,7 @@ from probers.cli.help import help_of
 from probers.rag.comparison.compare import selection_of
 from probers.types import UserError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 _MARK = re.compile(
     r"<!-- test: (?:(?P<how>slow)(?:, with (?P<options>[^;]+?))?"
@@ -144,7 +144,7 @@ def _fence(found: Page, token: Token, line: int, mark: str) -> None:
         how, file = matched["how"] or matched["idle"] or "file", matched["file"]
         options = tuple(shlex.split(matched["options"] or ""))
     elif mark:
-        found.faults.append(f"line {line}: {mark} is no mark of tests/documents.py")
+        found.faults.append(f"line {line}: {mark} is no mark of tests/helpers/documents.py")
     found.blocks.append(Block(line, language, token.content, how, options, file))
 
 

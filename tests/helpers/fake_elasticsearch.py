@@ -1,9 +1,8 @@
 """A server that speaks the part of Elasticsearch's and OpenSearch's REST API the retriever uses, and fails.
 
 It is for what a real server cannot be made to do on request: answers that are garbage, cut, late or a lie,
-and the other product. ``tests/with_search/test_imitation.py`` sends the same requests to a real one and
-compares the answers. It satisfies the official clients and holds documents; a document's score is the
-number of the query's words that it has.
+and the other product; ``tests/with_search`` asks real ones. It satisfies the official clients and holds
+documents; a document's score is the number of the query's words that it has.
 """
 
 import json
@@ -12,7 +11,7 @@ from collections import Counter, defaultdict
 from fnmatch import fnmatch
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from http_fakes import Handler, Server
+from helpers.http_fakes import Handler, Server
 
 JSON = "application/json"
 SHARDS = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}

@@ -50,12 +50,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SHAPES = {MptConfig: {"d_model": 32, "n_heads": 4, "max_seq_len": CONTEXT}}
 
 PROMPTS = (
-    "Question: Who founded the mill?\nAnswer:",
-    "The river",
+    "Question: Who founded the mill?\nAnswer:", "The river",
     "Mira Tolven was born in Jomholm in 1912. She moved to the town of Arl when she was ten, and then",
-    "Who? ",
-    "The mayor of Jomholm is",
-)
+    "Who? ", "The mayor of Jomholm is",
+)  # fmt: skip
 
 _TEXT = [
     "Question: Who founded the mill in Jomholm?\nAnswer: Mira Tolven founded the mill in 1912. So it is",

@@ -36,7 +36,7 @@ NAME = "privateuseone"  # the kind of device that torch knows without a backend;
 DEVICE, IS_CPU = Tensor.device.__get__, Tensor.is_cpu.__get__  # what Python calls for these attributes
 
 HOST = torch.device("cpu")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OURS = tuple(f"{ROOT / room}/" for room in ("probers", "datagen", "train", "rag", "serve"))
 
 #: What makes tensors of lists and arrays.

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from artefacts import contents
-
+from helpers.artefacts import contents
 from probers.cli import main as cli
 
 #: Files that say where a run was and what it was typed as, and not what it computed.

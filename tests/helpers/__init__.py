@@ -1,0 +1,1 @@
+"""What tests share: tiny models, stores and runs, servers that pretend, errors by their code."""
