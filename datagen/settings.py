@@ -121,8 +121,8 @@ class OfPart:
     """Options of sources that may read a part of each text."""
 
     reads: Part = "both"
-    """part read of texts by a model that thinks; cot, texts, judged: the answer, the thinking, or both.
-    cot labels by the answer in any case; thinking then reads the states before it"""
+    """part of a thinking model's text that is read; cot, texts, judged: the answer, the thinking, or
+    both. cot labels by the answer in any case; thinking then reads the states before it"""
 
 
 @dataclass(frozen=True, kw_only=True)

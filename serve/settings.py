@@ -81,8 +81,8 @@ class Serve(Settings):
     log_requests: bool = False
     """true prints every request as one line of JSON"""
     allow_other: bool = False
-    """true takes a prober of other weights; with a warning, if of the same shape, as another quantization
-    of its model"""
+    """true takes a prober of other weights; with a warning, and only of the same shape, such as another
+    quantization of its model"""
     on_bad_line: OnBadLine = "error"
     """what a malformed line of the corpus does: stop before the model is loaded, or be left out"""
     batch_size: BatchSize = "auto"

@@ -85,8 +85,8 @@ class Demo(Run):
     curves of the heads and the curves of triggers that fire within an answer (sweep=4 of
     probers-compare); with articles it also takes more of them"""
     judged: bool = False
-    """true judges long answers about the articles instead; the model writes them; it judges their
-    entities by these, and compares heads on them with heads on cut articles, each tested on both; the
+    """true judges long answers about the articles instead; the model writes them, the articles judge
+    their entities, and heads on them are compared with heads on cut articles, each tested on both; the
     tables are in report.md"""
     batch_size: BatchSize = "auto"
     """prompts per forward pass; auto halves when memory runs out"""
