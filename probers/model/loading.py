@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 
@@ -175,7 +178,28 @@ def model_source(
         raise UserError(f"model={name} is no folder here: give a model's folder or a hub id", "no-file")
     elif "/" not in (word := name.strip("/")) and (hint := nearest(word.lower(), ("testbed", *PACKAGED))):
         raise UserError(f"model={name} is neither a folder nor a known model{hint}", "no-file")
+    else:
+        _check_reachable(name, revision)
     return name, revision
+
+
+def _check_reachable(name: str, revision: str | None) -> None:
+    """Refuse a hub id that is not on this machine if the Hub cannot be reached, before any retries."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        cached = isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+        if not (cached or constants.HF_HUB_OFFLINE or getproxies()):
+            socket.create_connection((hub.hostname or "", hub.port or 443), timeout=5).close()
+    except HFValidationError:
+        return  # named by transformers
+    except OSError as error:
+        problem = f"model={name} is not on this machine, and {hub.hostname} cannot be reached ({error})"
+        raise UserError(
+            f"{problem}: give a folder, or fetch it where there is a network", "no-file"
+        ) from error
 
 
 def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:

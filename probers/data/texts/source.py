@@ -220,7 +220,10 @@ class TextSource:
             if judged or (unit == "token" and one.wrong is not None):
                 yield one
             elif one.wrong is None and "wrong" not in one.record and not one.marked:
-                self.refuse(one.where, f"no label: {lacking('wrong', list(one.record))}")
+                self.refuse(
+                    one.where,
+                    f"no label: {lacking('wrong', getattr(one.record, 'columns', list(one.record)))}",
+                )
             else:
                 self.left_out.add(one.where, f"no label for unit={unit}")
 
@@ -262,7 +265,7 @@ class TextSource:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
         if unit != "token" and len(labels) < 2:
             kind = "wrong" if True in labels else "right"
-            message = f"texts={self._spec}: all {labels.total():,} labels of unit={unit} are {kind}"
+            message = f"texts={self._spec}: every label of unit={unit} is {kind} (of {labels.total():,})"
             fix = "texts with wrong ones, or another unit"
             if kind == "wrong":
                 fix = "texts.outside=right if all that is wrong is marked, or texts with right ones"
