@@ -219,7 +219,7 @@ def _packed(path: Path) -> str:
     with path.open("rb") as file:
         beginning = file.read(16)
     if beginning.startswith(b"\x1f\x8b"):
-        with suppress(EOFError), gzip.open(path) as file:  # a damaged file is named where it is read
+        with suppress(EOFError, OSError, zlib.error), gzip.open(path) as file:  # named where it is read
             if file.read(512)[257:262] == b"ustar":
                 return "is an archive of files: unpack it"
     ending = path.suffix.lower()

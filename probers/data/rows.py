@@ -99,14 +99,6 @@ def _plain(value: Any) -> Any:
     return None if type(value).__name__ in ("NAType", "NaTType") else value
 
 
-class Renamed(dict[str, Any]):
-    """A record under the names of its fields, with the ``columns`` that it has in its file."""
-
-    def __init__(self, record: Mapping[str, Any], columns: tuple[str, ...]) -> None:
-        super().__init__(record)
-        self.columns = columns
-
-
 def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """Rename the columns of a record to the fields that they hold.
 
@@ -128,7 +120,7 @@ def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
             )
     taken = set(columns.values())
     rest = {name: value for name, value in record.items() if name not in taken and name not in columns}
-    return Renamed(rest | {field: record[column] for field, column in columns.items()}, tuple(record))
+    return rest | {field: record[column] for field, column in columns.items()}
 
 
 def alias_of(field: str, names: Collection[str]) -> str | None:

@@ -30,7 +30,7 @@ from ..files import cache_folder, digest, impostor
 from ..options import nearest
 from ..progress import running
 from ..prompts import fix_date
-from ..types import ProbersError, UserError, count, first_line
+from ..types import ProbersError, RunError, UserError, count, first_line
 from .adapters import active_digest, attach, mark
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def model_source(
 
 
 def _check_reachable(name: str, revision: str | None) -> None:
-    """Refuse a hub id that is not on this machine if the Hub cannot be reached, before any retries."""
+    """Raise RunError "network" for a hub id that is not here if the Hub cannot be reached."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -197,9 +197,8 @@ def _check_reachable(name: str, revision: str | None) -> None:
         return  # named by transformers
     except OSError as error:
         problem = f"model={name} is not on this machine, and {hub.hostname} cannot be reached ({error})"
-        raise UserError(
-            f"{problem}: give a folder, or fetch it where there is a network", "no-file"
-        ) from error
+        fix = "give a folder, or fetch it where there is a network"
+        raise RunError(f"{problem}: {fix}", "network") from error
 
 
 def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:

@@ -220,10 +220,7 @@ class TextSource:
             if judged or (unit == "token" and one.wrong is not None):
                 yield one
             elif one.wrong is None and "wrong" not in one.record and not one.marked:
-                self.refuse(
-                    one.where,
-                    f"no label: {lacking('wrong', getattr(one.record, 'columns', list(one.record)))}",
-                )
+                self.refuse(one.where, f"no label: {lacking('wrong', list(one.record))}")
             else:
                 self.left_out.add(one.where, f"no label for unit={unit}")
 
