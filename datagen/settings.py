@@ -37,15 +37,17 @@ class Labelling(Settings):
     """Options of every source."""
 
     limit: Count | PerSplit | None = 2000
-    """questions (cot), articles (wiki, judged), texts or prompts, drawn by seed; null takes all. cot also
-    takes one number for each split, null for all of it: {train: 5000, validation: null}"""
+    """questions, articles, texts or prompts, by seed; questions for cot, articles for wiki and judged.
+    null takes all. cot also takes one number for each split, null for all of it: {train: 5000,
+    validation: null}"""
     layers: Literal["all", "stride"] | Natural | list[Natural] = "all"
-    """layers to store: all, a list as [4,8,12], or stride (every second layer after a third of the depth)"""
+    """layers to store: all, a list as [4,8,12], or stride; stride is every second layer after a third of
+    the depth)"""
     site: Site | Several[Site] = "resid_post"
-    """place in the block: after it (resid_post), before its MLP (resid_mid), or the outputs of attention and
-    MLP (attn_out, mlp_out). Beside the states: how much each attention head looks at the prompt (lookback)
-    and at the three tokens before (attention), and log-probability, entropy and highest probabilities of the
-    token (probabilities). A list takes several: [resid_post,lookback]"""
+    """place in the block; after it (resid_post), before its MLP (resid_mid), or the outputs of attention
+    and MLP (attn_out, mlp_out). Beside the states: how much each attention head looks at the prompt
+    (lookback) and at the three tokens before (attention), and log-probability, entropy and highest
+    probabilities of the token (probabilities). A list takes several: [resid_post,lookback]"""
     pool: ReadPool | Several[ReadPool] = "mean"
     """pooling over the tokens of the answer or entity. cot also has prompt (the state at the prompt's
     last token, before the answer); wiki also has tokens (a row for each) and predicting (the state before
@@ -96,7 +98,7 @@ class OfArticles:
     """Options of sources that read articles."""
 
     articles: Name = "testbed"
-    """wiki, judged: testbed, FILE.jsonl[.gz], wikipedia, or hf:ID[:config][:split]"""
+    """wiki, judged: testbed, wikipedia, a file or hub id; FILE.jsonl[.gz] or hf:ID[:config][:split]"""
     recogniser: Name = "auto"
     """wiki: finder of entities: rules, spacy:NAME (an installed pipeline of the language, such as
     spacy:en_core_web_sm), or auto (rules)"""
@@ -115,8 +117,8 @@ class OfPart:
     """Options of sources that may read a part of each text."""
 
     reads: Part = "both"
-    """cot, texts, judged: part that is read and labelled of texts by a model that thinks: the answer, the
-    thinking, or both. cot labels by the answer in any case; thinking then reads the states before it"""
+    """part of a thinking model's text that is read; cot, texts, judged: the answer, the thinking, or
+    both. cot labels by the answer in any case; thinking then reads the states before it"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +126,9 @@ class OfUnits(OfPart):
     """Options of sources whose texts have judged parts."""
 
     unit: Unit | None = None
-    """texts, judged: unit of an example: span, sentence, claim, answer, or token (every token of the answer,
-    with pool=tokens); null is answer (judged: span, which is an entity), with pool=tokens token"""
+    """texts, judged: unit of an example; span, sentence, claim, answer, or token (every token of the
+    answer, with pool=tokens); null is answer (judged: span, which is an entity), with pool=tokens
+    token"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +138,9 @@ class OfCot(OfPart):
     temperature: Positive = 1.0
     """cot, judged: temperature of the samples, and of drawn answers"""
     label: Name = "em"
-    """cot: rule for right answers: em (exact match), acc (gold answer in the text), match (the same meaning,
-    see matcher) or f1>=0.8; or semantic_entropy, which needs samples and no gold answers: answers to
-    questions whose samples agree count as right (Kossen et al. 2024)"""
+    """cot: rule for right answers; em (exact match), acc (gold answer in the text), match (the same
+    meaning, see matcher) or f1>=0.8; or semantic_entropy, which needs samples and no gold answers:
+    answers to questions whose samples agree count as right (Kossen et al. 2024)"""
     acc: Literal["tokens", "substring"] = "tokens"
     """cot: label=acc finds the gold answer as whole words, or as a substring (Probing-RAG's code)"""
     samples: Natural = 0
@@ -183,7 +186,7 @@ class OfJudged(OfArticles, OfUnits):
     temperature: Positive = 1.0
     """cot, judged: temperature of the samples, and of drawn answers"""
     prompts: Name | None = None
-    """judged: JSON lines of prompts for long answers, each with the title of its reference article if
+    """judged: JSON lines of prompts for long answers; each with the title of its reference article if
     articles have one; null asks about the title of each article (prompt.article)"""
     answers_per_prompt: Count = 1
     """judged: answers to each prompt; the first is greedy, the others are drawn at temperature"""
@@ -358,4 +361,4 @@ class Judge(Settings):
     out: Name | None = None
     """folder to write agreement.json to; null prints only"""
     on_bad_line: OnBadLine = "error"
-    """treatment of a malformed input line: stop, or leave it out"""
+    """treatment of a malformed line; stop, or leave it out"""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .rag.loop import RAG
     from .verbs import fit
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "RAG",
     "Articles",

@@ -63,13 +63,14 @@ class Compare(Answering):
     )  # fmt: skip
 
     out: Name = "runs/compare"
-    """folder for results.json, outcomes.jsonl, report.html, report_data.json and traces/<method>.jsonl"""
+    """folder for the results; results.json, outcomes.jsonl, report.html, report_data.json and
+    traces/<method>.jsonl"""
     limit: Count | None = 300
     """test questions, drawn by seed; null takes all. A set without splits counts as test, but is split if
     thresholds are chosen or a prober or classifier was trained"""
     split: Literal["test", "all"] = "test"
-    """questions to ask: test (validation for a set without one), or all, for methods without a threshold to
-    choose, such as the training data of head=adaptive"""
+    """questions to ask: test or all; test is validation for a set without one, and all is for methods
+    without a threshold to choose, such as the training data of head=adaptive"""
     validation: Count | None = 600
     """validation questions to choose thresholds on; for a set without a test split these are training
     questions"""
@@ -88,19 +89,20 @@ class Compare(Answering):
     method is left out. tune=true chooses the threshold of a prober like those of the others; otherwise the
     prober's own is taken"""
     queries: list[Name | Mapping[str, Any]] | None = None
-    """ask with these queries in place of the methods' own: [question] compares only when to retrieve, several
-    compare what to ask for: triggers=[never,probing] queries=[question,answer,qfs]"""
+    """queries to ask with in place of the methods' own; [question] compares only when to retrieve,
+    several compare what to ask for: triggers=[never,probing] queries=[question,answer,qfs]"""
     vary: Mapping[str, Mapping[str, list[Any]]] | None = None
-    """run a method at several values of an option of its trigger or query: {rind: {threshold: [0.6, 0.9]}},
-    {probing: {bank: [FOLDER, FOLDER]}}, {radio: {query.top_n: [25, 35]}}"""
+    """several values of an option to run a method at; of its trigger or query: {rind: {threshold: [0.6,
+    0.9]}}, {probing: {bank: [FOLDER, FOLDER]}}, {radio: {query.top_n: [25, 35]}}"""
     match: Name | None = "probing"
     """method whose mean number of retrievals random gets; null leaves random at its own rate"""
     threshold: Name = "balanced_accuracy"
-    """rule that chooses those thresholds, as in probers-train: balanced_accuracy, f1, accuracy, budget=0.4,
-    recall_at_fpr=0.1, cost=5, or risk=0.1@0.95 (at most that share of the closed-book answers at which a
-    trigger does not fire is wrong; a trigger for which that cannot be promised always fires)"""
+    """rule that chooses those thresholds; as in probers-train: balanced_accuracy, f1, accuracy,
+    budget=0.4, recall_at_fpr=0.1, cost=5, or risk=0.1@0.95 (at most that share of the closed-book
+    answers at which a trigger does not fire is wrong; a trigger for which that cannot be promised always
+    fires)"""
     wrong: Name = "em"
-    """rule by which an answer is wrong, for thresholds, AUROC, oracle and consistency: failing em, acc,
+    """rule by which an answer is wrong; for thresholds, AUROC, oracle and consistency: failing em, acc,
     acc_substring, match or f1>=0.8"""
     sweep: Natural = 0
     """further settings at which triggers that fire within an answer are run, for their curves, such as 4;

@@ -39,7 +39,7 @@ class Serve(Settings):
     served_name: Name | None = None
     """name of the model in requests; null is model.name"""
     api_key: Name | None = None
-    """key that requests must send as Authorization: Bearer KEY; PROBERS_API_KEY in the environment sets
+    """key that requests must send; as Authorization: Bearer KEY. PROBERS_API_KEY in the environment sets
     it too"""
     prober: Name | None = None
     """prober folder or hub id; null is the newest of this model, or the one that comes with the package; none
@@ -50,16 +50,17 @@ class Serve(Settings):
     abstention: Name = "I am not sure enough to answer this."
     """sentence that a request with on_high=abstain gets in place of an answer with too high a score"""
     thinking: Name = "auto"
-    """marks around the thinking of the model, which chats return apart as reasoning_content: auto takes known
-    ones that the tokenizer has, none looks for none, or both with a comma between them"""
+    """marks around the thinking of the model; chats return it apart as reasoning_content. auto takes
+    known ones that the tokenizer has, none looks for none, or both with a comma between them"""
     corpus: Name | None = None
-    """passages for requests with retrieval: testbed, FILE.jsonl[.gz] or FILE.tsv[.gz]; null offers none"""
+    """passages for requests with retrieval; testbed, FILE.jsonl[.gz] or FILE.tsv[.gz]; null offers
+    none"""
     passage_words: Count | None = None
     """cut the texts of the corpus into passages of so many words"""
     corpus_cache: Name | None = None
     """folder for converted large corpora; null is in the user's cache folder"""
     k: Count = 3
-    """passages per retrieval, unless the request says otherwise"""
+    """passages per retrieval; a request may say otherwise"""
     max_new_tokens: Count = 64
     """most tokens of an answer with retrieval, unless the request says otherwise"""
     max_retrievals: Natural = 3
@@ -80,8 +81,8 @@ class Serve(Settings):
     log_requests: bool = False
     """true prints every request as one line of JSON"""
     allow_other: bool = False
-    """true also takes a prober of other weights of the same shape (another quantization of its model), with a
-    warning"""
+    """true takes a prober of other weights; with a warning, and only of the same shape, such as another
+    quantization of its model"""
     on_bad_line: OnBadLine = "error"
     """what a malformed line of the corpus does: stop before the model is loaded, or be left out"""
     batch_size: BatchSize = "auto"

@@ -36,7 +36,7 @@ def test_every_key_of_a_command_is_described(command, capsys):
 def test_the_first_help_is_one_screen_with_an_example_that_the_command_takes(command, capsys):
     assert not exits(command, ["--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 45 and max(map(len, lines)) <= 80
+    assert len(lines) <= 45 and max(map(len, lines)) <= 80 and not any(line.endswith("..") for line in lines)
     screen = settings_of(command).screen
     program, *typed = shlex.split(screen.example)
     assert program == f"probers-{command}" and f"  {screen.example}" in lines

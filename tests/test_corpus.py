@@ -128,17 +128,22 @@ def test_layouts_next_door_are_read_like_json_lines(load, tmp_path, kind):
         )
 
 
-@pytest.mark.parametrize(("name", "blob", "named"), [
-    ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
-    ("c.arrow", b"ARROW1", "Arrow"), ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
-    ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
-    ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-    ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
-    ("c.json", b'{"docs": [{"id": 1, "text": "x"}]}', "among its fields docs"),
-    ("c.csv", b"id,text,text\n1,x,y\n", "two columns are called text"),
-    ("c.json", b'{\n "id": 1, "text": "x"\n}', "neither one JSON array"),
-    ("c.txt", b"Words.\n", "neither one JSON array"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "blob", "named"),
+    [
+        ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
+        ("c.arrow", b"ARROW1", "Arrow"),
+        ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
+        ("c.jsonl.gz", gzip.compress(b"c.jsonl".ljust(257, b"\0") + b"ustar".ljust(255)), "unpack"),
+        ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
+        ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
+        ("c.json", b'{"docs": [{"id": 1, "text": "x"}]}', "among its fields docs"),
+        ("c.csv", b"id,text,text\n1,x,y\n", "two columns are called text"),
+        ("c.json", b'{\n "id": 1, "text": "x"\n}', "neither one JSON array"),
+        ("c.txt", b"Words.\n", "neither one JSON array"),
+    ],
+)  # fmt: skip
 def test_what_is_no_corpus_is_named_for_what_it_is(load, tmp_path, name, blob, named):
     path = tmp_path / name
     path.write_bytes(blob)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from probers.data.tables import Row
 from probers.data.texts import TextSource, token_labels
-from probers.data.texts.base import read_text, truth
+from probers.data.texts.base import passages_of, read_text, truth
 from probers.model.tokens import token_offsets
 from probers.prompts import chat_text
 
@@ -494,6 +494,13 @@ def test_the_splits_of_a_file_are_kept_where_they_are_enough(tmp_path):
     same = [first | {"split": "train"}, first | {"id": "x", "group": "h", "split": "test"}]
     with fails("overlap", "line 2", "line 1"):
         list(source(write_lines(tmp_path / "c.jsonl", same)).labelled("answer"))
+
+
+def test_passages_may_stand_in_a_cell():
+    assert passages_of({"passages": '["One.", "Two."]'}) == ("One.", "Two.")
+    for cell in ("[One", "One."):
+        with pytest.raises(ValueError, match="must be a list"):
+            passages_of({"passages": cell})
 
 
 def test_a_text_of_two_groups_is_read_once(tmp_path):

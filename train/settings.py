@@ -59,9 +59,10 @@ class Fitting:
     label_smoothing: Annotated[float, Limits(ge=0, lt=1)] = 0.0
     """share of a label that is spread over both classes"""
     balance: Balance = "none"
-    """for classes of unequal size: weights in the loss, or sampling with replacement"""
+    """weights or sampling for classes of unequal size; weights in the loss, or sampling with
+    replacement"""
     seed: Seed = 0
-    """seed of initial weights, dropout, order of examples, splits and resamples"""
+    """seed of every random choice; initial weights, dropout, order of examples, splits and resamples"""
     seeds: Count = 1
     """heads of so many seeds (seed, seed+1, ..) trained side by side to show the spread; the first is kept"""
     device: Device = "auto"
@@ -96,7 +97,7 @@ class Assembling:
     """Choice of score and decision from heads; errors as of :class:`Fitting`."""
 
     combine: Literal["logits", "probabilities", "best", "stacked"] = "logits"
-    """how layers become one score: the sum of their logits (paper) or probabilities (released code), the
+    """how layers become one score; the sum of their logits (paper) or probabilities (released code), the
     mean of the best_k layers (best), or logistic regression (stacked)"""
     best_k: Count = 3
     """layers of combine=best, by validation AUROC"""
@@ -108,7 +109,7 @@ class Assembling:
     """also fit a logistic model over the score of the heads and the entropies; with label=helps, over that
     score and what is known of the question: ranks of its passages, rarity, length"""
     threshold: Name = "balanced_accuracy"
-    """rule that chooses the threshold on validation: balanced_accuracy, f1, accuracy, budget=0.4 (share
+    """rule that chooses the threshold on validation; balanced_accuracy, f1, accuracy, budget=0.4 (share
     that fires), recall_at_fpr=0.1, cost=5 (of a miss, where a false alarm costs 1), or risk=0.1@0.95 (at
     most that share of what passes is wrong, with that confidence)"""
     domain: Annotated[float, Limits(gt=0, lt=1)] | None = 0.05
@@ -148,7 +149,8 @@ class Stores(Run):
     test_on: list[str] = field(default_factory=lambda: [])
     """data sets to test on; [] is those of train_on"""
     learning_curve: bool = True
-    """also train on 1000 texts, a quarter and half of them (or on sizes), and show the figures"""
+    """also train on fewer texts, for a learning curve; on 1000, a quarter and half of them (or on
+    sizes)"""
     resamples: Resamples = 1000
     """bootstrap resamples for every 95% interval"""
     checksums: bool = True
@@ -176,8 +178,8 @@ class Train(Fitting, Assembling, Stores):
     """true also trains a prober on each store of data alone and tests all of them on every store: what
     transfers, in out/matrix.json and out/plots/matrix.png"""
     site: Site | Several[Site] | None = None
-    """sites to train on, for a store with several: one, or a list as [resid_post,mlp_out]; null takes all
-    of the pool"""
+    """sites to train on; for a store with several: one, or a list as [resid_post,mlp_out]; null takes
+    all of the pool"""
     beside: list[Beside] = field(default_factory=lambda: [])
     """sites of the store that head=concat and head=sequence read beside the states, as
     [lookback,attention,probabilities]; such probers score finished texts only"""
@@ -190,7 +192,7 @@ class Train(Fitting, Assembling, Stores):
     """also make a prober of each set of the trained layers, in out/layers/<set>: [each] is every layer alone,
     [[2,4],[8,10],each] two sets and these"""
     part: Part | None = None
-    """i/n trains the heads of one of n stretches of the layers, in out/parts/iofn; probers-merge joins
+    """i/n trains one of n parts of the layers; in out/parts/iofn; probers-merge joins
     them"""
     texts: TextFile = field(default_factory=TextFile)
     head: Component = choice("probing_rag")
@@ -215,21 +217,21 @@ class Search(Fitting, Assembling, Stores):
     )  # fmt: skip
 
     heads: Names | None = None
-    """heads to try, each with options as typed after it: [linear,"radio hidden=64"]; null takes those that
-    fit the pool"""
+    """heads to try; each with options as typed after it: [linear,"radio hidden=64"]; null takes those
+    that fit the pool"""
     layer_sets: list[Layers] | None = None
-    """sets of layers to try, each as layer= of probers-train takes it: [all,10-20,[8,12,16]]; null takes all
-    layers and the upper half of them"""
+    """sets of layers to try; each as layer= of probers-train takes it: [all,10-20,[8,12,16]]; null takes
+    all layers and the upper half of them"""
     sites: Site | Several[Site] | None = None
-    """sites to try, one at a time, for a store with several: [resid_post,lookback]; null takes all of the
-    pool"""
+    """sites to try, one at a time; for a store with several: [resid_post,lookback]; null takes all of
+    the pool"""
     beside: list[list[Beside]] | None = None
     """sets of sites to read beside the states, each as beside= of probers-train takes it, by heads that can:
     [[],[lookback,probabilities]]; null takes none, and all that the store has"""
     minutes: Positive = 20.0
     """time for the choice; what would begin later is not tried. The winner's training comes on top"""
     folds: Annotated[int, Limits(ge=2, le=10)] = 3
-    """parts of the training groups, of which each is held out in one round"""
+    """parts of the training groups; each is held out in one round"""
     out: Name | None = None
     """prober folder; null is runs/search/<store>, with pool and sites where they are given"""
 

@@ -45,7 +45,8 @@ class DemoModel:
     """The language model."""
 
     name: Name = "testbed"
-    """testbed, smollm2, or the folder of a model trained by tools/testbed; model=NAME for short"""
+    """testbed, smollm2, or a folder, model=NAME for short; a folder holds a model trained by
+    tools/testbed"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +68,12 @@ class Demo(Run):
     """folder for everything; report.html and results.json are directly in it"""
     model: DemoModel = field(default_factory=DemoModel)
     articles: Name = "testbed"
-    """testbed, or FILE.jsonl[.gz] of real articles (title, and text or sentences), which are labelled,
-    completed and searched; give model= too"""
+    """testbed, or FILE.jsonl[.gz] of real articles; each (title, and text or sentences), which are
+    labelled, completed and searched; give model= too"""
     cot: Count | None = None
-    """questions for the cot labels, each with and without passages; null is 1200, with full=true 1600, with
-    articles 150, with both 1000. With judged=true: long answers, null is 700, with full=true 2000"""
+    """questions for the cot labels; each with and without passages; null is 1200, with full=true 1600,
+    with articles 150, with both 1000. With judged=true: long answers, null is 700, with full=true
+    2000"""
     wiki: Count | None = None
     """articles for the wiki labels; null is 600 (with full=true only), with articles 200 (judged=true: 300),
     with articles and full=true 2000"""
@@ -79,12 +81,13 @@ class Demo(Run):
     """test questions that every trigger answers; null is 150, with full=true 200, with articles 40, with
     both 300"""
     full: bool = False
-    """true runs every trigger, on more questions, with everything they need, and also draws the learning
-    curves of the heads and the curves of triggers that fire within an answer (sweep=4 of probers-compare);
-    with articles it also takes more of them"""
+    """true runs every trigger, on more questions; with everything they need, and also draws the learning
+    curves of the heads and the curves of triggers that fire within an answer (sweep=4 of
+    probers-compare); with articles it also takes more of them"""
     judged: bool = False
-    """true instead has the model write long answers about the articles, judges their entities by these, and
-    compares heads on them with heads on cut articles, each tested on both; the tables are in report.md"""
+    """true judges long answers about the articles instead; the model writes them, the articles judge
+    their entities, and heads on them are compared with heads on cut articles, each tested on both; the
+    tables are in report.md"""
     batch_size: BatchSize = "auto"
     """prompts per forward pass; auto halves when memory runs out"""
 

@@ -141,7 +141,7 @@ def help_text(command: str, topic: str = "") -> str:
 
 
 def _screen(command: str) -> Iterator[str]:
-    """Yield the lines of the first screen: the keys that the settings mark, with one line each."""
+    """Yield the lines of the first screen: the marked keys, each with its first clause, which must fit."""
     kind: Any = settings_of(command)
     screen = kind.screen
     yield from _wrapped(about(kind).split("\n\n")[0], "", _SCREEN)
@@ -151,10 +151,9 @@ def _screen(command: str) -> Iterator[str]:
         holder: Any = field_types(kind)[block] if block else kind
         options = options_of(holder)
         key = _key(next(option for option in options if option.name == name), f"{block}." if block else "")
-        default = key.default if len(key.default) < _COLUMN else f"{key.default[:6]}.."
+        default = key.default if len(key.default) < _COLUMN else "[..]"
         left = f"{f'{dotted}={default}':<{_COLUMN}}"
-        text = re.split(r"[;.] ", " ".join(key.about.split()))[0]
-        yield f"  {left} {textwrap.shorten(text, _SCREEN - 3 - len(left), placeholder=' ..')}"
+        yield f"  {left} {re.split('[;.] ', ' '.join(key.about.split()))[0]}"
     if groups := groups_of(command):
         listed = [f"{group}={name or 'null'} ({len(choices(group))})" for group, name in groups.items()]
         text = ", ".join(listed) + (", experiment=null" if presets(command) else "")

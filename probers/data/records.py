@@ -9,8 +9,8 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -218,6 +218,10 @@ def _packed(path: Path) -> str:
     """Say that a file is no text, or of another layout than its name says; "" if nothing is seen."""
     with path.open("rb") as file:
         beginning = file.read(16)
+    if beginning.startswith(b"\x1f\x8b"):
+        with suppress(EOFError, OSError, zlib.error), gzip.open(path) as file:  # named where it is read
+            if file.read(512)[257:262] == b"ustar":
+                return "is an archive of files: unpack it"
     ending = path.suffix.lower()
     return next((why for start, end, why in _PACKED if beginning.startswith(start) and end != ending), "")
 

@@ -32,12 +32,12 @@ class Score(Run):
     threshold: float | None = None
     """score above which a text fires; null is the prober's own"""
     allow_other: bool = False
-    """true also takes a prober of other weights of the same shape (another quantization of its model), with a
-    warning"""
+    """true takes a prober of other weights, with a warning; of the same shape, as another quantization
+    of its model"""
     out: Name | None = None
     """folder to write; null is runs/score/<name of the file>"""
     shown: Natural = 200
-    """largest number of texts on the page, those with the highest scores"""
+    """largest number of texts on the page; those with the highest scores"""
     on_bad_line: OnBadLine = "error"
     """treatment of a malformed input line: stop before the model runs, or leave it out"""
     batch_size: BatchSize = "auto"
@@ -58,7 +58,7 @@ class Check(Settings):
 
     model: Model = field(default_factory=Model)
     engine: Name = "transformers"
-    """engine to compare with our capture: transformers (plain output_hidden_states), vllm (states of
+    """engine to compare with our capture; transformers (plain output_hidden_states), vllm (states of
     every layer that engine=vllm reads), or the URL of a server with a prober (its scores)"""
     prober: Name | None = None
     """prober folder or hub id whose layers are checked; null checks all layers, and for a server takes
@@ -77,8 +77,8 @@ class Check(Settings):
     tolerance: Positive | None = None
     """largest relative difference that counts as the same; null goes by the number format"""
     allow_other: bool = False
-    """true also takes a prober of other weights of the same shape (another quantization of its model), with a
-    warning"""
+    """true takes a prober of other weights, with a warning; of the same shape, as another quantization
+    of its model"""
     batch_size: BatchSize = "auto"
     """prompts per forward pass; auto halves when memory runs out"""
 
@@ -110,8 +110,8 @@ class Import(Run):
     limit: Count | None = None
     """texts, whole groups drawn by seed; null takes all"""
     threshold: Name = "balanced_accuracy"
-    """rule that chooses the threshold on validation, as in probers-train: balanced_accuracy, f1, accuracy,
-    budget=0.4, recall_at_fpr=0.1, cost=5, or risk=0.1@0.95"""
+    """rule that chooses the threshold on validation; as in probers-train: balanced_accuracy, f1,
+    accuracy, budget=0.4, recall_at_fpr=0.1, cost=5, or risk=0.1@0.95"""
     resamples: Resamples = 1000
     """bootstrap resamples for every 95% interval"""
     out: Name | None = None

@@ -193,6 +193,11 @@ def read_text(record: Any, where: str) -> Text:
 def passages_of(record: Record) -> tuple[str, ...]:
     """Read passages: strings, or objects with a text and perhaps a title (ValueError)."""
     listed = record.get("passages")
+    if isinstance(listed, str) and listed.lstrip().startswith("["):  # a cell of a table
+        try:
+            record = {**record, "passages": (listed := json.loads(listed))}
+        except ValueError:
+            raise ValueError(f"passages must be a list, also in a cell, found {shown(listed)}") from None
     if not isinstance(listed, list) or not any(isinstance(each, Mapping) for each in listed):
         return strings(record, "passages")
     passages = []

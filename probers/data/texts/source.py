@@ -254,7 +254,7 @@ class TextSource:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
         if unit != "token" and len(labels) < 2:
             kind = "wrong" if True in labels else "right"
-            message = f"texts={self._spec}: all {labels.total():,} labels of unit={unit} are {kind}"
+            message = f"texts={self._spec}: every label of unit={unit} is {kind} (of {labels.total():,})"
             fix = "texts with wrong ones, or another unit"
             if kind == "wrong":
                 fix = "texts.outside=right if all that is wrong is marked, or texts with right ones"
