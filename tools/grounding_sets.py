@@ -103,7 +103,7 @@ def read(folder: str) -> None:
     lm = probers.CausalLM.from_pretrained("smollm2")
     OUT.mkdir(parents=True, exist_ok=True)
     for name, rows in {
-        "summedits": summedits(*files("summedits/*.json.gz"), most=700),
+        "summedits": summedits(*files("summedits/*.json.gz"), most=710),
         "ragtruth": published(*files("ragtruth_qa/*.jsonl.gz"), most=360),
         "faithdial": published(*files("faithdial/*/*.csv"), most=60),
         "dolly": published(*files("dolly/*.jsonl.gz"), most=99),
