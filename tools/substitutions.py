@@ -221,9 +221,10 @@ def shape(value: str) -> tuple[int, int]:
 
 
 def texts(questions: Sequence[Question], seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield labelled texts, three for each question whose passages allow any, without an end.
+    """Yield labelled texts, three for each question whose passages allow any, without an end if some do.
 
-    Questions without passages of other subjects take those of their group.
+    Questions without passages of other subjects take those of their group. No question in a language that is
+    written without spaces allows any.
     """
     by_group: dict[str, list[Passage]] = defaultdict(list)
     values: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -233,7 +234,11 @@ def texts(questions: Sequence[Question], seed: int = 0) -> Iterator[dict[str, An
         for passage in question.passages[:3]:
             for entity in find_entities(passage.text, language=language):
                 values[language.code][entity.type].append(entity.text)
+    written = -1
     for turn in range(sys.maxsize):
+        if not written:
+            return
+        written = 0
         for question, language in zip(questions, languages, strict=True):
             writer = Writer(hash_of(seed, turn, question.id), values[language.code], language)
             few = len(question.passages) == 1 and question.group
@@ -245,6 +250,7 @@ def texts(questions: Sequence[Question], seed: int = 0) -> Iterator[dict[str, An
             for number in range(3):
                 sentences = writer.answer(shown)
                 if sentences:
+                    written += 1
                     yield {
                         "id": f"{question.dataset}/{question.id}/{turn}/{number}",
                         "prompt": question.question, "passages": order,
