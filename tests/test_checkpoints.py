@@ -21,13 +21,12 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaF
 from probers.adaptive import ModelClassifier
 from probers.checkpoints import reason
 from probers.model.causal_lm import CausalLM
-from probers.model.loading import Loading, model_source, whole
+from probers.model.loading import Loading, whole
 from probers.model.tokens import end_tokens
 from probers.model.vllm import lm as vllm_lm
 from probers.model.vllm.lm import VllmLM
 from probers.prober.prober import Prober
 from probers.signals.meaning import Entailment
-from probers.types import RunError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 11228032\n"
@@ -247,21 +246,6 @@ def test_a_file_or_a_path_to_nowhere_is_no_hub_id(tmp_path):
     for name in (tmp_path / WEIGHTS, "runs/models/none", "./none"):
         with fails("no-file", f"model={name}"):
             load(name)
-
-
-def test_a_hub_out_of_reach_is_named_at_once_and_not_asked_for_a_cached_model(tmp_path, monkeypatch):
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise OSError("no route")
-
-    for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("socket.create_connection", unreachable)
-    with pytest.raises(RunError, match="no route") as raised:
-        model_source("gpt2")
-    assert raised.value.code == "network"
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: str(tmp_path))
-    assert model_source("gpt2") == ("gpt2", None)
 
 
 def test_an_end_token_that_is_no_number_is_refused():

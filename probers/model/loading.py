@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,8 +17,6 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 
@@ -30,7 +27,7 @@ from ..files import cache_folder, digest, impostor
 from ..options import nearest
 from ..progress import running
 from ..prompts import fix_date
-from ..types import ProbersError, RunError, UserError, count, first_line
+from ..types import ProbersError, UserError, count, first_line
 from .adapters import active_digest, attach, mark
 from .attention import caps, check_capped
 
@@ -173,27 +170,7 @@ def model_source(name: str, revision: str | None, how: Any) -> tuple[str, str | 
     known, word = ("testbed", *checkpoints.PACKAGED), name.strip("/")
     if "/" not in word and not folder.is_dir() and (hint := nearest(word.lower(), known)):
         raise UserError(f"model={name} is neither a folder nor a known model{hint}", "no-file")
-    else:
-        _check_reachable(name, revision)
     return name, revision
-
-
-def _check_reachable(name: str, revision: str | None) -> None:
-    """Raise RunError "network" for a hub id that is not here if the Hub cannot be reached."""
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    hub = urlsplit(constants.ENDPOINT)
-    try:
-        cached = isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
-        if not (cached or constants.HF_HUB_OFFLINE or getproxies()):
-            socket.create_connection((hub.hostname or "", hub.port or 443), timeout=5).close()
-    except HFValidationError:
-        return  # named by transformers
-    except OSError as error:
-        problem = f"model={name} is not on this machine, and {hub.hostname} cannot be reached ({error})"
-        fix = "give a folder, or fetch it where there is a network"
-        raise RunError(f"{problem}: {fix}", "network") from error
 
 
 def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
