@@ -19,7 +19,7 @@ from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.prober.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
 from probers.prober.decision import KINDS, Ensemble, fit_ensemble, half_precision
 from probers.prober.domain import Domain
-from probers.prober.figures import BARE, EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
+from probers.prober.figures import BARE, EMBEDDING, SHUFFLED, WORDING, Cost
 from probers.prober.prober import Prober
 from probers.prober.token_scores import Aggregate, aggregate
 from probers.signals import SIGNALS
@@ -32,12 +32,6 @@ from .examples import Examples
 from .heads import Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
 
-#: Note of figures of the label "helps", which have the names of those of "wrong".
-_OF_HELPS = (
-    'label=helps: "wrong" in these figures is an answer that one retrieval turns right, and "+ entropy" '
-    "joins the score with the retriever's best score and margin, the question's rarity and its length, "
-    "and, on drafts, the entropies"
-)
 #: Cost of what is read in the text's own pass.
 FREE = Cost(calls=0, tokens=0)
 
@@ -309,7 +303,7 @@ def assemble(
         names = KNOWN if dataset.specs[best.site].pool == "prompt" else (*SIGNALS, *KNOWN)
     lacking = [name for name in names if name not in beside]
     entropy_model = with_entropy = None
-    notes: list[str] = [_OF_HELPS] if examples.label == "helps" else []
+    notes: list[str] = []
     if choice.with_entropy and lacking:
         notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
     elif choice.with_entropy:
@@ -320,7 +314,8 @@ def assemble(
         what = "all entropy signals" if names == SIGNALS else ", ".join(names)
         about = f"logistic model of the score and {what}, fitted on validation"
         scores = entropy_model(score, signals)
-        with_entropy = Detector(WITH_ENTROPY, scores, about, sigmoid, entropy_model.threshold)
+        name = WORDING[examples.label].joined
+        with_entropy = Detector(name, scores, about, sigmoid, entropy_model.threshold)
     chosen = choose(wrong, score[rows], refuse=refuse)
     if chosen.refused:
         notes.append(f"this prober always fires: {chosen.refused}")
@@ -331,6 +326,7 @@ def assemble(
         spec, fitted.head.select(heads),
         threshold=chosen.value, promise=chosen.promise, calibration=calibrations[choice.calibration],
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
+        label=examples.label,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
     saved = ensembles[choice.combine]
