@@ -19,7 +19,7 @@ from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.prober.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
 from probers.prober.decision import KINDS, Ensemble, fit_ensemble, half_precision
 from probers.prober.domain import Domain
-from probers.prober.figures import BARE, EMBEDDING, SHUFFLED, WORDING, Cost
+from probers.prober.figures import BARE, EMBEDDING, SHUFFLED, WITH_ENTROPY, Cost
 from probers.prober.prober import Prober
 from probers.prober.token_scores import Aggregate, aggregate
 from probers.signals import SIGNALS
@@ -314,8 +314,7 @@ def assemble(
         what = "all entropy signals" if names == SIGNALS else ", ".join(names)
         about = f"logistic model of the score and {what}, fitted on validation"
         scores = entropy_model(score, signals)
-        name = WORDING[examples.label].joined
-        with_entropy = Detector(name, scores, about, sigmoid, entropy_model.threshold)
+        with_entropy = Detector(WITH_ENTROPY, scores, about, sigmoid, entropy_model.threshold)
     chosen = choose(wrong, score[rows], refuse=refuse)
     if chosen.refused:
         notes.append(f"this prober always fires: {chosen.refused}")

@@ -211,12 +211,13 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
     if shuffled := controls.get(SHUFFLED):  # the interval must hold 0.5 19 times in 20
         low, high = shuffled.auroc_ci or (0.0, 1.0)
         controls[SHUFFLED] = shuffled.model_copy(update={"at_chance": bool(low <= 0.5 <= high)})
-    ours = [replace(trained.saved, name=ENSEMBLE), *with_entropy]
+    joined = schema.WORDING[evaluator.examples.label].joined
+    ours = [replace(trained.saved, name=ENSEMBLE), *(replace(d, name=joined) for d in with_entropy)]
     true = [d for d in trained.controls if d.wrong is None]
     unable = dict.fromkeys(d.name for d in detectors if figures[id(d)].threshold == ALWAYS)
     overall: dict[str, Detection] = {**controls, ENSEMBLE: figures[id(trained.saved)]}
     if trained.with_entropy is not None:
-        overall[trained.with_entropy.name] = figures[id(trained.with_entropy)]
+        overall[joined] = figures[id(trained.with_entropy)]
     return Figures(
         schema=1,
         label=evaluator.examples.label,
