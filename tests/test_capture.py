@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, BertConfig, GraniteConfig, MambaC
 
 import probers.model.recorder
 from probers.model.attention import AttentionTap
-from probers.model.blocks import decoder_layers
+from probers.model.blocks import _find_parts, decoder_layers
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import StateTap
 from probers.model.pooling import pool_tokens
@@ -313,3 +313,16 @@ def test_a_block_that_does_more_than_adding_has_no_sites_inside():
             lm.generate(["The"], max_new_tokens=2, needs=Needs.of((1,), site="attn_out"))
         made = lm.generate(["The"], max_new_tokens=2, needs=Needs.of((1, 2)))
         assert made[0].state is not None or not made[0].token_ids
+
+
+def test_parts_of_a_block_are_found_beside_places_far_larger_than_what_it_adds():
+    """In 16 bits such a place swallows what a module adds to it, as in real models at the first token."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_path("llama"), dtype=torch.bfloat16)
+    names = [(parts.attention, parts.mlp) for parts in _find_parts(model)]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 0] += 20_000
+    assert [(parts.attention, parts.mlp) for parts in _find_parts(model)] == names
+    with torch.no_grad():  # the converse: places that swallow everything tell nothing
+        model.get_input_embeddings().weight += 1e30
+    with fails("model", "site=resid_post"):
+        _find_parts(model)

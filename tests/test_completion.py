@@ -241,7 +241,10 @@ def test_of_completions_the_known_ones_and_so_many_others_are_asked(half_known, 
     make, loads = half_known
     file = tmp_path / "passages.jsonl"
     source = known.known_share(make(corpus_to=str(file), own_passages=0.5))
-    questions = open_questions(source).questions
+    opened = open_questions(source)
+    questions = opened.questions
+    assert opened.notes == (opened.record["selected"],) and "smollm2" in opened.notes[0]
+    assert "selected" not in open_questions("completion", articles=source.articles).record
     years = {q.id for q in questions if q.answers[0].isdigit()}
     every = {q.id for q in asked(source.articles, per_article=9) if q.answers[0].isdigit()}
     assert years == every and len(years) == len(TOWNS)

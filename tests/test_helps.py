@@ -92,6 +92,10 @@ def test_a_prober_of_helps_keeps_its_label_and_ranks_what_helps(tmp_path):
     assert prober.entropy_model.signals == (*SIGNALS, *KNOWN)
     # Here the margin says whether the answer is right, which the states say with noise.
     assert prober.metrics["with_entropy"]["auroc"] > prober.metrics["ensemble"]["auroc"]
+    assert "wrong" not in str(prober.report) and "helped" in str(prober.report)
+    assert "all layers + what is known" in str(prober.report)
+    card = prober.card
+    assert "P(helps)" in card and "P(wrong)" not in card and "trigger=helps " in card
     prober.save_pretrained(tmp_path / "p")
     again = Prober.from_pretrained(tmp_path / "p")
     assert (again.label, again.entropy_model) == ("helps", prober.entropy_model)

@@ -31,12 +31,6 @@ from .examples import Examples
 from .heads import Fitted, Task, probe_tasks, targets_of
 from .settings import Assembling
 
-#: Note of figures of the label "helps", which have the names of those of "wrong".
-_OF_HELPS = (
-    'label=helps: "wrong" in these figures is an answer that one retrieval turns right, and "+ entropy" '
-    "joins the score with the retriever's best score and margin, the question's rarity and its length, "
-    "and, on drafts, the entropies"
-)
 #: Cost of what is read in the text's own pass.
 FREE = Cost(calls=0, tokens=0)
 
@@ -308,7 +302,7 @@ def assemble(
         names = KNOWN if dataset.specs[best.site].pool == "prompt" else (*SIGNALS, *KNOWN)
     lacking = [name for name in names if name not in beside]
     entropy_model = with_entropy = None
-    notes: list[str] = [_OF_HELPS] if examples.label == "helps" else []
+    notes: list[str] = []
     if choice.with_entropy and lacking:
         notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
     elif choice.with_entropy:
@@ -330,6 +324,7 @@ def assemble(
         spec, fitted.head.select(heads),
         threshold=chosen.value, promise=chosen.promise, calibration=calibrations[choice.calibration],
         ensemble=ensemble, aggregate=margins.how, entropy_model=entropy_model, domain=domain,
+        label=examples.label,
     )  # fmt: skip
     ensembles = {k: Detector(k, s, f"{k} of {len(site)} layers") for k, (_, s) in kinds.items()}
     saved = ensembles[choice.combine]

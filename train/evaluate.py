@@ -17,7 +17,7 @@ from probers.heads.stacked import StackedHead
 from probers.prober import figures as schema
 from probers.prober.calibration import fit_platt, sigmoid
 from probers.prober.decision import ALWAYS, ThresholdRule
-from probers.prober.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Detection, Figures
+from probers.prober.figures import ENSEMBLE, SHUFFLED, Detection, Figures
 from probers.prober.risk_control import passing_groups
 from probers.progress import Bar
 from probers.signals.grounding import ORIGINS
@@ -198,14 +198,16 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
     if shuffled := controls.get(SHUFFLED):  # the interval must hold 0.5 19 times in 20
         low, high = shuffled.auroc_ci or (0.0, 1.0)
         controls[SHUFFLED] = shuffled.model_copy(update={"at_chance": bool(low <= 0.5 <= high)})
-    ours = [replace(trained.saved, name=ENSEMBLE), *(replace(d, name=WITH_ENTROPY) for d in with_entropy)]
+    joined = schema.WORDING[evaluator.examples.label].joined
+    ours = [replace(trained.saved, name=ENSEMBLE), *(replace(d, name=joined) for d in with_entropy)]
     true = [d for d in trained.controls if d.wrong is None]
     unable = dict.fromkeys(d.name for d in detectors if figures[id(d)].threshold == ALWAYS)
     overall: dict[str, Detection] = {**controls, ENSEMBLE: figures[id(trained.saved)]}
     if trained.with_entropy is not None:
-        overall[WITH_ENTROPY] = figures[id(trained.with_entropy)]
+        overall[joined] = figures[id(trained.with_entropy)]
     return Figures(
         schema=1,
+        label=evaluator.examples.label,
         splits=evaluator.examples.sizes(),
         best_layer=trained.best.layer,
         best_site=trained.best.site,
@@ -216,7 +218,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
         ensembles={kind: figures[id(detector)] for kind, detector in trained.ensembles.items()},
         ensemble=overall[ENSEMBLE],
         combine=trained.bank.combine,
-        with_entropy=overall.get(WITH_ENTROPY),
+        with_entropy=None if trained.with_entropy is None else figures[id(trained.with_entropy)],
         controls=controls,
         positive_control=_positive_control(trained, evaluator),
         conditions=evaluator.by("condition", [*ours, *true], overall),

@@ -10,7 +10,7 @@ import numpy as np
 
 from probers.evaluation.metrics import auprc, auroc, ece, risk_coverage
 from probers.prober.calibration import sigmoid
-from probers.prober.figures import EMBEDDING, ENSEMBLE, SHUFFLED, WITH_ENTROPY, Decision, Figures
+from probers.prober.figures import EMBEDDING, ENSEMBLE, SHUFFLED, Decision, Figures, Words
 from probers.prober.report import layer_name
 
 from .assemble import Trained
@@ -85,7 +85,7 @@ def write_png(figure: Figure, path: Path) -> None:
 _DOTTED: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": ":"}
 
 
-def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
+def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series], words: Words) -> None:
     """Draw both curves with their areas; dotted lines are a score by chance."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
@@ -100,8 +100,9 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
         # Without the point at recall 0, which is a convention and no threshold's.
         label = f"{auprc(wrong, values):.2f}  {name}"
         right.plot(recall[:-1], precision[:-1], label=label, drawstyle="steps-post", **style.curve)
-    left.set(xlabel="right texts that fire (false positive rate)", ylabel="wrong texts that fire (recall)")
-    right.set(xlabel="wrong texts that fire (recall)", ylabel="share wrong of those that fire (precision)")
+    recall = f"{words.texts} texts that fire (recall)"
+    left.set(xlabel=f"{words.others} texts that fire (false positive rate)", ylabel=recall)
+    right.set(xlabel=recall, ylabel=f"share {words.texts} of those that fire (precision)")
     for ax, text in ((left, "ROC"), (right, "precision-recall")):
         ax.set(xlim=(0, 1), ylim=(0, 1.005))
         ax.set_title(text, fontsize=_FONT + 1)
@@ -116,7 +117,7 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
 _KEPT = 10
 
 
-def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> None:
+def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series], words: Words) -> None:
     """Draw the share of wrong texts among those kept, by the share kept, lowest score first.
 
     It lies between an oracle, which rejects all wrong texts first, and a random order. The legend has
@@ -132,20 +133,20 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series]) -> No
     coverage, risk = risk_coverage(wrong, wrong)
     ax.plot(coverage, risk, color=GREY, linewidth=0.9, label=f"{risk.mean():.2f}  oracle")
     ax.set(xlim=(0, 1), ylim=(0, None), xlabel="coverage: share of texts kept, lowest score first")
-    ax.set_ylabel("risk: share wrong of those kept")
+    ax.set_ylabel(f"risk: share {words.texts} of those kept")
     legend(ax, "beside", title="mean risk (test)")
     write_png(figure, path)
 
 
-def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series]) -> None:
+def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series], words: Words) -> None:
     """Draw a line per set of probabilities P(wrong), with its ECE."""
     figure, ((ax,),) = canvas(5.8, 5.6)
     ax.plot([0, 1], [0, 1], **_DOTTED)
     for name, values, style in probabilities:
         look = style.curve | {"linewidth": 1.2, "marker": style.marker, "markersize": 4.5}
         ax.plot(*tenths(wrong, values), clip_on=False, label=f"{ece(wrong, values):.2f}  {name}", **look)
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", ylabel="share wrong of that tenth (test)")
-    ax.set_xlabel("P(wrong) as predicted, mean of a tenth of the texts")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", ylabel=f"share {words.texts} of that tenth (test)")
+    ax.set_xlabel(f"{words.probability} as predicted, mean of a tenth of the texts")
     legend(ax, "upper left", title="ECE (test)")
     write_png(figure, path)
 
@@ -157,7 +158,7 @@ def tenths(wrong: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, np.n
     return np.array([probability[p].mean() for p in parts]), np.array([wrong[p].mean() for p in parts])
 
 
-def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarray]) -> None:
+def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarray], words: Words) -> None:
     """Draw histograms of both classes' margins (n,), each of area 1, in a panel per head, by its name."""
     bins = int(np.clip(np.sqrt(len(wrong)), 10, 32))
     figure, axes = canvas(4.8 * len(margins), 4.0, columns=len(margins))
@@ -165,14 +166,15 @@ def logit_density(path: Path, wrong: np.ndarray, margins: Mapping[str, np.ndarra
         # A few far outliers would squeeze everything else into a bar; they are counted at the edge.
         low, high = np.quantile(values, [0.002, 0.998])
         edges = np.linspace(low, high if high > low else low + 1.0, bins + 1)
-        for kind, label, colour in ((0, "right texts", BLUE), (1, "wrong texts", ORANGE)):
+        for kind, label, colour in ((0, f"{words.others} texts", BLUE), (1, f"{words.texts} texts", ORANGE)):
             part = np.clip(values[wrong == kind], edges[0], edges[-1])
             look = {"density": True, "color": colour}
             ax.hist(part, edges, **look, histtype="stepfilled", alpha=0.25)
             line = "--" if kind else "-"
             ax.hist(part, edges, **look, histtype="step", linewidth=1.5, linestyle=line, label=label)
         ax.axvline(0.0, **_DOTTED)
-        ax.set(xlabel="margin: logit of wrong minus logit of correct", xlim=(edges[0], edges[-1]))
+        ax.set_xlabel(f"margin: logit of {words.texts} minus logit of {words.others}")
+        ax.set_xlim(edges[0], edges[-1])
         ax.set_title(f"{name} (AUROC {auroc(wrong, values):.2f})", fontsize=_FONT + 1)
     axes[0, 0].set_ylabel("density (test)")
     axes[0, 0].margins(y=0.12)
@@ -187,13 +189,13 @@ _LEVELS: dict[str, Any] = {
     "entropies combined": "-", "mean entropy": "--", "bag of words, text": "-.", EMBEDDING: ":",
     SHUFFLED: (0, (1, 5)), "majority": (0, (5, 5)),
 }  # fmt: skip
-_PANELS = (("auroc", "AUROC, finding wrong texts (test)"), ("accuracy", "accuracy (test)"))
+_PANELS = (("auroc", "AUROC, finding {} texts (test)"), ("accuracy", "accuracy (test)"))
 
 
 def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Evaluator) -> None:
     """Write the pictures of one training run."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, wrong = evaluator.test, evaluator.wrong
+    rows, wrong, words = evaluator.test, evaluator.wrong, figures.words
     names = dict(zip(trained.layers, (layer_name(figures, e) for e in figures.layers), strict=True))
     saved = trained.saved.scores[rows]
     scores = [Series(ENSEMBLE if len(names) > 1 else names[trained.best], saved, PROBER)]
@@ -202,7 +204,7 @@ def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Eva
         Series(f"after ({figures.calibration.method})", trained.bank.calibration(saved), PROBER),
     ]
     if trained.with_entropy is not None:
-        detector, name = evaluator.calibrated(trained.with_entropy), _with_entropy(figures)
+        detector, name = evaluator.calibrated(trained.with_entropy), figures.joined
         assert detector.probability is not None
         values = detector.scores[rows]
         scores.append(Series(name, values, ENTROPY))
@@ -211,12 +213,12 @@ def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Eva
     scores += [Series(d.name, d.scores[rows], style) for d, style in zip(beside, OTHERS, strict=False)]
 
     _by_layer(folder / "auroc_by_layer.png", figures)
-    roc_pr(folder / "roc_pr.png", wrong, scores)
-    coverage_risk(folder / "coverage_risk.png", wrong, scores)
-    reliability(folder / "reliability.png", wrong, probabilities)
+    roc_pr(folder / "roc_pr.png", wrong, scores, words)
+    coverage_risk(folder / "coverage_risk.png", wrong, scores, words)
+    reliability(folder / "reliability.png", wrong, probabilities, words)
     best = sorted(names, key=lambda column: -trained.validation[column]["auroc"])[:2]
     margins = {names[column]: trained.layers[column].scores[rows] for column in best}
-    logit_density(folder / "logit_density.png", wrong, margins)
+    logit_density(folder / "logit_density.png", wrong, margins, words)
     if figures.learning_curve:
         _learning_curve(folder / "learning_curve.png", figures)
 
@@ -237,9 +239,9 @@ def _by_layer(path: Path, figures: Figures) -> None:
                 values = [e.get(key) for e in entries if e.get(key) is not None]
                 ax.hlines(values, ends[0], ends[-1], style.colour)
             _errorbars(ax, places, entries, key, f"{site}, {name}", style)
-        ax.set_ylabel(label)
+        ax.set_ylabel(label.format(figures.words.texts))
         _level(ax, together, key, ENSEMBLE, BLUE)
-        _level(ax, figures.with_entropy, key, _with_entropy(figures), GREEN)
+        _level(ax, figures.with_entropy, key, figures.joined, GREEN)
         _controls(ax, figures, key)
     layers = sorted({k for entry in figures.layers for k in entry.together or [entry.layer]})
     bottom = axes[1, 0]
@@ -259,7 +261,7 @@ def _learning_curve(path: Path, figures: Figures) -> None:
     for ax, (key, label) in zip(axes[0], _PANELS, strict=True):
         for which, name, style, aside in shown:
             _errorbars(ax, groups * aside, [point.get(which) for point in points], key, name, style)
-        ax.set(xscale="log", xlabel="training groups (texts)", ylabel=label)
+        ax.set(xscale="log", xlabel="training groups (texts)", ylabel=label.format(figures.words.texts))
         ax.set_xticks(groups, [f"{point.groups}\n({point.n})" for point in points])
         ax.minorticks_off()
         _controls(ax, figures, key)
@@ -299,7 +301,3 @@ def _controls(ax: Axes, figures: Figures, key: str) -> None:
         if name != SHUFFLED or key == "auroc":
             _level(ax, figures.controls.get(name), key, name, line=line)
     legend(ax, "beside")
-
-
-def _with_entropy(figures: Figures) -> str:
-    return WITH_ENTROPY if len(figures.layers) > 1 else "with entropy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -107,7 +108,8 @@ def write_card(bank: Prober, figures: Figures, origin: Origin, out: Path | None)
         model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
         head=head_name(bank.head), over=over, command=use_command(bank, shown, read=read),
         rows=Report(figures).rows, columns=COLUMNS, calibrated=_calibrated(bank, figures),
-        by_value=_by_value, beaten_by=beaten_by, MOMENTS=MOMENTS, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
+        by_value=partial(_by_value, figures.words.texts), words=figures.words,
+        beaten_by=beaten_by, MOMENTS=MOMENTS, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
         **{function.__name__: function for function in functions},
     )  # fmt: skip
 
@@ -146,9 +148,9 @@ def _calibrated(bank: Prober, figures: Figures) -> dict[str, Quality]:
     return {"before, sigmoid of the score": entry.before, after: entry.after, **entry.other}
 
 
-def _by_value(values: Mapping[str, Subset]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def _by_value(texts: str, values: Mapping[str, Subset]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """AUROC of every detector on the test texts of each value: titles of the columns, and the rows."""
     names = dict.fromkeys(name for entry in values.values() for name in entry.detectors)
-    titles = [f"{c or '(none)'} (n={e.n}, {e.base_rate:.0%} wrong)" for c, e in values.items()]
+    titles = [f"{c or '(none)'} (n={e.n}, {e.base_rate:.0%} {texts})" for c, e in values.items()]
     rows = [(n, [bounded(e.detectors.get(n, {}), "auroc") for e in values.values()]) for n in names]
     return titles, [row for row in rows if any(row[1])]  # without detectors constant within each

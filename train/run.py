@@ -99,6 +99,8 @@ class Plan:
         dataset = method.prepare(dataset, sources.stores)
         rule.check_number(len(dataset.examples.groups("validation")))
         tasks, notes = method.plan(dataset)
+        chosen = [store.summary.get("questions", {}).get("selected") for store in opened]
+        notes = [*dict.fromkeys(filter(None, chosen)), *notes]
         if fitting.loss == "span_max" and (lacking := dataset.examples.lacking_spans):
             notes = [*notes, f"loss=span_max: {lacking}, so that in the end every token is pushed one way"]
             log.warning(f"{notes[-1]}: loss=span_max_all counts unmarked stretches as right spans")
@@ -261,7 +263,6 @@ def _measure(
     bank = replace(
         trained.bank, metrics=figures.to_dict(), card=write_card(trained.bank, figures, origin, out),
         seen=examples.seen(), recogniser=_recogniser(config), columns=_columns(config),
-        label=examples.label,
     )  # fmt: skip
     if out is not None:
         bank.save_pretrained(out)

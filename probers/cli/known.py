@@ -54,10 +54,12 @@ def known_share(source: Completion, seed: int = 0) -> Completion:
     right = _right(source, questions)
     chosen = _chosen(questions, right, share, source.seed or 0)
     known = sum(right[question.id] for question in chosen)
-    log.info(
-        "%d of %d completions are known to %s; %d are asked, all of these and %d others", known,
-        len(questions), source.known_to, len(chosen), len(chosen) - known,
-    )  # fmt: skip
+    how = (
+        f"The questions were selected by what {source.known_to} knows: all {known} of {len(questions):,} "
+        f"completions that it writes right without passages, and {len(chosen) - known} others, drawn by seed "
+        f"(questions.known={share})."
+    )
+    log.info("%s", how)
     if source.corpus_to is not None:
         written = [q for q in chosen if draw_key("own", source.seed or 0, q.id) < source.own_passages * 2**64]
         lines = [
@@ -67,7 +69,7 @@ def known_share(source: Completion, seed: int = 0) -> Completion:
         write_text(Path(source.corpus_to), "".join(f"{line}\n" for line in lines))
         log.info("wrote the passages of %d of them to %s", len(written), source.corpus_to)
     values = {f.name: getattr(source, f.name) for f in fields(source)}
-    return Chosen(**values, ids=frozenset(question.id for question in chosen))
+    return Chosen(**values, ids=frozenset(question.id for question in chosen), selected=how)
 
 
 def _chosen(questions: Sequence[Question], right: dict[str, bool], share: float, seed: int) -> list[Question]:

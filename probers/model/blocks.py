@@ -130,25 +130,31 @@ def _find_parts(model: Any) -> list[BlockParts]:
     finally:
         for handle in handles:
             handle.remove()
-    return [_block_parts(type(model).__name__, k, seen) for k, seen in enumerate(calls, 1)]
+    family, precision = type(model).__name__, torch.finfo(model.dtype).eps
+    return [_block_parts(family, k, seen, precision) for k, seen in enumerate(calls, 1)]
 
 
-def _block_parts(family: str, layer: int, calls: Sequence[_Call]) -> BlockParts:
-    """Tell one block's modules apart by the outputs they add; the block itself is the last call."""
+def _block_parts(family: str, layer: int, calls: Sequence[_Call], precision: float) -> BlockParts:
+    """Tell one block's modules apart by the outputs they add; the block itself is the last call.
+
+    A few places of the stream may be thousands of times larger than all others, and in 16 bits are rounded
+    by more than a module adds to them: an error within the ``precision`` of a place is none.
+    """
     before, after = calls[-1].given, calls[-1].output
     inner = [c for c in calls[:-1] if c.output is not None]
     if before is not None and after is not None:
         added = after - before
-        scale = float(added.abs().max())
+        rounding = precision * torch.maximum(before.abs(), after.abs())
+        scale = float((added.abs() - rounding).max())
         pairs = [
-            (float((one.output + other.output - added).abs().max()), i, j)
+            (float(((one.output + other.output - added).abs() - rounding).clamp(0).max()), i, j)
             for i, one in enumerate(inner)
             for j, other in enumerate(inner[i + 1 :], i + 1)
             if one.output is not None and other.output is not None
         ]
         # The first of equally good pairs: a dropout after a module repeats its output.
         best = min(pairs, default=(scale, 0, 0))[0]
-        if scale and best < 0.05 * scale:
+        if scale > 0 and best < 0.05 * scale:
             _, i, j = next(p for p in pairs if p[0] <= max(2 * best, 1e-5 * scale))
             if not any(_ATTENTION.search(c.name) for c in calls[: calls.index(inner[i]) + 1]):
                 i, j = j, i  # the MLP ran first

@@ -8,7 +8,7 @@ where the figure is undefined.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +25,22 @@ ENSEMBLES = {
     "logits": "sum of logits", "probabilities": "sum of probabilities", "best": "mean of the best",
     "stacked": "stacked logistic",
 }  # fmt: skip
+
+
+class Words(NamedTuple):
+    """Words of a report for the texts to find, all others, their probability, and scores joined with more."""
+
+    texts: str
+    others: str
+    probability: str
+    joined: str
+
+
+#: Label that a prober learned -> the words for it.
+WORDING = {
+    "wrong": Words("wrong", "right", "P(wrong)", WITH_ENTROPY),
+    "helps": Words("helped", "not helped", "P(helps)", "all layers + what is known"),
+}
 
 Number: TypeAlias = float | None
 #: Limits of a 95% interval.
@@ -288,6 +304,7 @@ class Figures(Part):
     """All figures of a prober."""
 
     version: int = Field(1, alias="schema", description="version of this schema")
+    label: str = figure("label that was learned: wrong, or helps, whose texts count as wrong ones", "wrong")
     splits: dict[str, Split] = figure("size of each split")
     best_layer: int = figure("layer with the highest AUROC on validation")
     best_site: str = figure("its site")
@@ -330,6 +347,16 @@ class Figures(Part):
     def read(cls, metrics: Mapping[str, Any]) -> Figures:
         """Read what ``metrics.json`` holds; ValueError for figures of something else."""
         return cls.model_validate(metrics)
+
+    @property
+    def words(self) -> Words:
+        return WORDING[self.label]
+
+    @property
+    def joined(self) -> str:
+        """Name of the score with what else is known, beside that of one layer or of all."""
+        joined = self.words.joined
+        return joined if len(self.layers) > 1 else joined.replace(f"{ENSEMBLE} +", "with")
 
     @property
     def best(self) -> Layer:

@@ -13,7 +13,7 @@ from ..evaluation.bootstrap import bounded, bounds, number
 from ..pages import render
 from ..store.spec import ranges
 from ..types import count
-from .figures import ENSEMBLE, ENSEMBLES, SHUFFLED, WITH_ENTROPY, WITHOUT, WORDS, Detection, Figures, Layer
+from .figures import ENSEMBLE, ENSEMBLES, SHUFFLED, WITHOUT, WORDS, Detection, Figures, Layer
 from .risk_control import Promise
 
 _NAME = 38
@@ -46,8 +46,9 @@ class Report:
     def __str__(self) -> str:
         test = self.figures.splits["test"]
         titles = "".join(f"{title:>7}" for title, _ in _SHORT)
+        share = f"{test.wrong:.0%} {self.figures.words.texts}"
         lines = [
-            f"test: {test.n:,} texts, {test.groups:,} groups, {test.wrong:.0%} wrong; 95% intervals",
+            f"test: {test.n:,} texts, {test.groups:,} groups, {share}; 95% intervals",
             f"{'':{_NAME}}{'AUROC':20}{titles}",
         ]
         for name, entry in self.summary:
@@ -79,7 +80,7 @@ class Report:
                 saved = " (saved)" if kind == figures.combine else ""
                 rows.append((f"{ENSEMBLE}: {ENSEMBLES.get(kind, kind)}{saved}", entry))
         if figures.with_entropy:
-            rows.append((WITH_ENTROPY, figures.with_entropy))
+            rows.append((figures.words.joined, figures.with_entropy))
         rows += [(f"member: {name}", member) for name, member in figures.members.items()]
         return rows + [(f"control: {name}", control) for name, control in figures.controls.items()]
 
@@ -93,7 +94,7 @@ class Report:
             best = best_member(figures)
             rows.append((f"best member: {best}", figures.members[best]))
         if figures.with_entropy:
-            rows.append(("with entropy" if single else WITH_ENTROPY, figures.with_entropy))
+            rows.append((figures.joined, figures.with_entropy))
         rivals = {name: c for name, c in figures.controls.items() if name != SHUFFLED and c.auroc is not None}
         if rivals:
             best = max(sorted(rivals), key=lambda name: rivals[name].auroc or 0.0)
@@ -108,7 +109,8 @@ class Report:
         if words := self._words:
             low, high = figures.pairs[f"{ENSEMBLE} vs {words}"]["auroc"].ci95 or (0.0, 0.0)
             verdict = "better" if low > 0 else "worse" if high < 0 else "not shown to be better"
-            verdict = f"It is {verdict} than words alone ({words})"
+            found = "" if figures.label == "wrong" else f" at finding {figures.words.texts} answers"
+            verdict = f"It is {verdict} than words alone{found} ({words})"
             lines.append(f"{verdict}: AUROC {self._pair(words)}.")
         if figures.members:
             best = best_member(figures)
@@ -168,8 +170,8 @@ def warnings(figures: Figures) -> list[str]:
         reached = bounds(shuffled.auroc_ci)
         messages.append(f"a head on shuffled labels reached AUROC {reached}, not 0.5: {why}")
     if figures.calibration.constant:
-        why = "on validation, higher scores are not more often wrong"
-        messages.append(f"P(wrong) is the same for every text: {why}")
+        why = f"on validation, higher scores are not more often {figures.words.texts}"
+        messages.append(f"{figures.words.probability} is the same for every text: {why}")
     train, test = (set(figures.splits[split].datasets) for split in ("train", "test"))
     if train and test and not train & test:
         sets = f"trained on {', '.join(sorted(train))}, tested on {', '.join(sorted(test))}"

@@ -130,7 +130,7 @@ def open_questions(
     if drawn.seen and not drawn.questions:
         message = f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on"
         raise EmptySplitError(message, "overlap")
-    notes = []
+    notes = [opened.selected] if opened.selected else []
     if drawn.seen:
         left = count(drawn.seen, "question")
         notes.append(f"{left} left out: a part of this run was trained or tuned on them")
@@ -147,6 +147,7 @@ def open_questions(
         "available": sum(map(drawn.available, parts)),
         "used": len(drawn.questions), "excluded": dict(excluded.counts), "digest": digest(content),
         **({"trained_on": drawn.seen} if drawn.seen else {}),
+        **({"selected": opened.selected} if opened.selected else {}),
     }  # fmt: skip
     return QuestionSet(drawn.questions, excluded, record, tuple(notes))
 

@@ -99,6 +99,11 @@ class QuestionSource:
     def files(self) -> tuple[str, ...]:
         return tuple(str(v) for n in ("path", *self.extra_files) if (v := getattr(self, n)) is not None)
 
+    @property
+    def selected(self) -> str:
+        """One sentence on how its questions were selected by what a model knows; "" where they were not."""
+        return ""
+
     def seeded(self, seed: int) -> QuestionSource:
         """Return the source as a run of this seed reads it: itself if reading draws nothing."""
         return self

@@ -162,9 +162,10 @@ class Completion(QuestionSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen(Completion):
-    """Completions of which some are asked, by their ``ids``."""
+    """Completions of which some are asked, by their ``ids``; ``selected`` says how they were chosen."""
 
     ids: frozenset[str] = frozenset()
+    selected: str = ""
 
     def rows(self) -> Iterator[Row]:
         for row in self.every_row():
