@@ -201,6 +201,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
     joined = schema.WORDING[evaluator.examples.label].joined
     ours = [replace(trained.saved, name=ENSEMBLE), *(replace(d, name=joined) for d in with_entropy)]
     true = [d for d in trained.controls if d.wrong is None]
+    pairs = evaluator.pairs(ours[:1], [*trained.members, *true]) | evaluator.pairs(ours[1:], [ours[0], *true])
     unable = dict.fromkeys(d.name for d in detectors if figures[id(d)].threshold == ALWAYS)
     overall: dict[str, Detection] = {**controls, ENSEMBLE: figures[id(trained.saved)]}
     if trained.with_entropy is not None:
@@ -236,8 +237,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
             )
             for point in trained.curve
         ],
-        pairs=evaluator.pairs(ours[:1], [*trained.members, *true])
-        | evaluator.pairs(ours[1:], [ours[0], *true]),
+        pairs=pairs,
         training=dict(training),
         notes=[
             *trained.notes, *([f"{_ALWAYS_FIRE}: {'; '.join(unable)}"] if unable else []),

@@ -395,8 +395,7 @@ def end_tokens(*owners: Any) -> frozenset[int]:
     """Collect the end tokens that a model's generation config and its tokenizer declare."""
     declared = [getattr(owner, "eos_token_id", None) for owner in owners]
     lists = (each if isinstance(each, list) else [each] for each in declared)
-    tokens = [i for each in lists for i in each if i is not None]
-    for i in tokens:
-        if not isinstance(i, int):
-            raise UserError(f"eos_token_id={i!r} of the model's config must be a token id or a list", "model")
-    return frozenset(tokens)
+    tokens = frozenset(i for each in lists for i in each if i is not None)
+    if wrong := [i for i in tokens if not isinstance(i, int)]:
+        raise UserError(f"eos_token_id={wrong[0]!r} of the model's config must be a token id", "model")
+    return tokens
