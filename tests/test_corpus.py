@@ -134,7 +134,7 @@ def test_layouts_next_door_are_read_like_json_lines(load, tmp_path, kind):
         ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
         ("c.arrow", b"ARROW1", "Arrow"),
         ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
-        ("c.jsonl.gz", gzip.compress(b"c.jsonl".ljust(257, b"\0") + b"ustar".ljust(255)), "unpack"),
+        ("c.jsonl.gz", gzip.compress(b"c.jsonl".ljust(257, b"\0") + b"ustar".ljust(255), mtime=0), "unpack"),
         ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
         ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
