@@ -119,7 +119,7 @@ class Response(TokenScores):
     )
     p_wrong: float | None = figure("the calibrated probability of `score`; null without one", None)
     threshold: float = figure("the prober's threshold, or the request's")
-    fires: bool = figure("whether `score` exceeds the threshold", False)
+    fires: bool = figure("whether `score` exceeds the threshold; false where nothing was judged", False)
     spans: tuple[ScoredSpan, ...] = figure(
         '`[{"start", "end", "score", "p_wrong"}]`, in characters: entities, sentences for probers of '
         "sentences, or the whole text for probers of whole answers", ()
