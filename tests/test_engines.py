@@ -346,7 +346,7 @@ def test_a_server_that_loads_or_is_away_is_waited_for(monkeypatch):
     time.sleep(0.2)
     assert not made
     monkeypatch.setattr(
-        "http_fakes.ThreadingHTTPServer", lambda _, handler: _listening(port, handler), raising=True
+        "helpers.http_fakes.ThreadingHTTPServer", lambda _, handler: _listening(port, handler), raising=True
     )
     with Server(engine.handler):
         asking.join(10)
