@@ -135,7 +135,8 @@ def lacking(field: str, names: Collection[str]) -> str:
         return f"{message}: if {column} holds it, give {field}={column!r} ({mapping})"
     if field == "wrong" and (opposite := [name for name in names if name.lower() in _OPPOSITE]):
         return f"{message}: {opposite[0]} says the opposite, so give its negation as wrong"
-    return f"{message}: rename the column that holds it to {field!r}, or map it (texts.columns)"
+    mapping = f"give {field}='COLUMN' (texts.columns={{{field}: COLUMN}} in a command)"
+    return f"{message}: rename the column that holds it to {field!r}, or {mapping}"
 
 
 def unread_field(field: str, names: Collection[str]) -> str | None:

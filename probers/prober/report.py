@@ -109,8 +109,8 @@ class Report:
         if words := self._words:
             low, high = figures.pairs[f"{ENSEMBLE} vs {words}"]["auroc"].ci95 or (0.0, 0.0)
             verdict = "better" if low > 0 else "worse" if high < 0 else "not shown to be better"
-            found = "" if figures.label == "wrong" else f" at finding {figures.words.texts} answers"
-            verdict = f"It is {verdict} than words alone{found} ({words})"
+            aim = "" if figures.label == "wrong" else f" at finding {figures.words.texts} answers"
+            verdict = f"It is {verdict} than words alone{aim} ({words})"
             lines.append(f"{verdict}: AUROC {self._pair(words)}.")
         if figures.members:
             best = best_member(figures)
@@ -119,7 +119,7 @@ class Report:
         for name, before, after in adapter_rows(figures):
             lines.append(f"{name}: {before} without adapters, {after} with them.")
         lines += [promised(figures)] if figures.promise else []
-        more = "Every layer, control, calibration and group of texts: README.md and plots of the prober."
+        more = "Every layer, control, calibration and group of texts: README.md and plots of a saved prober."
         return [*lines, more]
 
     @property

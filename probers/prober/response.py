@@ -13,6 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..signals.grounding import Ground
+from ..types import count
 from .figures import Part, figure
 from .risk_control import Promise
 
@@ -313,7 +314,7 @@ class ScoredTexts(list[Scored]):
 
     def __repr__(self) -> str:
         fires = sum(each.fires for each in self)
-        return f"ScoredTexts({len(self)} texts, {fires} fire)"
+        return f"ScoredTexts({count(len(self), 'text')}, of which {fires} fire)"
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))

@@ -74,7 +74,9 @@ def _outcome(findings: Findings) -> str:
         return f"all methods are right on {_share(shared)}, so that they are not told apart."
     deciding = [name for name in ranked if stem(name) not in _RULES]
     best = deciding[0] if deciding else next(iter(ranked))
-    others = [name for name in ("always", "never") if name in ranked and name != best]
+    above = deciding and ranked.get("random", 0.0) > ranked[best]
+    fixed = ("random", "always", "never") if above else ("always", "never")
+    others = [name for name in fixed if name in ranked and name != best]
     against = " and ".join(f"{_share(ranked[name])} for {name}{_cost(findings, name)}" for name in others)
     of_questions = " of the questions" if findings.n is None else f" of {count(int(findings.n), 'question')}"
     said = f"{best}, the best {'trigger' if deciding else 'method'}, is right on"
