@@ -187,7 +187,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user named: heads, sets of layers, sites; whether also sets ``beside`` them."""
+    """Candidates that the user named: heads, sets of layers, sites; whether also sets ``beside`` them."""
 
     heads: Mapping[str, Component]
     layer_sets: Sequence[Layers] | None
@@ -229,7 +229,7 @@ def plan(
 
 @dataclass(frozen=True)
 class Trial:
-    """How a candidate is trained on a fold and measured."""
+    """Training of a candidate on a fold, and its measurement."""
 
     fitting: Fitting
     choice: Assembling

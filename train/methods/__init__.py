@@ -36,7 +36,7 @@ def class_of(head: Component) -> type[Method]:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained: a head, and the states of the stores that it reads, as the options of these names.
+    """Subject of a training: a head, and the states of the stores that it reads, each as its option.
 
     ``curve`` asks for the learning curve.
     """
