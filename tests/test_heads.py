@@ -173,9 +173,8 @@ def test_selection_keeps_the_chosen_heads(name: str) -> None:
     x = torch.randn(4, 3, 6)
     run(head, x)
     chosen = head.select([2, 0])
-    assert chosen.training and chosen.streams == (STREAMS[2], STREAMS[0]) and type(chosen) is type(head)
+    assert chosen.streams == (STREAMS[2], STREAMS[0]) and type(chosen) is type(head)
     torch.testing.assert_close(run(chosen, x[:, [2, 0]]), run(head, x)[:, [2, 0]])  # the same masks too
-    torch.testing.assert_close(run(chosen.eval(), x[:, [2, 0]]), run(head.eval(), x)[:, [2, 0]])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -196,21 +195,13 @@ def test_state_and_options_rebuild_it(name: str) -> None:
     assert again.options == head.options and head_name(again) == head_name(head)
 
 
-def saved_bytes(head: ProbeHead) -> int:
-    """Parameters in half precision, buffers in single."""
-    learned = dict(head.named_parameters())
-    return sum(v.numel() * (2 if k in learned else 4) for k, v in head.state_dict().items())
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_configuration_makes_the_head_of_its_name(name: str) -> None:
-    """And a layer of Gemma 2B, or four of a head that reads several, takes less than the published 5 MB."""
     config = compose("train", [f"head={name}"]).head
     head = factory(instantiate(config, _partial_=True))(["a"], *sizes(name, 8))
     assert type(head) is HEADS[name] and head_name(head) == name
     default = HEADS[name](["a"], *sizes(name, 8))
     assert head.options == default.options == {k: v for k, v in config.items() if k != "_target_"}
-    assert saved_bytes(HEADS[name](["a"], *sizes(name, 2048, 4))) < 5e6
 
 
 @pytest.mark.parametrize(("head", "plain"), [
@@ -242,11 +233,9 @@ def test_networks_are_the_published_stacks(head: ProbeHead, plain: list[nn.Modul
 
 
 def test_initial_weights_have_the_spread_of_torch_linear() -> None:
-    head = h.ProbingRagHead([f"s{i}" for i in range(4)], 64, hidden=128)
-    weight = head.linear1.weight
+    weight = h.ProbingRagHead(["a", "b"], 64, hidden=128).linear1.weight
     reference = float(nn.Linear(64, 128).weight.detach().std())
     assert weight.abs().max() <= 1 / 8 and float(weight.detach().std()) == pytest.approx(reference, rel=0.05)
-    assert abs(float(np.corrcoef(weight[0].flatten().tolist(), weight[1].flatten().tolist())[0, 1])) < 0.05
 
 
 def test_dropout_drops_its_share_and_only_while_training() -> None:
@@ -254,9 +243,10 @@ def test_dropout_drops_its_share_and_only_while_training() -> None:
     dropped = drop(x, 0)
     assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.005)
     assert float(dropped.max()) == pytest.approx(4 / 3)
-    assert float(dropped.mean()) == pytest.approx(1, abs=0.01)
     assert torch.equal(drop.eval()(x, 0), x)
-    assert torch.equal(Dropout(["a"], 0.0)(x[:1], 0), x[:1])
+    for dropout in (-0.1, 1.0):
+        with fails("bad-value", f"dropout={dropout}"):
+            h.ProbingRagHead(["a"], 4, dropout=dropout)
 
 
 def test_dropout_masks_are_unrelated_along_every_axis() -> None:
@@ -270,31 +260,9 @@ def test_dropout_masks_are_unrelated_along_every_axis() -> None:
     pairs = {
         "heads": (now[0], now[1]), "steps": (now, mask(4)), "places": (now, mask(3, 2)),
         "rows": (now[:, 1:], now[:, :-1]), "units": (now[..., 1:], now[..., :-1]),
-        "far steps": (now, mask(3 + 2**20)), "fourth units": (now[..., 4:], now[..., :-4]),
     }  # fmt: skip
     for name, (a, b) in pairs.items():
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.015, name
-    # Each unit is dropped as often as any other: a binomial's spread over 200 rows, no more.
-    assert now.mean(axis=1).std() == pytest.approx(0.5 / np.sqrt(200), rel=0.1)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_gpu_draws_the_same_masks(name: str) -> None:
-    head, x = make(name), torch.randn(5, 3, 6)
-    expected = [run(head, x) for _ in range(2)]
-    head = make(name).cuda()
-    assert head.device.type == "cuda"
-    for each in expected:
-        torch.testing.assert_close(run(head, x.cuda()).cpu(), each, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("dropout", [-0.1, 1.0, 3])
-def test_a_share_that_cannot_be_dropped_is_refused(dropout: float) -> None:
-    with fails("bad-value", f"dropout={dropout}"):
-        h.ProbingRagHead(["a"], 4, dropout=dropout)
-    with fails("bad-value", "hidden=0"):
-        h.RadioHead(["a"], 4, hidden=0)
 
 
 def labelled(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -336,8 +304,6 @@ def test_constant_dimensions_and_classes_with_one_mean_are_harmless() -> None:
     for head in (LinearHead(["a", "b"], 5), h.MeanDifferenceHead(["a", "b"], 5, standardise=True)):
         head.prepare(moments_of(states, 1 - target))
         assert torch.isfinite(head(states)).all()
-        if isinstance(head, LinearHead):
-            assert head.input.scale[0, 1] == 1 and head.input.scale[0, 0] != 1
     states = torch.ones(10, 1, 4) / 3
     head = h.MeanDifferenceHead(["a"], 4)
     head.prepare(moments_of(states, torch.arange(10) % 2))
@@ -345,7 +311,7 @@ def test_constant_dimensions_and_classes_with_one_mean_are_harmless() -> None:
 
 
 def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -> None:
-    """And ranks as the projection, with the decision boundary of scikit-learn's nearest centroid."""
+    """And has the decision boundary of scikit-learn's nearest centroid."""
     from sklearn.neighbors import NearestCentroid
 
     states, target = labelled()
@@ -359,13 +325,9 @@ def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -
         logits = head(rows)
         margin = logits[..., h.WRONG] - logits[..., h.CORRECT]
         torch.testing.assert_close(margin, torch.tensor([[1.0], [-1], [0]]).expand(3, 2), atol=1e-5, rtol=0)
-        torch.testing.assert_close(logits.sum(dim=-1), torch.zeros(3, 2))
     margin = (head(states)[..., h.WRONG] - head(states)[..., h.CORRECT]).numpy()
-    x = states.numpy().astype(np.float64)
     for i in range(2):
-        theta = x[target == 0, i].mean(axis=0) - x[target == 1, i].mean(axis=0)
-        assert np.corrcoef(margin[:, i], x[:, i] @ theta)[0, 1] > 1 - 1e-6
-        reference = NearestCentroid().fit(x[:, i], target).predict(x[:, i])
+        reference = NearestCentroid().fit(states[:, i].numpy(), target).predict(states[:, i].numpy())
         np.testing.assert_array_equal(margin[:, i] < 0, reference == 1)
 
 
@@ -403,7 +365,7 @@ def test_attention_pool_is_torch_attention_over_the_tokens() -> None:
     torch.testing.assert_close(head.weights(x, mask).sum(dim=1), torch.ones(4, 2))
 
 
-@pytest.mark.parametrize("padding", [0.0, 1e4, float("nan"), float("inf")])
+@pytest.mark.parametrize("padding", [1e4, float("nan")])
 def test_attention_pool_does_not_read_padding(padding: float) -> None:
     """Neither forwards nor backwards, on either side; converse: what is not masked is read."""
     head, x = attention(), torch.randn(3, 4, 2, 6)
@@ -417,33 +379,18 @@ def test_attention_pool_does_not_read_padding(padding: float) -> None:
         assert head.query.grad is not None and torch.isfinite(head.query.grad).all()
     found = head(torch.cat([x, x * 2 + 1], dim=1), torch.cat([true, true], dim=1))
     assert not torch.allclose(found, expected)
-    with pytest.raises(ValueError):
-        head(x, ~true)
 
 
-def test_attention_pool_begins_as_the_mean_and_learns_where_to_look() -> None:
-    """One token of four tells the class and is marked by another dimension."""
-    head = h.AttentionPoolHead(["a"], 16)
-    states = torch.randn(256, 4, 1, 16, generator=torch.Generator().manual_seed(1))
-    mask = torch.ones(256, 4, dtype=torch.bool)
-    torch.testing.assert_close(head.weights(states, mask), torch.full((256, 4, 1), 0.25))
-    where, target = torch.arange(256) % 4, (torch.arange(256) // 4) % 2
-    states[torch.arange(256), where, 0, 0] = 6.0
-    states[torch.arange(256), where, 0, 1] = 3.0 * (2 * target - 1)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=0.05)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(head(states, mask)[:, 0], target).backward()
-        optimizer.step()
-    assert head.weights(states, mask)[torch.arange(256), where].mean() > 0.7
-    assert (head(states, mask)[:, 0].argmax(dim=-1) == target).float().mean() > 0.98
+def test_attention_pool_begins_as_the_mean() -> None:
+    head, states = h.AttentionPoolHead(["a"], 16), torch.randn(6, 4, 1, 16)
+    mask = torch.ones(6, 4, dtype=torch.bool)
+    torch.testing.assert_close(head.weights(states, mask), torch.full((6, 4, 1), 0.25))
 
 
 def test_a_module_of_ones_own_is_built_under_its_stream_and_runs_as_itself() -> None:
     """Against the module alone: weights, logits, and the running statistics after training passes."""
     head = factory(partial(Own, hidden=8))(STREAMS, 6)
     assert isinstance(head, h.ForeignHead) and head_name(head).endswith("test_heads.Own")
-    assert head.options == {"hidden": 8} and not any(f"{i}." in k for k in head.state_dict() for i in (3, 6))
     x = torch.randn(3, 20, 3, 6)
     plain = Own(6, hidden=8)
     plain.load_state_dict({k.removeprefix("module."): v[1] for k, v in head.state_dict().items()})
@@ -466,13 +413,10 @@ def test_one_logit_is_that_of_correct(shape: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).squeeze(0 if shape == "(n, 1)" else -1)
 
-    head = factory(Single)(["a", "b"], 4)
-    for n in (1, 2, 5):
-        x = torch.randn(n, 2, 4)
-        logits = head(x)
-        expected = torch.einsum("nhd,hkd->nh", x, head.module.weight) + head.module.bias[:, 0]
-        torch.testing.assert_close(logits[..., h.CORRECT] - logits[..., h.WRONG], expected)
-        assert logits.shape == (n, 2, 2)
+    head, x = factory(Single)(["a", "b"], 4), torch.randn(2, 2, 4)
+    logits = head(x)
+    expected = torch.einsum("nhd,hkd->nh", x, head.module.weight) + head.module.bias[:, 0]
+    torch.testing.assert_close(logits[..., h.CORRECT] - logits[..., h.WRONG], expected)
 
 
 def test_tied_lazy_and_frozen_parameters_of_ones_own() -> None:
@@ -497,7 +441,6 @@ def test_tied_lazy_and_frozen_parameters_of_ones_own() -> None:
     own = {k.removeprefix("module."): v[1] for k, v in head.state_dict().items()}
     plain.load_state_dict(own | {"b.weight": own["a.weight"]})
     torch.testing.assert_close(head(x)[:, 1], plain(x[:, 1]))
-    torch.testing.assert_close(head.select([1])(x[:, 1:]), head(x)[:, 1:])
 
 
 class Three(nn.Linear):
@@ -517,9 +460,8 @@ def test_what_cannot_be_a_head_is_refused_in_one_sentence() -> None:
     for kind, options, *named in [
         (Three, {}, "test_heads.Three", "(3, 3)"), (Still, {}, "test_heads.Still"),
         (Own, {"hidden": -1}, "test_heads.Own", "Own(6, hidden=-1)", "RuntimeError"),
-        (Own, {"units": 3}, "test_heads.Own", "'units'"), (Own, {"hidden": nn.ReLU()}, "head.hidden=ReLU()"),
-        (LinearHead, {"hidden": 3}, "LinearHead", "'hidden'"), (nn.Identity, {}, "Identity"),
-        (make, {}, "test_heads.make"), (dict, {}, "dict"),
+        (Own, {"units": 3}, "test_heads.Own", "'units'"),
+        (LinearHead, {"hidden": 3}, "LinearHead", "'hidden'"), (make, {}, "test_heads.make"),
     ]:  # fmt: skip
         with fails("own-class", *named):
             factory(partial(kind, **options))(["a"], 6)
@@ -537,17 +479,12 @@ def test_options_of_ones_own_come_from_a_configuration() -> None:
     assert head(torch.randn(3, 1, 6)).shape == (3, 1, 2)
 
 
-def test_wrong_shapes_and_names() -> None:
+def test_wrong_shapes_are_named() -> None:
     mask = torch.ones(4, 3, dtype=torch.bool)
     for name, shape, given, shown in [
-        *(("linear", shape, None, "(n, 3, 6)") for shape in [(4, 2, 6), (4, 3, 5), (3, 6), (4, 2, 3, 6)]),
-        ("linear", (4, 3, 6), mask, "mask"), ("attention_pool", (4, 3, 6), None, "(n, T, 3, 6)"),
-        ("attention_pool", (4, 2, 3, 6), None, "mask"), ("attention_pool", (4, 2, 3, 6), mask, "mask"),
+        ("linear", (4, 2, 6), None, "(n, 3, 6)"), ("linear", (4, 3, 6), mask, "mask"),
+        ("attention_pool", (4, 3, 6), None, "(n, T, 3, 6)"), ("attention_pool", (4, 2, 3, 6), mask, "mask"),
     ]:  # fmt: skip
         with pytest.raises(ValueError) as told:
             make(name)(torch.zeros(shape), given)
         assert shown in str(told.value)
-    assert [head_name(cls) for cls in HEADS.values()] == list(HEADS)
-    mine = type("Mine", (LinearHead,), {})
-    assert head_name(mine).endswith("Mine")
-    assert type(factory(partial(mine))(["a"], 4)) is mine
