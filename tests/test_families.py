@@ -97,14 +97,11 @@ BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 
 @pytest.mark.parametrize(("name", "config", "options"), [
     ("BartForCausalLM", "BartConfig", LEARNED),
-    ("MarianForCausalLM", "MarianConfig", {**LEARNED, "pad_token_id": 0}),
-    ("TrOCRForCausalLM", "TrOCRConfig", LEARNED),
-    ("ProphetNetForCausalLM", "ProphetNetConfig",
-     {"hidden_size": 32, "num_decoder_layers": 2, "num_decoder_attention_heads": 4, "pad_token_id": 0}),
     ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", OLD),
     ("MiniMaxForCausalLM", "MiniMaxConfig", {**BASE, "num_local_experts": 2, "head_dim": 8}),
     ("BertLMHeadModel", "BertConfig", BERT),
     ("XLNetLMHeadModel", "XLNetConfig", {"d_model": 32, "n_layer": 2, "n_head": 4}),
+    ("MambaForCausalLM", "MambaConfig", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
     ("T5ForConditionalGeneration", "T5Config", {"d_model": 32, "num_layers": 2, "num_heads": 4}),
 ])  # fmt: skip
 def test_what_is_no_decoder_for_batches_is_refused_by_name(name, config, options):

@@ -13,7 +13,6 @@ from test_watch import batch, hooks, plain
 from probers.datagen.labelling import layers_to_read
 from probers.heads import ProbingRagHead
 from probers.model.causal_lm import CausalLM
-from probers.prober.calibration import Temperature
 from probers.prober.prober import Prober
 from probers.store.spec import FeatureSpec
 from probers.types import Feature, Generation, Needs
@@ -138,18 +137,13 @@ def test_drafted_tokens_and_prefixes_change_nothing():
 @pytest.mark.parametrize("pool", ["mean", "predicting"])
 def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
     model, tokenizer = plain(family)
-    before = hooks(model)
-    lm = tiny_lm(family)
-    needs = Needs.of(LAYER, "lookback", pool)
-    (probe,) = lm.generate(PROMPTS[:1], max_new_tokens=1, needs=needs)
-    width = probe.state.shape[-1]
-    spec = FeatureSpec(lm.spec, LAYER, width, "lookback", pool, dtype="float32")
-    head = ProbingRagHead(["7/3"], width, hidden=16)
-    bank = Prober(spec, head, threshold=0.1, calibration=Temperature(1.3))
-    with bank.watch(model) as scores:
-        sequences = model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False)
-        scores.finish(sequences)
+    before, lm = hooks(model), tiny_lm(family)
     made = lm.generate(PROMPTS, max_new_tokens=8, needs=Needs.of(LAYER, "lookback", "positions"))
+    width = made[0].state.shape[-1]
+    spec = FeatureSpec(lm.spec, LAYER, width, "lookback", pool, dtype="float32")
+    bank = Prober(spec, ProbingRagHead(["7/3"], width, hidden=16), threshold=0.1)
+    with bank.watch(model) as scores:
+        scores.finish(model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False))
     for row, one in zip(scores.tokens, made, strict=True):
         after = np.cumsum(one.state[1:8], axis=0) / np.arange(1, 8)[:, None, None]
         states = after if pool == "mean" else one.state[: len(row)]
@@ -158,15 +152,13 @@ def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):
 
 
 def test_what_cannot_be_asked_is_refused():
-    lm = tiny_lm()
-    wrong = {
-        "layers": Feature((1,), "lookback"), "unsupported": Feature(LAYER, "lookback", beside=("attention",))
-    }  # fmt: skip
-    for code, feature in wrong.items():
-        with fails(code, "lookback"):
-            lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((feature,)))
-    with fails("unsupported", "pool=predicting"):
-        lm.generate(PROMPTS[:1], max_new_tokens=2, needs=Needs.of(LAYER, "probabilities", "predicting"))
+    for code, named, feature in (
+        ("layers", "lookback", Feature((1,), "lookback")),
+        ("unsupported", "lookback", Feature(LAYER, "lookback", beside=("attention",))),
+        ("unsupported", "pool=predicting", Feature(LAYER, "probabilities", "predicting")),
+    ):
+        with fails(code, named):
+            tiny_lm().generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((feature,)))
     assert layers_to_read("all", 30, site="lookback") == (30,)
     with fails(None, "site=lookback", "layers="):
         layers_to_read([1], 30, site="lookback")

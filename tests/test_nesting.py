@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,38 +47,6 @@ def test_nested_prompts_give_what_each_gives_alone(family, batches, eager):
     assert_all_same(together, alone(lm, PROMPTS, max_new_tokens=10, needs=NEEDS))
 
 
-def test_what_is_nested_is_not_computed_again(monkeypatch):
-    """Two cuts of each article: the shorter's tokens are forwarded as the longer's, with one pass more."""
-    lm = tiny_lm("llama", batch_size=8)
-    texts = [head(text, end) for text in (ONE, OTHER) for end in (50, 100)]
-    lengths = [len(lm.tokenizer(text)["input_ids"]) for text in texts]
-    passes = forwarded(lm, monkeypatch)
-    monkeypatch.setattr(nesting, "_LEAST", 10_000)
-    lm.generate(texts, max_new_tokens=1)
-    assert passes == [(4, max(lengths))]
-    passes.clear()
-    monkeypatch.setattr(nesting, "_LEAST", sum(lengths[::2]))
-    lm.generate(texts, max_new_tokens=1)
-    assert passes == [(2, max(lengths) - 1), (4, 1)]
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3"])
-def test_nested_prompts_give_what_plain_transformers_gives(family, eager):
-    """Greedy tokens, and the states before each of them; Gemma's windows are shorter than the prompts."""
-    lm = tiny_lm(family)
-    layers = (0, 1, 2)  # transformers has the last one after the final norm
-    for made in lm.generate(PROMPTS, max_new_tokens=6, needs=Needs.of(layers, pool="predicting")):
-        ids = torch.tensor([lm.tokenizer(made.prompt)["input_ids"]])
-        assert made.prompt_ids == tuple(ids[0].tolist())
-        for token, states in zip(made.token_ids, made.state, strict=True):
-            with torch.no_grad():
-                plain = lm.model(ids, output_hidden_states=True, use_cache=False)
-            expected = torch.stack([plain.hidden_states[layer][0, -1] for layer in layers])
-            np.testing.assert_allclose(states, expected, rtol=1e-3, atol=1e-4)
-            assert plain.logits[0, -1].argmax() == token
-            ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, "auto"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_cuts_of_one_text_are_read_once_whatever_the_batch(family, batch_size, monkeypatch, eager):
@@ -92,17 +59,6 @@ def test_cuts_of_one_text_are_read_once_whatever_the_batch(family, batch_size, m
     assert sum(rows for rows, _ in read) == 2
     assert {columns for _, columns in read} <= {lengths[2] - 1, lengths[5] - 1}
     assert sum(rows for rows, columns in passes if columns == 1) == len(texts)
-
-
-def test_groups_are_read_that_take_the_memory_of_a_batch(monkeypatch):
-    """With two texts in a batch, the third article is read after all cuts of the first two are written."""
-    monkeypatch.setattr(nesting, "_LEAST", 20)
-    lm = tiny_lm("llama", batch_size=2)
-    texts = [f"{name}, {text}" for name in ("One", "Two", "Who") for text in (head(ONE, 40), ONE)]
-    passes = forwarded(lm, monkeypatch)
-    lm.generate(texts, max_new_tokens=1)
-    assert [rows for rows, columns in passes if columns > 1] == [2, 1]
-    assert [rows for rows, _ in passes] == [2, 2, 2, 1, 2]
 
 
 def test_the_last_token_may_differ():

@@ -1,12 +1,11 @@
 """Attention by passage against transformers' own attention, and what passages change in a text."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers.refusals import fails
-from helpers.tiny import FAMILIES, PROMPTS, reference, tiny_lm
+from helpers.tiny import FAMILIES, PROMPTS, forwarded, reference, tiny_lm
 from test_capture import NO_SDPA
 from test_families import make
 
@@ -102,25 +101,17 @@ def test_states_with_and_without_passages_and_their_difference_are_those_of_two_
 
 def test_answers_from_the_same_passages_share_their_prompt_and_equal_those_read_alone(monkeypatch):
     lm = tiny_lm()
-    calls = Counter()
-    forward = lm.model.forward
-
-    def counted(*args, **kwargs):
-        calls["passes"] += 1
-        calls["tokens"] += kwargs["input_ids"].numel()
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(lm.model, "forward", counted)
+    passes = forwarded(lm, monkeypatch)
     long = PROMPTS[0] * 16
     requests = [ScoreRequest(long, text, passages=shown(long)) for text in (TEXT, " It ends.")]
     together = read(lm, requests)
-    assert calls["tokens"] < 2 * len(together[0].prompt_ids)
-    calls.clear()
+    assert sum(rows * columns for rows, columns in passes) < 2 * len(together[0].prompt_ids)
+    passes.clear()
     for request, one in zip(requests, together, strict=True):
         (alone,) = read(lm, [request])
         np.testing.assert_allclose(one.state, alone.state, **CLOSE)
         np.testing.assert_allclose(one.passages.weights, alone.passages.weights, **CLOSE)
-    assert calls["passes"] == 2  # attention is read in the pass that scores
+    assert len(passes) == 2  # attention is read in the pass that scores
 
 
 def test_what_is_read_of_passages_is_not_recorded_while_a_text_is_written():

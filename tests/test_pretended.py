@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.pretended import Copies, pretending
-from helpers.serving import PROMPT, bank_for, running
 from helpers.tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 from test_continuous import Recorded, asked, drain
 from test_loop import without_seconds
@@ -39,8 +38,7 @@ def fields(generation: Generation) -> dict[str, Any]:
     return {
         "tokens": generation.token_ids, "logprobs": generation.logprobs, "entropies": generation.entropies,
         "top": generation.top, **{str(key): value for key, value in generation.states.items()},
-        "rows": None if attention is None else attention.rows,
-        "column_max": None if attention is None else attention.column_max,
+        "attention": None if attention is None else [attention.rows, attention.column_max],
     }  # fmt: skip
 
 
@@ -321,22 +319,3 @@ def test_continuous_batches_copy_once_a_token(pool: Pool, where: str):
         # A prober's score is told with its token: whether the states are finite, and what it makes of them.
         growing = GrowingScores(prober(lm, pool).to(SECOND if where == "both" else FIRST))
         assert more_copies(lambda n: write(n, growing.add_each), copies) == 3
-
-
-def test_a_server_answers_as_on_the_cpu_and_copies_three_times_a_token():
-    def ask(server: Any, count: int) -> Any:
-        made = server.client.completions.create(
-            model="testbed", prompt=[PROMPT, "The"], max_tokens=count, temperature=0, logprobs=2
-        )
-        return [choice.model_dump() for choice in made.choices]
-
-    found = {}
-    with pretending() as copies:
-        for where in ("cpu", FIRST):
-            lm = CausalLM.from_pretrained("testbed", dtype="float32", device=where)
-            with running(lm, bank_for(lm).to(where), corpus=True) as server:
-                found[where] = ask(server, 6)
-                copied = more_copies(lambda n: ask(server, n), copies, 3, 6)
-                assert server.idle()
-            assert copied == (0 if where == "cpu" else 3)  # its token; finite states; their score
-    assert_same(found[FIRST], found["cpu"])

@@ -110,23 +110,20 @@ def test_both_parts_carry_the_scores_of_the_raw_tokens(server, lm, bank):
         raw = raw_text(lm, asked)
         (read,) = lm.score([raw.prompt], [raw.token_ids], needs=text_needs(bank))
         scores, _ = text_scores(bank, read.state)
-        made = ask(server, asked, logprobs=True)
+        made = ask(server, asked)
         message, told = made.choices[0].message, made.choices[0].hallucination
         assert "<think>" not in message.content + message.reasoning_content
         for text, field in ((message.reasoning_content, told["reasoning"]), (message.content, told)):
             start = raw.text.index(text)
             own = tokens_within(raw.offsets, start, start + len(text))
             np.testing.assert_allclose(field["token_scores"], [scores[i] for i in own], atol=1e-4)
-            pieces = [text[slice(*span)] for span in field["token_offsets"]]
-            assert "".join(pieces) == text
-            assert all(0 <= span["start"] < span["end"] <= len(text) for span in field["spans"])
-        assert [e.token for e in made.choices[0].logprobs.content][-1] in message.content
+            assert "".join(text[slice(*span)] for span in field["token_offsets"]) == text
         details = made.usage.completion_tokens_details
         assert details.reasoning_tokens == len(told["reasoning"]["token_scores"])
-        *chunks, _, usage = pieces = list(ask(server, asked, stream=True))
-        deltas = [c.choices[0].delta for c in pieces[:-1]]
+        *chunks, _, usage = list(ask(server, asked, stream=True))
         for name in ("content", "reasoning_content"):
-            assert "".join(getattr(d, name, None) or "" for d in deltas) == getattr(message, name)
+            pieces = [getattr(chunk.choices[0].delta, name, None) or "" for chunk in chunks]
+            assert "".join(pieces) == getattr(message, name)
         sent = [score for c in chunks[1:] for score in c.choices[0].hallucination["token_scores"]]
         assert sent and sent == told["token_scores"][: len(sent)]
         assert usage.usage.completion_tokens == made.usage.completion_tokens
@@ -144,13 +141,6 @@ def test_a_high_score_of_the_answer_ends_it_and_one_of_the_thinking_does_not(ser
     assert made.message.reasoning_content == free.message.reasoning_content
     streamed = list(ask(server, asked, stream=True, extra_body={"hallucination": own}))
     assert "".join(c.choices[0].delta.content or "" for c in streamed if c.choices) == made.message.content
-
-
-def test_an_answer_with_its_thinking_can_be_sent_back(server):
-    made = ask(server, CHATS[0][0]).choices[0].message
-    for back in (made.model_dump(), {**made.model_dump(exclude_none=True), "name": "bot"}):
-        again = ask(server, [{"role": "user", "content": "Hi"}, back, {"role": "user", "content": "And?"}])
-        assert again.choices[0].finish_reason in ("stop", "length")
 
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
@@ -193,15 +183,12 @@ def test_effort_is_what_the_template_knows(server, lm):
     ("messages", "more", "param"),
     [
         ([{"role": "tool", "content": "x", "tool_call_id": "9"}], {}, "messages[0].tool_call_id"),
-        ([{"role": "tool", "content": "x"}], {}, "messages[0].tool_call_id"),
-        ([{"role": "user", "content": "x", "tool_call_id": "1"}], {}, "messages[0].tool_call_id"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], {}, "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}],
          {}, "messages[0].tool_calls[0].function.arguments"),
         (CALLED[:1], {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         (CALLED[:1], {"tools": [{"type": "function"}]}, "tools[0].function"),
         (CALLED[:1], {"top_logprobs": 3}, "top_logprobs"),
-        (CALLED[:1], {"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
     ],
 )  # fmt: skip
 def test_malformed_chats_are_refused_by_name(server, messages, more, param):
@@ -297,26 +284,18 @@ def test_the_answer_is_what_stands_behind_the_thinking():
     assert final_answer("So the answer is Bonn.", "So the answer is") == "Bonn"
 
 
-#: Bodies as these clients send them: LangChain, LlamaIndex, LiteLLM, Open WebUI.
+#: Bodies as these clients send them.
 _ASKED = [{"role": "user", "content": "Who wrote Emma?"}]
 WIRE: dict[str, dict[str, Any]] = {
-    "langchain": {"messages": _ASKED, "stream": False, "temperature": 0.0, "max_completion_tokens": 16},
-    "langchain stream": {
+    "langchain": {
         "messages": [*_ASKED, {"role": "assistant", "content": "Hm."}, *_ASKED], "stream": True,
         "stream_options": {"include_usage": True}, "temperature": 0.0, "max_completion_tokens": 16,
     },
-    "langchain tools": {
+    "langchain with tools": {
         "messages": _ASKED, "stream": False, "temperature": 0.0, "parallel_tool_calls": None,
-        "tools": [{"type": "function", "function": {
-            "name": "look_up", "description": "Look a word up.",
-            "parameters": {"properties": {"word": {"type": "string"}}, "type": "object"},
-        }}],
+        "tools": [TOOL], "max_completion_tokens": 16,
     },
     "llama_index": {"messages": _ASKED, "max_tokens": 16, "temperature": 0.1, "stream": False},
-    "litellm": {
-        "messages": _ASKED, "max_tokens": 16, "stream": True, "stream_options": {"include_usage": True},
-        "hallucination": {"threshold": 1},
-    },
     "open webui": {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Who wrote Emma?"}]}],
         "stream": True, "max_tokens": 16, "stream_options": {"include_usage": True}, "user": "someone",
