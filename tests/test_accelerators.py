@@ -1,10 +1,8 @@
-"""What runs on accelerators only, played on a CPU: flash kernels, layers on several devices, Slurm's GPUs."""
+"""Flash attention, which runs on accelerators only, played on a CPU."""
 
 from __future__ import annotations
 
-import logging
 from itertools import pairwise
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,11 +10,7 @@ import torch
 import transformers.modeling_flash_attention_utils as flash
 from helpers.tiny import PROMPTS, tiny_lm
 from test_capture import CLOSE, expected_rows
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from probers.cli.launch import Parts, Submitit
-from probers.model.kv_cache import GrowingLayer, select_rows
 from probers.types import Needs
 
 
@@ -84,41 +78,3 @@ def test_lookback_ratios_of_a_flash_kernel_are_those_of_sdpa(played):
     for one, other in zip(lm.generate(PROMPTS, max_new_tokens=12, needs=needs), plain, strict=True):
         assert one.token_ids == other.token_ids
         np.testing.assert_allclose(one.state, other.state, **CLOSE)
-
-
-def test_rows_leave_every_layer_on_its_own_device():
-    told = []
-
-    class Sliding(DynamicSlidingWindowLayer):
-        def batch_select_indices(self, indices):
-            told.append((indices.device, self.keys.device))
-
-    cache = DynamicCache()
-    cache.layers = [GrowingLayer(4), Sliding(4), Sliding(4)]
-    for layer, device in zip(cache.layers, ("cpu", "cpu", "meta"), strict=True):
-        keys = torch.arange(3.0, device=device).view(3, 1, 1, 1)
-        layer.update(keys, keys)
-    select_rows(cache, [2, 1])
-    assert cache.layers[0].keys.flatten().tolist() == [2, 1]
-    assert [given for given, _ in told] == [own for _, own in told]
-
-
-def test_rows_that_leave_are_listed_on_the_host():
-    """A layer that asked its device for them would wait for it, once a layer."""
-    layer = GrowingLayer(4)
-    keys = torch.arange(3.0, device="meta").view(3, 1, 1, 1)
-    layer.update(keys, keys)
-    select_rows(type("Cache", (), {"layers": [layer]}), [2, 1])
-    assert layer.keys.shape[0] == 2
-
-
-@pytest.mark.parametrize(("options", "told"), [
-    ({}, True), ({"gpus_per_worker": 1}, False), ({"slurm": {"gres": "gpu:1"}}, False),
-    ({"slurm": {"partition": "gpu"}}, True), ({"cluster": "local"}, False),
-])  # fmt: skip
-def test_tasks_without_a_gpu_are_told_of(options, told, caplog, monkeypatch, tmp_path):
-    submitit = pytest.importorskip("submitit")
-    monkeypatch.setattr(submitit, "AutoExecutor", MagicMock())
-    caplog.set_level(logging.INFO)
-    Submitit(**options)._submit(Parts("datagen", (), str(tmp_path)), [])
-    assert ("launch.gpus_per_worker" in caplog.text) is told

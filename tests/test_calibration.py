@@ -16,7 +16,6 @@ from probers.evaluation import metrics as m
 from probers.prober import calibration as c
 from probers.prober.calibration import CALIBRATIONS, Isotonic, Platt, Temperature, fit_calibration
 from probers.prober.decision import Ensemble, ThresholdRule, fit_ensemble
-from probers.prober.token_scores import aggregate, extend
 from probers.types import Code, RunError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]
@@ -142,15 +141,6 @@ def test_isotonic_is_scikit_learns() -> None:
         assert ours(x).min() == pytest.approx(least) and ours(x).max() == pytest.approx(1 - least)
 
 
-def test_isotonic_mends_what_a_temperature_cannot() -> None:
-    wrong, log_odds = calibrated(20_000)
-    bent = np.sign(log_odds) * np.abs(log_odds) ** 3 + 4  # the order is right, the scale is not
-    test_wrong, test = wrong[10_000:], bent[10_000:]
-    kinds = [fit_calibration(kind, wrong[:10_000], bent[:10_000]) for kind in ("isotonic", "temperature")]
-    isotonic, temperature = (m.ece(test_wrong, kind(test)) for kind in kinds)
-    assert isotonic < 0.02 < 0.1 < temperature
-
-
 @pytest.mark.parametrize("kind", CALIBRATIONS)
 @pytest.mark.parametrize("at", [0.0, 1e9])
 def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
@@ -230,15 +220,6 @@ def test_stacked_is_scikit_learns_logistic_regression_and_weighs_layers_by_what_
     assert auroc["logits"] < 0.6 < auroc["best"] < auroc["stacked"]
 
 
-def test_a_score_does_not_depend_on_the_others_beside_it() -> None:
-    wrong, margins = layered(500)
-    for kind in ("logits", "probabilities", "best", "stacked"):
-        found = fit_ensemble(kind, margins, wrong)
-        parts = [found(margins[i : i + 1])[0] for i in range(len(margins))]
-        np.testing.assert_array_equal(found(margins), parts)
-        assert Ensemble.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-
-
 def test_wrong_ensembles_and_calibrations_are_refused() -> None:
     wrong, margins = layered(50)
     with pytest.raises(ValueError):  # weights that do not fit the layers
@@ -249,21 +230,6 @@ def test_wrong_ensembles_and_calibrations_are_refused() -> None:
         fit_ensemble("best", margins, wrong, k=0)
     with fails("unknown-choice", "calibration=beta"):
         fit_calibration("beta", wrong, margins)
-
-
-def test_spans_get_the_highest_the_mean_or_the_last_of_their_tokens() -> None:
-    values, spans = np.array([3.0, -1.0, 4.0, 1.0]), [(0, 4), (1, 2), (1, 4), (1, 2)]
-    layers = np.stack([values, -values], axis=1)
-    how: Any
-    for how, expected in (("max", [4, -1, 4, -1]), ("mean", [1.75, -1, 4 / 3, -1]), ("last", [1, -1, 1, -1])):
-        np.testing.assert_allclose(aggregate(values, spans, how), expected)
-        so_far = 0.0
-        for i, value in enumerate(values):
-            so_far = extend(so_far, i, value, how)
-            assert so_far == pytest.approx(aggregate(values, [(0, i + 1)], how)[0])
-    np.testing.assert_allclose(aggregate(layers, spans, "max"), [[4, 1], [-1, 1], [4, 1], [-1, 1]])
-    with pytest.raises(ValueError):
-        aggregate(values, [(0, 1), (2, 2)], "max")
 
 
 def test_the_entropy_model_beats_its_parts_and_ignores_noise() -> None:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from probers.adaptive import ModelClassifier
-from probers.checkpoints import reason
 from probers.model.causal_lm import CausalLM
 from probers.model.loading import Loading, whole
-from probers.model.tokens import end_tokens
 from probers.model.vllm import lm as vllm_lm
 from probers.model.vllm.lm import VllmLM
 from probers.prober.prober import Prober
@@ -195,15 +192,6 @@ def test_a_folder_that_is_no_whole_model_says_what_is_wrong_with_it(folder, dama
         load(folder)
 
 
-def test_an_adapter_on_the_hub_is_named_once_transformers_finds_no_model(folder):
-    """What transformers says of a repository without config.json; the adapter is found in the same place."""
-    lora(folder)
-    error = OSError("owner/x does not appear to have a file named config.json")
-    assert f"model=owner/base model.adapter={folder}" in reason(error, str(folder), None, pickles=False)
-    (folder / "adapter_config.json").unlink()
-    assert reason(error, str(folder), None, pickles=False) == str(error)
-
-
 def test_a_whole_folder_of_several_files_is_loaded_and_what_is_not_read_may_be_anything(folder):
     sharded(folder)
     stub("training_args.bin", LFS)(folder)
@@ -225,20 +213,7 @@ def test_a_file_or_a_path_to_nowhere_is_no_hub_id(tmp_path):
             load(name)
 
 
-def test_an_end_token_that_is_no_number_is_refused():
-    assert end_tokens(SimpleNamespace(eos_token_id=[0, 2]), SimpleNamespace(eos_token_id=2)) == {0, 2}
-    with fails("model"):
-        end_tokens(SimpleNamespace(eos_token_id="x"))
-
-
 @pytest.mark.parametrize(("name", "near"), [("smollm2-cat", "did you mean smollm2-chat?"), ("x", "")])
 def test_a_misspelt_prober_is_answered_with_those_that_come_with_the_package(name, near):
     with fails("no-artifact", "smollm2 and smollm2-chat", near):
         Prober.from_pretrained(name)
-
-
-def test_a_pointer_in_place_of_a_probers_weights_is_not_a_reason_to_train_again(tmp_path):
-    shutil.copytree(Path(Prober.__module__.replace(".", "/")).parent / "shipped/smollm2", tmp_path / "p")
-    (tmp_path / "p/heads.safetensors").write_bytes(LFS)
-    with fails("damaged", "git lfs pull"):
-        Prober.from_pretrained(tmp_path / "p")

@@ -1,6 +1,5 @@
 """Training in one pass: what each head becomes does not depend on what is trained beside it."""
 
-import json
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -148,50 +147,29 @@ def checkpoint(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "checkpoint.safetensors"
 
 
-def damaged(path: Path, how: str) -> None:
-    """Damage a checkpoint, or change it and give it the checksum of what it holds then."""
-    held, about = read_checkpoint(path)
-    name = next(name for name in held if name.startswith("best."))
-    if how == "cut short":
-        path.write_bytes(path.read_bytes()[:-100])
-    elif how == "wider":
-        write_tensors(path, held | {name: torch.zeros(3, *held[name].shape)}, about)
-    elif how == "folder":
-        path.unlink()
-        path.mkdir()
-        (path / "notes.txt").write_text("mine")
-    else:
-        write_tensors(path, held, about | {"stretches": json.loads(how)})
-
-
 @pytest.mark.parametrize(("how", "named"), [
-    ("cut short", "damaged"), ("wider", "(best."), ("9", "validation 9"), ("folder", "is a folder"),
+    ("cut short", "damaged"), ("wider", "(best."), ("further", "validation 9"), ("folder", "is a folder"),
 ])  # fmt: skip
 def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
     checkpoint: Path, data: Dataset, tmp_path: Path, how: str, named: str, caplog: Any
 ) -> None:
     path = Path(shutil.copy(checkpoint, tmp_path))
-    damaged(path, how)
+    held, about = read_checkpoint(path)
+    name = next(name for name in held if name.startswith("best."))
+    if how == "cut short":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+        (path / "notes.txt").write_text("mine")
+    else:  # with the checksum of what it holds then
+        wider = {name: torch.zeros(3, *held[name].shape)} if how == "wider" else {}
+        write_tensors(path, held | wider, about | ({"stretches": 9} if how == "further" else {}))
     same_as(train(data, [Task(2)], out=tmp_path), train(data, [Task(2)]))
     (line,) = [x for x in caplog.messages if "checkpoint" in x]
     assert line.startswith(f"{path} ") and named in line and line.endswith(": the training starts over")
     assert read_checkpoint(path)[1]["finished"]
     assert (tmp_path / f"{path.name}.old/notes.txt").exists() == (how == "folder")
-
-
-def test_no_flipped_bit_of_a_checkpoint_is_used_silently(checkpoint: Path, tmp_path: Path) -> None:
-    """Anywhere in header and tensors; converse: one that is whole is read."""
-    blob = checkpoint.read_bytes()
-    assert read_checkpoint(checkpoint)[1]["stretches"] == 2
-    path = tmp_path / checkpoint.name
-    header = 8 + int.from_bytes(blob[:8], "little")
-    rng = np.random.default_rng(0)
-    for at in [*range(0, header, 11), *rng.integers(header, len(blob), 60).tolist()]:
-        damaged = bytearray(blob)
-        damaged[at] ^= 1 << int(rng.integers(8))
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"damaged|altered|checksum"):
-            read_checkpoint(path)
 
 
 def test_the_kept_state_is_the_best_one_seen(data: Dataset) -> None:
@@ -249,13 +227,13 @@ def test_losses_by_hand_and_the_schedule_per_step(data: Dataset, monkeypatch: Mo
     torch.testing.assert_close(head_losses(logits, targets), -picked.log().mean(0))
     again = torch.gather(p.softmax(-1), 2, targets[..., None])[..., 0]
     torch.testing.assert_close(head_losses(logits, targets, "double_softmax"), -again.log().mean(0))
-    weights = torch.tensor([[2.0, 0.5], [1.0, 3.0]])
-    smooth = torch.nn.functional.cross_entropy
+    weights, entropy = torch.tensor([[2.0, 0.5], [1.0, 3.0]]), torch.nn.functional.cross_entropy
+    weighed = head_losses(logits, targets, weights=weights)
+    softened = head_losses(logits, targets, smoothing=0.2)
     for head in range(2):
-        plain = smooth(logits[:, head], targets[:, head], weights[head])
-        torch.testing.assert_close(head_losses(logits, targets, weights=weights)[head], plain)
-        softened = smooth(logits[:, head], targets[:, head], label_smoothing=0.2)
-        torch.testing.assert_close(head_losses(logits, targets, smoothing=0.2)[head], softened)
+        own = logits[:, head], targets[:, head]
+        torch.testing.assert_close(weighed[head], entropy(*own, weights[head]))
+        torch.testing.assert_close(softened[head], entropy(*own, label_smoothing=0.2))
 
     rates: list[float] = []
     original = ProberModule.training_step

@@ -26,8 +26,7 @@ from probers.store.joined import Sources
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.train.data import Column, Dataset
-from probers.train.heads import Task, plan_tasks
-from probers.train.settings import Fitting
+from probers.train.heads import Task
 
 WIDTH, LAYERS = 6, (1, 2)
 JOINT = Task.of(Column.of("resid_post", LAYERS))
@@ -160,15 +159,6 @@ def test_the_search_tries_what_the_store_has_beside_its_states(ratios: FeatureSt
     assert Prober.from_pretrained(out).needs.features[0].beside == ("lookback",)
 
 
-@pytest.mark.parametrize("head", [ConcatHead, MixHead, partial(SequenceHead, marker=True, **SMALL)])
-def test_a_joint_head_beside_others_is_the_one_trained_alone(layers: Dataset, head: Any) -> None:
-    tasks = [JOINT, replace(JOINT, seed=3), replace(JOINT, target="shuffled")]
-    how = {"epochs": 2, "batch_size": 16}
-    together, alone = train(layers, tasks, head, **how), train(layers, tasks[1:2], head, **how)
-    for name, value in alone.head.state_dict().items():
-        torch.testing.assert_close(together.head.state_dict()[name][1:2], value, atol=1e-4, rtol=1e-3)
-
-
 def test_joined_layers_are_one_logistic_regression(layers: Dataset) -> None:
     """Against scikit-learn on the joined states, without a penalty, by the margins of the test tokens."""
     how = {
@@ -212,13 +202,6 @@ def test_the_proximal_step_is_that_of_the_penalty() -> None:
     step = 0.1 * 0.5 * 2
     torch.testing.assert_close(after[0], first[0] * (1 - step / first[0].norm()))
     assert (after[1] == 0).all() and first[1].norm() < step
-
-
-def test_the_controls_of_a_joint_head_read_all_layers(layers: Dataset) -> None:
-    tasks, _ = plan_tasks(layers, Fitting(seeds=2), joint=True)
-    assert [task.column.layers for task in tasks] == [LAYERS, LAYERS, (0, 0), LAYERS]
-    assert [task.is_probe for task in tasks] == [True, True, False, False]
-    assert len({task.stream for task in tasks}) == 4
 
 
 def test_sequence_heads_need_tokens(store: FeatureStore) -> None:

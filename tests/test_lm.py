@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 import probers.model.causal_lm
 from probers.model import batch_size
-from probers.model.batch_size import Batches
 from probers.model.causal_lm import CausalLM
-from probers.model.language_model import collected
 from probers.model.loading import fingerprint
 from probers.types import Feature, Generation, Needs, RunError
 
@@ -229,29 +227,6 @@ def test_batches_halve_when_memory_runs_out(monkeypatch, caplog):
         tiny_lm(batch_size=4).generate(PROMPTS, max_new_tokens=6)
 
 
-def sizes_of(size, lengths, most=10_000, error=None, seen=None, **options):
-    """How many texts each batch has, in the order of the work, which only takes up to ``most`` at once."""
-    seen = [] if seen is None else seen
-
-    def work(chosen):
-        if len(chosen) > most:
-            raise error
-        seen.append(chosen)
-        return chosen
-
-    made = collected(Batches(size, torch.device("cpu")).each(lengths, work, **options), len(lengths), None)
-    assert made == list(range(len(lengths)))
-    return [len(chosen) for chosen in seen]
-
-
-@pytest.mark.parametrize(("share", "sizes"), [(0.1, [32, 64, 128, 256, 256]), (0.3, [32] * 5)])
-def test_batches_grow_while_an_accelerator_has_room(monkeypatch, share, sizes):
-    seen = []
-    # The weights alone, then with a batch.
-    monkeypatch.setattr(batch_size, "memory_share", lambda device: 0.5 + share * bool(seen))
-    assert sizes_of("auto", [1] * sum(sizes), seen=seen) == sizes
-
-
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=150), st.integers(1, 40))
 def test_little_of_a_batch_is_padding(lengths, size):
@@ -262,14 +237,6 @@ def test_little_of_a_batch_is_padding(lengths, size):
     total = sum(lengths[start] * size for start, size in zip(starts, sizes, strict=True))
     places, share = total - sum(lengths), 1 - sum(lengths) / total  # that are padding
     assert share <= 0.15 + 1e-9 or places <= 1024  # 0.15 itself may come out a last digit above
-
-
-def test_texts_that_are_read_already_are_written_in_larger_batches(caplog):
-    """Four times as many, until memory runs out; a size that was given is kept."""
-    assert sizes_of("auto", [5] * 300, price=1000, read=True) == [128, 128, 44]
-    assert sizes_of("auto", [5] * 300, 100, MemoryError(), price=10_000, read=True) == [32] * 9 + [12]
-    assert "batch_size=32" in caplog.text
-    assert sorted(sizes_of(3, [5] * 7, price=10_000, read=True)) == [1, 3, 3]
 
 
 LONG = "The river Arl flows through the town. " * 40

@@ -123,16 +123,6 @@ def test_probabilities_are_those_of_the_distribution_that_a_token_was_drawn_from
         np.testing.assert_allclose(one.state[:, 0], expected, **CLOSE)
 
 
-def test_drafted_tokens_and_prefixes_change_nothing():
-    lm = tiny_lm()
-    needs = Needs((Feature((2,), pool="tokens", beside=EVERYTHING),))
-    prompt = PROMPTS[0] + " and again " + PROMPTS[0]
-    (one,) = lm.generate([prompt], max_new_tokens=20, needs=needs)
-    for way in ({"draft": 4}, {"prefix": PROMPTS[0]}):
-        (other,) = lm.generate([prompt], max_new_tokens=20, needs=needs, **way)
-        np.testing.assert_allclose(other.state, one.state, **CLOSE)
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "falcon"])
 @pytest.mark.parametrize("pool", ["mean", "predicting"])
 def test_a_prober_of_ratios_follows_a_plain_generate(family, pool):

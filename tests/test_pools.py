@@ -5,15 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from helpers.refusals import fails
 
 from probers import FeatureStore
 from probers.cli import main as cli
 from probers.datagen.labelling import features_to_read
 from probers.datagen.settings import Options
-from probers.model.causal_lm import CausalLM
-from probers.prompts import TESTBED_PROMPT
 from probers.types import Feature
 
 COT = ["limit=16", "shard_size=16", "batch_size=16", "layers=[6,12]"]
@@ -49,21 +46,6 @@ def test_one_run_makes_what_several_would(cot: FeatureStore, single: FeatureStor
     assert shards(cot.path, "parquet") == shards(single.path, "parquet")
     manifest = json.loads((single.path / "manifest.json").read_text())
     assert "more" not in manifest and manifest["config"]["pool"] == "mean"
-
-
-def test_the_state_before_an_answer_is_that_of_its_prompt(cot: FeatureStore, tmp_path: Path) -> None:
-    """Read alone it is the same, and as transformers has it of the prompt without the answer."""
-    alone = made(tmp_path / "alone", *COT, "pool=prompt")
-    read = cot.feature(pool="prompt", site="resid_post")
-    assert alone.spec == read.spec and (read.spec.pool, read.spec.position) == ("prompt", "generated")
-    assert shards(cot.path, "prompt.resid_post.safetensors") == shards(alone.path, "safetensors")
-    table = read.table().set_index("condition", append=True).xs("closed_book", level="condition")
-    lm, prompt = CausalLM.from_pretrained("testbed"), TESTBED_PROMPT
-    for row, question in [*table["question"].items()][:3]:
-        ids = torch.tensor([lm.tokenizer(prompt.question(question))["input_ids"]])
-        with torch.inference_mode():
-            hidden = lm.model(input_ids=ids, output_hidden_states=True).hidden_states[6][0, -1]
-        np.testing.assert_allclose(read.states([6])[row, 0], hidden, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("negatives", [pytest.param("generated", marks=pytest.mark.long), "untouched"])

@@ -1,6 +1,5 @@
 """A shared prefix changes what is computed, and nothing of what comes out."""
 
-import numpy as np
 import pytest
 from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from test_lm import assert_all_same
@@ -56,24 +55,3 @@ def test_odd_prefixes(family):
         assert_all_same(plainly, lm.generate(prompts, max_new_tokens=6, needs=NEEDS, prefix=prefix))
         scored = lm.score(prompts, [g.token_ids for g in plainly], needs=NEEDS, prefix=prefix)
         assert_all_same(plainly, scored)
-
-
-def test_another_prefix_replaces_the_one_before():
-    lm = tiny_lm("llama")
-    for prefix in ("The river", "Who? Who?", "The river"):
-        prompts = [prefix + " is", prefix + " was a baker"]
-        plainly = tiny_lm("llama").generate(prompts, max_new_tokens=5)
-        assert_all_same(plainly, lm.generate(prompts, max_new_tokens=5, prefix=prefix))
-
-
-@pytest.mark.parametrize("pool", ["mean", "tokens", "predicting"])
-def test_a_text_that_begins_another_after_the_same_prompt_is_read_as_if_alone(pool):
-    lm = tiny_lm()
-    needs = Needs((Feature((1, 2), pool=pool),), attention=True, top=True)
-    texts = [" and more", " and more of it in the end."]
-    together = lm.score([PROMPTS[0]] * 2, texts, needs=needs)
-    for text, one in zip(texts, together, strict=True):
-        (alone,) = lm.score([PROMPTS[0]], [text], needs=needs)
-        for name in ("logprobs", "entropies", "top", "state"):
-            np.testing.assert_allclose(getattr(one, name), getattr(alone, name), rtol=0, atol=1e-4)
-        np.testing.assert_allclose(one.attention.rows, alone.attention.rows, rtol=0, atol=1e-4)

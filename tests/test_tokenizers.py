@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.family_tokenizers import APPENDED, FAMILIES, family_tokenizer
 from helpers.refusals import fails
-from helpers.serving import running
 from helpers.tiny import byte_level, save_tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -214,19 +213,3 @@ def test_a_token_beyond_the_models_rows_is_told(tmp_path):
     assert lm.generate(["mill"], max_new_tokens=1)[0].token_ids
     with fails("model", "prompt 0", str(len(tokenizer) - 1)):
         lm.generate(["mill[extra]"], max_new_tokens=1)
-
-
-def test_a_server_lists_no_padded_row_and_counts_no_marker(tmp_path):
-    tokenizer = deepcopy(byte_level())
-    end = (tokenizer.eos_token, tokenizer.eos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
-    lm = model_of(tokenizer, tmp_path, rows=24)
-    with running(lm, None) as server:
-        body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 6, "logprobs": 20, "temperature": 1.5}
-        made = server.client.completions.create(**body, seed=1)
-        ids = tokenizer(PROMPT)["input_ids"]
-        same = server.client.completions.create(**{**body, "prompt": ids[:-1]}, seed=1)
-    choice = made.choices[0]
-    assert made.usage.prompt_tokens == len(ids) - 1 and choice.text == same.choices[0].text != ""
-    names = {name for top in choice.logprobs.top_logprobs for name in top}
-    assert "None" not in names and "" not in names and len(choice.logprobs.top_logprobs[0]) == 20

@@ -20,13 +20,8 @@ from probers.model.loading import Loading
 from probers.prober.calibration import Platt
 from probers.prober.prober import Prober
 from probers.prompts import CHAT_PROMPT, PLAIN_PROMPT, chat_text, turn_ends
-from probers.signals.detectors import Asked, Detectors
-from probers.signals.meaning import by_matcher
-from probers.signals.samples import Draws
-from probers.signals.self_evaluation import TOKENS
 from probers.store.spec import FeatureSpec
-from probers.types import EndToken, Generation
-from probers.words import EntityMatcher
+from probers.types import EndToken
 from probers.words.thinking import Thinking
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<|bot|>", "<|user|>", "<|return|>", "</s>"]
@@ -117,23 +112,6 @@ def test_the_loop_and_python_end_an_answer_with_its_turn_and_a_text_goes_on(lm):
     written = bank.generate(lm, [MESSAGES, prompt, MESSAGES], max_new_tokens=30)
     assert [each.text for each in written] == ["Yes.", text, "Yes."]
     assert bank.generate(lm, MESSAGES, max_new_tokens=30, stop=["."]).text == "Yes"
-
-
-def test_a_stated_confidence_ends_with_its_turn_in_a_chat(lm, monkeypatch):
-    same, written, generate = by_matcher(EntityMatcher()), list[Generation](), lm.generate
-
-    def watched(*given, **how):
-        written.extend(drawn := generate(*given, **how))
-        return drawn
-
-    monkeypatch.setattr(lm, "generate", watched)
-    assert RAG(lm, ["A passage."], "verbalised", prompt=CHAT_PROMPT, answer_tokens=0)("Is it?").text == "Yes."
-    assert written[-1].text == "Yes." and "Percent:" in written[-1].prompt
-    prompt = CHAT_PROMPT.bind(lm.tokenizer)
-    one = Asked("1", "Is it?", "nq", prompt.question("Is it?"), "Yes")
-    (row,) = Detectors(Draws(samples=2), same, prompt, 20).columns(lm, [one])
-    assert written[-1].text == "Yes." and "Percent:" in written[-1].prompt
-    assert row["verbalised"] is None and row["verbalised_tokens"] == len(written[-1].token_ids) < TOKENS
 
 
 def test_the_server_ends_chats_so_and_completions_not(lm):

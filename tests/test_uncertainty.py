@@ -39,17 +39,12 @@ def test_entropy_of_meanings_in_closed_form():
 
 
 def test_weighted_entropies_are_of_the_sequences_probabilities_and_of_their_tokens():
-    p = np.array([0.5, 0.25, 0.125])
     share = np.array([0.625, 0.25]) / 0.875
-    found = semantic_entropy([0, 1, 0], np.log(p), variant="sequence")
+    found = semantic_entropy([0, 1, 0], np.log([0.5, 0.25, 0.125]), variant="sequence")
     assert found == pytest.approx(-(share * np.log(share)).sum())
-    for variant in ("weighted", "sequence"):
-        # Equal probabilities are the discrete form; very low ones do not underflow.
+    for variant in ("weighted", "sequence"):  # very low ones do not underflow
         found = semantic_entropy([0, 1, 1], [-2000.0] * 3, [3] * 3, variant=variant)
         assert found == pytest.approx(semantic_entropy([0, 1, 1]))
-        # A sample without a token has the mean weight of the others.
-        found = semantic_entropy([0, 1], [np.nan, -3.0], [0, 2], variant=variant)
-        assert found == pytest.approx(math.log(2))
 
 
 def test_weighted_entropy_is_that_of_the_code_of_farquhar_et_al():
@@ -84,14 +79,6 @@ def test_what_cannot_be_computed_is_refused():
     for draws in (Draws(samples=1), Draws(samples=5, temperature=0.0)):
         with fails(None):
             draws.at_least(2, "semantic entropy")
-
-
-def test_answers_are_compared_by_meaning():
-    for a, b, same in (
-        ("5 km", "five kilometres", True), ("Yes", "yes.", True), ("yes", "no", False), ("", "", True),
-        ("**Paris**", "paris", True), ("", "Paris", False), ("John Adams", "John Quincy Adams", None),
-    ):  # fmt: skip
-        assert SAME(a, b) is same, (a, b)
 
 
 def test_clusters_are_the_transitive_closure_and_an_undecided_pair_joins_nothing():
@@ -278,27 +265,6 @@ def test_samples_are_those_that_the_model_draws_one_by_one(lm):
     expected = [g.logprobs.sum() for g in read]
     np.testing.assert_allclose(found.logprobs, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found.states, [g.state[0] for g in read], rtol=1e-3, atol=1e-4)
-
-
-def test_a_prefix_is_read_once_and_changes_nothing(lm, monkeypatch):
-    exemplar = "Question: Who does Ada Vell work for?\nAnswer: Ada Vell works for Senvi Labs.\n" * 4
-    prompts = [exemplar + prompt for prompt in questions("Lena Zaser", "Faye Brolgal")]
-    how = {"max_new_tokens": 12, "sampling": Sampling(1.5), "stop": ("\n",)}
-    asked = [prompt for prompt in prompts for _ in range(3)]
-    whole = lm.generate(asked, **how)
-    widths = []
-    forward = lm.decoder.model.forward
-
-    def counted(input_ids, *args, **kwargs):
-        widths.append(input_ids.numel())
-        return forward(input_ids, *args, **kwargs)
-
-    monkeypatch.setattr(lm.decoder.model, "forward", counted)
-    shared = lm.generate(asked, **how, prefix=exemplar)
-    assert [g.text for g in shared] == [g.text for g in whole]
-    # The exemplars once, and what follows them once for each question, not for each sample.
-    read = sum(width for width in widths if width > len(asked))
-    assert read <= len(lm.tokenizer(exemplar)["input_ids"]) + 2 * 16
 
 
 def test_samples_without_an_answer_are_completed_like_greedy_texts(lm):

@@ -3,8 +3,7 @@
 import gc
 import runpy
 import sys
-import weakref
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from probers.model.hidden_states import decoder_layers
 from probers.prober.calibration import Temperature
 from probers.prober.prober import Prober
 from probers.prober.watch import Scores, StopOnScore
-from probers.store.spec import FeatureSpec, ModelSpec
+from probers.store.spec import FeatureSpec
 from probers.types import Feature, Needs, RunError
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
@@ -312,7 +311,6 @@ def test_a_second_call_starts_afresh_and_one_token_prompts_work() -> None:
         own.write(6)
         sequences = own.model.generate(prompts, max_new_tokens=5)
         scores.finish(sequences)
-    assert lengths(scores) == [5, 5, 5]
     with torch.no_grad():
         states = tiny_lm("gpt2").model(sequences, output_hidden_states=True).hidden_states[1]
     pooled = states[:, 1:].mean(dim=1, keepdim=True)
@@ -352,20 +350,19 @@ def test_padding_and_what_follows_an_end_count_for_nothing() -> None:
     eos, pad = own.tokenizer.eos_token_id, own.tokenizer.pad_token_id
     written = torch.tensor([[40, 41, eos, 42, 43], [40, pad, 41, pad, 42], [40, 41, 42, 43, 44]])
 
-    def read(tokens: torch.Tensor, **options: Any) -> list[np.ndarray]:
-        with own.watch(**options) as scores:
-            cache = getattr(own.model(own.one.expand(len(tokens), -1)), CACHE)
-            for column in tokens.T:
+    def read() -> list[np.ndarray]:
+        with own.watch() as scores:
+            cache = getattr(own.model(own.one.expand(3, -1)), CACHE)
+            for column in written.T:
                 own.model(column[:, None], **{CACHE: cache})
             return scores.tokens
 
-    found = read(written)
+    found = read()
     assert list(map(len, found)) == [2, 3, 5]
     np.testing.assert_allclose(found[0], found[2][:2], **CLOSE)
     np.testing.assert_allclose(found[1][0], found[2][0], **CLOSE)
     own.model.generation_config.pad_token_id = own.model.generation_config.eos_token_id = None
-    assert list(map(len, read(written))) == [5, 5, 5]  # nothing says what these ids mean,
-    assert len(read(torch.tensor([[eos]]), tokenizer=own.tokenizer)[0]) == 0  # unless the tokenizer does
+    assert list(map(len, read())) == [5, 5, 5]  # nothing says what these ids mean
 
 
 def test_a_criterion_takes_its_hooks_along() -> None:
@@ -407,21 +404,8 @@ def test_what_cannot_be_followed_is_refused_and_not_broken_off(way: Any, named: 
         assert torch.equal(way(own, 6), expected)
         with fails("unsupported", named):
             scores.finish(expected)
-        scores.finish(own.whole(4))  # none the worse
-        assert lengths(scores) == [4] * 5
     with fails("unsupported", named):
         way(own, 6, stopping_criteria=[own.stop(threshold=np.inf)])
-
-
-def test_a_model_whose_attention_leaves_out_its_cap_is_refused() -> None:
-    """Claim: sdpa of Gemma 2 is refused; converse: eager, and sdpa of a model without a cap, are not."""
-    capped, plainly = Loop("gemma2"), Loop()
-    assert plainly.model.config._attn_implementation == "sdpa"
-    for own in (capped, plainly):
-        own.watch()
-    capped.model.config._attn_implementation = "sdpa"
-    with fails("unsupported", "sdpa", "eager"):
-        capped.watch()
 
 
 def test_another_model_is_refused() -> None:
@@ -435,9 +419,6 @@ def test_another_model_is_refused() -> None:
     anonymous = AutoModelForCausalLM.from_config(own.model.config)  # only its shape is known
     anonymous.name_or_path = ""
     own.bank.watch(anonymous)
-    spec = ModelSpec(**{**asdict(own.bank.spec.model), "revision": "", "layers": 4})
-    with fails("mismatch"):
-        Prober(FeatureSpec(spec, (1, 3), 32, dtype="float32"), own.bank.head).watch(anonymous)
     with fails("mismatch"):  # a criterion of one model in another's loop
         Loop().write(3, stopping_criteria=[own.stop()])
 
@@ -453,11 +434,6 @@ def test_scores_that_are_not_there() -> None:
     with scores:
         with fails("busy"), scores:
             pass
-        sequences = own.whole(1)
-        with fails("empty", "row 0"):
-            scores.sequence  # noqa: B018
-        scores.finish(sequences)
-        assert scores.sequence.shape == (5,)
         sequences = own.whole(4)
         changed = sequences.clone()
         changed[1, -2] += 1
@@ -489,21 +465,6 @@ def test_broken_states_are_an_error_that_names_layer_and_token() -> None:
     passes = 0
     with broken():
         own.write(6, stopping_criteria=[own.stop(threshold=np.inf)])
-
-
-def test_keys_and_values_are_not_held_longer_than_needed() -> None:
-    own = Loop()
-
-    def generate() -> Any:
-        output = own.whole(3, return_dict_in_generate=True, stopping_criteria=[own.stop(threshold=np.inf)])
-        return weakref.ref(getattr(output, CACHE))
-
-    with own.watch():
-        cache = generate()
-        gc.collect()
-        assert cache() is not None  # for finish
-    gc.collect()
-    assert cache() is None
 
 
 def test_the_example_runs(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
