@@ -13,8 +13,6 @@ from test_lm import CLOSE, alone, assert_all_same, rescored
 from torch import nn
 from transformers import AutoModelForCausalLM, GraniteConfig, OPTConfig
 
-import probers.model.recorder
-from probers.model.attention import AttentionTap
 from probers.model.blocks import _find_parts, decoder_layers
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import StateTap
@@ -125,14 +123,6 @@ def test_the_prompts_last_state_is_there_before_anything_is_written(family, way)
             np.testing.assert_allclose(one.states[first][:3], expected, **CLOSE)
 
 
-def test_one_pass_is_enough_for_the_prompts_last_state():
-    for pool, passes in (("prompt", 1), ("mean", 2)):
-        lm, ran = tiny_lm(), []
-        lm.model.model.register_forward_hook(lambda *_, ran=ran: ran.append(None))
-        lm.generate(PROMPTS[:1], max_new_tokens=1, needs=Needs.of((1, 2), pool=pool))
-        assert len(ran) == passes
-
-
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_minds_vector_of_a_part_comes_from_its_tokens(family):
     lm = tiny_lm(family)
@@ -228,16 +218,6 @@ def test_reading_changes_nothing_and_leaves_nothing_behind_even_after_an_error(f
         lm.score(PROMPTS[:1], [[5, 6]], needs=needs)
     handle.remove()
     assert traces(lm) == before
-
-
-def test_attention_is_read_of_its_layer_alone_and_only_where_it_is_asked_for(monkeypatch):
-    lm = tiny_lm()
-    with AttentionTap(lm.model):  # the last block alone is tapped
-        used = [block.self_attn.config._attn_implementation for block in decoder_layers(lm.model)]
-    assert used == ["sdpa", "sdpa", "probers_tap"]
-    monkeypatch.setattr(probers.model.recorder, "AttentionTap", None)
-    made = lm.generate(PROMPTS[:1], max_new_tokens=3, needs=Needs.of((1,)))[0]
-    assert made.state.shape == (1, 32) and made.attention is None
 
 
 class Blocks(nn.Module):

@@ -112,14 +112,6 @@ def test_it_is_saved_with_the_prober_and_a_prober_without_one_has_none(tmp_path)
         make_bank(domain=some_domain(layers=3))
 
 
-@pytest.mark.parametrize("field", ["variances", "residual", "scale", "mean"])
-def test_no_domain_is_made_of_numbers_that_are_none(field):
-    bad = getattr(some_domain(), field).clone()
-    bad.flatten()[0] = float("nan") if field == "mean" else 0.0
-    with pytest.raises(ValueError):
-        replace(some_domain(), **{field: bad})
-
-
 def test_running_scores_know_the_distances_and_an_assessment_says_them():
     bank = make_bank(domain=some_domain(limit=1e3))
     states = torch.from_numpy(make_states(4)).float()

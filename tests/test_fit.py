@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from probers.heads import HEADS, AttentionPoolHead, LinearHead, Moments, ProbingRagHead
 from probers.store.store import FeatureStore
 from probers.train.assemble import score_everything
-from probers.train.data import CHUNK, Dataset, TokenStates
+from probers.train.data import CHUNK, Dataset
 from probers.train.heads import Fitted, Task, moments, targets_of
 from probers.train.heads import train_heads as fit
 from probers.train.module import Batches, ProberModule, Schedule, balancing, head_losses
@@ -291,23 +291,6 @@ def test_a_state_that_is_no_number_is_named(tmp_path: Path, row: int, split: str
         fitted = train(data, tasks, epochs=1)
         assert split == "test"  # nothing else was looked at so far
         score_everything(fitted.head, tasks, data, None)
-
-
-@pytest.mark.parametrize("head", [small_head, LinearHead])
-def test_a_store_gives_the_heads_of_a_tensor(store: FeatureStore, data: Dataset, head: Any) -> None:
-    """Bit for bit."""
-    tasks = [Task(0), Task(2), Task(3), Task(2, "person")]
-    held = replace(data, states=torch.from_numpy(store.states([0, 1, 2, 3])))
-    same_as(train(data, tasks, head, epochs=1), train(held, tasks, head, epochs=1))
-
-
-def test_tokens_of_texts_are_padded_and_masked(tokens: Dataset) -> None:
-    members = tokens.examples.members
-    found = TokenStates(tokens.states, members)[torch.tensor([2, 0, 3])]
-    assert found.mask.tolist() == [[True] * 3 + [False], [True] + [False] * 3, [True] * 4]
-    own = tokens.states[np.concatenate([members[i] for i in (2, 0, 3)])]
-    assert torch.equal(found.states[found.mask], own)
-    assert not found.states[~found.mask].any()
 
 
 def test_moments_in_chunks_are_those_of_the_whole() -> None:

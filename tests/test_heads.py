@@ -119,17 +119,6 @@ def test_a_head_reads_its_own_layer_only_and_gradients_do_not_cross(name: str) -
         assert parameter.grad[[0, 2]].abs().sum() == 0
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_weights_and_dropout_of_a_head_do_not_depend_on_the_others(name: str) -> None:
-    together, alone = make(name), make(name, STREAMS[2:])
-    x = torch.randn(5, 3, 6)
-    for _ in range(3):  # training mode: three draws of dropout masks
-        torch.testing.assert_close(run(together, x)[:, 2:], run(alone, x[:, 2:]))
-    other = make(name, ["1/layer3"])  # another seed, the same states
-    same = torch.allclose(run(alone.eval(), x[:, 2:]), run(other.eval(), x[:, 2:]))
-    assert same == (not alone.learns)
-
-
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "mean_difference"])
 def test_a_head_trained_among_others_is_the_head_trained_alone(name: str) -> None:
     """Twelve steps of AdamW with dropout on, to float tolerance; and the steps did change it."""

@@ -7,7 +7,7 @@ import pytest
 from helpers.refusals import fails
 from helpers.tiny import FAMILIES, PROMPTS, reference, tiny_lm
 from test_capture import NO_SDPA
-from test_families import make
+from test_every_family import make
 from test_watch import batch, hooks, plain
 
 from probers.datagen.labelling import layers_to_read

@@ -61,15 +61,6 @@ def test_cuts_of_one_text_are_read_once_whatever_the_batch(family, batch_size, m
     assert sum(rows for rows, columns in passes if columns == 1) == len(texts)
 
 
-def test_the_last_token_may_differ():
-    """Of a word that was cut within, which ends in another token than the word has there."""
-    config = tiny_lm("llama").model.config
-    texts = [list(range(200)), [*range(150), 7], [*range(149), 8, 9]]
-    assert nesting.nested(texts, config) == [0, 0, 2]
-    assert nesting.nested([*texts, [5]], config) is None  # one of a single token has nothing before it
-    assert nesting.nested([text[:60] for text in texts], config) is None  # too little
-
-
 def test_what_is_known_is_not_made_again(monkeypatch, eager):
     """A group all of which is known is not read, and of another what is left is the same to the bit."""
     texts = [head(text, end) for text in (ONE, OTHER) for end in (50, 100)]

@@ -7,7 +7,7 @@ import pytest
 from helpers.refusals import fails
 from helpers.tiny import FAMILIES, PROMPTS, forwarded, reference, tiny_lm
 from test_capture import NO_SDPA
-from test_families import make
+from test_every_family import make
 
 from probers.data.texts.shown import overlap, place_passages, subjects
 from probers.model.language_model import ScoreRequest, Scoring

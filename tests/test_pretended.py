@@ -143,28 +143,6 @@ def test_a_token_is_one_copy_whatever_is_read(family: str, where: str):
         assert more_copies(lambda n: write(n, needs=everything(family), sampling=DRAWN), copies) == 1
 
 
-def test_a_drafted_text_needs_fewer_copies_than_tokens():
-    with pretending() as copies:
-        cpu, lm = on("cpu"), on(FIRST)
-        again = PROMPTS[2] + cpu.generate([PROMPTS[2]], max_new_tokens=24)[0].text + "\n" + PROMPTS[2]
-        copies.counts.clear()
-        found = lm.generate([again], max_new_tokens=24, draft=8, needs=TOKENS)
-        assert len(copies) < 24 + 6
-        assert_same(found, cpu.generate([again], max_new_tokens=24, draft=8, needs=TOKENS))
-
-
-def test_states_that_fill_the_room_for_them_leave_in_between(monkeypatch: pytest.MonkeyPatch):
-    needs = TOKENS
-    with pretending() as copies:
-        lm = on(FIRST)
-        whole = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
-        step = len(PROMPTS) * 3 * lm.width * 4
-        monkeypatch.setattr("probers.model.pooling._HELD", 3 * step)  # the fourth is too much
-        assert_same(lm.generate(PROMPTS, max_new_tokens=9, needs=needs), whole)
-        write = partial(lm.generate, PROMPTS, needs=needs)
-        assert more_copies(lambda n: write(max_new_tokens=n), copies, 4, 12) == 1 + 1 / 4
-
-
 def prober(lm: CausalLM, pool: Pool = "mean") -> Prober:
     """Random heads of two layers that fire at nearly anything."""
     position = "entity" if pool == "predicting" else "generated"

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -204,49 +203,12 @@ def test_rows_in_any_order_from_any_number_of_maps(tmp_path, monkeypatch):
         states[[16]]
 
 
-WIDE = replace(SPEC, model=replace(MODEL, width=4096), width=4096, layers=(0, 2, 3, 5))
-WIDE_ROWS = 48
-
-
 def span(file: Path, layer: int) -> tuple[int, int]:
     """First and last byte of a layer in a shard's file."""
     blob = file.read_bytes()
     base = 8 + int.from_bytes(blob[:8], "little")
     start, end = json.loads(blob[8:base])[f"layer.{layer}"]["data_offsets"]
     return base + start, base + end - 1
-
-
-def mapped_memory(folder: Path) -> int:
-    """Bytes of the files below the folder, and of no others, that count as this process's memory."""
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = str(folder) in line
-        elif inside and line.startswith("Rss:"):
-            total += int(line.split()[1]) * 1024
-    return total
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
-@pytest.mark.long
-def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claim: batches from all over the store leave little of it mapped; converse: unlimited, they do not."""
-    # Layers of 384 KiB per shard, so that pages can be told apart.
-    store = build(tmp_path / "s", sizes=(WIDE_ROWS,) * 24, step=WIDE_ROWS, features=(WIDE,))
-    # Beyond the limit, one shard's rows and what the kernel brings in around them: some MB of the 36.
-    rng = np.random.default_rng(0)
-    grown = {}
-    for limit in (1 << 20, 1 << 30):
-        monkeypatch.setattr(reader, "_MOST_RESIDENT", limit)
-        states = store.reader(WIDE.layers)
-        most = 0
-        for _ in range(60):
-            states[rng.integers(0, len(states), 12)]
-            most = max(most, mapped_memory(tmp_path / "s"))
-        grown[limit] = most
-        del states
-    whole = 24 * WIDE_ROWS * len(WIDE.layers) * WIDE.width * 2
-    assert grown[1 << 20] < whole / 3 and grown[1 << 30] > whole * 2 / 3
 
 
 #: A field of a manifest, its wrong value (``...``: it is gone), and what the message names.

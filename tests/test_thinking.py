@@ -1,9 +1,7 @@
 """Models that think: reasoning and answer are told apart, and both carry the scores of the raw tokens."""
 
-import json
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -268,35 +266,3 @@ def test_the_answer_is_what_stands_behind_the_thinking():
     assert final_answer(text, "So the answer is") == "Berlin"
     assert final_answer("<think>So the answer is Bonn.", "So the answer is") == ""
     assert final_answer("So the answer is Bonn.", "So the answer is") == "Bonn"
-
-
-#: Bodies as these clients send them.
-_ASKED = [{"role": "user", "content": "Who wrote Emma?"}]
-WIRE: dict[str, dict[str, Any]] = {
-    "langchain": {
-        "messages": [*_ASKED, {"role": "assistant", "content": "Hm."}, *_ASKED], "stream": True,
-        "stream_options": {"include_usage": True}, "temperature": 0.0, "max_completion_tokens": 16,
-    },
-    "langchain with tools": {
-        "messages": _ASKED, "stream": False, "temperature": 0.0, "parallel_tool_calls": None,
-        "tools": [TOOL], "max_completion_tokens": 16,
-    },
-    "open webui": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "Who wrote Emma?"}]}],
-        "stream": True, "max_tokens": 16, "stream_options": {"include_usage": True}, "user": "someone",
-        "metadata": {},
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("client", WIRE)
-def test_requests_of_known_clients_are_answered(server, client):
-    body = {"model": "testbed", **WIRE[client]}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    if not body["stream"]:
-        assert answer.json()["choices"][0]["message"]["role"] == "assistant"
-        return
-    *chunks, done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    assert done == "[DONE]" and json.loads(chunks[0])["choices"][0]["delta"]["role"] == "assistant"
-    assert json.loads(chunks[-1])["usage"]["total_tokens"] > 0 and not json.loads(chunks[-1])["choices"]

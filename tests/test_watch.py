@@ -283,10 +283,7 @@ def test_watching_changes_nothing_and_leaves_nothing(sampling: dict[str, Any]) -
     never = generate(stopping_criteria=[stop])
     stop.close()
     assert hooks(own.model) == before
-    kept = scores.tokens
-    for written in (watched, never, generate()):  # outside the block nothing is read
-        assert torch.equal(written, plainly)
-    assert all(np.array_equal(a, b) for a, b in zip(scores.tokens, kept, strict=True))
+    assert torch.equal(watched, plainly) and torch.equal(never, plainly)
 
 
 def test_hooks_go_when_generation_fails() -> None:
@@ -303,18 +300,6 @@ def test_hooks_go_when_generation_fails() -> None:
     with scores:
         scores.finish(own.whole(4))  # afresh
     assert lengths(scores) == [4] * 5
-
-
-def test_a_second_call_starts_afresh_and_one_token_prompts_work() -> None:
-    own, prompts = Loop("gpt2", Feature((1,))), torch.tensor([[40], [50], [60]])
-    with own.watch() as scores:
-        own.write(6)
-        sequences = own.model.generate(prompts, max_new_tokens=5)
-        scores.finish(sequences)
-    with torch.no_grad():
-        states = tiny_lm("gpt2").model(sequences, output_hidden_states=True).hidden_states[1]
-    pooled = states[:, 1:].mean(dim=1, keepdim=True)
-    np.testing.assert_allclose(scores.sequence, own.bank.score_states(pooled), **CLOSE)
 
 
 def test_a_loop_written_by_hand() -> None:
