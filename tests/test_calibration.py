@@ -1,6 +1,5 @@
 """Thresholds, calibration and ensembles: the best there are, as scikit-learn has them, and honest."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from probers.cli.main import compose, normalise
 from probers.evaluation import metrics as m
 from probers.prober import calibration as c
-from probers.prober.calibration import CALIBRATIONS, Isotonic, Platt, Temperature, fit_calibration
+from probers.prober.calibration import CALIBRATIONS, fit_calibration
 from probers.prober.decision import Ensemble, ThresholdRule, fit_ensemble
 from probers.types import Code, RunError
 
@@ -146,14 +145,6 @@ def test_isotonic_is_scikit_learns() -> None:
 def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
     probability = fit_calibration(kind, np.array([0, 1, 1, 0, 1]), np.full(5, at))(np.full(2, at))
     assert ((probability > 0.3) & (probability < 0.7)).all()
-
-
-@pytest.mark.parametrize(
-    "made", [Temperature(0.1), Platt(0.3, -1 / 3), Isotonic((-1 / 3, 0.1, 7.0), (0.1, 0.1, 2 / 3))]
-)
-def test_calibration_survives_json(made: Any) -> None:
-    assert c.calibration_from_dict(json.loads(json.dumps(made.to_dict()))) == made
-    assert np.isnan(made(np.array([np.nan]))).all()  # never certain
 
 
 @pytest.mark.parametrize("kind", c.CALIBRATIONS)

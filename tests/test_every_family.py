@@ -1,5 +1,6 @@
 """Every decoder family of transformers, as a tiny random model, is read as there or refused by name."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,7 +134,7 @@ def tiny(family: str) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_is_read_as_transformers_reads_it_or_refused_by_name(family: str) -> None:
-    model = tiny(family)
+    model, close = tiny(family), partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     stream = Feature((0, 1, 2), pool="tokens")
     needs = Needs((stream,), attention=True)
     try:
@@ -151,16 +152,14 @@ def test_a_family_is_read_as_transformers_reads_it_or_refused_by_name(family: st
         for other in others:
             assert other.token_ids == generation.token_ids
             for found, expected in zip(recorded(other), recorded(generation), strict=True):
-                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+                close(found, expected)
         out = reference(model, generation, output_hidden_states=True, output_attentions=True)
         p, n = len(generation.prompt_ids), len(generation.token_ids)
         logprobs = out.logits[0, p - 1 : p + n - 1].float().log_softmax(-1)
         assert logprobs.argmax(-1).tolist() == list(generation.token_ids)
-        np.testing.assert_allclose(generation.logprobs, logprobs.max(-1).values, rtol=1e-4, atol=1e-4)
+        close(generation.logprobs, logprobs.max(-1).values)
         for layer, found in zip(stream.layers, generation.states[stream].swapaxes(0, 1), strict=True):
-            np.testing.assert_allclose(found, out.hidden_states[layer][0, p : p + n], rtol=1e-4, atol=1e-4)
+            close(found, out.hidden_states[layer][0, p : p + n])
         if family not in SINKS and out.attentions:
             weights = out.attentions[-1].flatten(0, -3)[..., -(p + n) :].numpy()
-            np.testing.assert_allclose(
-                generation.attention.rows, weights.mean(axis=0)[p - 1 :], rtol=1e-4, atol=1e-4
-            )
+            close(generation.attention.rows, weights.mean(axis=0)[p - 1 :])

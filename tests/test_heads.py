@@ -297,20 +297,6 @@ def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -
         np.testing.assert_array_equal(margin[:, i] < 0, reference == 1)
 
 
-@pytest.mark.parametrize("kind", [h.RadioHead, h.MindHead, h.MeanDifferenceHead])
-def test_standardised_heads_do_not_depend_on_scales(kind: Any) -> None:
-    """Converse: without standardising, they do."""
-    states, target = labelled()
-    scales = torch.tensor([100.0, 1, 0.01, 3, 1])
-    for standardise in (True, False):
-        logits = []
-        for x in (states, states * scales + 5):
-            head = kind(["a", "b"], 5, standardise=standardise).eval()
-            head.prepare(moments_of(x, 1 - target))
-            logits.append(head(x))
-        assert torch.allclose(*logits, atol=1e-3) == standardise
-
-
 @pytest.fixture
 def attention() -> h.AttentionPoolHead:
     """One that has learned; it begins as the mean of the tokens."""

@@ -11,14 +11,12 @@ import pytest
 import torch
 from helpers.planted import SPEC, make_token_store
 from helpers.refusals import fails
-from helpers.tiny import tiny_lm
 from sklearn.linear_model import LogisticRegression
 from test_fit import aurocs, train
-from test_watch import Loop, states_of
 from torch.nn import functional as F
 
 from probers.cli import main as cli
-from probers.heads import HEADS, ConcatHead, LinearHead, MixHead, SequenceHead
+from probers.heads import ConcatHead, LinearHead, MixHead, SequenceHead
 from probers.model.recorder import as_places
 from probers.prober.prober import Prober
 from probers.prober.token_scores import GrowingScores
@@ -315,18 +313,3 @@ def test_a_marked_span_is_scored_alone_and_not_while_it_grows() -> None:
     assert (logits - unmarked).abs().max() > 1e-3
     best = float((logits[:, 0] - logits[:, 1]).max())
     assert bank.score_spans(x, [[10, 12], [0, 3]])[0] == pytest.approx(best, abs=1e-4)
-
-
-@pytest.mark.parametrize("name", ["concat", "mix", "sequence"])
-def test_a_loop_of_the_users_own_is_followed(name: str) -> None:
-    """What generate writes token by token has the scores of the states read in one pass."""
-    own, spec = Loop(), tiny_lm().spec
-    options = SMALL if name == "sequence" else {}
-    head = HEADS[name](["a"], spec.width, 2, **options)
-    own.bank = Prober(FeatureSpec(spec, LAYERS, spec.width, pool="tokens"), head, aggregate="max")
-    with own.watch(per="token") as scores:
-        sequences = own.whole(14)
-        scores.finish(sequences)
-    states = states_of(sequences[:, own.length :], own.bank.needs)
-    for row, found in enumerate(scores.tokens):
-        np.testing.assert_allclose(found, own.bank.score_states(states[row]), atol=2e-2)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import probers.model.causal_lm
+import probers.model.forward as forward
 from probers.model import batch_size
 from probers.model.causal_lm import CausalLM
 from probers.model.loading import fingerprint
@@ -92,17 +93,6 @@ def test_a_text_that_ends_early_gets_nothing_from_later_steps(monkeypatch):
     expected = sum(len(g.token_ids) - (g.stop == "length") for g in again)
     assert sum(rows for rows, _ in passes[1:]) == expected
     assert all(columns == 1 for _, columns in passes[1:])
-
-
-def test_a_generation_without_tokens():
-    first = tiny_lm().generate(PROMPTS[:1], max_new_tokens=1)[0].token_ids[0]
-    lm = tiny_lm()
-    lm.model.generation_config.eos_token_id = [first, 0]
-    empty = lm.generate(PROMPTS[:1], max_new_tokens=5, needs=ALL)[0]
-    assert (empty.token_ids, empty.text, empty.offsets, empty.stop) == ((), "", (), "eos")
-    assert empty.state is None
-    assert empty.logprobs.shape == empty.entropies.shape == empty.attention.column_max.shape == (0,)
-    np.testing.assert_allclose(empty.attention.rows.sum(axis=1), 1.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("reach", [1, 4, 9])
@@ -293,12 +283,17 @@ def test_what_fits_is_what_generates():
             lm.generate(PROMPTS[:1] * count, max_new_tokens=limits)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_each_prompt_may_have_its_own_limit(family):
-    """Claim: prompts of unlike limits, in one batch, are each as alone."""
-    limits = [1 + 4 * (i % 3) for i in range(len(PROMPTS))]
-    lm = tiny_lm(family, batch_size=len(PROMPTS))
-    together = lm.generate(PROMPTS, max_new_tokens=limits, needs=ALL)
-    for prompt, limit, one in zip(PROMPTS, limits, together, strict=True):
-        assert (len(one.token_ids), one.stop) == (limit, "length")
-        assert_same(one, lm.generate([prompt], max_new_tokens=limit, needs=ALL)[0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_in_pieces_give_the_scores_of_whole_ones(family, monkeypatch):
+    """Claim: no more positions at once than there is room for."""
+    lm = tiny_lm(family, batch_size=8)
+    made = lm.generate(PROMPTS, max_new_tokens=12, needs=ALL)
+    texts = [g.prompt for g in made], [g.token_ids[: 12 - row] for row, g in enumerate(made)]
+    held, scored = [], []
+    lm.model.get_output_embeddings().register_forward_hook(lambda *given: held[-1].append(given[2].shape[1]))
+    for positions in (1000, 5, 1):
+        monkeypatch.setattr(forward, "_PIECE", positions * len(PROMPTS) * int(lm.model.config.vocab_size))
+        held.append([])
+        scored.append(lm.score(*texts, needs=ALL))
+        assert_all_same(scored[0], scored[-1])
+    assert list(map(max, held)) == [13, 5, 1]

@@ -94,7 +94,6 @@ def everything(family: str) -> Needs:
 
 #: The last two: windows of 8 positions beside full attention; its own attention function, and no middle.
 SOME = ("llama", "gemma3", "falcon")
-TOKENS = Needs.of((0, 1, 3), pool="tokens")
 DRAWN = Sampling(0.8, top_k=20, top_p=0.9)
 
 

@@ -65,21 +65,6 @@ def test_p_values_are_binomial_tails_and_so_many_groups_are_needed_and_no_fewer(
                 assert binom.cdf(wrong, needed, risk) <= 1 - confidence < binom.cdf(wrong, needed - 1, risk)
 
 
-def test_a_group_counts_once_and_is_wrong_if_one_of_its_texts_that_pass_is() -> None:
-    rule, groups = ThresholdRule("risk", 0.5, 0.75), np.repeat(np.arange(20), 3)
-    scores = np.ravel([[i, i + 0.3, 1000 + i] for i in range(20)])
-    wrong = np.zeros(60)
-    wrong[2::3] = 1  # what is wrong in every group passes nowhere but at the end
-    threshold, promise, _ = rule.choose(wrong, scores, groups)
-    assert promise == Promise(0.5, 0.75, 20, 19, 0) and threshold == np.nextafter(19.0, -1)
-    wrong[1] = wrong[4] = 1  # one of the texts of the first and of the second group
-    with fails("labels", "5 validation groups", "2 are wrong"):
-        rule(wrong, scores, groups)
-    # With each text a group of its own, 2 of the first 40 are wrong and then 20: p(60, 22) = .026.
-    threshold, promise, _ = rule.choose(wrong, scores)
-    assert promise == Promise(0.5, 0.75, 60, 60, 22) and threshold == 1020
-
-
 def test_it_is_the_definition_in_loops() -> None:
     rng, refused = np.random.default_rng(0), 0
     for i in range(60):

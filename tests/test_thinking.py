@@ -22,7 +22,6 @@ from probers.prober.token_scores import check_growing, text_needs, text_scores
 from probers.prompts import TESTBED_PROMPT, chat_text
 from probers.rag.protocol import UNANSWERED
 from probers.rag.triggers import Probing
-from probers.serve.http import ApiError
 from probers.serve.protocol import ChatRequest
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
@@ -185,18 +184,6 @@ def test_malformed_chats_are_refused_by_name(server, messages, more, param):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(server, messages, **more)
     assert refused.value.param == param
-
-
-def test_a_template_without_tools_refuses_them_by_name(tmp_path):
-    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    for body, param in (
-        ({"messages": CALLED}, "messages[1]"),
-        ({"messages": CALLED[:1], "tools": [TOOL]}, "tools"),
-        ({"messages": CALLED[:1], "reasoning_effort": "high"}, "reasoning_effort"),
-    ):
-        with pytest.raises(ApiError) as refused:
-            turns_of(plain, body)
-        assert refused.value.param == param
 
 
 TEXTS = [

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -282,9 +283,8 @@ def test_p_true_is_the_first_tokens_probability(lm):
 
 def test_replies_are_all_spellings_with_a_token_of_their_own():
     words = ["True", " True", "true", "untrue", " False", "false", " falsehood"]
-    tokenizer = Mock(
-        get_vocab=lambda: {word: i for i, word in enumerate(words)}, decode=lambda ids: words[ids[0]]
-    )
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Mock(get_vocab=lambda: vocabulary, decode=lambda ids: words[ids[0]])
     found = spellings(tokenizer)
     assert [[words[i] for (i,) in each] for each in found] == [words[:3], words[4:6]]
 
