@@ -14,7 +14,7 @@ from probers.cli.main import compose, normalise
 from probers.evaluation import metrics as m
 from probers.prober import calibration as c
 from probers.prober.calibration import CALIBRATIONS, fit_calibration
-from probers.prober.decision import Ensemble, ThresholdRule, fit_ensemble
+from probers.prober.decision import ThresholdRule, fit_ensemble
 from probers.types import Code, RunError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]
@@ -147,14 +147,6 @@ def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
     assert ((probability > 0.3) & (probability < 0.7)).all()
 
 
-@pytest.mark.parametrize("kind", c.CALIBRATIONS)
-def test_no_map_falls(kind: str) -> None:
-    """Scores in the wrong order are not turned round: P(wrong) is near the share of wrong texts."""
-    wrong = np.array([1, 1, 1, 0, 1, 0, 0, 0] * 5, float)
-    p_wrong = c.fit_calibration(kind, wrong, np.arange(40) * -0.1 + wrong * -9)(np.linspace(-9, 9, 50))
-    assert (np.diff(p_wrong) >= 0).all() and np.allclose(p_wrong, 0.5, atol=0.01)
-
-
 def test_platt_has_the_intercept_that_a_sum_over_layers_needs() -> None:
     """Twelve heads with evidence of their own, each with the prior odds in it; the fit is scikit-learn's."""
     rng = np.random.default_rng(0)
@@ -199,14 +191,6 @@ def test_stacked_is_scikit_learns_logistic_regression_and_weighs_layers_by_what_
     found = {kind: fit_ensemble(kind, margins, wrong, k=2)(test) for kind in ("logits", "best", "stacked")}
     auroc = {kind: roc_auc_score(test_wrong, score) for kind, score in found.items()}
     assert auroc["logits"] < 0.6 < auroc["best"] < auroc["stacked"]
-
-
-def test_ensembles_that_are_none_are_refused() -> None:
-    wrong, margins = layered(50)
-    with pytest.raises(ValueError):  # weights that do not fit the layers
-        Ensemble("best", (0.5, 0.5))(margins)
-    with fails("bad-value", "best_k=0"):
-        fit_ensemble("best", margins, wrong, k=0)
 
 
 def test_the_entropy_model_beats_its_parts_and_ignores_noise() -> None:

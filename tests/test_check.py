@@ -12,7 +12,7 @@ from helpers.tiny import PROMPTS, tiny_lm
 
 from probers.cli import main as cli
 from probers.score import check
-from probers.score.check import compare_states, our_states, relative_difference
+from probers.score.check import compare_states, our_states
 from probers.types import RunError, UserError
 
 TOLERANCE = 1e-3
@@ -72,14 +72,6 @@ def test_something_else_is_different_and_nothing_to_compare_with_is_an_error(sta
     for theirs in ({9: ours[1]}, {1: ours[1][:-1]}):
         with pytest.raises(ValueError):
             told(states, theirs)
-
-
-def test_large_constant_coordinates_do_not_hide_another_layer():
-    rng = np.random.default_rng(0)
-    one, other = (rng.normal(size=(50, 8)) for _ in range(2))
-    one[:, 0] = other[:, 0] = 2300 + rng.normal(size=50)
-    assert relative_difference(one, other) > 0.9
-    assert np.linalg.norm(one - other) / np.linalg.norm(one) < 0.002
 
 
 QUICK = ("model.dtype=float32", "model.device=cpu", "max_new_tokens=8")

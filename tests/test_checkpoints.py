@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.refusals import fails
-from helpers.tiny import save_tiny, tiny_path
+from helpers.tiny import tiny_path
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
@@ -158,34 +158,31 @@ def nested(folder: Path) -> None:
         file.rename(inner / file.name)
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (stub(WEIGHTS, LFS), [WEIGHTS, "git lfs pull"]),
-        (stub(WEIGHTS, HTML), [WEIGHTS, "HTML page"]),
-        (stub(WEIGHTS, b"\x80\x02}q\x00." * 9), [WEIGHTS, "no safetensors file"]),
-        (lambda f: stub(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), [WEIGHTS, "cut off"]),
-        # transformers takes these two as they are, or leaves them out in silence
-        (stub("chat_template.jinja", LFS), ["chat_template.jinja", "git lfs pull"]),
-        (stub("generation_config.json", HTML), ["generation_config.json", "HTML page"]),
-        (lambda f: sharded(f, left_out="model-00002-of-00002.safetensors"),
-         ["lacks 1 of the 2 files", "model-00002-of-00002.safetensors"]),
-        (lambda f: sharded(f, left_out=INDEX), [INDEX]),
-        *((lambda f, blob=blob: (sharded(f), stub(INDEX, blob)(f)), [INDEX, named]) for blob, named in (
-            (b'{"weight_map": {"x": null}}', "damaged"), (b'{"weight_map": {}}', "names no files"),
-        )),
-        (stub("config.json", b"null"), ["config.json", "null"]),
-        (stub("tokenizer.json", b"{}"), ["tokenizer.json", "added_tokens"]),
-        (stub("special_tokens_map.json", "é".encode("latin-1")), ["special_tokens_map.json", "not JSON"]),
-        (lambda f: (f / WEIGHTS).rename(f / "weights.safetensors"), [WEIGHTS, "weights.safetensors"]),
-        (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), ["model.use_safetensors=false"]),
-        (lambda f: (lora(f), (f / "config.json").unlink()), ["model=owner/base", "model.adapter="]),
-        (lambda f: ((f / "config.json").unlink(), stub("a.gguf", b"GGUF")(f)), ["model.gguf=a.gguf"]),
-        (lambda f: (f / "config.json").unlink(), ["no config.json", WEIGHTS]),
-        (nested, ["checkpoint-500"]), (code, ["model.trust_remote_code=true"]),
-        (lambda f: (f / "tokenizer.json").unlink(), ["no tokenizer"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("damage", "named"), [
+    (stub(WEIGHTS, LFS), [WEIGHTS, "git lfs pull"]),
+    (stub(WEIGHTS, HTML), [WEIGHTS, "HTML page"]),
+    (stub(WEIGHTS, b"\x80\x02}q\x00." * 9), [WEIGHTS, "no safetensors file"]),
+    (lambda f: stub(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), [WEIGHTS, "cut off"]),
+    # transformers takes these two as they are, or leaves them out in silence
+    (stub("chat_template.jinja", LFS), ["chat_template.jinja", "git lfs pull"]),
+    (stub("generation_config.json", HTML), ["generation_config.json", "HTML page"]),
+    (lambda f: sharded(f, left_out="model-00002-of-00002.safetensors"),
+     ["lacks 1 of the 2 files", "model-00002-of-00002.safetensors"]),
+    (lambda f: sharded(f, left_out=INDEX), [INDEX]),
+    *((lambda f, blob=blob: (sharded(f), stub(INDEX, blob)(f)), [INDEX, named]) for blob, named in (
+        (b'{"weight_map": {"x": null}}', "damaged"), (b'{"weight_map": {}}', "names no files"),
+    )),
+    (stub("config.json", b"null"), ["config.json", "null"]),
+    (stub("tokenizer.json", b"{}"), ["tokenizer.json", "added_tokens"]),
+    (stub("special_tokens_map.json", "é".encode("latin-1")), ["special_tokens_map.json", "not JSON"]),
+    (lambda f: (f / WEIGHTS).rename(f / "weights.safetensors"), [WEIGHTS, "weights.safetensors"]),
+    (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), ["model.use_safetensors=false"]),
+    (lambda f: (lora(f), (f / "config.json").unlink()), ["model=owner/base", "model.adapter="]),
+    (lambda f: ((f / "config.json").unlink(), stub("a.gguf", b"GGUF")(f)), ["model.gguf=a.gguf"]),
+    (lambda f: (f / "config.json").unlink(), ["no config.json", WEIGHTS]),
+    (nested, ["checkpoint-500"]), (code, ["model.trust_remote_code=true"]),
+    (lambda f: (f / "tokenizer.json").unlink(), ["no tokenizer"]),
+])  # fmt: skip
 def test_a_folder_that_is_no_whole_model_says_what_is_wrong_with_it(folder, damage, named):
     damage(folder)
     with fails("model", f"model={folder}", *named):
@@ -204,13 +201,6 @@ def test_a_misspelt_model_is_answered_with_the_nearest_without_the_network(name,
     monkeypatch.setattr("httpx.Client.send", lambda *_, **__: pytest.fail("the network was asked"))
     with fails("no-file", f"model={name}", f"did you mean {near}?"):
         load(name)
-
-
-def test_a_file_or_a_path_to_nowhere_is_no_hub_id(tmp_path):
-    save_tiny("llama", tmp_path)
-    for name in (tmp_path / WEIGHTS, "runs/models/none", "./none"):
-        with fails("no-file", f"model={name}"):
-            load(name)
 
 
 @pytest.mark.parametrize(("name", "near"), [("smollm2-cat", "did you mean smollm2-chat?"), ("x", "")])

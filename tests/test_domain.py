@@ -108,8 +108,6 @@ def test_it_is_saved_with_the_prober_and_a_prober_without_one_has_none(tmp_path)
         assert (again.limit, again.rate, again.surprise) == (1.5, 0.05, surprise)
     make_bank().save_pretrained(tmp_path / "without")
     assert Prober.from_pretrained(tmp_path / "without").domain is None
-    with pytest.raises(ValueError):
-        make_bank(domain=some_domain(layers=3))
 
 
 def test_running_scores_know_the_distances_and_an_assessment_says_them():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.tiny import FAMILIES, forwarded, tiny_lm
-from test_lm import assert_all_same, assert_same
+from test_lm import assert_all_same
 
 from probers.model.decode import guess
 from probers.model.kv_cache import PrefixCache
@@ -81,15 +81,6 @@ def test_right_guesses_save_passes(monkeypatch):
     passes.clear()
     lm.generate(PROMPTS[:1], max_new_tokens=40, draft=8, sampling=Sampling(seed=1))
     assert all(columns == 1 for _, columns in passes[1:])  # and the converse: drawn tokens are not guessed
-
-
-def test_what_was_written_before_under_the_name_is_guessed_from(monkeypatch):
-    lm, cache = tiny_lm("llama"), PrefixCache()
-    (first,) = lm.generate(PROMPTS[1:], max_new_tokens=24, names=["a"], cache=cache)
-    passes = forwarded(lm, monkeypatch)
-    (again,) = lm.generate(PROMPTS[1:], max_new_tokens=24, names=["a"], cache=cache, draft=12)
-    assert_same(first, again)
-    assert len(passes) <= 6  # the same text comes out, and it was all guessed
 
 
 def test_guesses_go_on_from_the_last_longest_repetition():

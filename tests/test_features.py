@@ -87,17 +87,6 @@ def test_every_feature_of_a_span_is_what_transformers_says(family):
                 np.testing.assert_array_equal(every[number], mine)
 
 
-def test_tokens_of_several_sites_are_a_row_each():
-    stream, mlp = Feature((1, 3), pool="tokens"), Feature((3,), "mlp_out", "tokens")
-    needs = Needs((stream, mlp))
-    (made,) = tiny_lm().generate(PROMPTS[:1], max_new_tokens=6, needs=span_needs(needs))
-    rows = list(span_rows(made, [2, 3], needs))
-    assert [(index, columns["n_tokens"]) for index, columns, _ in rows] == [(0, 2), (1, 2)]
-    for token, (_, _, states) in zip((2, 3), rows, strict=True):
-        for found, feature in zip(states, (stream, mlp), strict=True):
-            np.testing.assert_array_equal(found, made.states[feature][token])
-
-
 def test_broken_states_and_logits_are_errors_that_say_where():
     lm = tiny_lm()
     ids = lm.generate(PROMPTS[:2], max_new_tokens=4)[1].token_ids

@@ -197,14 +197,6 @@ def spied(monkeypatch: MonkeyPatch) -> list[tuple[int, np.ndarray, np.ndarray]]:
     return seen
 
 
-def test_validations_are_evenly_spread_and_kept_late(data: Dataset, monkeypatch: MonkeyPatch) -> None:
-    seen = spied(monkeypatch)
-    train(data, [Task(2)], epochs=2, checks=2, warmup_epochs=1)
-    assert len(data.examples.rows["train"]) == 600  # 19 batches of 32 an epoch
-    assert [steps for steps, *_ in seen] == [10, 19, 29, 38]
-    assert [kept[0] >= 0 for _, kept, _ in seen] == [False, False, True, True]
-
-
 def test_a_head_stops_when_its_patience_is_over(data: Dataset, monkeypatch: MonkeyPatch) -> None:
     """Claim: it then keeps nothing better; converse: with more patience it would have."""
     how: Any = {"lr": 0.05, "gamma": 1.0, "epochs": 6, "checks": 6, "warmup_epochs": 0}

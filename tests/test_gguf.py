@@ -123,14 +123,6 @@ def test_one_file_of_a_split_model_is_refused_and_never_kept(tmp_path, name):
     assert not folders(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("without", ["blk.1.", "output_norm"])
-def test_a_file_without_some_weights_is_refused_and_never_kept(tmp_path, without):
-    save_gguf(tmp_path / "less.gguf", without=without)
-    with fails("model", "less.gguf", "of its 30 weights"):
-        load(tmp_path / "less.gguf", tmp_path / "cache")
-    assert not folders(tmp_path / "cache")
-
-
 def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkeypatch):
     with fails("no-file", "model=no/such.gguf"):
         load("no/such.gguf", tmp_path)

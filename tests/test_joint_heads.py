@@ -202,13 +202,6 @@ def test_the_proximal_step_is_that_of_the_penalty() -> None:
     assert (after[1] == 0).all() and first[1].norm() < step
 
 
-def test_sequence_heads_need_tokens(store: FeatureStore) -> None:
-    with fails("mismatch", "head=sequence", "pool=tokens"):
-        train(Dataset.load([store]), [JOINT], partial(SequenceHead, **SMALL))
-    with fails("mismatch", "pool=mean"):
-        Prober(FeatureSpec(SPEC.model, (1, 2), SPEC.width), SequenceHead(["a"], SPEC.width, 2, **SMALL))
-
-
 def sequence(**options: Any) -> SequenceHead:
     """A head with large random parameters, so that every input matters."""
     torch.manual_seed(0)
@@ -291,14 +284,6 @@ def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
     growing.forget(0)  # what begins under a name of before begins anew
     (again,) = growing.add_each([0], texts[0][:1])
     assert again == pytest.approx(found[0][0], abs=1e-4)
-
-
-def test_a_long_text_is_scored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    bank = Prober(TOKENS, sequence(), aggregate="max")
-    x = torch.randn(50, 2, WIDTH)
-    whole = bank.score_states(x)
-    monkeypatch.setattr("probers.prober.decision.CHUNK", 7)
-    np.testing.assert_allclose(bank.score_states(x), whole, atol=1e-5)
 
 
 def test_a_marked_span_is_scored_alone_and_not_while_it_grows() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.refusals import fails
-from helpers.tiny import CONTEXT, FAMILIES, PROMPTS, forwarded, save_tiny, sentence_piece, tiny_lm, tiny_path
+from helpers.tiny import CONTEXT, FAMILIES, PROMPTS, forwarded, tiny_lm, tiny_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,15 +130,6 @@ def test_a_callable_sees_the_text_after_each_token_and_keeps_it():
     assert_all_same(cut, rescored(lm, cut))
 
 
-def test_a_leading_space_survives_sentencepiece(tmp_path):
-    save_tiny("llama", tmp_path, tokenizer=sentence_piece())
-    lm = CausalLM.from_pretrained(str(tmp_path))
-    for text in (" Mira Tolven founded", "Mira", " 日本 é", "ra Tolven"):
-        scored = lm.score(["The mill:"], [text])[0]
-        assert scored.text == text
-        assert lm.tokenizer.decode([*scored.prompt_ids, *scored.token_ids][1:]).endswith(text)
-
-
 BAD: list[tuple[object, dict[str, object], object, str]] = [
     (["a", ""], {}, "bad-value", "prompt 1"), ("a text", {}, "bad-value", "list"),
     (["a"], {"stop": [""]}, "bad-value", "stop string"), (["a"], {"stop": "x"}, "bad-value", "stop='x'"),
@@ -174,7 +165,6 @@ def test_bad_continuations_are_named():
 
 @pytest.mark.parametrize(("options", "code", "named"), [
     ({"batch_size": 0}, "bad-value", "batch_size=0"), ({"dtype": "int8"}, "bad-value", "dtype=int8"),
-    ({"device": "abacus"}, "bad-value", "device=abacus"),
     ({"on_too_long": "shrug"}, "unknown-choice", "on_too_long=shrug"),
     ({"quantization": {"quant_method": "nonsense"}}, "unknown-choice", "nonsense"),
     ({"device_map": "sideways"}, "model", "sideways"),

@@ -84,8 +84,8 @@ def test_which_features_are_read() -> None:
     assert read() == [Feature(every)] == read(pool=["mean"], site=["resid_post"])
     assert read(site=["mlp_out", "resid_post"]) == [Feature(inside, "mlp_out"), Feature(every)]
     # MIND's vector has no site, and layers= is of the others.
-    assert read(pool=["mind", "last"], site=["mlp_out"], layers=[2]) == [
-        Feature((4,), pool="mind"), Feature((2,), "mlp_out", "last"),
+    assert read(pool=["mind", "last"], site=["mlp_out", "resid_post"], layers=[2]) == [
+        Feature((4,), pool="mind"), Feature((2,), "mlp_out", "last"), Feature((2,), pool="last"),
     ]  # fmt: skip
 
 

@@ -166,11 +166,6 @@ def test_tools_and_their_results_go_through_the_template(server, lm):
     assert turns_of(lm.tokenizer.chat_template, {**BODY, "tool_choice": "none"})[1] == {}
 
 
-def test_effort_is_what_the_template_knows(server):
-    made = ask(server, CHATS[0][0], reasoning_effort="low").choices[0].message
-    assert getattr(made, "reasoning_content", None) is None
-
-
 @pytest.mark.parametrize(("messages", "more", "param"), [
     ([{"role": "tool", "content": "x", "tool_call_id": "9"}], {}, "messages[0].tool_call_id"),
     ([{"role": "user", "content": "x", "tool_calls": [CALL]}], {}, "messages[0].tool_calls"),

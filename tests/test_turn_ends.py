@@ -46,24 +46,21 @@ def in_loop(turn: str, after: str = "") -> str:
     return f"{{% for m in messages %}}{turn}{{% endfor %}}{after}"
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (CHATML, "<|im_end|>"),
-        (in_loop(ROLE + " </s>{% endif %}"), "</s>"),  # Llama 2, Vicuna
-        (in_loop(ROLE + "<|im_end|>\n{% endif %}", EOS), "<|im_end|>"),  # Phi 3
-        (in_loop("<|user|>{{ m.content }}"), "<|user|>"),  # GLM: the next turn's beginning
-        # gpt-oss: an earlier answer ends in the mark that also parts an answer from its thinking
-        (in_loop(ROLE + LAST.replace("X", "<|return|>").replace("Y", "<|im_end|>")), "<|return|>"),
-        (in_loop(ROLE + "\n### End\n{% endif %}"), "\n### End"),  # a mark that is no token
-        (in_loop("### {{ m.role }}:\n{{ m.content }}\n\n"), "\n\n### user:"),
-        (in_loop(ROLE + "\n\n{% endif %}", ""), "\n\nUSER:"),
-        (in_loop("{{ m.content }}."), None),
-        ("{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}", None),
-        ("{{ messages[0].content }}<|im_end|>", None),  # it leaves answers out
-        (None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("template", "expected"), [
+    (CHATML, "<|im_end|>"),
+    (in_loop(ROLE + " </s>{% endif %}"), "</s>"),  # Llama 2, Vicuna
+    (in_loop(ROLE + "<|im_end|>\n{% endif %}", EOS), "<|im_end|>"),  # Phi 3
+    (in_loop("<|user|>{{ m.content }}"), "<|user|>"),  # GLM: the next turn's beginning
+    # gpt-oss: an earlier answer ends in the mark that also parts an answer from its thinking
+    (in_loop(ROLE + LAST.replace("X", "<|return|>").replace("Y", "<|im_end|>")), "<|return|>"),
+    (in_loop(ROLE + "\n### End\n{% endif %}"), "\n### End"),  # a mark that is no token
+    (in_loop("### {{ m.role }}:\n{{ m.content }}\n\n"), "\n\n### user:"),
+    (in_loop(ROLE + "\n\n{% endif %}", ""), "\n\nUSER:"),
+    (in_loop("{{ m.content }}."), None),
+    ("{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}", None),
+    ("{{ messages[0].content }}<|im_end|>", None),  # it leaves answers out
+    (None, None),
+])  # fmt: skip
 def test_the_end_of_a_turn_is_read_from_the_template(tokenizer, template, expected):
     tokenizer.chat_template = template
     wanted = expected

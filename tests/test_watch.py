@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.refusals import fails
 from helpers.tiny import CACHE, FAMILIES, PROMPTS, tiny_lm, tiny_path, without_specials
+from test_lm import CLOSE
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from probers.heads import AttentionPoolHead, LinearHead, ProbingRagHead
@@ -24,7 +25,6 @@ from probers.prober.watch import Scores, StopOnScore
 from probers.store.spec import FeatureSpec
 from probers.types import Feature, Needs, RunError
 
-CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_loop.py"
 
 
