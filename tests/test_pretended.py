@@ -10,6 +10,7 @@ import torch
 from helpers.pretended import Copies, pretending
 from helpers.tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 from test_continuous import Recorded, asked, drain
+from test_lm import recorded
 from test_loop import without_seconds
 
 from probers.data import load_corpus
@@ -29,21 +30,12 @@ from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
 FIRST, SECOND = "privateuseone:0", "privateuseone:1"
 
 
-def fields(generation: Generation) -> dict[str, Any]:
-    """All that was recorded of a text."""
-    attention = generation.attention
-    return {
-        "tokens": generation.token_ids, "logprobs": generation.logprobs, "entropies": generation.entropies,
-        "top": generation.top, **{str(key): value for key, value in generation.states.items()},
-        "attention": None if attention is None else [attention.rows, attention.column_max],
-    }  # fmt: skip
-
-
 def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """The same values of everything inside; numbers to rounding, which goes by where in memory they lie."""
     assert type(found) is type(wanted), where
     if isinstance(wanted, Generation):
-        assert_same(fields(found), fields(wanted), where)
+        both = ([one.token_ids, one.top, list(one.states), *recorded(one)] for one in (found, wanted))
+        assert_same(*both, where)
     elif isinstance(wanted, dict):
         assert list(found) == list(wanted), where
         for key, value in wanted.items():
