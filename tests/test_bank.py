@@ -119,13 +119,6 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, fields: dict[str, Any])
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_a_promise_that_is_none_is_damage(tmp_path: Path) -> None:
-    for damaged in (replace(PROMISE, risk=1.5), replace(PROMISE, groups=-1)):
-        make_bank(promise=damaged).save_pretrained(tmp_path / "one")
-        with fails("damaged", "config.json", "promise"):
-            Prober.from_pretrained(tmp_path / "one")
-
-
 def test_linear_heads_keep_their_standardisation_and_weights_beyond_half_precision_are_refused(tmp_path):
     head = LinearHead(["a", "b"], 8)
     states = torch.randn(50, 2, 8) * 1e-4 + 300.123  # half precision would lose all of it
@@ -326,14 +319,12 @@ def edited(folder: Path, **changes: Any) -> Path:
     ({"head__options__hidden": 10**40}, ("config.json", "41 digits")),
     ({"head__options__hidden": "16"}, ("head.hidden=16",)), ({"head__options__depth": 2}, ("depth",)),
     ({"head__name": "mine.Head"}, ("mine.Head", "head_class")),
-    ({"schema": 1}, ("schema 1", "schema 2")), ({"spec__layers": [2, 3]}, ("layer.3.norm0",)),
-    ({"spec__layers": list(range(10**6))}, ("spec.layers=",)),
+    ({"schema": 1}, ("schema 1", "schema 2")), ({"spec__layers": list(range(10**6))}, ("spec.layers=",)),
     ({"spec__model__id": "\x1b[2J"}, (r"spec.model.id='\x1b[2J'",)),
     ({"spec__site": "everywhere"}, ("spec.site=everywhere",)), ({"threshold": None}, ("threshold=null",)),
     ({"threshold": float("inf")}, ("config.json", "Infinity")),
     ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, ("1 layers", "prober of 2")),
     ({"aggregate": "max"}, ("aggregate=max",)), ({"calibration__value": 0}, ("temperature", "above 0")),
-    ({"calibration__method": "magic"}, ("calibration magic",)),
     ({"entropy_model__weights": [1.0]}, ("entropy model", "5 inputs")), ({"more": 1}, ("more",)),
 ])  # fmt: skip
 def test_a_foreign_config_is_checked(tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]) -> None:

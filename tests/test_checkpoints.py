@@ -160,7 +160,6 @@ def nested(folder: Path) -> None:
 
 @pytest.mark.parametrize(("damage", "named"), [
     (stub(WEIGHTS, LFS), [WEIGHTS, "git lfs pull"]),
-    (stub(WEIGHTS, HTML), [WEIGHTS, "HTML page"]),
     (stub(WEIGHTS, b"\x80\x02}q\x00." * 9), [WEIGHTS, "no safetensors file"]),
     (lambda f: stub(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), [WEIGHTS, "cut off"]),
     # transformers takes these two as they are, or leaves them out in silence
@@ -173,7 +172,6 @@ def nested(folder: Path) -> None:
         (b'{"weight_map": {"x": null}}', "damaged"), (b'{"weight_map": {}}', "names no files"),
     )),
     (stub("config.json", b"null"), ["config.json", "null"]),
-    (stub("tokenizer.json", b"{}"), ["tokenizer.json", "added_tokens"]),
     (stub("special_tokens_map.json", "é".encode("latin-1")), ["special_tokens_map.json", "not JSON"]),
     (lambda f: (f / WEIGHTS).rename(f / "weights.safetensors"), [WEIGHTS, "weights.safetensors"]),
     (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), ["model.use_safetensors=false"]),

@@ -139,7 +139,6 @@ BAD: list[tuple[object, dict[str, object], object, str]] = [
     (["a"], {"needs": Needs.of((1,), pool="max")}, "unknown-choice", "pool=max"),
     (["a"], {"needs": Needs.of((1,), pool="mind")}, "layers", "layers=(3,)"),
     (["a"], {"needs": Needs(attention=True, attention_layer=4)}, "layers", "layer 4"),
-    (["a"], {"names": ["q", "r"]}, "mismatch", "1 prompts but 2 names"),
     (["", "a"], {"names": ["q-17", "r"]}, "bad-value", "prompt q-17"),
     (["a", "b"], {"prefix": "a"}, "mismatch", "prompt 1"),
     (["a", "b"], {"max_new_tokens": [3]}, "mismatch", "2 prompts but 1 limits in max_new_tokens"),

@@ -9,11 +9,15 @@ from helpers.tiny import FAMILIES, PROMPTS, forwarded, reference, tiny_lm
 from test_capture import NO_SDPA
 from test_every_family import make
 from test_lm import CLOSE
+from test_watch import batch, plain
 
 from probers.data.texts.shown import overlap, place_passages, subjects
 from probers.datagen.labelling import layers_to_read
+from probers.heads import ProbingRagHead
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import ScoreRequest, Scoring, collected
+from probers.prober.prober import Prober
+from probers.store.spec import FeatureSpec
 from probers.types import Feature, Generation, Needs, Passages
 
 LAYER = (3,)  # of the tiny models, the last
@@ -119,6 +123,21 @@ def test_probabilities_are_those_of_the_distribution_that_a_token_was_drawn_from
         entropy = -(logits.exp() * logits).sum(-1)
         expected = np.column_stack([drawn, entropy, *logits.exp().topk(2).values.T])
         np.testing.assert_allclose(one.state[:, 0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("pool", ["mean", "predicting"])
+def test_a_prober_of_ratios_follows_a_plain_generate(pool):
+    (model, tokenizer), lm = plain(), tiny_lm()
+    made = lm.generate(PROMPTS, max_new_tokens=8, needs=Needs.of(LAYER, "lookback", "positions"))
+    width = made[0].state.shape[-1]
+    spec = FeatureSpec(lm.spec, LAYER, width, "lookback", pool, dtype="float32")
+    bank = Prober(spec, ProbingRagHead(["7/3"], width, hidden=16), threshold=0.1)
+    with bank.watch(model) as scores:
+        scores.finish(model.generate(**batch(tokenizer), max_new_tokens=7, do_sample=False))
+    for row, one in zip(scores.tokens, made, strict=True):
+        after = np.cumsum(one.state[1:8], axis=0) / np.arange(1, 8)[:, None, None]
+        states = after if pool == "mean" else one.state[: len(row)]
+        np.testing.assert_allclose(row, bank.score_states(states), **CLOSE)
 
 
 def test_what_cannot_be_asked_is_refused():

@@ -187,7 +187,6 @@ def test_an_end_marker_changes_nothing_in_any_way_in(tmp_path):
 def test_rows_beyond_the_tokenizer_are_no_tokens(tmp_path):
     tokenizer = byte_level()
     lm, size = model_of(tokenizer, tmp_path, rows=24), len(tokenizer)
-    assert lm.decoder.tokens == frozenset(range(size))
     raw = lm.model(torch.tensor([encode_prompts(tokenizer, [PROMPT])[0].ids])).logits[0, -1].detach()
     assert int(raw.argmax()) >= size  # or the test shows nothing
     exact = raw[:size].double().log_softmax(dim=-1)  # of the first token, by hand
