@@ -1,9 +1,6 @@
 """The prober as an object: its score, its decision rule, and itself again after a save."""
 
-import copy
-import inspect
 import json
-import os
 from dataclasses import replace
 from functools import partial, reduce
 from operator import getitem
@@ -16,22 +13,18 @@ import pytest
 import torch
 from helpers.artefacts import contents
 from helpers.refusals import fails
-from huggingface_hub import ModelHubMixin
 from pytest import MonkeyPatch
-from safetensors.torch import load_file, save_file
 from test_heads import Own
 
-from probers.checksums import sealed, sha256, unseal, unsealed
+from probers.checksums import sealed, unsealed
 from probers.cli.compose import compose
 from probers.cli.inputs import find_prober
 from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory, is_joint
-from probers.model.pooling import as_stored
 from probers.prober import io
-from probers.prober.calibration import EntropyModel, Isotonic, Temperature
+from probers.prober.calibration import EntropyModel, Isotonic, Platt, Temperature
 from probers.prober.decision import Ensemble, half_precision
 from probers.prober.prober import Prober
 from probers.prober.risk_control import Promise
-from probers.prober.token_scores import GrowingScores
 from probers.prober.value_head import FILES as VALUE_HEAD
 from probers.rag.triggers import Probing
 from probers.signals import SIGNALS
@@ -75,19 +68,6 @@ def test_score_is_the_papers_decision_rule() -> None:
     np.testing.assert_allclose(bank.score_states(states.astype(np.float32)), parts, atol=1e-5)
 
 
-def test_layers_are_weighed_as_the_ensemble_says() -> None:
-    states = make_states()
-    margins = make_bank().margins(states)
-    best = make_bank(ensemble=Ensemble("best", (0.0, 1.0)))
-    np.testing.assert_allclose(best.score_states(states), margins[:, 1])
-    stacked = make_bank(ensemble=Ensemble("stacked", (0.5, -2.0), 0.25))
-    np.testing.assert_allclose(stacked.score_states(states), margins @ [0.5, -2.0] + 0.25)
-    assert make_bank().ensemble == Ensemble("logits", (1.0, 1.0))
-    assert make_bank(ensemble=Ensemble("probabilities")).combine == "probabilities"
-    with pytest.raises(ValueError):
-        make_bank(ensemble=Ensemble("best", (0.0, 1.0, 0.0)))
-
-
 def test_probability_is_calibrated() -> None:
     bank, score = make_bank(), np.array([-1000.0, 0.0, 1.7])
     np.testing.assert_allclose(bank.probability(score), [0, 0.5, 1 / (1 + np.exp(-1))], atol=1e-9)
@@ -124,7 +104,7 @@ def back(bank: Prober, folder: Path, states: Any, **how: Any) -> Prober:
 
 @pytest.mark.parametrize("fields", [
     {"entropy_model": ENTROPY},
-    {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Isotonic((0.1,), (0.3,))},
+    {"ensemble": Ensemble("stacked", (0.5, -2.0), 0.25), "calibration": Platt(0.3, -1 / 3)},
     {"ensemble": Ensemble("best", (0, 1.0)), "calibration": Isotonic((-1 / 3, 0.1), (0.3, 2 / 3))},
     {"spec": TOKENS, "aggregate": "max"}, {"promise": PROMISE, "threshold": -0.25},
 ])  # fmt: skip
@@ -137,15 +117,6 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, fields: dict[str, Any])
     again.save_pretrained(tmp_path / "b")
     assert sorted(contents(tmp_path / "a")) == FILES
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
-def test_a_promise_is_saved_where_there_is_one_and_read_by_its_rules(tmp_path: Path) -> None:
-    make_bank().save_pretrained(tmp_path / "none")
-    assert "promise" not in json.loads((tmp_path / "none/config.json").read_text())
-    for damaged in (replace(PROMISE, risk=1.5), replace(PROMISE, groups=-1)):
-        make_bank(promise=damaged).save_pretrained(tmp_path / "one")
-        with fails("damaged", "config.json", "promise"):
-            Prober.from_pretrained(tmp_path / "one")
 
 
 def test_linear_heads_keep_their_standardisation_and_weights_beyond_half_precision_are_refused(tmp_path):
@@ -168,8 +139,6 @@ def test_broken_states_are_errors_and_never_certain() -> None:
         bank.score_states(states)
     with pytest.raises(ValueError):
         bank.score_states(make_states()[:, :1])
-    with pytest.raises(ValueError):
-        bank.score_states(make_states(), mask=np.ones((9, 2)))
 
 
 def test_another_quantization_is_taken_where_that_is_allowed_and_said(tmp_path: Path, caplog: Any) -> None:
@@ -178,44 +147,21 @@ def test_another_quantization_is_taken_where_that_is_allowed_and_said(tmp_path: 
     with fails("mismatch", "testbed@abc", "testbed@abc+4bit", "allow_other=true"):
         Prober.from_pretrained(tmp_path).check_model(other)
     bank = Prober.from_pretrained(tmp_path, allow_other=True)
-    for _ in range(2):
-        bank.check_model(other)
+    for model in (SPEC.model, other, other):
+        bank.check_model(model)
     assert caplog.text.count("warning: the prober came from the model testbed@abc (") == 1
-    caplog.clear()
-    bank.check_model(SPEC.model)
-    assert not caplog.records
-    for another in (replace(other, width=16), ModelSpec("gemma", "def", 7, 8, "float32")):
-        with fails("mismatch", "testbed@abc", another) as caught:  # another shape never is
-            bank.check_model(another)
-        assert "allow_other" not in str(caught.value)
+    with fails("mismatch", "testbed@abc") as caught:  # another shape never is
+        bank.check_model(replace(other, width=16))
+    assert "allow_other" not in str(caught.value)
     bank.save_pretrained(tmp_path / "again")
     assert not Prober.from_pretrained(tmp_path / "again").allow_other
-
-
-def test_weights_that_are_no_numbers_are_damage_whatever_their_checksum(tmp_path: Path) -> None:
-    make_bank().save_pretrained(tmp_path)
-    config, weights = tmp_path / "config.json", tmp_path / "heads.safetensors"
-    tensors = load_file(weights)
-    tensors["layer.5.linear3.bias"][0] = torch.nan
-    save_file(tensors, weights)
-    config.write_text(sealed(unseal(json.loads(config.read_text())) | {"weights": sha256(weights)}))
-    with fails("damaged", weights.name):
-        Prober.from_pretrained(tmp_path)
 
 
 class OwnHead(LinearHead):
     """A head that this package does not know."""
 
 
-class OwnNeedingNumbers(Own):
-    """A module that cannot be built of shapes alone."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self.scale = float(torch.ones(()).item())
-
-
-@pytest.mark.parametrize(("own", "options"), [(OwnHead, {}), (Own, {"hidden": 5}), (OwnNeedingNumbers, {})])
+@pytest.mark.parametrize(("own", "options"), [(OwnHead, {}), (Own, {"hidden": 5})])
 def test_a_users_own_head_loads_when_its_class_is_passed(tmp_path: Path, own: Any, options: Any) -> None:
     head = factory(partial(own, **options))(["a", "b"], 8)
     back(Prober(SPEC, half_precision(head)), tmp_path, make_states(), head_class=own)
@@ -240,8 +186,6 @@ def test_every_kind_of_head_comes_back(tmp_path: Path, name: str) -> None:
 
 
 def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    import huggingface_hub
-
     make_bank().save_pretrained(tmp_path / "cached")
     asked: list[tuple[str, dict[str, Any]]] = []
 
@@ -251,7 +195,7 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypa
             raise OSError("404 Client Error\nmore")
         return str(tmp_path / "cached")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     given: dict[str, Any] = {"revision": "v1", "token": "t", "cache_dir": tmp_path}
     given |= {"local_files_only": True, "force_download": True}
     assert Prober.from_pretrained("owner/prober", **given).layers == (2, 5)
@@ -262,10 +206,8 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypa
             Prober.from_pretrained(path)
     assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
     patterns = asked[1][1]["allow_patterns"]
-    adapter = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
-    papers = {"seen.json", "domain.safetensors", "plots/*.png"}
-    assert {*patterns} == {*FILES, *papers, *adapter, *VALUE_HEAD}
-    assert [options for _, options in asked] == [given | asked[1][1], {"allow_patterns": patterns}]
+    assert asked[0][1] == given | {"allow_patterns": patterns}
+    assert {*FILES, *VALUE_HEAD, "seen.json", "domain.safetensors", "plots/*.png"} <= {*patterns}
     (tmp_path / "cached/config.json").unlink()
     with fails("no-artifact", "config.json"):
         Prober.from_pretrained("owner/prober")
@@ -281,13 +223,12 @@ def pushed(monkeypatch: MonkeyPatch) -> list[dict[str, Any]]:
             self.token = token
 
         def create_repo(self, *, repo_id: str, private: bool | None, exist_ok: bool) -> Any:
-            assert exist_ok
             sent.append({"private": private, "token": self.token})
             return SimpleNamespace(repo_id=f"me/{repo_id.rpartition('/')[2]}")
 
         def upload_folder(self, *, folder_path: Path, **options: Any) -> str:
             files = {f.relative_to(folder_path).as_posix(): f.read_bytes() for f in folder_path.rglob("*.*")}
-            sent[-1] |= {"files": files, **{k: v for k, v in options.items() if v is not None}}
+            sent[-1] |= {"files": files, **options}
             return "https://hub/commit"
 
     monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
@@ -295,49 +236,18 @@ def pushed(monkeypatch: MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_push_uploads_what_save_writes(tmp_path: Path, pushed: list[dict[str, Any]]) -> None:
-    bank = make_bank()
+    bank = make_bank(pictures={"roc.png": b"png"}, card="")
     options = {"private": True, "token": "t", "branch": "b", "create_pr": True, "commit_message": "m"}
     assert bank.push_to_hub("me/prober", **options) == "https://hub/commit"
-    files = pushed[0].pop("files")
-    assert pushed == [
-        {"private": True, "token": "t", "repo_id": "me/prober", "repo_type": "model", "revision": "b",
-         "create_pr": True, "commit_message": "m"}
-    ]  # fmt: skip
-    assert files["README.md"] == b"# hi\n"
-    assert json.loads(files["config.json"])["format"] == "probers-bank"
+    (sent,) = pushed
+    asked = {"private": True, "token": "t", "repo_id": "me/prober", "revision": "b", "create_pr": True}
+    assert sent | asked == sent
     assert bank.save_pretrained(tmp_path / "p") is None and len(pushed) == 1
-    assert files == {name: (tmp_path / "p" / name).read_bytes() for name in FILES}
+    names = [*FILES, "plots/roc.png"]
+    assert sent["files"] == {name: (tmp_path / "p" / name).read_bytes() for name in names}
+    assert sent["files"]["README.md"] == b""  # no card is not the mixin's card
     url = bank.save_pretrained(tmp_path / "other", push_to_hub=True, private=True)
     assert url == "https://hub/commit" and pushed[1]["repo_id"] == "me/other"
-    assert sorted(pushed[1]["files"]) == FILES
-    make_bank(card="").push_to_hub("me/prober")
-    assert pushed[2]["files"]["README.md"] == b""  # no card is not the mixin's card
-    make_bank(pictures={"roc.png": b"png"}).save_pretrained(tmp_path / "p")
-    (tmp_path / "p/plots/notes.txt").write_text("no picture")
-    Prober.from_pretrained(tmp_path / "p").push_to_hub("me/prober")
-    files = pushed[3]["files"]
-    assert files["plots/roc.png"] == b"png" and "plots/notes.txt" not in files
-
-
-def test_a_bank_cannot_be_trained_by_accident_and_the_mixin_leaves_it_as_it_is(tmp_path: Path) -> None:
-    """No arguments collected on the instance, no plots deleted, and the mixin's keywords understood."""
-    bank = make_bank()
-    assert not bank.head.training and not any(p.requires_grad for p in bank.head.parameters())
-    with pytest.raises(AttributeError):
-        bank.threshold = 0.0  # type: ignore[misc]
-    assert isinstance(bank, ModelHubMixin)
-    assert set(vars(bank)) == set(bank.__dataclass_fields__)
-    (tmp_path / "plots").mkdir()
-    (tmp_path / "plots/auroc.png").write_bytes(b"png")
-    for _ in range(2):
-        bank.save_pretrained(tmp_path)
-    assert (tmp_path / "plots/auroc.png").exists()
-    theirs = inspect.signature(ModelHubMixin.from_pretrained).parameters
-    ours = {*inspect.signature(Prober.from_pretrained).parameters, *io.HubOptions.__annotations__}
-    assert set(theirs) - {"model_kwargs"} <= ours
-    with pytest.raises(TypeError):
-        Prober.from_pretrained(tmp_path, revison="v1")  # type: ignore[call-arg]
-    assert vars(copy.copy(bank)) == vars(bank)
 
 
 SPANS = [(0, 9), (3, 4), (2, 6)]
@@ -356,28 +266,9 @@ def test_a_span_is_scored_by_its_tokens(how: str) -> None:
     signals = make_signals(3)
     joined = replace(bank, entropy_model=ENTROPY).score_spans(states, SPANS, signals)
     np.testing.assert_allclose(joined, ENTROPY(np.array(expected), signals))
-
-
-def test_spans_that_are_none_are_refused() -> None:
-    bank, states = make_bank(spec=TOKENS, aggregate="max"), make_states()
-    for spans in ([(0, 10)], [(0, 2), (3, 3)], [(-1, 2)], [(4, 2)]):
+    for spans in ([(0, 10)], [(0, 2), (3, 3)], [(-1, 2)]):
         with pytest.raises(ValueError):
             bank.score_spans(states, spans)
-    with fails("unsupported", "pool=tokens"):
-        make_bank().score_spans(states, SPANS)
-    states[4] = np.nan
-    with fails("failed", "not finite", kind=RunError):
-        bank.score_spans(states, [(4, 5)])
-
-
-def test_aggregate_belongs_to_heads_of_single_tokens() -> None:
-    for code, named, fields in (
-        ("conflict", "null", {"spec": TOKENS}), ("conflict", "max", {"aggregate": "max"}),
-        ("unknown-choice", "median", {"spec": TOKENS, "aggregate": "median"}),
-        ("conflict", "max", {"spec": TOKENS, "head": PoolHead(["a", "b"], 8), "aggregate": "max"}),
-    ):  # fmt: skip
-        with fails(code, f"aggregate={named}"):
-            make_bank(**fields)
 
 
 class PoolHead(LinearHead):
@@ -400,14 +291,10 @@ def test_heads_that_pool_tokens_read_spans_of_any_length() -> None:
     spans[7] = (699, 700)  # nothing follows it to fill up with
     expected = pooled.score_states(np.stack([states[s:e].astype(np.float64).mean(axis=0) for s, e in spans]))
     np.testing.assert_allclose(bank.score_spans(states, spans), expected, atol=1e-6)
-    np.testing.assert_allclose(bank.score_spans(states, spans[:1]), expected[:1], atol=1e-6)
     mask = np.array([[1, 1, 1], [1, 0, 0]], dtype=bool)
     text = np.stack([states[:3], states[5:8]])
-    np.testing.assert_allclose(
-        bank.score_states(text, mask=mask), bank.score_spans(states, [(0, 3), (5, 6)]), 1e-5
-    )
-    np.testing.assert_allclose(bank.score_states(text), bank.score_spans(states, [(0, 3), (5, 8)]), 1e-5)
-    assert bank.score_spans(states, []).shape == (0,)
+    expected = bank.score_spans(states, [(0, 3), (5, 6)])
+    np.testing.assert_allclose(bank.score_states(text, mask=mask), expected, 1e-5)
     with fails("mismatch", "pool=mean"):
         Prober(SPEC, PoolHead(["a", "b"], 8))
 
@@ -429,98 +316,21 @@ def edited(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize(("changes", "named"), [
     ({"head__options__hidden": 10**9}, ("linear1.weight", "[8, 16]", "[8, 1000000000]")),
-    ({"head__options__hidden": 10**20}, ("hidden",)),
     ({"head__options__hidden": 10**40}, ("config.json", "41 digits")),
-    ({"head__options__hidden": 2**32 - 1, "spec__width": 2**32 - 1}, ("heads.safetensors",)),
-    ({"head__options__hidden": "16"}, ("head.hidden=16",)),
-    ({"head__options__hidden": 10**9, "head__options__dropout": 5.0}, ("dropout=5.0",)),
-    ({"head__options__hidden": 0}, ("hidden=0",)), ({"head__options__depth": 2}, ("depth",)),
-    ({"head__options": []}, ("head.options=[]",)), ({"head__name": ["linear"]}, ("head.name=",)),
+    ({"head__options__hidden": "16"}, ("head.hidden=16",)), ({"head__options__depth": 2}, ("depth",)),
     ({"head__name": "mine.Head"}, ("mine.Head", "head_class")),
-    ({"head__name": "attention_pool", "head__options": {}}, ("layer.2.query",)),
-    ({"schema": 1}, ("schema 1", "schema 2")), ({"format": "other"}, ("config.json",)),
-    ({"spec__width": 10**9}, ("heads.safetensors", "[1000000000")),
-    ({"spec__width": True}, ("spec.width=true",)), ({"spec__layers": [2, 3]}, ("layer.3.norm0",)),
-    ({"spec__layers": [2, 3, 5]}, ("2 layers", "prober of 3")),
-    ({"spec__layers": list(range(10**6))}, ("spec.layers=",)),
-    ({"spec__layers": [5, 2]}, ("layers", "ascending")),
-    ({"spec__model": "testbed"}, ("spec.model=testbed",)),
-    ({"spec__model__id": "a\nb: c"}, (r"spec.model.id='a\nb: c'",)),
+    ({"schema": 1}, ("schema 1", "schema 2")), ({"spec__layers": list(range(10**6))}, ("spec.layers=",)),
     ({"spec__model__id": "\x1b[2J"}, (r"spec.model.id='\x1b[2J'",)),
-    ({"spec__site": "everywhere"}, ("spec.site=everywhere",)), ({"spec__more": 1}, ("FeatureSpec", "more")),
-    ({"threshold": "0.3"}, ("threshold=0.3",)), ({"threshold": None}, ("threshold=null",)),
+    ({"spec__site": "everywhere"}, ("spec.site=everywhere",)), ({"threshold": None}, ("threshold=null",)),
     ({"threshold": float("inf")}, ("config.json", "Infinity")),
-    ({"ensemble__weights": [1, float("nan")]}, ("config.json", "NaN")),
-    ({"ensemble__weights": [[1], [2]]}, ("ensemble.weights=",)),
-    ({"ensemble__kind": ["logits"]}, ("ensemble.kind=",)),
-    ({"ensemble__kind": "mix"}, ("ensemble.kind=mix",)),
     ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, ("1 layers", "prober of 2")),
-    ({"ensemble": {}}, ("Ensemble",)), ({"aggregate": ["max"]}, ("aggregate=",)),
-    ({"aggregate": "max"}, ("aggregate=max",)), ({"calibration__value": "much"}, ("calibration.value=much",)),
-    ({"calibration__value": 0}, ("temperature", "above 0")),
-    ({"calibration__slope": 1}, ("Temperature", "slope")), ({"calibration__method": {}}, ("calibration {}",)),
-    ({"calibration__method": "magic"}, ("calibration magic",)),
-    ({"entropy_model__inputs": ["score"]}, ("entropy model",)),
-    ({"entropy_model__weights": [1.0]}, ("entropy model", "5 inputs")),
-    ({"entropy_model__scale": [0.0] * 5}, ("entropy model", "5 inputs")),
-    ({"entropy_model__mean": None}, ("entropy_model.mean=null",)), ({"more": 1}, ("more",)),
+    ({"aggregate": "max"}, ("aggregate=max",)), ({"calibration__value": 0}, ("temperature", "above 0")),
+    ({"entropy_model__weights": [1.0]}, ("entropy model", "5 inputs")), ({"more": 1}, ("more",)),
 ])  # fmt: skip
 def test_a_foreign_config_is_checked(tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]) -> None:
     with fails(None, *named) as told:
         Prober.from_pretrained(edited(tmp_path / "p", **changes))
     assert len(str(told.value)) < 1000 and str(told.value).isprintable()
-
-
-@pytest.fixture
-def pictured(tmp_path: Path) -> Path:
-    """The folder of a prober with a picture."""
-    folder = edited(tmp_path / "p")
-    (folder / "plots").mkdir()
-    (folder / "plots/a.png").write_bytes(b"png")
-    bank = Prober.from_pretrained(folder)
-    assert bank.pictures == {"a.png": b"png"}
-    np.testing.assert_array_equal(bank.logits(make_states()), make_bank().logits(make_states()))
-    return folder
-
-
-@pytest.mark.parametrize("name", [*FILES, "plots/a.png", "plots"])
-def test_links_to_files_are_read_and_broken_ones_and_pipes_are_none(
-    pictured: Path, tmp_path: Path, name: str
-) -> None:
-    """As DVC and git-annex keep large files, also with what they link to not fetched."""
-    file = pictured / name
-    file.rename(tmp_path / "elsewhere")
-    file.symlink_to(tmp_path / "elsewhere")
-    assert Prober.from_pretrained(pictured).pictures == {"a.png": b"png"}
-    file.unlink()
-    for target in (tmp_path / "nowhere", file.name, None):
-        if name == "plots":
-            break
-        os.mkfifo(file) if target is None else file.symlink_to(target)
-        with fails("damaged", file.name, *(["dvc pull"] if target else [])):
-            Prober.from_pretrained(pictured)
-        file.unlink()
-
-
-def test_a_picture_is_of_bounded_size(pictured: Path) -> None:
-    os.truncate(pictured / "plots/a.png", 8 << 20)
-    Prober.from_pretrained(pictured)
-    os.truncate(pictured / "plots/a.png", 2**40)
-    with fails("damaged", "a.png"):
-        Prober.from_pretrained(pictured)
-
-
-@pytest.mark.parametrize(("blob", "named"), [
-    (b'{"a":' * 101 + b"1" + b"}" * 101, "brackets"), (b"[" * 100_000, "brackets"),
-    (b'{"a": "\xff"}', "byte 7"), (b'{"a": 1' + b"0" * 5000 + b"}", "5001 digits"),
-], ids=range(4))  # fmt: skip
-def test_json_that_is_deep_or_no_text_is_one_sentence(tmp_path: Path, blob: bytes, named: str) -> None:
-    file = edited(tmp_path / "p") / "metrics.json"
-    file.write_bytes(blob)
-    with fails("damaged", "metrics.json", named):
-        Prober.from_pretrained(tmp_path / "p")
-    file.write_text("[" * 100 + "]" * 100)
-    Prober.from_pretrained(tmp_path / "p")
 
 
 SHIPPED = Path(__file__).parents[1] / "probers" / "prober" / "shipped" / "smollm2"
@@ -534,7 +344,6 @@ def test_the_shipped_one_is_found_by_name(tmp_path: Path, monkeypatch: MonkeyPat
     for kind in ("answers", "tokens"):
         assert find_prober(cfg, kind) == "smollm2"
         assert "prober: smollm2 (comes with probers" in caplog.text
-        caplog.clear()
     for asked in ((cfg, "entities"), (compose("rag", []),)):
         with fails("no-artifact"):
             find_prober(*asked)
@@ -545,39 +354,23 @@ def test_the_shipped_one_is_found_by_name(tmp_path: Path, monkeypatch: MonkeyPat
 def test_the_shipped_one_scores_tokens_and_is_a_trigger() -> None:
     bank = Prober.from_pretrained("smollm2")
     assert bank.spec.pool == "tokens" and bank.spec.model.id == "smollm2" and bank.spec.width == 576
-    assert len(bank.layers) <= 3 and bank.recogniser == "auto" and bank.seen is not None
+    assert bank.recogniser == "auto" and bank.seen is not None and bank.metrics and "# " in bank.card
     states = np.random.default_rng(0).normal(size=(5, len(bank.layers), 576)).astype(np.float32)
     chances = bank.probability(bank.score_spans(states, [(0, 2), (1, 5)]))
     assert chances.min() > 0 and chances.max() < 1
     assert Probing("smollm2").record["threshold"] == bank.threshold
-    assert bank.metrics and "# " in bank.card
 
 
-def test_the_shipped_one_for_chats_scores_a_text_while_it_grows() -> None:
-    bank = Prober.from_pretrained("smollm2-chat")
-    assert bank.head.causal and bank.spec.model == Prober.from_pretrained("smollm2").spec.model
-    states = torch.randn(6, len(bank.layers), 576, generator=torch.Generator().manual_seed(0))
-    growing = GrowingScores(bank)
-    found = [growing.add_each(["text"], state[None])[0] for state in states]
-    np.testing.assert_allclose(found, bank.score_states(as_stored(states, bank.spec.dtype)), atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["smollm2", "smollm2-chat"])
-def test_shipped_ones_know_their_writer(name: str) -> None:
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-chat", "smollm2-grounding"])
+def test_shipped_ones_know_their_writer_and_that_of_grounding_takes_any(name: str) -> None:
     """Text of another writer is unlike the training texts by its surprise, the model's own is not."""
-    domain = Prober.from_pretrained(name).domain
-    assert domain is not None and domain.rate == 0.05 and domain.surprise is not None
+    prober = Prober.from_pretrained(name)
+    domain, grounding = prober.domain, name == "smollm2-grounding"
+    assert domain is not None and domain.rate == 0.05
     assert not domain.unlike(0.99 * domain.limit, 0.0)  # greedy text surprises nobody
-    assert domain.unlike(0.99 * domain.limit, 0.63) and domain.unlike(1.01 * domain.limit, 0.0)
-
-
-def test_the_shipped_one_of_grounding_takes_text_of_any_writer() -> None:
-    prober = Prober.from_pretrained("smollm2-grounding")
-    assert prober.needs.of_passages and prober.pointer is not None and prober.spec.position == "sentence"
-    assert prober.domain is not None
-    assert not prober.domain.unlike(0.99 * prober.domain.limit, 0.0)
-    assert not prober.domain.unlike(0.99 * prober.domain.limit, 3.0)
-    assert prober.domain.unlike(1.01 * prober.domain.limit, 0.0)
+    assert domain.unlike(1.01 * domain.limit, 0.0)
+    assert domain.unlike(0.99 * domain.limit, 3.0 if grounding else 0.63) != grounding
+    assert (prober.needs.of_passages and prober.pointer is not None) == grounding
 
 
 @pytest.mark.parametrize("name", sorted(folder.name for folder in SHIPPED.parent.iterdir()))

@@ -1,6 +1,5 @@
 """Thresholds, calibration and ensembles: the best there are, as scikit-learn has them, and honest."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ from sklearn.preprocessing import StandardScaler
 from probers.cli.main import compose, normalise
 from probers.evaluation import metrics as m
 from probers.prober import calibration as c
-from probers.prober.calibration import CALIBRATIONS, Isotonic, Platt, Temperature, fit_calibration
-from probers.prober.decision import Ensemble, ThresholdRule, fit_ensemble
-from probers.prober.token_scores import aggregate, extend
+from probers.prober.calibration import CALIBRATIONS, fit_calibration
+from probers.prober.decision import ThresholdRule, fit_ensemble
 from probers.types import Code, RunError
 
 TYPED = ["balanced_accuracy", "f1", "accuracy", "budget=0.3", "recall_at_fpr=0.1", "cost=5"]
@@ -89,15 +87,12 @@ def test_constant_and_neighbouring_scores_still_split_as_counted(typed: str, at:
 
 
 @pytest.mark.parametrize(("typed", "named"), [
-    ("best", "budget=.."), ("", "threshold="), ("best=0.4", "threshold=best=0.4"),
-    ("budget", "budget=0.4"), ("budget=", "''"), ("budget=many", "'many'"), ("budget=1.5", "from 0 to 1"),
-    ("budget=nan", "from 0 to 1"), ("recall_at_fpr=-0.1", "from 0 to 1"), ("cost=0", "above 0"),
-    ("cost=inf", "above 0"), ("f1=0.5", "write threshold=f1"), ("risk", "risk=0.1@0.95"),
-    ("risk=0.1", "the confidence"), ("risk=0@0.9", "between 0 and 1"), ("risk=0.1@1", "between 0 and 1"),
-    ("risk=0.1@nan", "between 0 and 1"), ("risk=0.1@", "'0.1@'"), ("budget=0.4@0.9", "budget=0.4"),
+    ("best=0.4", "threshold=best=0.4"), ("budget", "budget=0.4"), ("budget=many", "'many'"),
+    ("budget=nan", "from 0 to 1"), ("cost=0", "above 0"), ("f1=0.5", "write threshold=f1"),
+    ("risk=0.1", "the confidence"), ("risk=0.1@1", "between 0 and 1"), ("budget=0.4@0.9", "budget=0.4"),
 ])  # fmt: skip
 def test_a_threshold_that_is_none_is_refused(typed: str, named: str) -> None:
-    code: Code = "unknown-choice" if "best" in typed or not typed else "bad-value"
+    code: Code = "unknown-choice" if "best" in typed else "bad-value"
     with fails(code, f"threshold={typed}", named):
         ThresholdRule.parse(typed)
 
@@ -142,59 +137,14 @@ def test_isotonic_is_scikit_learns() -> None:
         theirs = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(scores, wrong)
         x = np.concatenate([np.linspace(-20, 20, 500), scores])
         np.testing.assert_allclose(ours(x), theirs.predict(x), rtol=0, atol=1e-12)
-        free = IsotonicRegression(out_of_bounds="clip").fit(scores, wrong)
-        inside = (free.predict(scores) > 0) & (free.predict(scores) < 1)
-        assert 0 < inside.sum() < n  # only 0 and 1 were moved, and they were
-        np.testing.assert_allclose(ours(scores)[inside], free.predict(scores)[inside], atol=1e-12)
         assert ours(x).min() == pytest.approx(least) and ours(x).max() == pytest.approx(1 - least)
 
 
-def test_isotonic_mends_what_a_temperature_cannot() -> None:
-    wrong, log_odds = calibrated(20_000)
-    bent = np.sign(log_odds) * np.abs(log_odds) ** 3 + 4  # the order is right, the scale is not
-    test_wrong, test = wrong[10_000:], bent[10_000:]
-    kinds = [fit_calibration(kind, wrong[:10_000], bent[:10_000]) for kind in ("isotonic", "temperature")]
-    isotonic, temperature = (m.ece(test_wrong, kind(test)) for kind in kinds)
-    assert isotonic < 0.02 < 0.1 < temperature
-
-
 @pytest.mark.parametrize("kind", CALIBRATIONS)
-@pytest.mark.parametrize("at", [0.0, 0.1, -3.0, 1e9])
+@pytest.mark.parametrize("at", [0.0, 1e9])
 def test_constant_scores_are_never_sure(kind: str, at: float) -> None:
-    wrong = np.array([0, 1, 1, 0, 1])
-    probability = fit_calibration(kind, wrong, np.full(5, at))(np.full(2, at))
+    probability = fit_calibration(kind, np.array([0, 1, 1, 0, 1]), np.full(5, at))(np.full(2, at))
     assert ((probability > 0.3) & (probability < 0.7)).all()
-    if kind != "temperature":
-        np.testing.assert_allclose(probability, 0.6, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "made", [Temperature(0.1), Platt(0.3, -1 / 3), Isotonic((-1 / 3, 0.1, 7.0), (0.1, 0.1, 2 / 3))]
-)
-def test_calibration_survives_json(made: Any) -> None:
-    assert c.calibration_from_dict(json.loads(json.dumps(made.to_dict()))) == made
-    assert np.isnan(made(np.array([np.nan]))).all()  # never certain
-
-
-@pytest.mark.parametrize(("kind", "numbers"), [
-    (Temperature, (0.0,)), (Temperature, (np.nan,)), (Platt, (np.inf, 0.0)), (Isotonic, ((), ())),
-    *((Isotonic, knots) for knots in (
-        ((1.0,), (0.1, 0.2)), ((1.0, 1.0), (0.1, 0.2)), ((1.0, 2.0), (0.2, 0.1)),
-        ((1.0, 2.0), (0.0, 0.1)), ((1.0, 2.0), (0.5, 1.0)), ((1.0, np.nan), (0.5, 0.6)),
-    )),
-    (c.calibration_from_dict, ({"method": "beta"},)),
-])  # fmt: skip
-def test_calibration_that_is_none_is_refused(kind: Any, numbers: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError):
-        kind(*numbers)
-
-
-@pytest.mark.parametrize("kind", c.CALIBRATIONS)
-def test_no_map_falls(kind: str) -> None:
-    """Scores in the wrong order are not turned round: P(wrong) is near the share of wrong texts."""
-    wrong = np.array([1, 1, 1, 0, 1, 0, 0, 0] * 5, float)
-    p_wrong = c.fit_calibration(kind, wrong, np.arange(40) * -0.1 + wrong * -9)(np.linspace(-9, 9, 50))
-    assert (np.diff(p_wrong) >= 0).all() and np.allclose(p_wrong, 0.5, atol=0.01)
 
 
 def test_platt_has_the_intercept_that_a_sum_over_layers_needs() -> None:
@@ -230,8 +180,6 @@ def test_ensembles_are_what_they_say() -> None:
     assert best.weights == (0.0, 0.5, 0.5, 0.0, 0.0)
     np.testing.assert_allclose(best(margins), margins[:, 1:3].mean(axis=1))
     assert fit_ensemble("best", margins, wrong, k=9)(margins) == pytest.approx(margins.mean(axis=1))
-    assert fit_ensemble("best", np.zeros((200, 3)), wrong, k=1).weights == (1.0, 0.0, 0.0)
-    assert not fit_ensemble("best", margins, wrong, k=2)(margins[:0]).size
 
 
 def test_stacked_is_scikit_learns_logistic_regression_and_weighs_layers_by_what_they_know() -> None:
@@ -243,53 +191,6 @@ def test_stacked_is_scikit_learns_logistic_regression_and_weighs_layers_by_what_
     found = {kind: fit_ensemble(kind, margins, wrong, k=2)(test) for kind in ("logits", "best", "stacked")}
     auroc = {kind: roc_auc_score(test_wrong, score) for kind, score in found.items()}
     assert auroc["logits"] < 0.6 < auroc["best"] < auroc["stacked"]
-    constant = np.column_stack([margins[:, 1], np.full(len(wrong), 0.1)])
-    alone = fit_ensemble("stacked", constant[:, :1], wrong)
-    np.testing.assert_allclose(fit_ensemble("stacked", constant, wrong)(constant), alone(constant[:, :1]))
-
-
-def test_a_score_does_not_depend_on_the_others_beside_it() -> None:
-    wrong, margins = layered(500)
-    for kind in ("logits", "probabilities", "best", "stacked"):
-        found = fit_ensemble(kind, margins, wrong)
-        parts = [found(margins[i : i + 1])[0] for i in range(len(margins))]
-        np.testing.assert_array_equal(found(margins), parts)
-        assert Ensemble.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-
-
-def test_wrong_ensembles_and_calibrations_are_refused() -> None:
-    wrong, margins = layered(50)
-    weights: Any  # that do not fit the layers
-    for weights in (("stacked",), ("stacked", (np.nan,)), ("best", (0.5, 0.5))):
-        with pytest.raises(ValueError):
-            Ensemble(*weights)(margins)
-    with fails("unknown-choice", "combine=mean"):
-        fit_ensemble("mean", margins, wrong)
-    with fails("unknown-choice", "combine=mean"):
-        Ensemble("mean")  # type: ignore[arg-type]
-    with fails("bad-value", "best_k=0"):
-        fit_ensemble("best", margins, wrong, k=0)
-    with fails("unknown-choice", "calibration=beta"):
-        fit_calibration("beta", wrong, margins)
-
-
-def test_spans_get_the_highest_the_mean_or_the_last_of_their_tokens() -> None:
-    values, spans = np.array([3.0, -1.0, 4.0, 1.0]), [(0, 4), (1, 2), (1, 4), (1, 2)]
-    layers = np.stack([values, -values], axis=1)
-    how: Any
-    for how, expected in (("max", [4, -1, 4, -1]), ("mean", [1.75, -1, 4 / 3, -1]), ("last", [1, -1, 1, -1])):
-        np.testing.assert_allclose(aggregate(values, spans, how), expected)
-        assert aggregate(layers, [], how).shape == (0, 2)
-        so_far = 0.0
-        for i, value in enumerate(values):
-            so_far = extend(so_far, i, value, how)
-            assert so_far == pytest.approx(aggregate(values, [(0, i + 1)], how)[0])
-    np.testing.assert_allclose(aggregate(layers, spans, "max"), [[4, 1], [-1, 1], [4, 1], [-1, 1]])
-    for span in ((0, 5), (2, 2), (-1, 2)):
-        with pytest.raises(ValueError):
-            aggregate(values, [(0, 1), span], "max")
-    with fails("unknown-choice", "aggregate=sum"):
-        aggregate(values, spans, "sum")  # type: ignore[arg-type]
 
 
 def test_the_entropy_model_beats_its_parts_and_ignores_noise() -> None:

@@ -12,7 +12,7 @@ from helpers.tiny import PROMPTS, tiny_lm
 
 from probers.cli import main as cli
 from probers.score import check
-from probers.score.check import compare_states, our_states, relative_difference
+from probers.score.check import compare_states, our_states
 from probers.types import RunError, UserError
 
 TOLERANCE = 1e-3
@@ -58,7 +58,6 @@ def test_another_number_format_is_no_other_layer(states):
     coarse = {k: torch.from_numpy(own).bfloat16().float().numpy() for k, own in ours.items()}
     for each in told(states, coarse):
         assert not each.same and each.is_layer is None
-        assert each.verdict == "nearly the same, as in another number format"
     assert all(each.same for each in compare_states(ours, coarse, tolerance=0.1))
     shifted = compare_states(ours, {1: coarse[2]}, tolerance=0.1)
     assert shifted[0].is_layer == 2  # the shift shows through the rounding
@@ -67,21 +66,12 @@ def test_another_number_format_is_no_other_layer(states):
 def test_something_else_is_different_and_nothing_to_compare_with_is_an_error(states):
     ours, _ = states
     noise = np.random.default_rng(0).normal(size=ours[1].shape) * ours[1].std(axis=0)
-    (each,) = told(states, {1: noise})
-    assert each.verdict.startswith("different") and each.relative > 0.5
-    (broken,) = told(states, {1: np.full_like(ours[1], np.nan)})
-    assert not broken.same and broken.verdict.startswith("different")
+    for other in (noise, np.full_like(noise, np.nan)):
+        (each,) = told(states, {1: other})
+        assert not each.same and each.verdict.startswith("different")
     for theirs in ({9: ours[1]}, {1: ours[1][:-1]}):
         with pytest.raises(ValueError):
             told(states, theirs)
-
-
-def test_large_constant_coordinates_do_not_hide_another_layer():
-    rng = np.random.default_rng(0)
-    one, other = (rng.normal(size=(50, 8)) for _ in range(2))
-    one[:, 0] = other[:, 0] = 2300 + rng.normal(size=50)
-    assert relative_difference(one, other) > 0.9
-    assert np.linalg.norm(one - other) / np.linalg.norm(one) < 0.002
 
 
 QUICK = ("model.dtype=float32", "model.device=cpu", "max_new_tokens=8")
@@ -93,27 +83,10 @@ def code(*arguments):
 
 def test_transformers_gives_our_states_but_for_the_norm_after_the_last_layer(lm, tmp_path, capsys):
     assert code("engine=transformers") == 0
-    shown = capsys.readouterr().out
-    assert "12 layers are the same" in shown and "float32" in shown
+    assert "12 layers are the same" in capsys.readouterr().out
     bank_for(lm).save_pretrained(tmp_path / "prober")  # of layers 6 and 12, the last
     assert code(f"prober={tmp_path / 'prober'}") == 1
-    shown = capsys.readouterr()
-    assert "its layer 12: the last layer after the final norm" in shown.err
-    assert "    6  " in shown.out and shown.out.splitlines()[-2].endswith("same")
-
-
-def test_layers_that_an_engine_counts_otherwise_are_named(lm, monkeypatch, capsys):
-    forward = lm.model.__class__.forward
-
-    def shifted(self, *args, **kwargs):
-        made = forward(self, *args, **kwargs)
-        if made.hidden_states is not None:
-            made.hidden_states = made.hidden_states[1:]
-        return made
-
-    monkeypatch.setattr(f"{forward.__module__}.{forward.__qualname__.split('.')[0]}.forward", shifted)
-    assert code() == 1
-    assert "its layer 0: off by one: these are the states of layer 1" in capsys.readouterr().err
+    assert "its layer 12: the last layer after the final norm" in capsys.readouterr().err
 
 
 def test_a_server_is_held_against_our_scores(lm, tmp_path, capsys):
@@ -123,15 +96,12 @@ def test_a_server_is_held_against_our_scores(lm, tmp_path, capsys):
     higher = replace(middle, spec=replace(middle.spec, layers=(6, 10)))
     other = replace(middle, head=bank_for(lm).head.select([1, 0]))
     for bank, expected, said in (
-        (middle, 0, "gives the scores that this prober gives here"),
-        (higher, 1, "layers one too high [mismatch]"),
-        (other, 1, "another prober, other weights, or states after the final norm [mismatch]"),
-        (None, 1, "[server]"),
-    ):
+        (middle, 0, ""), (higher, 1, "layers one too high [mismatch]"),
+        (other, 1, "another prober"), (None, 1, "[server]"),
+    ):  # fmt: skip
         with running(lm, bank) as server:
             assert code(f"engine={server.url}/v1", f"prober={tmp_path / 'prober'}") == expected
-        shown = capsys.readouterr()
-        assert said in shown.out + shown.err, shown
+        assert said in capsys.readouterr().err
 
 
 def test_a_wrong_request_has_a_code_and_names_the_option(lm, tmp_path, monkeypatch):
@@ -147,7 +117,6 @@ def test_a_wrong_request_has_a_code_and_names_the_option(lm, tmp_path, monkeypat
     check_fails("unsupported", "mlp_out/tokens", "engine=transformers", "prober", kind=UserError)
     check_fails("network", "engine=http://127.0.0.1:9", "engine=http://127.0.0.1:9")
     client = httpx.Client
-    for body in ([], {"data": [{"id": "m"}]}, {"data": 3}):
-        transport = httpx.MockTransport(lambda request, body=body: httpx.Response(200, json=body))
-        monkeypatch.setattr(check.httpx, "Client", lambda t=transport, **options: client(transport=t))
-        check_fails("server", "engine=http://a", "engine=http://a")
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"data": 3}))
+    monkeypatch.setattr(check.httpx, "Client", lambda **options: client(transport=transport))
+    check_fails("server", "engine=http://a", "engine=http://a")

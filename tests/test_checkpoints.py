@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers.refusals import fails
-from helpers.tiny import byte_level, save_tiny, tiny_path
+from helpers.tiny import tiny_path
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from probers.adaptive import ModelClassifier
-from probers.checkpoints import reason
 from probers.model.causal_lm import CausalLM
 from probers.model.loading import Loading, whole
-from probers.model.tokens import end_tokens
 from probers.model.vllm import lm as vllm_lm
 from probers.model.vllm.lm import VllmLM
 from probers.prober.prober import Prober
@@ -55,7 +51,7 @@ def configure(folder: Path, **options: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | options))
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "base_model.model.", "net.0."])
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "net.0."])
 def test_weights_under_another_prefix_are_named_with_it(folder, prefix):
     change(folder, lambda name: prefix + name)
     with fails("model", "30 of its 30 weights", "the first model.embed_tokens.weight", f"take {prefix} off"):
@@ -65,15 +61,11 @@ def test_weights_under_another_prefix_are_named_with_it(folder, prefix):
 @pytest.mark.parametrize(("rename", "options", "named"), [
     (lambda n: None if ".layers.1." in n else n, {}, ["9 of its 30", "model.layers.1."]),
     (lambda n: None if n == "lm_head.weight" else n, {}, ["1 of its 30", "the first lm_head.weight"]),
-    (lambda n: None if n == "model.norm.weight" else n, {}, ["the first model.norm.weight"]),
     (lambda n: n, {"num_hidden_layers": 5}, ["18 of its 48", "model.layers.3."]),
-    (lambda n: n, {"attention_bias": True}, ["12 of its 42", "q_proj.bias"]),
     (lambda n: n, {"intermediate_size": 64}, ["9 weights of another", "[32, 48] in place of [32, 64]"]),
     (lambda n: n, {"model_type": "gpt2", "architectures": None}, ["another model or layout"]),
-    (lambda n: f"model.language_{n}", {}, ["as model.language_lm_head.weight"]),
     (lambda n: None, {}, ["30 of its 30", "none at all"]),
     (lambda n: n, {"hidden_size": "32"}, ["config.json", "expected int, got str"]),
-    (lambda n: n, {"num_attention_heads": 0}, ["zero"]),
     (lambda n: n, {"hidden_act": "odd"}, ["'odd'", "config.json"]),
 ])  # fmt: skip
 def test_missing_weights_are_refused_with_their_number_and_the_first(folder, rename, options, named):
@@ -83,23 +75,22 @@ def test_missing_weights_are_refused_with_their_number_and_the_first(folder, ren
         load(folder)
 
 
-@pytest.mark.parametrize("damage", ["prefix", "block", "layers", "shape", "none", "quantised"])
+@pytest.mark.parametrize("damage", ["block", "shape", "none", "quantised"])
 def test_weights_are_counted_before_vllm_starts(folder, monkeypatch, damage):
     """vLLM is never started for a folder that our own engine refuses, and is for a whole one."""
-    if damage in ("prefix", "block"):
-        change(folder, lambda n: f"_orig_mod.{n}" if damage == "prefix" else None if ".layers.1." in n else n)
-    if damage in ("layers", "quantised"):  # whose weights vLLM lays out itself
-        configure(folder, num_hidden_layers=5)
-    if damage == "quantised":
-        configure(folder, quantization_config={"quant_method": "fp8"})
-    configure(folder, **({"intermediate_size": 64} if damage == "shape" else {}))
+    if damage == "block":
+        change(folder, lambda n: None if ".layers.1." in n else n)
+    if damage == "shape":
+        configure(folder, intermediate_size=64)
+    if damage == "quantised":  # whose weights vLLM lays out itself
+        configure(folder, num_hidden_layers=5, quantization_config={"quant_method": "fp8"})
     monkeypatch.setattr(vllm_lm, "find_spec", lambda name: name)
     started: list[Any] = []
     monkeypatch.setattr(vllm_lm, "_start", lambda *given: started.append(given))
     part = partial(VllmLM._load, str(folder), None, "auto", Loading(device="cpu", dtype="float32"))
     if damage in ("none", "quantised"):
         _, (empty, *_) = part()
-        assert empty.device.type == "meta" and empty.dtype == torch.float32 and len(started) == 1
+        assert empty.device.type == "meta" and len(started) == 1
         return
     with fails("model") as ours:
         load(folder)
@@ -120,11 +111,10 @@ def test_a_tied_head_and_old_buffers_are_not_missing_and_extra_weights_are_told_
     assert load(folder).num_layers == 2
     (note,) = [r.getMessage() for r in caplog.records if r.name.startswith("probers")]
     assert "9 weights" in note and "model.layers.2." in note
-    assert "LOAD REPORT" not in caplog.text and not logging.getLogger("transformers.modeling_utils").filters
 
 
 def test_encoders_with_a_head_that_was_never_trained_are_refused(tmp_path):
-    """A language model loaded as a classifier has a random head, in every place that loads classifiers."""
+    """A language model loaded as a classifier has a random head; converse: a classifier's is its own."""
     with fails("model", "trigger.classifier=", "score.weight"):
         ModelClassifier(str(tiny_path("llama")))
     with fails("model", "nli=", "score.weight"):
@@ -132,20 +122,18 @@ def test_encoders_with_a_head_that_was_never_trained_are_refused(tmp_path):
     config = LlamaConfig(vocab_size=320, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                          num_attention_heads=2, pad_token_id=1)  # fmt: skip
     LlamaForSequenceClassification(config).save_pretrained(tmp_path)
-    byte_level().save_pretrained(tmp_path)
     assert whole(AutoModelForSequenceClassification, tmp_path, "it").num_labels == 2
 
 
-def sharded(folder: Path, *, left_out: str = "", index: bool = True) -> None:
+def sharded(folder: Path, *, left_out: str = "") -> None:
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
-    halves = [dict(list(tensors.items())[place::2]) for place in (0, 1)]
-    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    for name, half in zip(names, halves, strict=True):
+    places = {}
+    for i in (1, 2):
+        half, name = dict(list(tensors.items())[i - 1 :: 2]), f"model-0000{i}-of-00002.safetensors"
         save_file(half, folder / name, {"format": "pt"})
-    places = {key: name for name, half in zip(names, halves, strict=True) for key in half}
-    if index:
-        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        places |= dict.fromkeys(half, name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
     if left_out:
         (folder / left_out).unlink()
 
@@ -170,58 +158,33 @@ def nested(folder: Path) -> None:
         file.rename(inner / file.name)
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (stub(WEIGHTS, LFS), [WEIGHTS, "git lfs pull"]),
-        (stub(WEIGHTS, HTML), [WEIGHTS, "HTML page"]),
-        (stub(WEIGHTS, b""), [WEIGHTS, "cut off"]),
-        (stub(WEIGHTS, b"\x80\x02}q\x00." * 9), [WEIGHTS, "no safetensors file"]),
-        (lambda f: stub(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), [WEIGHTS, "cut off"]),
-        (stub("config.json", LFS), ["config.json", "git lfs pull"]),
-        (stub("tokenizer.json", HTML), ["tokenizer.json", "HTML page"]),
-        # transformers takes these two as they are, or leaves them out in silence
-        (stub("chat_template.jinja", LFS), ["chat_template.jinja", "git lfs pull"]),
-        (stub("generation_config.json", HTML), ["generation_config.json", "HTML page"]),
-        (lambda f: sharded(f, left_out="model-00002-of-00002.safetensors"),
-         ["lacks 1 of the 2 files", "model-00002-of-00002.safetensors"]),
-        (lambda f: (sharded(f), stub("model-00001-of-00002.safetensors", LFS)(f)),
-         ["model-00001-of-00002.safetensors", "git lfs pull"]),
-        (lambda f: sharded(f, index=False), [INDEX]),
-        *((lambda f, blob=blob: (sharded(f), stub(INDEX, blob)(f)), [INDEX, named]) for blob, named in (
-            (b'{"weight_map": {"x": null}}', "damaged"), (b'{"weight_map": {}}', "names no files"),
-            (b"[]", "damaged"), (b'{"weight_map": {"x": "gone.safetensors"}}', "gone.safetensors"),
-        )),
-        (stub("config.json", b"null"), ["config.json", "null"]),
-        (stub("tokenizer.json", b"{}"), ["tokenizer.json", "added_tokens"]),
-        (stub("tokenizer_config.json", b"[]"), ["tokenizer_config.json", "[]"]),
-        (stub("generation_config.json", b"{"), ["generation_config.json", "not JSON"]),
-        (stub("special_tokens_map.json", "é".encode("latin-1")), ["special_tokens_map.json", "not JSON"]),
-        (stub(WEIGHTS, b"PK\x03\x04" + bytes(99)), [WEIGHTS, "no safetensors file"]),
-        (lambda f: (f / WEIGHTS).rename(f / "weights.safetensors"), [WEIGHTS, "weights.safetensors"]),
-        (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), ["model.use_safetensors=false"]),
-        (lora, ["model=owner/base", "model.adapter="]),
-        (lambda f: (lora(f), (f / "config.json").unlink()), ["model=owner/base", "model.adapter="]),
-        (lambda f: ((f / "config.json").unlink(), stub("a.gguf", b"GGUF")(f)), ["model.gguf=a.gguf"]),
-        (lambda f: (f / "config.json").unlink(), ["no config.json", WEIGHTS]),
-        (nested, ["checkpoint-500"]),
-        (code, ["model.trust_remote_code=true"]),
-        (lambda f: (f / "tokenizer.json").unlink(), ["no tokenizer"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("damage", "named"), [
+    (stub(WEIGHTS, LFS), [WEIGHTS, "git lfs pull"]),
+    (stub(WEIGHTS, b"\x80\x02}q\x00." * 9), [WEIGHTS, "no safetensors file"]),
+    (lambda f: stub(WEIGHTS, (f / WEIGHTS).read_bytes()[:-100])(f), [WEIGHTS, "cut off"]),
+    # transformers takes these two as they are, or leaves them out in silence
+    (stub("chat_template.jinja", LFS), ["chat_template.jinja", "git lfs pull"]),
+    (stub("generation_config.json", HTML), ["generation_config.json", "HTML page"]),
+    (lambda f: sharded(f, left_out="model-00002-of-00002.safetensors"),
+     ["lacks 1 of the 2 files", "model-00002-of-00002.safetensors"]),
+    (lambda f: sharded(f, left_out=INDEX), [INDEX]),
+    *((lambda f, blob=blob: (sharded(f), stub(INDEX, blob)(f)), [INDEX, named]) for blob, named in (
+        (b'{"weight_map": {"x": null}}', "damaged"), (b'{"weight_map": {}}', "names no files"),
+    )),
+    (stub("config.json", b"null"), ["config.json", "null"]),
+    (stub("special_tokens_map.json", "é".encode("latin-1")), ["special_tokens_map.json", "not JSON"]),
+    (lambda f: (f / WEIGHTS).rename(f / "weights.safetensors"), [WEIGHTS, "weights.safetensors"]),
+    (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), ["model.use_safetensors=false"]),
+    (lambda f: (lora(f), (f / "config.json").unlink()), ["model=owner/base", "model.adapter="]),
+    (lambda f: ((f / "config.json").unlink(), stub("a.gguf", b"GGUF")(f)), ["model.gguf=a.gguf"]),
+    (lambda f: (f / "config.json").unlink(), ["no config.json", WEIGHTS]),
+    (nested, ["checkpoint-500"]), (code, ["model.trust_remote_code=true"]),
+    (lambda f: (f / "tokenizer.json").unlink(), ["no tokenizer"]),
+])  # fmt: skip
 def test_a_folder_that_is_no_whole_model_says_what_is_wrong_with_it(folder, damage, named):
     damage(folder)
     with fails("model", f"model={folder}", *named):
         load(folder)
-
-
-def test_an_adapter_on_the_hub_is_named_once_transformers_finds_no_model(folder):
-    """What transformers says of a repository without config.json; the adapter is found in the same place."""
-    lora(folder)
-    error = OSError("owner/x does not appear to have a file named config.json")
-    assert f"model=owner/base model.adapter={folder}" in reason(error, str(folder), None, pickles=False)
-    (folder / "adapter_config.json").unlink()
-    assert reason(error, str(folder), None, pickles=False) == str(error)
 
 
 def test_a_whole_folder_of_several_files_is_loaded_and_what_is_not_read_may_be_anything(folder):
@@ -231,41 +194,14 @@ def test_a_whole_folder_of_several_files_is_loaded_and_what_is_not_read_may_be_a
     assert load(folder).num_layers == 3
 
 
-@pytest.mark.parametrize(("name", "near"), [
-    ("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("tesbed", "testbed"), ("testbed/", "testbed"),
-    (" smollm2 ", "smollm2"),
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "near"), [("SmolLM2", "smollm2"), ("tesbed", "testbed")])
 def test_a_misspelt_model_is_answered_with_the_nearest_without_the_network(name, near, monkeypatch):
     monkeypatch.setattr("httpx.Client.send", lambda *_, **__: pytest.fail("the network was asked"))
     with fails("no-file", f"model={name}", f"did you mean {near}?"):
         load(name)
 
 
-def test_a_file_or_a_path_to_nowhere_is_no_hub_id(tmp_path):
-    save_tiny("llama", tmp_path)
-    for name in (tmp_path / WEIGHTS, "runs/models/none", "./none"):
-        with fails("no-file", f"model={name}"):
-            load(name)
-
-
-def test_an_end_token_that_is_no_number_is_refused():
-    assert end_tokens(SimpleNamespace(eos_token_id=[0, 2]), SimpleNamespace(eos_token_id=2)) == {0, 2}
-    with fails("model"):
-        end_tokens(SimpleNamespace(eos_token_id="x"))
-
-
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [("smollm", "smollm2"), ("smollm2-cat", "smollm2-chat"), ("SMOLLM2_CHAT", "smollm2-chat"), ("x", "")],
-)
+@pytest.mark.parametrize(("name", "near"), [("smollm2-cat", "did you mean smollm2-chat?"), ("x", "")])
 def test_a_misspelt_prober_is_answered_with_those_that_come_with_the_package(name, near):
-    hint = [f"did you mean {near}?"] if near else []
-    with fails("no-artifact", "smollm2 and smollm2-chat", *hint):
+    with fails("no-artifact", "smollm2 and smollm2-chat", near):
         Prober.from_pretrained(name)
-
-
-def test_a_pointer_in_place_of_a_probers_weights_is_not_a_reason_to_train_again(tmp_path):
-    shutil.copytree(Path(Prober.__module__.replace(".", "/")).parent / "shipped/smollm2", tmp_path / "p")
-    (tmp_path / "p/heads.safetensors").write_bytes(LFS)
-    with fails("damaged", "git lfs pull"):
-        Prober.from_pretrained(tmp_path / "p")

@@ -48,20 +48,19 @@ def test_a_byte_in_the_middle_of_a_large_file_makes_another_run(reads):
         changed.begin()
 
 
-def test_small_files_and_folders_are_named_by_all_of_their_content(reads):
-    Path("small").write_bytes(b"y" * 5000)
+def test_folders_are_named_by_all_of_their_content_but_hidden_files(reads):
     Path("folder").mkdir()
     Path("folder/a").write_bytes(b"z" * (2 << 20))
     Path("folder/.hidden").write_text("of the run that wrote the folder")
-    named = inputs("small", "folder", "testbed")
-    assert named["testbed"] == "" and not Path("runs").exists()
+    named = inputs("folder", "testbed")
+    assert named["testbed"] == ""
     Path("folder/.hidden").write_text("changed")
-    assert inputs("small", "folder", "testbed") == named
+    assert inputs("folder", "testbed") == named
     change_a_byte(Path("folder/a"), 1 << 20)
     assert inputs("folder")["folder"] != named["folder"]
 
 
-@pytest.mark.parametrize("blob", [b"", b"{", b"[]", b'{"sha256": 1}', b'{"1 1": [1, 2, "a"], "sha256": ""}'])
+@pytest.mark.parametrize("blob", [b"{", b"[]", b'{"1 1": [1, 2, "a"], "sha256": ""}'])
 def test_a_damaged_memory_is_ignored(reads, blob, monkeypatch, tmp_path):
     monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "caches"))
     Path("f").write_bytes(b"x" * SIZE)
@@ -79,13 +78,6 @@ def test_a_file_written_a_moment_ago_is_not_remembered(monkeypatch, tmp_path):
     assert not (tmp_path / "cache").exists()
     path.write_text("two")
     assert file_digest(path, tmp_path / "cache") != first
-
-
-def test_where_nothing_can_be_written_files_are_read_again(reads, monkeypatch, tmp_path):
-    monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "caches"))
-    Path("f").write_bytes(b"x" * SIZE)
-    Path("caches").write_text("a file in the way")
-    assert inputs("f") == inputs("f") and len(reads) == 2
 
 
 def test_a_folder_is_checked_once(reads, tmp_path):
@@ -123,16 +115,9 @@ def test_a_journal_drops_what_a_kill_cut_and_names_damaged_lines(tmp_path):
     assert journal.path.read_bytes() == whole.splitlines(True)[0] + whole.splitlines(True)[2]
 
 
-def test_a_journal_that_is_no_file_is_refused(tmp_path):
-    (tmp_path / "j").mkdir()
-    with fails("bad-file", tmp_path / "j"):
-        Journal(tmp_path / "j").read()
-
-
 @pytest.mark.parametrize(("platform", "variable", "folder"), [
     ("linux", "HOME", "/x/.cache/probers/bm25"), ("darwin", "HOME", "/x/Library/Caches/probers/bm25"),
-    ("linux", "XDG_CACHE_HOME", "/x/probers/bm25"), ("win32", "LOCALAPPDATA", "/x/probers/bm25"),
-    ("darwin", "PROBERS_CACHE", "/x/bm25"),
+    ("win32", "LOCALAPPDATA", "/x/probers/bm25"), ("darwin", "PROBERS_CACHE", "/x/bm25"),
 ])  # fmt: skip
 def test_caches_are_in_the_users_folder(platform, variable, folder, monkeypatch):
     for name in ("PROBERS_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):

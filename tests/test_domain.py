@@ -7,15 +7,15 @@ import pytest
 import torch
 from helpers.planted import make_store, make_token_store
 from helpers.refusals import fails
-from helpers.serving import PROMPT, bank_for, running
+from helpers.serving import PROMPT
 from test_bank import make_bank, make_states
 
 from probers.datagen.labels.rows import recorded, recorded_needs
 from probers.model.language_model import Sampling
 from probers.prober.assessment import Assessor, WrittenText
-from probers.prober.domain import FILE, Domain, limit_of
+from probers.prober.domain import Domain, limit_of
 from probers.prober.prober import Prober
-from probers.prober.token_scores import GrowingScores, text_needs, text_scores
+from probers.prober.token_scores import GrowingScores
 from probers.train.data import Dataset, fit_domain
 from probers.types import Needs, RunError
 
@@ -77,7 +77,6 @@ def test_texts_unlike_the_training_texts_are_told_and_others_are_not(tmp_path):
     rng = np.random.default_rng(0)
     moved = states + 4 * torch.from_numpy(rng.standard_normal(states.shape[-1])).float()
     assert (domain(moved) > domain.limit).float().mean() > 0.9
-    assert (domain(3 * states) > domain.limit).float().mean() > 0.5
     assert (domain(states) > domain.limit).float().mean() < 0.2
 
 
@@ -97,35 +96,18 @@ def test_coordinates_that_never_vary_and_few_rows_give_finite_distances(tmp_path
     assert np.isfinite(distances).all() and domain.unlike(float(domain(states[:1, [1]] + 1000)))
     with fails("failed", kind=RunError):
         domain(np.full((1, 1, 12), np.nan, np.float32))
-    with pytest.raises(ValueError):
-        domain(np.zeros((1, 2, 12), np.float32))
 
 
 def test_it_is_saved_with_the_prober_and_a_prober_without_one_has_none(tmp_path):
-    bank, states = make_bank(domain=some_domain()), make_states()
-    bank.save_pretrained(tmp_path / "with")
-    again = Prober.from_pretrained(tmp_path / "with")
-    assert torch.equal(again.domain(states), bank.domain(states))
-    assert (again.domain.limit, again.domain.rate) == (1.5, 0.05)
-    assert again.domain.surprise is None
-    make_bank(domain=replace(some_domain(), surprise=(0.0, 0.5))).save_pretrained(tmp_path / "writer")
-    assert Prober.from_pretrained(tmp_path / "writer").domain.surprise == (0.0, 0.5)
+    states = make_states()
+    for surprise in (None, (0.0, 0.5)):
+        bank = make_bank(domain=replace(some_domain(), surprise=surprise))
+        bank.save_pretrained(tmp_path / "with")
+        again = Prober.from_pretrained(tmp_path / "with").domain
+        assert torch.equal(again(states), bank.domain(states))
+        assert (again.limit, again.rate, again.surprise) == (1.5, 0.05, surprise)
     make_bank().save_pretrained(tmp_path / "without")
     assert Prober.from_pretrained(tmp_path / "without").domain is None
-    assert not (tmp_path / "without" / FILE).exists()
-    assert bank.to("cpu") is bank
-    with pytest.raises(ValueError):
-        make_bank(domain=some_domain(layers=3))
-
-
-@pytest.mark.parametrize("field", ["variances", "residual", "scale", "mean"])
-def test_no_domain_is_made_of_numbers_that_are_none(field):
-    domain = some_domain()
-    bad = getattr(domain, field).clone()
-    bad.flatten()[0] = float("nan") if field == "mean" else 0.0
-    for change in ({field: bad}, {"mean": domain.mean[:1]}, {"surprise": (0.3, float("nan"))}):
-        with pytest.raises(ValueError):
-            replace(domain, **change)
 
 
 def test_running_scores_know_the_distances_and_an_assessment_says_them():
@@ -136,14 +118,13 @@ def test_running_scores_know_the_distances_and_an_assessment_says_them():
         scores = running.add_each(["a", "b"], torch.stack([state, -state]))
     pooled = states.half().float().cumsum(dim=0) / torch.arange(1, 5)[:, None, None]
     np.testing.assert_allclose(running.distances("a"), bank.domain(pooled.half()), rtol=2e-3)
-    assert len(running.distances("b")) == 4 and running.distances("nobody") == []
     record = WrittenText("p", "text", [(0, 4)] * 4, [0.0] * 3 + scores[:1], running.distances("a"))
     assert Assessor(bank)(record).domain.model_dump() == {
         "distance": running.distances("a")[-1], "limit": 1e3, "unlike": False, "surprise": None,
         "surprise_range": None,
     }  # fmt: skip
     running.forget("a")
-    assert running.distances("a") == []
+    assert running.distances("a") == [] and len(running.distances("b")) == 4
     assert Assessor(bank)(WrittenText("p", "text", [(0, 4)], [0.0])).domain is None
     assert GrowingScores(make_bank()).distances("a") is None
 
@@ -210,11 +191,9 @@ def test_texts_of_another_writer_are_unlike_where_the_store_knows_it(tmp_path):
     def told(row):
         return row | {"surprise": 0.2 + 0.1 * float(np.random.default_rng(int(row["span"][1:])).random())}
 
-    store = make_token_store(tmp_path / "store", edit=told)
-    dataset = Dataset.load([store], [2])
+    dataset = Dataset.load([make_token_store(tmp_path / "store", edit=told)], [2])
     domain, distances = fit_domain(dataset, dataset.columns[1:], 0.1)
-    low, high = domain.surprise
-    assert low == pytest.approx(0.19, abs=0.02) and high == pytest.approx(0.31, abs=0.02)
+    assert domain.surprise == (pytest.approx(0.19, abs=0.02), pytest.approx(0.31, abs=0.02))
     own = dataset.examples.surprise
     assert domain.unlike(distances, own).mean() < 0.2
     assert domain.unlike(distances, own + rng.uniform(0.2, 1, len(own))).all()
@@ -231,16 +210,3 @@ def test_an_assessment_says_the_surprise_and_calls_it_unlike():
         assert found.surprise_range == ((-0.01, 0.3) if far else None)
         found = Assessor(bank)(replace(text, entropies=None)).domain  # of an engine that does not give them
         assert found.surprise is None and not found.unlike
-
-
-@pytest.mark.parametrize("pool", ["tokens", "mean"])
-def test_a_server_says_it_of_what_it_wrote(lm, pool):
-    bank = replace(bank_for(lm, pool), domain=some_domain(width=lm.width))
-    with running(lm, bank) as server:
-        asked = {"model": "testbed", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-        (made,) = server.client.completions.create(**asked).choices
-    (read,) = lm.score([PROMPT], [made.text], needs=text_needs(bank))
-    scores, distances = text_scores(bank, read.state)
-    told = Assessor(bank)(WrittenText.of(read, scores, distances)).domain
-    assert made.hallucination["domain"]["distance"] == pytest.approx(told.distance, rel=1e-3)
-    assert made.hallucination["domain"]["unlike"] == told.unlike

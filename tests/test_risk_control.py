@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,38 +55,14 @@ def plain(risk, confidence, wrong, scores, groups):
     return certified
 
 
-def test_p_values_are_binomial_tails() -> None:
+def test_p_values_are_binomial_tails_and_so_many_groups_are_needed_and_no_fewer() -> None:
     n, k = map(np.ravel, np.meshgrid(np.arange(1, 200, 7), np.arange(0, 60, 5)))
     for risk in RISKS:
         np.testing.assert_allclose(p_value(n, np.minimum(k, n), risk), binom.cdf(np.minimum(k, n), n, risk))
-    assert p_value(3, 1, 0.5) == 0.5
-    assert p_value(2, 0, 0.1) == pytest.approx(0.81)
-
-
-def test_so_many_groups_are_needed_and_no_fewer() -> None:
-    assert [groups_needed(r, c) for r, c in ((0.1, 0.95), (0.05, 0.95), (0.5, 0.5))] == [29, 59, 1]
-    for risk in RISKS:
         for confidence in CONFIDENCES:
-            needed = groups_needed(risk, confidence)
-            assert (1 - risk) ** needed <= 1 - confidence < (1 - risk) ** (needed - 1)
-            for wrong in (1, 2):
-                more = groups_needed(risk, confidence, wrong)
-                assert binom.cdf(wrong, more, risk) <= 1 - confidence < binom.cdf(wrong, more - 1, risk)
-
-
-def test_a_group_counts_once_and_is_wrong_if_one_of_its_texts_that_pass_is() -> None:
-    rule, groups = ThresholdRule("risk", 0.5, 0.75), np.repeat(np.arange(20), 3)
-    scores = np.ravel([[i, i + 0.3, 1000 + i] for i in range(20)])
-    wrong = np.zeros(60)
-    wrong[2::3] = 1  # what is wrong in every group passes nowhere but at the end
-    threshold, promise, _ = rule.choose(wrong, scores, groups)
-    assert promise == Promise(0.5, 0.75, 20, 19, 0) and threshold == np.nextafter(19.0, -1)
-    wrong[1] = wrong[4] = 1  # one of the texts of the first and of the second group
-    with fails("labels", "5 validation groups", "2 are wrong"):
-        rule(wrong, scores, groups)
-    # With each text a group of its own, 2 of the first 40 are wrong and then 20: p(60, 22) = .026.
-    threshold, promise, _ = rule.choose(wrong, scores)
-    assert promise == Promise(0.5, 0.75, 60, 60, 22) and threshold == 1020
+            for wrong in (0, 1, 2):
+                needed = groups_needed(risk, confidence, wrong)
+                assert binom.cdf(wrong, needed, risk) <= 1 - confidence < binom.cdf(wrong, needed - 1, risk)
 
 
 def test_it_is_the_definition_in_loops() -> None:
@@ -113,26 +87,19 @@ def test_it_is_the_definition_in_loops() -> None:
 
 
 def test_what_could_be_promised_instead_can_be_and_no_less() -> None:
-    rng = np.random.default_rng(3)
-    for n, risk in ((400, 0.01), (400, 0.02), (60, 0.02)):
-        wrong, scores = logistic(rng, n)
+    wrong, scores = logistic(np.random.default_rng(3), 400)
+    for risk in (0.01, 0.02):
         with fails("labels", f"threshold=risk={risk}@0.9") as caught:
             ThresholdRule("risk", risk, 0.9)(wrong, scores)
-        offered = str(caught.value).rpartition("threshold=")[2].split()[0]
-        told = ThresholdRule.parse(offered)
-        assert told.name == "risk" and told.value is not None and told.value > risk and told.confidence == 0.9
-        if n == 400:
-            assert told.choose(wrong, scores).promise is not None
-            less = ThresholdRule("risk", round(told.value - 0.01, 2), 0.9)
-            assert less.choose(wrong, scores, refuse=False).value == ALWAYS
-        else:  # by the number alone, for nothing is known yet of the labels
-            assert groups_needed(told.value, 0.9) <= n < groups_needed(told.value - 0.01, 0.9)
+        told = ThresholdRule.parse(str(caught.value).rpartition("threshold=")[2].split()[0])
+        assert told.choose(wrong, scores).promise is not None
+        less = ThresholdRule("risk", round(told.value - 0.01, 2), 0.9)
+        assert less.choose(wrong, scores, refuse=False).value == ALWAYS
 
 
 def test_refusals_by_number() -> None:
     rule = ThresholdRule("risk", 0.1, 0.95)
     rule.check_number(29)
-    ThresholdRule("f1").check_number(0)
     with fails("labels", "29 groups", "28 groups", "risk=0.11@0.95"):
         rule.check_number(28)
     with fails("labels", "29", "0 groups"):
@@ -141,8 +108,6 @@ def test_refusals_by_number() -> None:
         rule(np.ones(50), np.arange(50.0))
     with fails("failed", kind=RunError):
         rule(np.zeros(50), np.full(50, np.nan))
-    with pytest.raises(ValueError, match="49"):
-        rule(np.zeros(50), np.arange(49.0))
 
 
 def breaking(risk: float, levels: np.ndarray, shares: np.ndarray) -> Callable[[float], bool]:
@@ -201,24 +166,3 @@ def test_the_promise_is_kept_of_groups_whose_texts_are_alike() -> None:
         broken += breaks(rule.choose(*drawn, groups, refuse=False).value)
         by_text += breaks(rule.choose(*drawn, refuse=False).value)
     assert broken <= binom.ppf(0.999, draws, 0.1) < by_text
-
-
-def test_the_promise_is_kept_over_resplits_of_stored_scores() -> None:
-    """Scores of a prober of the testbed on texts that it was not trained on, by question."""
-    stored = json.loads((Path(__file__).parent / "data" / "testbed_scores.json").read_text())
-    groups, scores, wrong = (np.array(stored[name]) for name in ("group", "score", "wrong"))
-    names, rng, draws = np.unique(groups), np.random.default_rng(0), 1000
-    risk, confidence = stored["risk"], 0.9
-    rule, broken, plainly, certified = ThresholdRule("risk", risk, confidence), 0, 0, 0
-    levels = np.unique(scores)
-    passing, bad = np.array([passing_groups(wrong, scores, groups, float(t)) for t in levels]).T
-    breaks = breaking(risk, levels, bad / passing)
-    for _ in range(draws):
-        own = np.isin(groups, rng.permutation(names)[: len(names) // 2])
-        chosen = rule.choose(wrong[own], scores[own], groups[own], refuse=False)
-        certified += chosen.promise is not None
-        broken += breaks(chosen.value)
-        plainly += breaks(largest_with_the_risk(risk, wrong[own], scores[own]))
-    assert broken <= binom.ppf(0.999, draws, 1 - confidence)
-    assert certified > draws / 4
-    assert plainly > binom.ppf(0.999, draws, 1 - confidence)

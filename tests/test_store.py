@@ -1,11 +1,8 @@
 """The feature store: what is written is read back, and a kill at any moment changes nothing."""
 
-import ctypes
 import errno
 import json
-import mmap
 import os
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +12,6 @@ from unittest.mock import Mock
 import datasets
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.artefacts import contents, harm
@@ -23,7 +19,7 @@ from helpers.refusals import fails
 
 from probers.cli.runs import identity
 from probers.store import reader
-from probers.store.files import encode_rows, read_rows
+from probers.store.files import encode_rows
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
 from probers.types import Needs, RunError
@@ -64,7 +60,6 @@ def build(path: Path, start: int = 0, *, sizes=(5, 0, 3), step=100, features=(SP
 
 
 build_all = partial(build, features=FEATURES)
-build_part = partial(build, sizes=(4, 0, 2), step=10)  # one worker's store
 
 
 def begun(path: Path, *, shards: int = 1, written: tuple[int, ...] = (0,)) -> FeatureStore:
@@ -115,17 +110,20 @@ def test_an_unfinished_store_says_what_is_missing_and_drops_what_a_kill_left(tmp
     assert not list((tmp_path / "s/shards").glob(".*"))
 
 
-@pytest.mark.parametrize("name", ["00001.parquet", "00001.safetensors", "00001.json"])
+@pytest.mark.parametrize("name", ["parquet", "safetensors", "mean.mlp_out.safetensors", "json"])
 @pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
-def test_a_damaged_shard_of_an_unfinished_store_is_named_and_missing(tmp_path, caplog, name, damage):
-    """Converse: the whole one beside it is not, and of a whole store nothing is said."""
-    begun(tmp_path / "s", shards=3, written=(0, 1))
-    assert FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3).missing == [2]
-    assert caplog.text == ""
-    file = tmp_path / "s/shards" / name
-    harm(file, damage)
-    assert FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=3).missing == [1, 2]
-    assert (name in caplog.text) == (file.suffix != ".json" or damage != "gone")
+def test_a_damaged_shard_is_named_and_made_again(tmp_path, caplog, name, damage):
+    """Converse: of a whole store nothing is said and nothing is missing."""
+    whole = contents(build_all(tmp_path / "s").path)
+    again = partial(FeatureStore.create, tmp_path / "s", FEATURES, config={"seed": 0}, shards=3)
+    assert again().missing == [] and caplog.text == ""
+    harm(tmp_path / f"s/shards/00002.{name}", damage)
+    if name != "json":
+        with fails("damaged", f"shards/00002.{name} "):
+            FeatureStore.open(tmp_path / "s")
+    assert again().missing == [2]
+    assert (f"00002.{name}" in caplog.text) == (name != "json" or damage != "gone")
+    assert contents(build_all(tmp_path / "s").path) == whole
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -135,23 +133,17 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
     for features, config, shards, named in (
         ([SPEC], {"seed": 1}, 3, ("configuration, seed", "0 there, 1 now")),
         ([SPEC.select((2,))], {"seed": 0}, 3, ("features, layers", "[0, 2, 5] there, [2] now")),
-        ([replace(SPEC, dtype="float32")], {"seed": 0}, 3, ("features, dtype",)),
         ([SPEC], {"seed": 0}, 4, ("number of shards",)),
+        ([SPEC, MLP], {"seed": 0}, 3, ("['mean of mlp_out, layers [2, 5]'] now",)),
     ):
         with fails("out-taken", *named):
             FeatureStore.create(tmp_path, features, config=config, shards=shards)
-    (tmp_path / "file").write_text("")
-    with fails(None, tmp_path / "file/s", "Not a directory", kind=RunError):
-        FeatureStore.create(tmp_path / "file/s", [SPEC], config={}, shards=1)
 
 
 def test_a_signal_of_attention_may_be_missing_and_no_other(tmp_path: Path) -> None:
     rows = [row | {"rind_max": None if i else 0.25} for i, row in enumerate(make_rows(3))]
     store = begun(tmp_path / "s", written=())
     store.write_shard(0, rows, make_states(3, 0))
-    read, states, units, left_out = store.read_shard(0)
-    assert [row["rind_max"] for row in read] == [0.25, None, None]
-    store.write_shard(0, read, *states, units=units, left_out=left_out)  # as balancing does
     store.finish({})
     table = FeatureStore.open(tmp_path / "s").table()
     assert table["rind_max"].isna().tolist() == [False, True, True]
@@ -161,19 +153,18 @@ def test_a_signal_of_attention_may_be_missing_and_no_other(tmp_path: Path) -> No
 
 
 def test_states_and_rows_that_do_not_fit(tmp_path: Path) -> None:
-    store, rows, states = begun(tmp_path, written=()), make_rows(2), make_states(2, 0)
-    large, undefined = states.copy(), [rows[0], rows[1] | {"mean_entropy": float("nan")}]
-    large[1, 2, 0] = 1e6  # finite in float32, not in float16
-    with fails("bad-value", "q1 at layer 5", "float16", kind=RunError):
-        store.write_shard(0, rows, large)
+    store = FeatureStore.create(tmp_path, [SPEC, MLP], config={}, shards=1)
+    rows, states = make_rows(2), make_all(2, 0, (SPEC, MLP))
+    undefined = [rows[0], rows[1] | {"mean_entropy": float("nan")}]
     with fails("bad-value", "mean_entropy", "q1", "nan", kind=RunError):
-        store.write_shard(0, undefined, states)
-    elsewhere = [row | {"split": "dev"} for row in rows]
-    for several, named in ((make_rows(3), "shapes"), (elsewhere, "split='dev'")):
-        with pytest.raises(ValueError, match=named):
-            store.write_shard(0, several, states)
+        store.write_shard(0, undefined, *states)
+    with pytest.raises(ValueError, match="expected"):
+        store.write_shard(0, rows, *states[::-1])
+    states[1][1, 1, 0] = 1e6  # finite in float32, not in float16
+    with fails("bad-value", "q1 at layer 5", "float16", kind=RunError):
+        store.write_shard(0, rows, *states)
     assert store.missing == [0] and not list((tmp_path / "shards").iterdir())
-    store.write_shard(0, [rows[0], rows[0]], states)
+    store.write_shard(0, [rows[0], rows[0]], *make_all(2, 0, (SPEC, MLP)))
     with fails("overlap", "q0", kind=RunError):
         store.finish()
 
@@ -198,43 +189,18 @@ def test_rows_in_any_order_from_any_number_of_maps(tmp_path, monkeypatch):
     """Claim: what is mapped and dropped in between changes nothing that is read."""
     store = build(tmp_path / "s", sizes=(5, 0, 3, 1, 7))
     everything = np.concatenate([make_states(n, i) for i, n in enumerate((5, 0, 3, 1, 7)) if n])
-    everything = everything.astype(np.float16)
+    everything = everything.astype(np.float16)[:, [2, 0]]
     for mapped, resident in ((256, 1 << 20), (1, 1 << 20), (256, 0)):
         monkeypatch.setattr(reader, "_MOST_MAPPED", mapped)
         monkeypatch.setattr(reader, "_MOST_RESIDENT", resident)
         states = store.reader((5, 0))
-        assert states.shape == (16, 2, SPEC.width) and len(states) == 16 and states.dtype == np.float16
+        assert states.shape == (16, 2, SPEC.width) and states.dtype == np.float16
         rng = np.random.default_rng(0)
-        for size in (0, 1, 4, 40):
-            rows = rng.integers(0, 16, size)
-            np.testing.assert_array_equal(states[rows], everything[rows][:, [2, 0]])
-        for part in (slice(None), slice(3, 9), slice(14, None, -3), slice(9, 9)):
-            np.testing.assert_array_equal(states[part], everything[part][:, [2, 0]])
+        for rows in (rng.integers(0, 16, 0), rng.integers(0, 16, 40), slice(3, 9), slice(14, None, -3)):
+            np.testing.assert_array_equal(states[rows], everything[rows])
         assert states[[15, 0]].flags.writeable  # a copy: training may do with it what it likes
     with pytest.raises(IndexError, match="16"):
         states[[16]]
-
-
-WIDE = replace(SPEC, model=replace(MODEL, width=4096), width=4096, layers=(0, 2, 3, 5))
-WIDE_ROWS = 48
-
-
-def build_wide(path: Path, shards: int, spec: FeatureSpec = WIDE) -> FeatureStore:
-    """Layers of 384 KiB per shard, so that pages can be told apart."""
-    return build(path, sizes=(WIDE_ROWS,) * shards, step=WIDE_ROWS, features=(spec,))
-
-
-def resident(file: Path, *, evict: bool = False) -> np.ndarray:
-    """Which pages of a file are in memory, first of all or after it was taken out of it."""
-    with file.open("rb") as handle:
-        if evict:
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        memory = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-    address = np.frombuffer(memory, np.uint8).ctypes.data
-    pages = np.zeros(-(-len(memory) // mmap.PAGESIZE), np.uint8)
-    size, out = ctypes.c_size_t(len(memory)), ctypes.c_void_p(pages.ctypes.data)
-    assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(address), size, out)
-    return (pages & 1).astype(bool)
 
 
 def span(file: Path, layer: int) -> tuple[int, int]:
@@ -245,118 +211,18 @@ def span(file: Path, layer: int) -> tuple[int, int]:
     return base + start, base + end - 1
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the page cache cannot be looked at here")
-def test_one_layer_touches_that_layers_bytes_only(tmp_path: Path) -> None:
-    """Claim: of a store not in memory, only the layer's pages are read; converse: all layers read all."""
-    store = build_wide(tmp_path / "s", 3)
-    files = sorted((tmp_path / "s/shards").glob("*.safetensors"))
-    spans = [span(file, 5) for file in files]
-    if any(resident(file, evict=True).any() for file in files):
-        pytest.skip("this file system does not let go of pages")
-    store.layer(5)
-    for file, (first, last) in zip(files, spans, strict=True):
-        pages = resident(file)
-        wanted = slice(first // mmap.PAGESIZE, last // mmap.PAGESIZE + 1)
-        assert pages[wanted].all()
-        pages[wanted] = False
-        pages[0] = False  # the header's
-        assert not pages.any()
-    store.states(WIDE.layers)
-    assert all(resident(file).all() for file in files)
-
-
-def mapped_memory(folder: Path) -> int:
-    """Bytes of the files below the folder, and of no others, that count as this process's memory."""
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = str(folder) in line
-        elif inside and line.startswith("Rss:"):
-            total += int(line.split()[1]) * 1024
-    return total
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
-@pytest.mark.long
-def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claim: batches from all over the store leave little of it mapped; converse: unlimited, they do not."""
-    store = build_wide(tmp_path / "s", 24)
-    # Beyond the limit, one shard's rows and what the kernel brings in around them: some MB of the 36.
-    rng = np.random.default_rng(0)
-    grown = {}
-    for limit in (1 << 20, 1 << 30):
-        monkeypatch.setattr(reader, "_MOST_RESIDENT", limit)
-        states = store.reader(WIDE.layers)
-        most = 0
-        for _ in range(60):
-            states[rng.integers(0, len(states), 12)]
-            most = max(most, mapped_memory(tmp_path / "s"))
-        grown[limit] = most
-        del states
-    whole = 24 * WIDE_ROWS * len(WIDE.layers) * WIDE.width * 2
-    assert grown[1 << 20] < whole / 3 and grown[1 << 30] > whole * 2 / 3
-
-
-def with_header(blob: bytes, change: Any) -> bytes:
-    """A safetensors file of the same size whose header is changed."""
-    length = int.from_bytes(blob[:8], "little")
-    header = json.loads(blob[8 : 8 + length])
-    change(header)
-    new = json.dumps(header, separators=(",", ":")).encode()
-    return blob[:8] + new.ljust(length)[:length] + blob[8 + length :]
-
-
-def test_headers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    """Sizes are as they were, so that only reading can notice."""
-    store = build(tmp_path / "s")
-    name = "shards/00002.safetensors"
-    file = store.path / name
-    whole = file.read_bytes()
-    for blob, reason in (
-        ((1 << 60).to_bytes(8, "little") + whole[8:], f"{1 << 60} bytes"), (bytes(8) + whole[8:], "0 bytes"),
-        (whole[:8] + b"\xff" + whole[9:], ""), (whole[:8] + b"[1" + whole[10:], ""),
-        (with_header(whole, lambda h: h["layer.2"].update(dtype="I16")), "'dtype': 'I16'"),
-        (with_header(whole, lambda h: h["layer.2"].update(shape=[2, 8])), "'shape': [2, 8]"),
-        (with_header(whole, lambda h: h.update({"layer.3": h.pop("layer.2")})), "['layer.0', 'layer.3'"),
-        (with_header(whole, lambda h: h["layer.2"].update(data_offsets=[0, 48])), "overlap"),
-    ):  # fmt: skip
-        assert len(blob) == len(whole)
-        file.write_bytes(blob)
-        with fails("damaged", name):
-            FeatureStore.open(tmp_path / "s")
-        again = FeatureStore.open(tmp_path / "s", checksums=False)
-        with fails("damaged", tmp_path / "s", name, reason):
-            again.layer(2)
-        with fails("damaged", name):
-            again.verify()
-        again.states((2,), [0, 4])  # rows of the shards that are whole
-    for blob, named in ((whole[:-2], (f"{len(whole) - 2} bytes", len(whole))), (b"", ())):
-        file.write_bytes(blob)
-        with fails("damaged", name, *named):
-            store.layer(2)  # opened before it was cut
-    file.unlink()
-    with fails("damaged", name):
-        store.verify()
-
-
-#: A field of a manifest, its wrong value (``...``: it is gone), and what the message names beside the field.
+#: A field of a manifest, its wrong value (``...``: it is gone), and what the message names.
 MANIFESTS: list[tuple[str, Any, str]] = [
-    ("rows", ..., "rows"), ("shards", "3", "'3'"), ("rows", [5, 3], "3 shards"),
-    ("files.shards/00002.parquet", ..., "shards/00002.parquet"), ("spec.pool", ..., "pool"),
-    ("files.../x", {"bytes": 1, "sha256": ""}, "../x"), ("files.shards/00002.parquet", {"sha256": ""}, ""),
-    ("spec.layers", [2, 0, 5], "layers"), ("shards", 10**9, "1000000000"), ("shards", 0, "0"),
+    ("rows", ..., "rows"), ("rows", [5, 3], "3 shards"), ("shards", 10**9, "1000000000"),
+    ("files.shards/00002.parquet", ..., "shards/00002.parquet"),
+    ("files.../x", {"bytes": 1, "sha256": ""}, "../x"), ("spec.layers", [2, 0, 5], "layers"),
     ("spec.width", 10**9, "00000.safetensors is too small for 5 rows of 6000000000 b"),
-    ("spec.width", 4.5, "spec.width=4.5"), ("spec.layers", [*range(10**5)], "spec.layers="),
-    ("spec.layers", [0, "2"], "spec.layers="), ("spec.dtype", "object", "spec.dtype=object"),
-    ("spec.pool", ["mean"], "spec.pool="), ("spec.position", "a\nb", r"spec.position='a\nb'"),
-    ("spec.model", "testbed", "spec.model=testbed"), ("spec.model.id", "a\x1b[2J", r"id='a\x1b[2J'"),
-    ("spec.model.revision", None, "revision=null"), ("schema", 9, "9"), ("format", "other", "manifest.json"),
+    ("spec.model.id", "a\x1b[2J", r"id='a\x1b[2J'"), ("schema", 9, "9"),
     ("rows", [10**15, 0, 3], "00000.safetensors is too small for 1000000000000000 rows"),
 ]  # fmt: skip
 MORE: list[tuple[str, Any, str]] = [
-    ("more", 3, "more"), ("more", [{"pool": "../x", "site": "mlp_out"}], ""),
     ("more.0.pool", "../x", "spec.pool=../x"), ("more.0.width", 8000, "too small for 5 rows"),
-    ("more.0.prompt", "p2", "prompt"), ("more.0.layers", ..., "layers"), ("more.1", ..., ""),
+    ("more.0.prompt", "p2", "prompt"), ("more.1", ..., ""),
 ]  # fmt: skip
 
 
@@ -376,50 +242,8 @@ def test_manifests_that_do_not_fit_are_named(tmp_path: Path) -> None:
             else:
                 place[last] = value
             manifest.write_text(json.dumps(altered))
-            with fails("bad-file" if where in ("schema", "format") else "damaged", store.path, named):
+            with fails("bad-file" if where == "schema" else "damaged", store.path, named):
                 FeatureStore.open(store.path)
-
-
-def test_a_store_of_8_bits_is_to_be_made_again(tmp_path: Path) -> None:
-    manifest = build(tmp_path).path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"float16"', '"fp8"'))
-    with fails("unsupported", tmp_path, "dtype=fp8", "dtype=float16"):
-        FeatureStore.open(tmp_path)
-
-
-@pytest.mark.parametrize(("change", "named"), [
-    (lambda t: t.drop(columns="group"), "column group"),
-    (lambda t: t.assign(correct=t["correct"].astype(str)), "column correct of type string, not int64"),
-    (lambda t: t.assign(extra=[[1]] * len(t)), "column extra of type list<"),
-    (lambda t: t.assign(**{"a\n\x1b": [b""] * len(t)}), r"column 'a\n\x1b' of type binary"),
-    (lambda t: t.assign(split="elsewhere"), " split "), (lambda t: t.assign(correct=7), " correct "),
-    (lambda t: t.assign(text=[None, *t["text"][1:]]), " text "), (lambda t: t[1:], "4 rows"),
-])  # fmt: skip
-def test_rows_of_another_shape_are_named(tmp_path, change, named):
-    store = build(tmp_path / "s")
-    rows = pa.Table.from_pandas(change(read_rows(store.path, 0).to_pandas()), preserve_index=False)
-    plain = [f.with_type(pa.string()) if f.type == pa.large_string() else f for f in rows.schema]
-    pq.write_table(rows.cast(pa.schema(plain)), store.path / "shards/00000.parquet")
-    for read in (store.table, lambda: list(store.tables())):
-        with fails("damaged", "shards/00000.parquet", named):
-            read()
-
-
-def test_what_stands_beside_a_shard_lists_that_shard_alone(tmp_path: Path) -> None:
-    store = begun(tmp_path / "s")
-    file = store.path / "shards/00000.json"
-    whole = json.loads(file.read_text())
-    del whole["sha256"]
-    assert store.units == set()
-    for change in (
-        {"files": {"../../x": {"bytes": 1, "sha256": ""}}}, {"units": [["a"]]}, {"rows": -1}, {"rows": []},
-        {"files": {"00000.parquet": 3, "00000.safetensors": 3}},
-    ):  # fmt: skip
-        file.write_text(json.dumps(whole | change))
-        with fails("damaged", "00000.json", kind=RunError):
-            assert store.units == set()
-    (store.path / f"shards/{'9' * 200}.json").write_text("{}")
-    assert store.missing == []
 
 
 #: Files that one run of :func:`build` writes, in order.
@@ -462,23 +286,16 @@ def test_a_hugging_face_dataset_has_every_column_and_the_layers_asked_for(tmp_pa
     store = build(tmp_path / "s")
     table = store.table()
     plain = store.to_datasets()
-    assert plain.column_names == list(table.columns) and plain.num_rows == 8
-    assert plain["id"][:] == table["id"].tolist() and plain[1]["text"] == 'naïve\n"x"'
+    assert plain.column_names == list(table.columns) and plain["id"][:] == table["id"].tolist()
     data = store.to_datasets(layers=[5, 2])
     assert data.column_names == [*table.columns, "layer.2", "layer.5"]
     feature = data.features["layer.5"]
     assert feature.length == SPEC.width and feature.feature.dtype == "float16"
     for k in (2, 5):
-        got = data.with_format("numpy")[:][f"layer.{k}"]
-        np.testing.assert_array_equal(got, store.layer(k))  # the library's own arrays are float32
+        np.testing.assert_array_equal(data.with_format("numpy")[:][f"layer.{k}"], store.layer(k))
     right = data.filter(lambda row: row["correct"] == 1)  # in the dataset's own ways, vectors follow rows
     kept = store.layer(2)[table["correct"].to_numpy() == 1]
     np.testing.assert_array_equal(right.with_format("numpy")[:]["layer.2"], kept)
-    wide = build_part(tmp_path / "f", 0, features=(replace(SPEC, dtype="float32"),)).to_datasets([0])
-    assert wide.features["layer.0"].feature.dtype == "float32"
-    files, cache = str(tmp_path / "s/shards/*.parquet"), str(tmp_path / "c")
-    data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache)
-    assert data.num_rows == 8 and data[5]["id"] == "q200"
 
 
 def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> None:
@@ -489,7 +306,6 @@ def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> Non
         left_out = [{"id": f"x{index}", "reason": "no"}]
         given = make_rows(2, 10 * index), make_states(2, index)
         store.write_shard(index, *given, units=[f"u{index}"], left_out=left_out)
-    assert store.next_shard == 3 and store.units == {"u0", "u1", "u2"}
     (tmp_path / "shards/00001.json").unlink()
     assert (store.missing, store.next_shard, store.units) == ([1], 1, {"u0", "u2"})
     with fails("no-artifact", "[1]", kind=RunError):
@@ -500,7 +316,6 @@ def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> Non
     again.write_shard(1, make_rows(2, 10), make_states(2, 1), units=["u1"])
     store.finish()
     assert FeatureStore.open(tmp_path).shards == 3 and len(store) == 6
-    assert FeatureStore.create(tmp_path, [SPEC], config={}).next_shard == 3  # finished, and gone on with
     assert [found["id"] for found in store.left_out()] == ["x0", "x2"]
     assert [len(table) for table in store.tables(["id"])] == [2, 2, 2]
 
@@ -524,74 +339,29 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
 
 def test_several_features_of_the_same_rows(tmp_path: Path) -> None:
     """Each is read as if it were alone."""
-    store = build_all(tmp_path / "s")
+    store, alone = build_all(tmp_path / "s"), build(tmp_path / "alone")
     shards = zip(make_all(5, 0, FEATURES), make_all(3, 2, FEATURES), strict=True)
     expected = [np.concatenate(both).astype(np.float16) for both in shards]
-    alone = build(tmp_path / "alone")
     assert store.features == FEATURES and store.spec == SPEC and alone.features == (SPEC,)
-    assert {p.name for p in store.path.glob("shards/00002*")} == {
-        "00002.parquet", "00002.safetensors", "00002.mean.mlp_out.safetensors",
-        "00002.mind.resid_post.safetensors", "00002.json",
-    }  # fmt: skip
     for spec, states in zip(FEATURES, expected, strict=True):
         read = store.feature(pool=spec.pool, site=spec.site)
         assert read.spec == spec and len(read) == 8 and read.feature(pool="mean").spec == SPEC
         np.testing.assert_array_equal(read.states(spec.layers), states)
-        np.testing.assert_array_equal(read.layer(spec.layers[-1]), states[:, -1])
         np.testing.assert_array_equal(read.reader(spec.layers)[[7, 1, 1]], states[[7, 1, 1]])
         column = read.to_datasets(layers=spec.layers[:1]).with_format("numpy")[f"layer.{spec.layers[0]}"]
         np.testing.assert_array_equal(column, states[:, 0])
         pd.testing.assert_frame_equal(read.table(), alone.table())
-    manifest = json.loads((store.path / "manifest.json").read_text())
-    assert [FeatureSpec.from_dict(each) for each in manifest["more"]] == [MLP, MIND]
-    assert "more" not in json.loads((alone.path / "manifest.json").read_text())
-    assert store.feature(site="mlp_out").spec == MLP and store.feature().spec == SPEC
     with fails("missing-value", "pool=last", "pool=mean site=resid_post, pool=mean"):
         store.feature(pool="last")
-    with fails("layers", "layer=0"):
-        store.feature(site="mlp_out").layer(0)
-
-
-def test_features_that_cannot_be_of_one_store(tmp_path: Path) -> None:
-    revised = replace(MLP, model=replace(MODEL, revision="z"))
-    for more, named in (
-        (SPEC, "pool and site"), (replace(SPEC, pool="tokens"), "tokens"), (revised, "model"),
-        (replace(MLP, prompt="p2"), "prompt"), (replace(MLP, dtype="float32"), "dtype"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=named):
-            FeatureStore.create(tmp_path / "s", [SPEC, more], config={})
-    store = FeatureStore.create(tmp_path / "s", [SPEC, MLP], config={})
-    for states in ([make_states(2, 0)], make_all(2, 0, FEATURES), make_all(2, 0, (MLP, SPEC))):
-        with pytest.raises(ValueError, match="expected"):
-            store.write_shard(0, make_rows(2), *states)
-    with fails("out-taken", "['mean of mlp_out, layers [2, 5]'] there, [] now"):
-        FeatureStore.create(tmp_path / "s", [SPEC], config={})
-    states = make_all(2, 0, (SPEC, MLP))
-    states[1][1, 1, 0] = np.inf
-    with fails("bad-value", "q1 at layer 5", kind=RunError):
-        store.write_shard(0, make_rows(2), *states)
-    assert store.next_shard == 0 and not list((tmp_path / "s/shards").iterdir())
-
-
-@pytest.mark.parametrize("name", ["00002.mean.mlp_out.safetensors", "00002.mind.resid_post.safetensors"])
-@pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
-def test_every_features_files_are_watched(tmp_path, name, damage, caplog):
-    whole = contents(build_all(tmp_path / "s").path)
-    file = tmp_path / "s/shards" / name
-    harm(file, damage)
-    with fails("damaged", f"shards/{name} "):
-        FeatureStore.open(tmp_path / "s")
-    # The command that made it makes the shard again.
-    store = FeatureStore.create(tmp_path / "s", FEATURES, config={"seed": 0}, shards=3)
-    assert store.missing == [2] and name in caplog.text
-    assert contents(build_all(tmp_path / "s").path) == whole
+    with pytest.raises(ValueError, match="pool and site"):
+        FeatureStore.create(tmp_path / "t", [SPEC, SPEC], config={})
 
 
 @pytest.mark.parametrize(("values", "kept"), [
-    ([1, 2.7, None], [1.0, 2.7, None]), ([None, "a", "b"],) * 2, ([True, False, True],) * 2,
+    ([1, 2.7, None], [1.0, 2.7, None]), ([None, "a", "b"],) * 2, ([3, 4, 5],) * 2,
     ([np.float32(1.5), 1, np.int64(2)], [1.5, 1.0, 2.0]),
     ([np.bool_(True), False, None], [True, False, None]),
-    ([3, 4, 5],) * 2, ([1, "a", 2], None), ([True, 1, 2], None), ([None] * 3, None), ([[1]] * 3, None),
+    ([1, "a", 2], None), ([True, 1, 2], None), ([None] * 3, None), ([[1]] * 3, None),
 ])  # fmt: skip
 def test_a_further_column_keeps_its_values_or_is_refused(tmp_path: Path, values, kept) -> None:
     rows = [row | {"more": value} for row, value in zip(make_rows(3), values, strict=True)]

@@ -20,13 +20,8 @@ from probers.model.loading import Loading
 from probers.prober.calibration import Platt
 from probers.prober.prober import Prober
 from probers.prompts import CHAT_PROMPT, PLAIN_PROMPT, chat_text, turn_ends
-from probers.signals.detectors import Asked, Detectors
-from probers.signals.meaning import by_matcher
-from probers.signals.samples import Draws
-from probers.signals.self_evaluation import TOKENS
 from probers.store.spec import FeatureSpec
-from probers.types import EndToken, Generation
-from probers.words import EntityMatcher
+from probers.types import EndToken
 from probers.words.thinking import Thinking
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<|bot|>", "<|user|>", "<|return|>", "</s>"]
@@ -51,27 +46,21 @@ def in_loop(turn: str, after: str = "") -> str:
     return f"{{% for m in messages %}}{turn}{{% endfor %}}{after}"
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (CHATML, "<|im_end|>"),
-        (in_loop(ROLE + " </s>{% endif %}"), "</s>"),  # Llama 2, Vicuna
-        (in_loop(ROLE + "<|im_end|>\n{% endif %}", EOS), "<|im_end|>"),  # Phi 3
-        (in_loop("<|user|>{{ m.content }}"), "<|user|>"),  # GLM: the next turn's beginning
-        # gpt-oss: an earlier answer ends in the mark that also parts an answer from its thinking
-        (in_loop(ROLE + LAST.replace("X", "<|return|>").replace("Y", "<|im_end|>")), "<|return|>"),
-        (in_loop(ROLE + LAST.replace("X", "").replace("Y", "<|im_end|>")), "<|im_end|>"),
-        (in_loop(ROLE + "\n### End\n{% endif %}"), "\n### End"),  # a mark that is no token
-        (in_loop("### {{ m.role }}:\n{{ m.content }}\n\n"), "\n\n### user:"),
-        (in_loop(ROLE + "[/ASST]</s>{% endif %}"), "[/ASST]"),
-        (in_loop(ROLE + "\n\n{% endif %}", ""), "\n\nUSER:"),
-        (in_loop("{{ m.content }}\n\n"), None),
-        (in_loop("{{ m.content }}."), None),
-        ("{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}", None),
-        ("{{ messages[0].content }}<|im_end|>", None),  # it leaves answers out
-        (None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("template", "expected"), [
+    (CHATML, "<|im_end|>"),
+    (in_loop(ROLE + " </s>{% endif %}"), "</s>"),  # Llama 2, Vicuna
+    (in_loop(ROLE + "<|im_end|>\n{% endif %}", EOS), "<|im_end|>"),  # Phi 3
+    (in_loop("<|user|>{{ m.content }}"), "<|user|>"),  # GLM: the next turn's beginning
+    # gpt-oss: an earlier answer ends in the mark that also parts an answer from its thinking
+    (in_loop(ROLE + LAST.replace("X", "<|return|>").replace("Y", "<|im_end|>")), "<|return|>"),
+    (in_loop(ROLE + "\n### End\n{% endif %}"), "\n### End"),  # a mark that is no token
+    (in_loop("### {{ m.role }}:\n{{ m.content }}\n\n"), "\n\n### user:"),
+    (in_loop(ROLE + "\n\n{% endif %}", ""), "\n\nUSER:"),
+    (in_loop("{{ m.content }}."), None),
+    ("{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}", None),
+    ("{{ messages[0].content }}<|im_end|>", None),  # it leaves answers out
+    (None, None),
+])  # fmt: skip
 def test_the_end_of_a_turn_is_read_from_the_template(tokenizer, template, expected):
     tokenizer.chat_template = template
     wanted = expected
@@ -113,7 +102,6 @@ def test_the_loop_and_python_end_an_answer_with_its_turn_and_a_text_goes_on(lm):
     assert text.startswith("Yes.") and text.endswith("Why")  # a text of one's own ends at the end tokens only
     rag = RAG(lm, ["A passage."], "never", prompt=CHAT_PROMPT, answer_tokens=0)
     assert rag("Is it?").text == "Yes."
-    assert rag.prompt.fingerprint == CHAT_PROMPT.fingerprint  # of no model
     plain = PLAIN_PROMPT.bind(lm.tokenizer)
     assert plain.ends == plain.stop and CHAT_PROMPT.ends == ()
     spec = FeatureSpec(lm.spec, (1,), lm.width, pool="tokens", dtype="float32")
@@ -121,24 +109,6 @@ def test_the_loop_and_python_end_an_answer_with_its_turn_and_a_text_goes_on(lm):
     written = bank.generate(lm, [MESSAGES, prompt, MESSAGES], max_new_tokens=30)
     assert [each.text for each in written] == ["Yes.", text, "Yes."]
     assert bank.generate(lm, MESSAGES, max_new_tokens=30, stop=["."]).text == "Yes"
-    assert bank.generate(lm, prompt, max_new_tokens=30).text == text
-
-
-def test_a_stated_confidence_ends_with_its_turn_in_a_chat(lm, monkeypatch):
-    same, written, generate = by_matcher(EntityMatcher()), list[Generation](), lm.generate
-
-    def watched(*given, **how):
-        written.extend(drawn := generate(*given, **how))
-        return drawn
-
-    monkeypatch.setattr(lm, "generate", watched)
-    assert RAG(lm, ["A passage."], "verbalised", prompt=CHAT_PROMPT, answer_tokens=0)("Is it?").text == "Yes."
-    assert written[-1].text == "Yes." and "Percent:" in written[-1].prompt
-    prompt = CHAT_PROMPT.bind(lm.tokenizer)
-    one = Asked("1", "Is it?", "nq", prompt.question("Is it?"), "Yes")
-    (row,) = Detectors(Draws(samples=2), same, prompt, 20).columns(lm, [one])
-    assert written[-1].text == "Yes." and "Percent:" in written[-1].prompt
-    assert row["verbalised"] is None and row["verbalised_tokens"] == len(written[-1].token_ids) < TOKENS
 
 
 def test_the_server_ends_chats_so_and_completions_not(lm):
@@ -160,23 +130,12 @@ def test_one_of_several_chat_templates_is_chosen_by_name(tokenizer, tmp_path):
     with fails("model", "rag, tool_use", "model.chat_template"):
         CHAT_PROMPT.bind(unnamed.tokenizer)
     assert turn_ends(unnamed.tokenizer) == () and Thinking.of(unnamed.tokenizer) is None
-    for name, ending in (("rag", "<|bot|>"), ("tool_use", "<|user|>")):
-        named = CausalLM.from_pretrained(folder, chat_template=name).tokenizer
-        assert chat_text(named, MESSAGES, "it").endswith(ending)
+    named = CausalLM.from_pretrained(folder, chat_template="tool_use").tokenizer
+    assert chat_text(named, MESSAGES, "it").endswith("<|user|>")
     with fails("unknown-choice", "model.chat_template=chat", "rag, tool_use"):
         CausalLM.from_pretrained(folder, chat_template="chat")
-    tokenizer.chat_template = {"default": CHATML, "rag": other}
+    tokenizer.chat_template = {"default": "{{ strftime_now('%Y') }}" + CHATML, "rag": other}
     tokenizer.save_pretrained(folder)
-    assert chat_text(CausalLM.from_pretrained(folder).tokenizer, MESSAGES, "it").endswith("<|bot|>")
-    tokenizer.chat_template = "{{ strftime_now('%Y') }}" + CHATML
-    tokenizer.save_pretrained(folder)
-    dated = Loading(chat_template="default", chat_date="1999-12-31").tokenizer(folder)
-    assert chat_text(dated, MESSAGES, "it").startswith("1999")
-
-
-def test_the_server_says_which_templates_there_are(tokenizer, tmp_path):
-    tokenizer.chat_template = {"rag": CHATML, "tool_use": CHATML}
-    lm = CausalLM.from_pretrained(str(save_tiny("llama", tmp_path, tokenizer=tokenizer)))
-    with running(lm, None) as server, pytest.raises(Exception, match="rag, tool_use") as error:
-        server.client.chat.completions.create(model="testbed", messages=MESSAGES)
-    assert error.value.status_code == 400
+    dated = Loading(chat_date="1999-12-31").tokenizer(folder)
+    text = chat_text(dated, MESSAGES, "it")
+    assert text.startswith("1999") and text.endswith("<|bot|>")

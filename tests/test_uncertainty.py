@@ -4,16 +4,18 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from helpers.refusals import fails
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
 from probers.model.language_model import Sampling
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Eigenscore
-from probers.signals import Draws, Entailment, by_matcher, clusters, draw, self_evaluation
+from probers.signals import Draws, Entailment, by_matcher, clusters, draw
 from probers.signals.agreement import (
     best_cut,
     eigenscore,
@@ -38,20 +40,12 @@ def test_entropy_of_meanings_in_closed_form():
 
 
 def test_weighted_entropies_are_of_the_sequences_probabilities_and_of_their_tokens():
-    p = np.array([0.5, 0.25, 0.125])
     share = np.array([0.625, 0.25]) / 0.875
-    found = semantic_entropy([0, 1, 0], np.log(p), variant="sequence")
+    found = semantic_entropy([0, 1, 0], np.log([0.5, 0.25, 0.125]), variant="sequence")
     assert found == pytest.approx(-(share * np.log(share)).sum())
-    # Divided by lengths 1, 2 and 3 the last two have .5 per token like the first.
-    found = semantic_entropy([0, 1, 0], np.log(p), [1, 2, 3], variant="weighted")
-    assert found == pytest.approx(semantic_entropy([0, 1, 0]))
-    # Equal probabilities are the discrete form; very low ones do not underflow.
-    for variant in ("weighted", "sequence"):
+    for variant in ("weighted", "sequence"):  # very low ones do not underflow
         found = semantic_entropy([0, 1, 1], [-2000.0] * 3, [3] * 3, variant=variant)
         assert found == pytest.approx(semantic_entropy([0, 1, 1]))
-        # A sample without a token has the mean weight of the others.
-        found = semantic_entropy([0, 1], [np.nan, -3.0], [0, 2], variant=variant)
-        assert found == pytest.approx(math.log(2))
 
 
 def test_weighted_entropy_is_that_of_the_code_of_farquhar_et_al():
@@ -73,38 +67,25 @@ def test_weighted_entropy_is_that_of_the_code_of_farquhar_et_al():
 def test_what_cannot_be_computed_is_refused():
     for make in (
         lambda: semantic_entropy([]),
-        lambda: semantic_entropy([0, 1], variant="weighted"),
         lambda: semantic_entropy([0, 1], [-1.0, -2.0], variant="weighted"),
         lambda: semantic_entropy([0, 1], [-1.0], variant="sequence"),
         lambda: lexical_similarity(["one"]),
         lambda: eigenscore(np.ones((1, 4))),
-        lambda: eigenscore(np.ones((0, 4)), variant="seakr"),
         lambda: self_consistency("a", [], SAME),
     ):
         with fails("missing-value"):
             make()
     with fails(None, kind=RunError):
         eigenscore(np.array([[1.0, np.nan], [0.0, 1.0]]))
-    with fails(None):
-        eigenscore(np.eye(3), alpha=0)
+    for draws in (Draws(samples=1), Draws(samples=5, temperature=0.0)):
+        with fails(None):
+            draws.at_least(2, "semantic entropy")
 
 
-def test_answers_are_compared_by_meaning():
-    for a, b, same in (
-        ("5 km", "five kilometres", True), ("Yes", "yes.", True), ("yes", "no", False), ("", "", True),
-        ("**Paris**", "paris", True), ("", "Paris", False), ("John Adams", "John Quincy Adams", None),
-    ):  # fmt: skip
-        assert SAME(a, b) is same, (a, b)
-
-
-def test_clusters_are_the_transitive_closure():
+def test_clusters_are_the_transitive_closure_and_an_undecided_pair_joins_nothing():
     alike = {("a", "b"), ("b", "c")}
     found = clusters("acbdd", lambda x, y: (x, y) in alike or (y, x) in alike)
     assert found.of == (0, 0, 0, 1, 1) and len(found) == 2 and found.undecided == 0
-    assert clusters("dcba", lambda x, y: (x, y) in alike or (y, x) in alike).of == (0, 1, 1, 1)
-
-
-def test_an_undecided_pair_joins_nothing_and_is_counted():
     found = clusters(["John Adams", "John Quincy Adams", "Paris"], SAME)
     assert found.of == (0, 1, 2) and found.undecided == 1
     # Joined through a third answer it is decided.
@@ -116,7 +97,6 @@ def test_consistency_is_the_share_that_agrees_with_the_greedy_answer():
     drawn = ["Paris", "paris.", "Rome", "John Adams"]
     assert self_consistency("Paris", drawn, SAME) == 0.5
     assert self_consistency("John Quincy Adams", drawn, SAME) == 0  # undecided is no agreement
-    assert self_consistency("Oslo", drawn, SAME) == 0
 
 
 def plain_rouge(a, b):
@@ -143,16 +123,11 @@ def test_lexical_similarity_is_the_mean_rouge_of_all_pairs():
     assert lexical_similarity(["one", "two"]) == 0
 
 
-@pytest.mark.parametrize(
-    "a, b, expected",
-    [
-        ("Müller", "Möller", 0), ("MÜLLER", "mu\u0308ller", 1), ("Достоевский", "Толстой", 0),
-        ("Москва", "МОСКВА", 1), ("北京", "东京", 1 / 2), ("東京", "東京都", 4 / 5), ("トヨタ", "ホンダ", 0),
-        ("中", "日", 0), ("中国。", "中国", 1), ("서울 시", "부산 시", 1 / 2), ("Αθήνα", "Σπάρτα", 0),
-        ("القاهرة", "بغداد", 0), ("café 2", "cafe 2", 1 / 2), ("!?", "", 1),
-        ("don't go_on", "don t go on", 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("a", "b", "expected"), [
+    ("Müller", "Möller", 0), ("MÜLLER", "mu\u0308ller", 1), ("Москва", "МОСКВА", 1),
+    ("北京", "东京", 1 / 2), ("東京", "東京都", 4 / 5), ("서울 시", "부산 시", 1 / 2),
+    ("القاهرة", "بغداد", 0), ("!?", "", 1), ("don't go_on", "don t go on", 1),
+])  # fmt: skip
 def test_lexical_similarity_reads_every_script(a, b, expected):
     """Words with their accents; characters where no spaces are written (LCSTS)."""
     assert lexical_similarity([a, b]) == lexical_similarity([b, a]) == pytest.approx(expected)
@@ -182,20 +157,15 @@ def test_seakrs_score_is_of_the_mlps_output_at_the_end_mark(lm):
     """Independent: a plain pass of transformers over prompt, sample and mark; the covariance written out."""
     (prompt,) = questions("Lena Zaser")
     samples, found = compared(lm, prompt, Draws(samples=4, temperature=3.0), "seakr")
-    assert {g.stop for g in samples.calls} == {"stop", "length"} or len(set(samples.texts)) > 1
     block = lm.model.model.layers[lm.num_layers // 2 - 1]
     rows = []
     for one in samples.calls:
         ids = [*one.prompt_ids, *(one.token_ids[:-1] if one.stop == "length" else one.token_ids)]
-        outputs = []
-        handle = block.mlp.register_forward_hook(
-            lambda module, args, output, keep=outputs: keep.append(output)
-        )
+        handle = block.mlp.register_forward_hook(lambda module, args, output: rows.append(output[0, -1]))
         with torch.inference_mode():
             lm.model(torch.tensor([[*ids, lm.tokenizer.eos_token_id]]))
         handle.remove()
-        rows.append(outputs[0][0, -1].float())
-    z = torch.stack(rows)
+    z = torch.stack(rows).float()
     k, d = z.shape
     centring = torch.eye(d) - torch.ones(d, d) / d
     expected = torch.logdet((z @ centring @ z.T + 1e-3 * torch.eye(k)).double()) / k
@@ -218,37 +188,16 @@ def test_insides_score_is_of_the_state_before_the_last_token(lm):
     assert found == pytest.approx(np.mean(np.log10(values)), abs=1e-3)
 
 
-def test_blank_samples_are_left_out_and_one_state_has_a_score_in_seakrs_code(lm):
-    (prompt,) = questions("Lena Zaser")
-    (samples,) = draw(lm.generate, [Prompt(prompt, "", 8)], Draws(samples=2), TESTBED_PROMPT)
-    blank = replace(samples.calls[0], text=" ")
-    one, none = states_at_end(
-        lm, [replace(samples, calls=calls) for calls in ((blank, samples.calls[1]), (blank, blank))], 6
-    )
-    assert len(one) == 1 and none is None
-    assert eigenscore(one, variant="seakr") == pytest.approx(
-        math.log(((one - one.mean()) ** 2).sum() + 1e-3), abs=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    "reply, expected",
-    [
-        (" 85", 0.85), (" 85%", 0.85), ("100", 1.0), ("0", 0.0), ("0.85", 0.85), ("1.0", 1.0), (".7", 0.7),
-        ("about 60 percent, I think 90", 0.6), ("8.5/10", 0.85), ("85 / 100", 0.85), ("0.5%", 0.005),
-        ("1", 0.01), ("very sure", None), ("", None), ("250", None), ("-5", None), ("in 1994", None),
-        ("9 out of 10", 0.9), ("9/10", 0.9), ("4/5", 0.8), ("3 in 4", 0.75), ("12/10", None), ("10/10", 1.0),
-        ("0/10", 0.0), ("9 out of", None), ("9 /", None), ("4/5/2024", None), ("60/40", 0.6), ("50-50", 0.5),
-        ("0,9", 0.9), ("99,9%", 0.999), ("1,000", None), ("0.95/1", 0.95), ("1e-1", 0.1),
-        ("90-95%", 0.925), ("between 90 and 95 percent", 0.9), ("90 to 95", 0.925), ("0-10%", 0.05),
-        ("0.9-0.95", 0.925), ("0.9 (90%)", 0.9), ("80 percent (8/10)", 0.8), ("~80 %", 0.8), ("８０％", 0.8),
-        ("Confidence: 7 on a scale of 1 to 10", 0.7), ("7 on a scale of 1 to", None), ("8 (1-10)", 0.8),
-        ("on a scale of 0 to 100, I say 85", 0.85), ("Confidence (0-100): 85", 0.85), ("0-100", None),
-        ("ninety percent", 0.9), ("nine out of ten", 0.9), ("Ninety-five percent.", 0.95), ("eighty", 0.8),
-        ("one of the best", None), ("95 Prozent", 0.95), ("9 sur 10", 0.9), ("90パーセント", 0.9),
-        ("101%", None), ("85.", 0.85), ("4 out of 5 stars", 0.8), ("a 7 out of 10", 0.7),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("reply", "expected"), [
+    (" 85%", 0.85), ("100", 1.0), ("0", 0.0), ("0.85", 0.85), (".7", 0.7), ("1", 0.01), ("0.5%", 0.005),
+    ("about 60 percent, I think 90", 0.6), ("very sure", None), ("", None), ("250", None), ("-5", None),
+    ("9 out of 10", 0.9), ("4/5", 0.8), ("3 in 4", 0.75), ("12/10", None), ("9 out of", None),
+    ("4/5/2024", None), ("60/40", 0.6), ("99,9%", 0.999), ("1,000", None), ("1e-1", 0.1),
+    ("90-95%", 0.925), ("between 90 and 95 percent", 0.9), ("0.9 (90%)", 0.9), ("８０％", 0.8),
+    ("Confidence: 7 on a scale of 1 to 10", 0.7), ("7 on a scale of 1 to", None), ("8 (1-10)", 0.8),
+    ("on a scale of 0 to 100, I say 85", 0.85), ("0-100", None), ("Ninety-five percent.", 0.95),
+    ("one of the best", None), ("in 1994", None), ("9 sur 10", 0.9), ("90パーセント", 0.9),
+])  # fmt: skip
 def test_a_stated_confidence_is_read_or_missing(reply, expected):
     assert stated(reply) == (None if expected is None else pytest.approx(expected))
 
@@ -263,9 +212,6 @@ def test_the_best_cut_has_the_least_variance_on_both_sides():
             return sum(len(side) * side.var() for side in sides if side.size)
 
         assert within(best_cut(values)) == pytest.approx(min(within(v) for v in np.sort(values)[:-1]))
-    assert best_cut(np.zeros(4)) == 0
-    with fails(None):
-        best_cut(np.zeros(0))
 
 
 def questions(*names):
@@ -303,34 +249,11 @@ def test_samples_are_those_that_the_model_draws_one_by_one(lm):
     np.testing.assert_allclose(found.states, [g.state[0] for g in read], rtol=1e-3, atol=1e-4)
 
 
-def test_a_prefix_is_read_once_and_changes_nothing(lm, monkeypatch):
-    exemplar = "Question: Who does Ada Vell work for?\nAnswer: Ada Vell works for Senvi Labs.\n" * 4
-    prompts = [exemplar + prompt for prompt in questions("Lena Zaser", "Faye Brolgal")]
-    how = {"max_new_tokens": 12, "sampling": Sampling(1.5), "stop": ("\n",)}
-    asked = [prompt for prompt in prompts for _ in range(3)]
-    whole = lm.generate(asked, **how)
-    widths = []
-    forward = lm.decoder.model.forward
-
-    def counted(input_ids, *args, **kwargs):
-        widths.append(input_ids.numel())
-        return forward(input_ids, *args, **kwargs)
-
-    monkeypatch.setattr(lm.decoder.model, "forward", counted)
-    shared = lm.generate(asked, **how, prefix=exemplar)
-    assert [g.text for g in shared] == [g.text for g in whole]
-    # The exemplars once, and what follows them once for each question, not for each sample.
-    read = sum(width for width in widths if width > len(asked))
-    assert read <= len(lm.tokenizer(exemplar)["input_ids"]) + 2 * 16
-
-
 def test_samples_without_an_answer_are_completed_like_greedy_texts(lm):
     (prompt,) = questions("Lena Zaser")
     cut = lm.generate, [Prompt(prompt, "", 3)], Draws(samples=2), TESTBED_PROMPT
-    (short,) = draw(*cut)
-    assert short.answers == ("", "")
-    (whole,) = draw(*cut, answer_tokens=8)
-    assert all(whole.answers) and all(TESTBED_PROMPT.answer_cue in text for text in whole.texts)
+    (short,), (whole,) = draw(*cut), draw(*cut, answer_tokens=8)
+    assert short.answers == ("", "") and all(whole.answers)
     calls = []
     whole.spend(lambda generation, read: calls.append(read))
     assert calls == [True, False, True, True]  # one prompt for the samples, and each completed text
@@ -352,71 +275,29 @@ def test_p_true_is_the_first_tokens_probability(lm):
         assert judged.mass == pytest.approx(sum(both), rel=1e-3)
 
 
-class Words:
-    """A tokenizer of whole words and single letters, as far as replies are looked for in it."""
-
-    def __init__(self, *words):
-        self.words = [*words, *" TrueFals"]
-
-    def get_vocab(self):
-        return {word.replace(" ", "\u0120"): i for i, word in enumerate(self.words)}
-
-    def decode(self, ids):
-        return "".join(self.words[i] for i in ids)
-
-    def __call__(self, text, **how):
-        return {"input_ids": [self.words.index(letter) for letter in text]}
-
-
 def test_replies_are_all_spellings_with_a_token_of_their_own():
-    words = ["True", " True", "true", " TRUE", "truely", "untrue", " False", "false", " falsehood"]
-    found = spellings(Words(*words))
-    assert [[words[i] for (i,) in each] for each in found] == [
-        ["True", " True", "true", " TRUE"], [" False", "false"],
-    ]  # fmt: skip
-    # A vocabulary that has one of them only: the first tokens of both.
-    lacking = Words("True", " True")
-    assert found != spellings(lacking) and all(
-        lacking.words[each[0][0]] == " " for each in spellings(lacking)
-    )
+    words = ["True", " True", "true", "untrue", " False", "false", " falsehood"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Mock(get_vocab=lambda: vocabulary, decode=lambda ids: words[ids[0]])
+    found = spellings(tokenizer)
+    assert [[words[i] for (i,) in each] for each in found] == [words[:3], words[4:6]]
 
 
-def test_replies_without_probability_are_told_once(lm, caplog):
-    self_evaluation._warned.clear()
-    for _ in range(2):
-        p_true(lm, [question_of(P_TRUE_FORM, "Who?", "Ada")])
-    assert len(caplog.records) == 1 and "P(True)" in caplog.text
-
-
-@pytest.fixture(scope="module")
-def entailment(tmp_path_factory):
-    """A tiny classifier of pairs with random weights, as any entailment model is stored."""
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
-
-    def make(labels):
-        folder = tmp_path_factory.mktemp("nli")
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
-        (folder / "vocab.txt").write_text("\n".join(words))
-        BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-        torch.manual_seed(4)  # one whose entailments go both ways, one way and neither
-        config = BertConfig(  # type: ignore[call-arg]
-            vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=16, num_labels=len(labels), id2label=dict(enumerate(labels)),
-            label2id={label: i for i, label in enumerate(labels)}, initializer_range=0.6,
-        )  # fmt: skip
-        BertForSequenceClassification(config).save_pretrained(folder)
-        return str(folder)
-
-    return make
-
-
-def test_an_entailment_model_decides_in_both_directions(entailment):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    folder = entailment(["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
-    same = Entailment(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def test_an_entailment_model_decides_in_both_directions(tmp_path):
+    """A tiny classifier of pairs with random weights, whose entailments go both ways, one way and neither."""
+    labels, words = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"], ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("\n".join([*words, *"abcdefgh"]))
+    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
+    tokenizer.save_pretrained(tmp_path)
+    torch.manual_seed(4)
+    config = BertConfig(  # type: ignore[call-arg]
+        vocab_size=len(words) + 8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, num_labels=3, id2label=dict(enumerate(labels)), initializer_range=0.6,
+        label2id={label: i for i, label in enumerate(labels)},
+    )  # fmt: skip
+    model = BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    same = Entailment(str(tmp_path))
 
     def entails(a, b):
         with torch.inference_mode():
@@ -427,17 +308,7 @@ def test_an_entailment_model_decides_in_both_directions(entailment):
     one_way = [pair for pair in pairs if entails(*pair) and not entails(*pair[::-1])]
     assert one_way and any(entails(*pair) and entails(*pair[::-1]) for pair in pairs)
     assert all(same(*pair) == (entails(*pair) and entails(*pair[::-1])) for pair in pairs)
-    assert same("b c", "B c.")
-
-
-def test_a_model_that_entails_nothing_is_refused(entailment, tmp_path):
-    for name in (entailment(["good", "bad"]), str(tmp_path / "none")):
-        with fails("model"):
-            Entailment(name)
-
-
-def test_settings_that_draw_nothing_useful_are_refused():
-    for draws in (Draws(samples=1), Draws(samples=5, temperature=0.0)):
-        with fails(None):
-            draws.at_least(2, "semantic entropy")
-    Draws(samples=2).at_least(2, "semantic entropy")
+    model.config.id2label = dict(enumerate(["good", "bad", "odd"]))
+    model.save_pretrained(tmp_path)
+    with fails("model"):
+        Entailment(str(tmp_path))
