@@ -213,10 +213,10 @@ def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
     try:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):
-        message = f"{name} is not a prober (no {file.name}): probers-train makes one"
+        message = f"{name} is not a prober (no {file.name}): probers.fit and probers-train make one"
         if not file.parent.exists():
             names = sorted(folder.name for folder in _SHIPPED.iterdir())
-            message += f", and {' and '.join(names)} come with this package{nearest(name.lower(), names)}"
+            message += f", and {', '.join(names)} come with this package{nearest(name.lower(), names)}"
         raise UserError(message, "no-artifact") from None
     except ValueError as error:
         _check_itself(file)
