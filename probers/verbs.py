@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,26 @@ from .datagen.labelling import label
 from .datagen.labels.texts import Texts
 from .datagen.settings import Options
 from .model.causal_lm import CausalLM
+from .options import refuse_unknown
 from .prober.prober import Prober
+from .train.fitting import OPTIONS, settings_of
 from .train.fitting import fit as fit_stores
-from .types import UserError
+from .train.heads import head_of
+from .types import OF_PASSAGES, UserError
 
 log = logging.getLogger(__name__)
 
 #: Options of reading and of labelling rows; the others are those of training.
-_READING = {field.name for field in fields(Texts) if field.init} - {"texts", "columns"}
-_LABELLING = {field.name for field in fields(Options) if field.init} - {"layers"}
+_READING = [each.name for each in fields(Texts) if each.init and each.name not in ("texts", "columns")]
+_LABELLING = [
+    each.name for each in fields(Options) if each.name not in ("layers", "engine") and each.name[0] != "_"
+]
+
+_UNUSED_PASSAGES = (
+    "note: the model reads the passages of these rows before each answer; to learn whether they support a "
+    'sentence, and which one does, label sentences or spans, and add unit="sentence", '
+    'site=["resid_diff", "passages"]'
+)
 
 
 def fit(
@@ -55,18 +67,24 @@ def fit(
         return fit_stores(data, head=head, layers=layers, out=out, **options)
     if rows is None:
         raise UserError("fit(lm, rows) needs rows: texts with answer and wrong", "missing-value")
+    refuse_unknown(
+        "fit", options, dict.fromkeys(["layers", "head", *FIELDS, *_READING, *_LABELLING, *OPTIONS])
+    )
     # A field may share its name with an option, as split does, which is no string.
     columns = {name: options.pop(name) for name in FIELDS if isinstance(options.get(name), str)}
     source = Texts(rows, columns=columns or None, **_taken(options, _READING))
     labelling = {"limit": None, **_taken(options, _LABELLING)}
     shared = {name: labelling[name] for name in ("seed",) if name in labelling}
+    settings_of(head_of(head), layers, shared | options)  # a wrong value is refused before texts are read
     states = None if out is None else f"{out}.states"
     store = label(data, source, layers=layers, out=states, **labelling)
     for line in source.source.lines():
         log.warning(line)
+    if source.rendered == source.prompt.fingerprint and not {*OF_PASSAGES} & {*source.options.sites}:
+        log.warning(_UNUSED_PASSAGES)
     return fit_stores(store, head=head, layers=layers, out=out, **shared, **options)
 
 
-def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
+def _taken(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Take some options out of others."""
-    return {name: options.pop(name) for name in names & options.keys()}
+    return {name: options.pop(name) for name in names if name in options}

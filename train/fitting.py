@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,8 @@ from .settings import Train
 
 #: Keys of the command that are arguments here, or that divide a training among processes.
 _ELSEWHERE = {"data", "layer", "head", "out", "part", "launch", "suffix"}
+#: The other options of :func:`fit`.
+OPTIONS = [f.name for f in fields(Train) if not f.name.startswith("_") and f.name not in _ELSEWHERE]
 #: Keys that only write files.
 _FILES = ("sizes", "layer_sets", "matrix", "test", "logger")
 
@@ -55,7 +57,7 @@ def fit(
     UserError for an unknown option, a value that is not allowed, and what cannot be trained on the stores.
     """
     component = head_of(head)
-    settings = _settings(component, layers, options)
+    settings = settings_of(component, layers, options)
     if method_of(component) == "questions":
         message = f"head={head} classifies questions, and fit makes probers of states"
         raise UserError(f"{message}: use probers-train", "unsupported")
@@ -74,13 +76,12 @@ def fit(
     return Prober.from_pretrained(run_on(settings, opened))
 
 
-def _settings(head: Component, layers: Any, options: dict[str, Any]) -> Train:
+def settings_of(head: Component, layers: Any, options: Mapping[str, Any]) -> Train:
     """Make the settings of the command; UserError names an unknown option, and the nearest known one."""
-    known = [f.name for f in fields(Train) if not f.name.startswith("_") and f.name not in _ELSEWHERE]
-    refuse_unknown("fit", options, ["layers", "head", *known])
+    refuse_unknown("fit", options, ["layers", "head", *OPTIONS])
     texts = options.get("texts")
     if isinstance(texts, (str, Path)):
-        options = options | {"texts": default_values(Train)["texts"] | {"path": str(texts)}}
+        options = {**options, "texts": default_values(Train)["texts"] | {"path": str(texts)}}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
     layer = list(layers) if isinstance(layers, (tuple, range)) else layers
     return replace(read(Train, {**values, "layer": layer}), head=head)

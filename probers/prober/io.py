@@ -7,10 +7,10 @@ They are ``config.json``, ``heads.safetensors``, ``metrics.json``, ``README.md``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,7 +32,7 @@ from ..files import (
 )
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..model import adapters
-from ..options import Name, Natural, check_options, check_record, nearest, shown
+from ..options import nearest, shown
 from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec
 from ..types import UserError, first_line
@@ -57,8 +57,6 @@ PICTURES = "plots"
 #: Probers that come with this package, each in a folder named after its model.
 _SHIPPED = Path(__file__).parent / "shipped"
 _FORMAT, _SCHEMA = "probers-bank", 2
-#: Limits of the number of pictures and of the bytes of each.
-_MOST_PICTURES, _LARGEST_PICTURE = 100, 8 << 20
 _LARGEST_ADAPTER = 16 << 30
 
 
@@ -70,57 +68,6 @@ class HubOptions(TypedDict, total=False):
     cache_dir: str | Path | None
     force_download: bool
     local_files_only: bool
-
-
-@dataclass(frozen=True)
-class _Head:
-    name: Name
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Domain:
-    limit: float
-    rate: float
-    sha256: Name
-    surprise: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class _Adapter:
-    sha256: Name
-    rank: int
-
-
-@dataclass(frozen=True)
-class _Pointer:
-    heads: tuple[Natural, ...]
-    remembered: float
-
-
-@dataclass(frozen=True)
-class _Config:
-    """The fields of ``config.json`` besides its format, schema and own checksum.
-
-    ``weights`` is the SHA-256 of their file. ``domain``, ``promise``, ``pointer`` and ``adapter`` are there
-    only if the prober has one, ``label`` only if it is another than "wrong".
-    """
-
-    spec: dict[str, Any]
-    head: _Head
-    weights: str
-    ensemble: dict[str, Any]
-    aggregate: str | None
-    threshold: float
-    calibration: dict[str, Any]
-    entropy_model: dict[str, Any] | None
-    recogniser: Name | None
-    columns: Mapping[str, Name] | None
-    domain: _Domain | None
-    promise: Promise | None
-    pointer: _Pointer | None
-    adapter: _Adapter | None
-    label: Literal["helps"] | None
 
 
 def save(folder: Path, prober: Any) -> None:
@@ -166,68 +113,20 @@ def _places(kind: object, layers: Sequence[int]) -> list[str]:
     return ["layers"] if is_joint(kind) else [f"layer.{k}" for k in layers]
 
 
-def heads_of(config: Mapping[str, Any], head_class: type[nn.Module] | None) -> int:
-    """Count the heads; arguments as in :func:`load_head`."""
-    return len(_places(HEADS.get(config["head"]["name"], head_class), config["spec"]["layers"]))
-
-
-def read(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read configuration and papers of the prober in a folder; ``name`` is the user's name for it.
-
-    UserError if there is none, or a damaged one, or one of another version of this package.
-    """
-    config = _read(read_json, folder / CONFIG, name)
-    if not isinstance(config, dict) or config.get("format") != _FORMAT:
-        raise UserError(f"{name} is not a prober: its {CONFIG} has another format", "bad-file")
-    if config.get("schema") != _SCHEMA:
-        schema = shown(config.get("schema"))
-        message = f"the prober {name} has schema {schema}, but schema {_SCHEMA} is needed: train it again"
-        raise UserError(message, "bad-file")
-    try:
-        about = {key: value for key, value in unseal(config).items() if key not in ("format", "schema")}
-        about = dict.fromkeys(("domain", "promise", "pointer", "adapter", "columns", "label")) | about
-        check_record(_Config, about)
-        check_record(_Head, about["head"], "head.")
-    except (UserError, ValueError) as error:
-        message = f"{folder / CONFIG} is damaged ({error}): train the prober again"
-        raise UserError(message, "damaged") from error
-    files = sorted((folder / PICTURES).glob("*.png"))
-    if len(files) > _MOST_PICTURES:
-        message = f"{folder / PICTURES} holds over {_MOST_PICTURES} pictures: remove it"
-        raise UserError(message, "damaged")
-    picture = partial(read_bytes, most=_LARGEST_PICTURE)
-    adapter = about["adapter"] and folder / ADAPTER
-    if adapter and about["adapter"]["sha256"] != adapters.digest_of(adapter):
-        raise UserError(f"the adapter in {adapter} was altered: train the prober again", "damaged")
-    return about, {
-        "adapter": adapter,
-        "metrics": _read(read_json, folder / _METRICS, name),
-        "card": _read(read_text, folder / _CARD, name),
-        "seen": Seen.read(folder),
-        "pictures": {file.name: _read(picture, file, name) for file in files},
-    }
-
-
 def _read(how: Callable[[Path], Any], file: Path, name: str) -> Any:
     """Read a file of the prober ``name`` with ``how``."""
     try:
         return how(file)
     except (FileNotFoundError, NotADirectoryError):
-        message = f"{name} is not a prober (no {file.name}): probers-train makes one"
+        message = f"{name} is not a prober (no {file.name}): probers.fit and probers-train make one"
         if not file.parent.exists():
             names = sorted(folder.name for folder in _SHIPPED.iterdir())
-            message += f", and {' and '.join(names)} come with this package{nearest(name.lower(), names)}"
+            message += f", and {', '.join(names)} come with this package{nearest(name.lower(), names)}"
         raise UserError(message, "no-artifact") from None
     except ValueError as error:
-        _check_itself(file)
-        message = f"the prober {name} is damaged ({file.name} {error}): train it again"
+        problem = (file.is_file() and impostor(file)) or error
+        message = f"the prober {name} is damaged ({file.name} {problem}): train it again"
         raise UserError(message, "damaged") from error
-
-
-def _check_itself(file: Path) -> None:
-    """Refuse a pointer, or a page, in place of a prober's file (UserError)."""
-    if file.is_file() and (problem := impostor(file)):
-        raise UserError(f"{file} {problem}", "damaged")
 
 
 def shipped(model: str) -> str | None:
@@ -261,32 +160,67 @@ def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOpti
         raise UserError(message, "no-artifact") from error
 
 
-def load_head(
+def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> dict[str, Any]:
+    """Read a prober's folder as the arguments of its class; ``name`` is the user's name for it.
+
+    ``head_class`` is the class of heads from outside this package. UserError if there is no prober, or a
+    damaged one, or one of another version of this package.
+    """
+    config = _read(read_json, folder / CONFIG, name)
+    if not isinstance(config, dict) or config.get("format") != _FORMAT:
+        raise UserError(f"{name} is not a prober: its {CONFIG} has another format", "bad-file")
+    if config.get("schema") != _SCHEMA:
+        schema = shown(config.get("schema"))
+        message = f"the prober {name} has schema {schema}, but schema {_SCHEMA} is needed: train it again"
+        raise UserError(message, "bad-file")
+    try:
+        config = dict.fromkeys(("domain", "promise", "pointer", "adapter", "columns", "label")) | unseal(
+            config
+        )
+        spec = FeatureSpec.from_dict(config["spec"])
+        head = _load_head(folder, config, spec, head_class)
+        entropy, domain, pointer = config["entropy_model"], config["domain"], config["pointer"]
+        parts = {
+            "spec": spec, "head": head, "label": config["label"] or "wrong",
+            "calibration": calibration_from_dict(config["calibration"]),
+            "ensemble": Ensemble.from_dict(config["ensemble"]),
+            "entropy_model": entropy and EntropyModel.from_dict(entropy),
+            "domain": domain and Domain.read(folder, domain),
+            "promise": config["promise"] and Promise(**config["promise"]),
+            "pointer": pointer and Pointer(tuple(pointer["heads"]), pointer["remembered"]),
+            **{key: config[key] for key in ("threshold", "aggregate", "recogniser", "columns")},
+        }  # fmt: skip
+    except (LookupError, TypeError, ValueError) as error:
+        message = f"{folder / CONFIG} is damaged ({first_line(error)}): train the prober again"
+        raise UserError(message, "damaged") from error
+    adapter = config["adapter"] and folder / ADAPTER
+    if adapter and config["adapter"]["sha256"] != adapters.digest_of(adapter):
+        raise UserError(f"the adapter in {adapter} was altered: train the prober again", "damaged")
+    pictures = sorted((folder / PICTURES).glob("*.png"))
+    return parts | {
+        "adapter": adapter, "seen": Seen.read(folder),
+        "metrics": _read(read_json, folder / _METRICS, name), "card": _read(read_text, folder / _CARD, name),
+        "pictures": {file.name: _read(read_bytes, file, name) for file in pictures},
+    }  # fmt: skip
+
+
+def _load_head(
     folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: type[nn.Module] | None
 ) -> ProbeHead:
-    """Load the heads of a feature; ``config`` as in :func:`read`.
-
-    ``head_class`` is their class if it is not from this package. Nothing is allocated beyond the size of the
-    weights.
-    """
-    file, name, options = folder / _HEADS, config["head"]["name"], config["head"]["options"]
+    """Load the heads of a feature, of a class of this package or of ``head_class``."""
+    file, name = folder / _HEADS, config["head"]["name"]
     cls = HEADS.get(name, head_class)
     if cls is None:
         message = f"the prober's head {name!r} is not one of {', '.join(HEADS)}"
         raise UserError(f"{message}: pass head_class to from_pretrained", "own-class")
-    make = factory(partial(cls, **options))
-    if name in HEADS:
-        check_options(cls, options, "head.")
-    _check_itself(file)
+    make = factory(partial(cls, **config["head"]["options"]))
+    places = _places(cls, spec.layers)
+    head = make(places, spec.width, spec.places) if is_joint(cls) else make(places, spec.width)
     try:
         regular(file)
         if config["weights"] != sha256(file):
-            raise ValueError("was altered")
+            raise ValueError(impostor(file) or "was altered")
         with safe_open(file, framework="pt") as tensors:
-            sizes = (spec.width, spec.places) if is_joint(cls) else (spec.width,)
-            places = _places(cls, spec.layers)
-            _check_sizes(tensors, partial(make, ["a head"], *sizes), places, users=name not in HEADS)
-            head = make(places, *sizes)
             stacked = {
                 key: torch.stack([tensors.get_tensor(f"{of}.{key}").float() for of in places])
                 for key in head.state_dict()
@@ -295,55 +229,4 @@ def load_head(
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         message = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
         raise UserError(message, "damaged") from error
-    if not all(torch.isfinite(value).all() for value in stacked.values()):
-        raise UserError(f"{file} holds weights that are not finite: train the prober again", "damaged")
     return head
-
-
-def _check_sizes(tensors: Any, make: Callable[[], ProbeHead], places: Sequence[str], *, users: bool) -> None:
-    """Refuse tensors that do not fit such heads (ValueError); only their shapes are made and read.
-
-    A class of the ``users`` is built normally if it needs numbers.
-    """
-    try:
-        with torch.device("meta"):
-            head = make()
-    except UserError:
-        if not users:
-            raise
-        head = make()
-    learned, there = dict(head.named_parameters()), set(tensors.keys())
-    for name, value in head.state_dict().items():
-        for key in (f"{of}.{name}" for of in places):
-            if key not in there:
-                raise ValueError(f"it lacks {key}")
-            tensor, shape = tensors.get_slice(key), list(value.shape[1:])
-            if tensor.get_shape() != shape or (name in learned and tensor.get_dtype() != "F16"):
-                raise ValueError(f"{key} is {tensor.get_dtype()} of {tensor.get_shape()}, not of {shape}")
-
-
-def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> dict[str, Any]:
-    """Read a prober's folder as the arguments of its class; UserError as in :func:`read`.
-
-    ``head_class`` is the class of heads from outside this package.
-    """
-    config, papers = read(folder, name)
-    entropy, domain, promise = config["entropy_model"], config["domain"], config["promise"]
-    pointer = config["pointer"]
-    try:
-        spec = FeatureSpec.from_dict(config["spec"])
-        calibration = calibration_from_dict(config["calibration"])
-        ensemble = Ensemble.from_dict(config["ensemble"]).over(heads_of(config, head_class))
-        entropy_model = None if entropy is None else EntropyModel.from_dict(entropy)
-    except (UserError, ValueError) as error:
-        message = f"{folder / CONFIG} is damaged ({error}): train the prober again"
-        raise UserError(message, "damaged") from error
-    return {
-        "spec": spec, "head": load_head(folder, config, spec, head_class), "calibration": calibration,
-        "ensemble": ensemble, "entropy_model": entropy_model,
-        "domain": None if domain is None else Domain.read(folder, domain),
-        "promise": None if promise is None else Promise(**promise),
-        "pointer": pointer and Pointer(tuple(pointer["heads"]), pointer["remembered"]),
-        "label": config["label"] or "wrong",
-        **{key: config[key] for key in ("threshold", "aggregate", "recogniser", "columns")}, **papers,
-    }  # fmt: skip

@@ -56,7 +56,7 @@ class Report:
             first = f"{cut(name, _NAME - 3):{_NAME - 2}}{bounded(entry, 'auroc', absent='-'):20}"
             lines.append(f"  {first}{cells}")
         lines += [fill(line, 98, subsequent_indent="  ") for line in self.sentences]
-        notes = [*warnings(self.figures), *summed(self.figures.notes)]
+        notes = [*warnings(self.figures), *summed(self.figures.notes, reasons=False)]
         lines += [fill(note, 98, initial_indent="note: ", subsequent_indent="  ") for note in notes]
         return "\n".join(lines)
 
@@ -183,14 +183,16 @@ def warnings(figures: Figures) -> list[str]:
 _LEFT_OUT = re.compile(r"(?:control '(.+?)'|positive (control)) left out: (.+)", re.DOTALL)
 
 
-def summed(notes: Sequence[str]) -> list[str]:
+def summed(notes: Sequence[str], *, reasons: bool = True) -> list[str]:
     """Put the notes on controls that were left out into one, which comes last."""
     matched = [_LEFT_OUT.fullmatch(note) for note in notes]
     rest = [note for note, match in zip(notes, matched, strict=True) if match is None]
-    each = [f"{match[1] or 'positive control'} ({match[3]})" for match in matched if match]
+    each = {match[1] or "positive control": match[3] for match in matched if match}
     if not each:
         return rest
-    return [*rest, f"{count(len(each), 'control')} left out: {', '.join(each)}"]
+    listed = [f"{name} ({why})" for name, why in each.items()] if reasons else list(each)
+    where = "" if reasons else " (the card says why)"
+    return [*rest, f"{count(len(each), 'control')} left out{where}: {', '.join(listed)}"]
 
 
 def adapter_rows(figures: Figures) -> list[tuple[str, str, str]]:

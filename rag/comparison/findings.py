@@ -238,7 +238,6 @@ def _page(
             for name, entry in results["methods"].items()
             if entry["em"] is not None
         },
-        **next((layer_figures(bank.metrics) for bank in findings.banks.values()), {}),
     }
     if wrong is not None and 0 < wrong.sum() < len(wrong):
         scores = {name: run.scores[run.scored] for name, run in runs.items() if run.scores is not None}
@@ -263,8 +262,6 @@ def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[s
             f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}, so that there is nothing for a "
             "trigger to tell apart: its AUPRC and ECE here say nothing of it."
         )
-    if len(findings.banks) > 1:
-        notes.append(f"Figures of layers and controls are those of {next(iter(findings.banks))}.")
     if terms.wrong != "em":
         notes.append(f"Answers are wrong by {terms.wrong} here: for thresholds, AUROC and consistency.")
     pairs = len(findings.runs) * (len(findings.runs) - 1) // 2
@@ -318,21 +315,6 @@ def by_knowledge(run: Outcomes, figure: str) -> dict[str, dict[str, Any]]:
     table = {kind: run.table[figure][[k == kind for k in kinds]] for kind in (*order, *sorted(set(kinds)))}
     known = {kind: values for kind, values in table.items() if kind and len(values)}
     return {k: {figure: float(values.mean()), "n": len(values)} for k, values in known.items()}
-
-
-def layer_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the prober's own test figures by layer, with its controls, as measured in training."""
-    keys = ("accuracy", "auroc", "auroc_ci")
-    # With several sites in the blocks, show one curve: that of the best layer's site.
-    site = metrics.get("best_site")
-    layers = [e for e in metrics.get("layers") or [] if site is None or e.get("site", site) == site]
-    controls, ensemble = metrics.get("controls") or {}, metrics.get("ensemble")
-    figures = {
-        "layers": [_picked(entry, "layer", *keys) for entry in layers],
-        "ensemble": ensemble and _picked(ensemble, *keys),
-        "controls": {name: _picked(entry, *keys) for name, entry in controls.items()},
-    }
-    return {name: values for name, values in figures.items() if values}
 
 
 def _examples(

@@ -9,7 +9,7 @@ from typing import Any
 from probers.files import write_text
 from probers.pages import render
 
-from .charts import controls_chart, layers_chart, roc_chart, tradeoff_charts
+from .charts import roc_chart, tradeoff_charts
 from .conclusions import advice, conclusion
 from .lookup import LEVEL, LEVELS, Findings, level, scales, shown_at_once, stem, token_scores, verdict
 from .svg import interval_glyph, level_glyph, mark_glyph, shares_glyph
@@ -22,7 +22,7 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
 
     Parts without data are left out; figures that are null are dashes. ``results`` are results.json, schema 1;
     ``data`` any of ``title``, ``command``, ``model``, ``corpus``, ``n``, ``threshold_rule``, ``date``,
-    ``flags``, ``knowledge_em``, ``layers``, ``controls``, ``ensemble``, ``roc``, ``replay``, ``reruns``,
+    ``flags``, ``knowledge_em``, ``roc``, ``replay``, ``reruns``,
     ``points``, ``notes`` and ``examples``.
     """
     findings = Findings(results, data)
@@ -36,7 +36,6 @@ def write_report(results: Mapping[str, Any], data: Mapping[str, Any], path: Path
         advice=advice(findings),
         first=first,
         decisions=further + roc_chart(findings),
-        layers=layers_chart(findings) + controls_chart(findings),
         scales=scales(findings.data.get("examples", ())),
         levels=LEVELS,
         **{function.__name__: function for function in functions},

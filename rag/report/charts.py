@@ -1,4 +1,4 @@
-"""Charts: accuracy and AUROC by layer, controls, ROC of triggers, right answers against their cost."""
+"""Charts: right answers against their cost, and ROC of triggers."""
 
 from __future__ import annotations
 
@@ -7,105 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from probers.pages import num, span
+from probers.pages import num
 
 from .lookup import HEADLINES, Findings, Headline, Json
-from .svg import WIDTH, Axis, Box, Plot, Point, clipped, place, spread, text_width
-
-
-def layers_chart(findings: Findings) -> Markup:
-    """Draw AUROC with its interval band and accuracy by layer, with controls as labelled level lines."""
-    rows = [row for row in findings.data.get("layers", ()) if "auroc" in row]
-    if not rows:
-        return Markup()
-    auroc = [(float(row["layer"]), row["auroc"]) for row in rows]
-    accuracy = [(float(row["layer"]), row["accuracy"]) for row in rows if "accuracy" in row]
-    bands = [(float(row["layer"]), row["auroc_ci"]) for row in rows if "auroc_ci" in row]
-    levels = [(name, entry["auroc"], strong) for name, entry, strong in _detectors(findings)]
-    first, last = auroc[0][0], auroc[-1][0]
-    step = next((nice for nice in (1, 2, 5, 10, 20) if (last - first) / nice <= 8), 50)
-    start = int(-(-first // step) * step)  # a round layer number
-    ticks = tuple((float(layer), str(layer)) for layer in range(start, int(last) + 1, step))
-    margin = 0.5 if first == last else 0.02 * (last - first)
-    axis = Axis("layer (residual stream after this block)", first - margin, last + margin, ticks)
-    labels = [(auroc[-1], "AUROC, by layer", "strong")]
-    labels += [((auroc[-1][0], y), "accuracy, by layer", "") for _, y in accuracy[-1:]]
-    labels += [((axis.high, y), clipped(name, 20), "muted") for name, y, _ in levels]
-    values = [y for _, y in auroc + accuracy] + [y for _, y, _ in levels] + [y for _, ci in bands for y in ci]
-    room = max(text_width(text) for _, text, _ in labels) + 22
-    low, high = (num(end(y for _, y in auroc)) for end in (min, max))
-    lines = "; ".join(f"{name} {num(y)}" for name, y, _ in levels) or "none"
-    plot = Plot(
-        "layers",
-        "Accuracy and AUROC of the head of each layer",
-        f"{len(rows)} layers; AUROC between {low} and {high}. Level lines: {lines}.",
-        axis,
-        Axis.fit("accuracy · AUROC", values, least=(0.5, 0.8)),
-        (WIDTH, max(300, 70 + 15 * len(labels))),
-        (42, int(room), 42),
-    )
-    if len(bands) > 1:
-        plot.band([(x, low) for x, (low, _) in bands], [(x, high) for x, (_, high) in bands], "band m1")
-    elif bands:
-        plot.line([(bands[0][0], end) for end in bands[0][1]], "whisker m1")
-    for _, y, strong in levels:
-        ends = [(axis.low, y), (axis.high, y)]
-        plot.line(ends, "line level strong" if strong else "line level", dash="" if strong else "1 4")
-    for points, shape, css, dash in ((accuracy, "square", "m0", "6 4"), (auroc, "circle", "m1", "")):
-        if points:
-            plot.line(points, f"line {css}", dash=dash)
-        for point in points if len(points) <= 24 else ():  # more would hide the line
-            plot.marker(shape, point, f"mark {css}", size=3.2)
-    _, top, right, bottom = plot.box
-    ends = [plot.at(point) for point, _, _ in labels]
-    heights = spread([y for _, y in ends], top, bottom)
-    for (x, wanted), y, (_, text, css) in zip(ends, heights, labels, strict=True):
-        plot.path([(x + 4, wanted), (right + 3, wanted), (right + 12, y), (right + 15, y)], "leader")
-        plot.text(right + 18, y, text, css=f"label {css}")
-    return plot.figure(
-        "Held-out accuracy and AUROC of the head of each layer, with the 95% band of AUROC. Level lines:"
-        " the controls, and all layers together. Which layer is best is only known afterwards."
-    )
-
-
-def _detectors(findings: Findings) -> list[tuple[str, Json, bool]]:
-    """List every control that has an AUROC, and all layers together, which stand out."""
-    entries = [(name, entry, False) for name, entry in findings.data.get("controls", {}).items()]
-    entries.append(("all layers", findings.data.get("ensemble", {}), True))
-    return [entry for entry in entries if "auroc" in entry[1]]
-
-
-def controls_chart(findings: Findings) -> Markup:
-    """Draw AUROC with 95% interval of the ensemble and of every control, best first."""
-    rows = [(name, e["auroc"], e.get("auroc_ci"), strong) for name, e, strong in _detectors(findings)]
-    if not rows:
-        return Markup()
-    rows.sort(key=lambda row: -row[1])
-    left = int(max(text_width(clipped(name)) for name, *_ in rows)) + 10
-    texts = [f"{name} {num(y)}" + (f" ({span(ci)})" if ci else "") for name, y, ci, _ in rows]
-    ends = [end for _, y, ci, _ in rows for end in (y, *(ci or ()))]
-    plot = Plot(
-        "controls",
-        "AUROC of the prober and of every control, with 95% intervals",
-        f"{'; '.join(texts)}.",
-        Axis.fit("AUROC of “the answer is wrong”", ends, least=(0.45, 0.8), steps=4),
-        Axis("", 0, len(rows)),
-        (WIDTH, 70 + 23 * len(rows)),
-        (left, 44, 42),
-    )
-    chance, top = plot.at((0.5, len(rows)))
-    plot.line([(0.5, len(rows)), (0.5, 0)], "line level", dash="1 4")
-    plot.text(chance, top - 10, "chance", css="tick", anchor="middle")
-    for index, (name, value, ci, strong) in enumerate(rows):
-        css, height = "m1" if strong else "m0", len(rows) - index - 0.5
-        _, y = plot.at((value, height))
-        plot.text(left - 10, y, clipped(name), css="label strong" if strong else "label", anchor="end")
-        if ci:
-            plot.line([(end, height) for end in ci], f"whisker {css}")
-        plot.marker("circle", (value, height), f"mark {css}")
-        plot.text(WIDTH - 4, y, num(value), css="label number", anchor="end")
-    return plot.figure("AUROC of all layers together and of every control, with 95% intervals, best first.")
-
+from .svg import WIDTH, Axis, Box, Plot, Point, clipped, place
 
 _ROW = 18  # height of a legend's row, in user units
 

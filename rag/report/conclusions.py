@@ -54,7 +54,7 @@ def advice(findings: Findings) -> list[Advice]:
         steps.append(Advice(why, "sweep=4"))
     rows = findings.results.get("probers", {}).items()
     probers = {name: row["prober"] for name, row in rows if "prober" in row}
-    ranked, _ = findings.ranked()
+    ranked = findings.ranked()
     best = next((name for name in ranked if name in probers and stem(name) == "probing"), None)
     if best is not None:
         command = f'probers-rag trigger=probing prober={probers[best]} question=".."'
@@ -65,7 +65,7 @@ def advice(findings: Findings) -> list[Advice]:
 
 def _outcome(findings: Findings) -> str:
     key = findings.headline.key
-    ranked, _ = findings.ranked()
+    ranked = findings.ranked()
     if not findings.methods:
         return "no method was run."
     if not ranked:

@@ -85,12 +85,6 @@ class Findings:
         """Look up the 95% interval of a figure."""
         return self.methods[method].get("ci95", {}).get(name)
 
-    def difference(self, first: str, second: str, name: str) -> Difference | None:
-        """Look up the paired difference in a figure, in whichever order it is filed."""
-        same = (d for d in self.differences if d.figure == name and {d.first, d.second} == {first, second})
-        entry = next(same, None)
-        return entry if entry is None or entry.first == first else entry.turned()
-
     def telling(self, columns: Sequence[Json]) -> list[Json]:
         """Leave out columns that equal for every method the one they stand ``beside``, or that none has.
 
@@ -121,33 +115,11 @@ class Findings:
         known = [figures[key] for figures in self.methods.values() if key in figures]
         return known[0] if len(known) > 1 and len(set(known)) == 1 else None
 
-    def ranked(self) -> tuple[dict[str, float], list[str]]:
-        """Sort the headline by method without the oracle, highest first; also name the highest methods."""
+    def ranked(self) -> dict[str, float]:
+        """Sort the headline by method without the oracle, highest first."""
         key = self.headline.key
         known = {name: entry[key] for name, entry in self._but_oracle() if key in entry}
-        best = [name for name, value in known.items() if value == max(known.values())]
-        return dict(sorted(known.items(), key=lambda item: -item[1])), best
-
-    @property
-    def sorted(self) -> list[str]:
-        """All methods by the headline, highest first, then by retrievals, lowest first."""
-
-        def order(name: str) -> tuple[float, float]:
-            value = self.figure(name, self.headline.key)
-            return (math.inf if value is None else -value), self.figure(name, "retrievals") or 0.0
-
-        return sorted(self.methods, key=order)
-
-    def leads(self, best: str, others: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-        """List the methods with a paired interval of the best one's lead in the headline.
-
-        Also lists those whose interval holds zero, and those settled by it but not by the corrected p-value.
-        """
-        differences = [self.difference(best, name, self.headline.key) for name in others]
-        lows = {each.second: (each.ci[0], each.corrected) for each in differences if each and each.ci}
-        close = [name for name, (low, _) in lows.items() if low <= 0]
-        undone = [name for name, (low, corrected) in lows.items() if low > 0 and corrected == "not settled"]
-        return list(lows), close, undone
+        return dict(sorted(known.items(), key=lambda item: -item[1]))
 
     def best(self, name: str, digits: int, better: str | None) -> float | None:
         """Find the best displayed value of a figure without the oracle; None if none is better."""

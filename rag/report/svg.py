@@ -1,4 +1,4 @@
-"""Small plotting surface as inline SVG: axes, lines, bands, markers, labels that do not overlap.
+"""Small plotting surface as inline SVG: axes, lines, markers, labels that do not overlap.
 
 Colours, strokes and fonts come from classes of the page's style sheet, so that a chart follows the reader's
 light or dark setting; the page's content policy forbids style attributes. Matplotlib, which draws the
@@ -147,11 +147,6 @@ class Plot:
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
         self.add(f'<polyline class="{css}" points="{_corners(points)}"{dashed}/>')
 
-    def band(self, lows: Sequence[Point], highs: Sequence[Point], css: str) -> None:
-        """Add the area between two curves."""
-        corners = _corners([self.at(point) for point in (*lows, *reversed(highs))])
-        self.add(f'<polygon class="{css}" points="{corners}"/>')
-
     def marker(self, shape: str, point: Point, css: str, *, size: float = 4.5) -> None:
         """Add a marker on a data point."""
         self.add(marker(shape, self.at(point), css, size=size))
@@ -246,25 +241,6 @@ def shares_glyph(shares: Json) -> str:
         bars += f'<rect class="share {tone}" x="{start:.1f}" y="0.5" width="{width:.1f}" height="7"/>'
         start += width
     return " / ".join(num(100 * shares[tone], 0) for tone in tones) + _glyph("-0.5 0 91 8", bars)
-
-
-def spread(wanted: Sequence[float], low: float, high: float, gap: float = FONT + 3) -> list[float]:
-    """Find vertical positions at least ``gap`` apart, in order, near the wanted ones, within [low, high].
-
-    Least squares: after subtracting the gaps before each label, labels only have to be in order, which is
-    isotonic regression (max-min formula). If they cannot all fit, the gap shrinks.
-    """
-    count = len(wanted)
-    gap = min(gap, (high - low) / max(1, count - 1))
-    order, before = np.argsort(wanted, kind="stable"), gap * np.arange(count)
-    moved = np.sort(wanted) - before
-    fitted = [
-        max(min(moved[first:end].mean() for end in range(i + 1, count + 1)) for first in range(i + 1))
-        for i in range(count)
-    ]
-    placed = np.empty(count)
-    placed[order] = np.clip(fitted, low, high - gap * (count - 1)) + before
-    return placed.tolist()
 
 
 def overlap(box: Box, others: Box | np.ndarray) -> np.ndarray:
