@@ -2,8 +2,7 @@
 
 import json
 from dataclasses import replace
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from helpers.refusals import fails
 from pytest import MonkeyPatch
 from test_heads import Own
 
-from probers.checksums import sealed, unsealed
 from probers.cli.compose import compose
 from probers.cli.inputs import find_prober
 from probers.heads import HEADS, LinearHead, Moments, ProbingRagHead, factory, is_joint
@@ -299,38 +297,16 @@ def test_heads_that_pool_tokens_read_spans_of_any_length() -> None:
         Prober(SPEC, PoolHead(["a", "b"], 8))
 
 
-def edited(folder: Path, **changes: Any) -> Path:
-    """A saved prober with another ``config.json``, checksum and all; ``a__b`` is the field b of a."""
-    make_bank(entropy_model=ENTROPY).save_pretrained(folder)
-    config = unsealed(folder / "config.json")
-    for path, value in changes.items():
-        *parents, leaf = path.split("__")
-        reduce(getitem, parents, config)[leaf] = value
-    try:
-        text = sealed(config)
-    except ValueError:  # a number that is not finite
-        text = json.dumps(config)
-    (folder / "config.json").write_text(text)
-    return folder
-
-
-@pytest.mark.parametrize(("changes", "named"), [
-    ({"head__options__hidden": 10**9}, ("linear1.weight", "[8, 16]", "[8, 1000000000]")),
-    ({"head__options__hidden": 10**40}, ("config.json", "41 digits")),
-    ({"head__options__hidden": "16"}, ("head.hidden=16",)), ({"head__options__depth": 2}, ("depth",)),
-    ({"head__name": "mine.Head"}, ("mine.Head", "head_class")),
-    ({"schema": 1}, ("schema 1", "schema 2")), ({"spec__layers": list(range(10**6))}, ("spec.layers=",)),
-    ({"spec__model__id": "\x1b[2J"}, (r"spec.model.id='\x1b[2J'",)),
-    ({"spec__site": "everywhere"}, ("spec.site=everywhere",)), ({"threshold": None}, ("threshold=null",)),
-    ({"threshold": float("inf")}, ("config.json", "Infinity")),
-    ({"ensemble": {"kind": "best", "weights": [1], "intercept": 0}}, ("1 layers", "prober of 2")),
-    ({"aggregate": "max"}, ("aggregate=max",)), ({"calibration__value": 0}, ("temperature", "above 0")),
-    ({"entropy_model__weights": [1.0]}, ("entropy model", "5 inputs")), ({"more": 1}, ("more",)),
+@pytest.mark.parametrize(("changes", "code"), [
+    ({"schema": 1}, "bad-file"), ({"format": "other"}, "bad-file"), ({"threshold": 0.1}, "damaged"),
+    ({"sha256": None}, "damaged"),
 ])  # fmt: skip
-def test_a_foreign_config_is_checked(tmp_path: Path, changes: dict[str, Any], named: tuple[str, ...]) -> None:
-    with fails(None, *named) as told:
-        Prober.from_pretrained(edited(tmp_path / "p", **changes))
-    assert len(str(told.value)) < 1000 and str(told.value).isprintable()
+def test_a_config_of_another_version_or_altered_is_refused(tmp_path: Path, changes: Any, code: Any) -> None:
+    make_bank().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with fails(code, "schema 1" if "schema" in changes else "config.json"):
+        Prober.from_pretrained(tmp_path)
 
 
 SHIPPED = Path(__file__).parents[1] / "probers" / "prober" / "shipped" / "smollm2"
