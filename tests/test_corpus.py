@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import random
-import shutil
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,8 @@ import pytest
 from helpers.artefacts import in_layout
 from helpers.refusals import fails, interrupted
 
-from probers.data import cache as builds
 from probers.data import corpus, load_corpus
-from probers.data.cache import Estimate, build_once
+from probers.data.cache import build_once
 from probers.data.corpus import PassageStore, fingerprint
 from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError
@@ -57,10 +55,11 @@ def load(request, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
 def test_jsonl_comes_back_as_it_was(load, tmp_path, suffix):
-    found = load(jsonl(tmp_path / f"c.{suffix}", [*records(30), "", {"id": "x", "text": "no title"}]))
+    beirs = {"_id": "b", "title": "T", "text": "one", "metadata": {}}
+    found = load(jsonl(tmp_path / f"c.{suffix}", [*records(30), "", {"id": "x", "text": "no title"}, beirs]))
     expected = [Passage(str(r["id"]), r["title"], r["text"]) for r in records(30)]
-    assert list(found) == [*expected, Passage("x", "", "no title")]
-    assert len(found) == 31
+    assert list(found) == [*expected, Passage("x", "", "no title"), Passage("b", "T", "one")]
+    assert len(found) == 32
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
@@ -73,14 +72,13 @@ def test_dprs_tsv_with_quotes_tabs_and_line_breaks(load, tmp_path, suffix):
 def test_the_tsv_header_names_the_columns_and_must_be_there(load, tmp_path):
     other = tsv(tmp_path / "other.tsv", [("t", "1", "body")], header=("title", "id", "text"))
     assert list(load(other)) == [Passage("1", "t", "body")]
-    without = tmp_path / "none.tsv"
-    without.write_text("1\tbody\tt\n")
-    with fails("bad-line", "none.tsv", "line 1"):
-        load(without)
-    never_closed = tmp_path / "quote.tsv"
-    never_closed.write_text('id\ttext\ttitle\n1\tfine\tt\n2\t"open\tt\n3\tlost\tt\n')
-    with fails("bad-line", "quote.tsv", "line 3", "line 4"):
-        load(never_closed)
+    for text, *named in (
+        ("1\tbody\tt\n", "line 1"), ("query-id\tcorpus-id\tscore\nq1\tb1\t1\n", "line 1", "query-id"),
+        ('id\ttext\ttitle\n1\tfine\tt\n2\t"open\tt\n3\tlost\tt\n', "line 3", "line 4"),
+    ):  # fmt: skip
+        other.write_text(text)
+        with fails("bad-line", "other.tsv", *named):
+            load(other)
 
 
 @pytest.mark.parametrize(
@@ -106,49 +104,36 @@ def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(loa
     assert found == [("A", "b"), ("A", "b\nc"), ("A", "b c")]
     cut = load(jsonl(tmp_path / "w.jsonl", [{"id": 3, "contents": "A\nb c d"}]), passage_words=2)
     assert [(p.id, p.title, p.text) for p in cut] == [("3#0", "A", "b c"), ("3#1", "A", "d")]
-    for wrong, named in (({"contents": 3}, "contents"), ({"contents": " "}, "contents"), ({}, "'text'")):
-        with fails("bad-line", "line 1", named):
-            load(jsonl(tmp_path / "bad.jsonl", [{"id": 4, **wrong}]))
 
 
-NEXT_DOOR = ["csv", "json", "json.gz", "parquet", "saved", "splits"]
-
-
-@pytest.mark.parametrize("kind", NEXT_DOOR)
+@pytest.mark.parametrize("kind", ["csv", "json", "json.gz", "parquet", "saved", "splits"])
 def test_layouts_next_door_are_read_like_json_lines(load, tmp_path, kind):
-    """Tables, arrays, Parquet and saved datasets; a row without an id is named by its place."""
+    """Tables, arrays, Parquet and saved datasets."""
     rows = [{"id": str(i), "title": f"T, {i}", "text": f'Text "{i}",\nand on.'} for i in range(5)]
     path = in_layout(rows, tmp_path / "c", kind)
     assert list(load(path)) == [Passage(row["id"], row["title"], row["text"]) for row in rows]
+    rows[2]["id"] = ""
     with fails("bad-line", "id must be"):
-        load(
-            in_layout(
-                [row | {"id": ""} if i == 2 else row for i, row in enumerate(rows)], tmp_path / "d", kind
-            )
-        )
+        load(in_layout(rows, tmp_path / "d", kind))
 
 
-@pytest.mark.parametrize(
-    ("name", "blob", "named"),
-    [
-        ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
-        ("c.arrow", b"ARROW1", "Arrow"),
-        ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
-        ("c.jsonl.gz", gzip.compress(b"c.jsonl".ljust(257, b"\0") + b"ustar".ljust(255), mtime=0), "unpack"),
-        ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
-        ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
-        ("c.json", b'{"docs": [{"id": 1, "text": "x"}]}', "among its fields docs"),
-        ("c.csv", b"id,text,text\n1,x,y\n", "two columns are called text"),
-        ("c.json", b'{\n "id": 1, "text": "x"\n}', "neither one JSON array"),
-        ("c.txt", b"Words.\n", "neither one JSON array"),
-    ],
-)  # fmt: skip
-def test_what_is_no_corpus_is_named_for_what_it_is(load, tmp_path, name, blob, named):
+@pytest.mark.parametrize(("name", "blob", "named"), [
+    ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
+    ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
+    ("c.jsonl.gz", gzip.compress(b"c.jsonl".ljust(257, b"\0") + b"ustar".ljust(255), mtime=0), "unpack"),
+    ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
+    ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
+    ("c.csv", b"id,text,text\n1,x,y\n", "two columns are called text"),
+    ("c.txt", b"Words.\n", "neither one JSON array"),
+])  # fmt: skip
+def test_what_is_no_corpus_is_named_for_what_it_is(tmp_path, name, blob, named):
     path = tmp_path / name
     path.write_bytes(blob)
     with fails(None, name, named):
-        load(path)
+        load_corpus(path)
+    with fails("no-file", "save_to_disk"):  # a folder
+        load_corpus(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -160,29 +145,18 @@ def test_marks_line_ends_and_capitals_in_the_ending_do_not_matter(load, tmp_path
     assert [(p.id, p.text) for p in load(tmp_path / name)] == [("1", "x")]
 
 
-def test_another_folder_is_no_corpus(load, tmp_path):
-    with fails("no-file", "save_to_disk"):
-        load(tmp_path)
-
-
 def test_passages_under_several_ids_are_told(load, tmp_path, caplog):
     rows = [{"id": i, "title": "T", "text": f"Text {i % 3}."} for i in range(5)]
-    assert len(load(jsonl(tmp_path / "c.jsonl", rows))) == 5 and "2 passages with" in caplog.text
-    caplog.clear()
-    assert (
-        len(load(jsonl(tmp_path / "d.jsonl", [row | {"title": str(i)} for i, row in enumerate(rows)]))) == 5
-    )
-    assert "passages with" not in caplog.text
+    titled = [row | {"title": str(i)} for i, row in enumerate(rows)]
+    for lines, repeated in ((titled, False), (rows, True)):
+        assert len(load(jsonl(tmp_path / f"{repeated}.jsonl", lines))) == 5
+        assert ("2 passages with" in caplog.text) == repeated
 
 
 def test_a_search_gives_a_passage_one_place_whatever_its_ids():
     """Of a retriever that knows nothing of it: it is asked for more until the places are filled."""
-    passages = [
-        *(Passage(str(i), "T", "the same") for i in range(20)),
-        Passage("x", "T", "one"),
-        Passage("y", "", "two"),
-    ]
-    asked = []
+    same = [Passage(str(i), "T", "the same") for i in range(20)]
+    passages, asked = [*same, Passage("x", "T", "one"), Passage("y", "", "two")], []
 
     class Retriever:
         def search(self, queries, k):
@@ -192,42 +166,22 @@ def test_a_search_gives_a_passage_one_place_whatever_its_ids():
     found = corpus.search(Retriever(), ["a", "none"], 3)
     assert [[passage.id for passage in hits] for hits in found] == [["0", "x", "y"], []]
     assert asked == [3, 12, 48]
-    assert len(corpus.search(Retriever(), ["a"], 9)[0]) == 3
 
 
-def test_beirs_passages_have_another_name_for_the_id(load, tmp_path):
-    titled = {"_id": "b1", "title": "T", "text": "one", "metadata": {}}
-    found = list(load(jsonl(tmp_path / "c.jsonl", [titled, {"_id": "b2", "title": "", "text": "2"}])))
-    assert found == [Passage("b1", "T", "one"), Passage("b2", "", "2")]
-    (both,) = load(jsonl(tmp_path / "both.jsonl", [{"_id": "b1", "id": "1", "text": "one"}]))
-    assert both.id == "1"
-
-
-@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
-def test_ms_marcos_collection_has_no_header_and_quotes_nothing(load, tmp_path, suffix):
-    path = tmp_path / f"collection.{suffix}"
-    text = '0\tIt said "so.\n1\t"So it was\n2\tan id, and no more: 3\n'
-    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+def test_ms_marcos_collection_has_no_header_and_quotes_nothing(load, tmp_path):
+    path = tmp_path / "collection.tsv"
+    path.write_text('0\tIt said "so.\n1\t"So it was\n2\tan id, and no more: 3\n')
     found = [("0", 'It said "so.'), ("1", '"So it was'), ("2", "an id, and no more: 3")]
     assert [(p.id, p.text) for p in load(path)] == found
-    bad = tmp_path / "bad.tsv"
-    for line, reason in (("1\ta\tb", "3 tab-separated fields instead of 2"), ("1\t ", "text")):
-        bad.write_text(f"0\tone\n{line}\n2\ttwo\n")
-        with fails("bad-line", "bad.tsv line 2", reason):
-            load(bad)
-        assert [p.id for p in load(bad, on_bad_line="skip")] == ["0", "2"]
-
-
-def test_judgements_are_no_corpus(load, tmp_path):
-    path = tmp_path / "test.tsv"
-    path.write_text("query-id\tcorpus-id\tscore\nq1\tb1\t1\n")
-    with fails("bad-line", "test.tsv line 1", "query-id"):
+    path.write_text("0\tone\n1\ta\tb\n2\ttwo\n")
+    with fails("bad-line", "collection.tsv line 2", "3 tab-separated fields instead of 2"):
         load(path)
+    assert [p.id for p in load(path, on_bad_line="skip")] == ["0", "2"]
 
 
 @pytest.mark.parametrize(("line", "reason"), [
     ("2\tonly two", "2 tab-separated fields instead of 3"), ('2\t"quoted" and more\tt', "expected after"),
-    ("2\t \tt", "text must be a non-empty string"), ("1\tagain\tt", "the id '1' is already on line 2"),
+    ("1\tagain\tt", "the id '1' is already on line 2"),
 ])  # fmt: skip
 def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, reason):
     path = tmp_path / "c.tsv"
@@ -239,14 +193,12 @@ def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, re
 
 
 @pytest.mark.parametrize(("line", "reason"), [
-    ('{"id": 1, "text": "x"', "Expecting"), ('{"text": "x"}', "no 'id'"),
-    ('{"id": null, "text": "x"}', "id must be a string or a whole number"), ('{"id": 1}', "no 'text'"),
+    ('{"id": 1, "text": "x"', "Expecting"), ('{"text": "x"}', "no 'id'"), ('["x"]', "expected a JSON object"),
     ('{"id": 1, "text": " "}', "text must be a non-empty string"),
-    ('{"id": 1, "text": "x", "title": 3}', "title must be a string"), ('["x"]', "expected a JSON object"),
+    ('{"id": 1, "text": "x", "title": 3}', "title must be a string"), ('{"id": 1, "contents": 3}', "contents"),
     ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
     ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
     (r'{"id": 1, "text": "half \ud83d"}', "text holds half of a pair of surrogates"),
-    (r'{"id": 1, "text": "x", "title": "\udc00"}', "title holds half of a pair of surrogates"),
 ])  # fmt: skip
 def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line, reason):
     path = jsonl(tmp_path / "c.jsonl", [{"id": 0, "text": "a"}, "", line, {"id": 9, "text": "b"}])
@@ -269,27 +221,23 @@ def test_a_pair_of_surrogates_is_a_character_and_half_of_one_is_none(load, tmp_p
 def test_of_repeated_ids_the_first_stays_wherever_the_others_are(load, tmp_path):
     rng = random.Random(0)
     rows = [{"id": rng.randrange(60), "text": f"text {i}"} for i in range(200)]
-    first = {r["id"]: r["text"] for r in reversed(rows)}
+    first = {str(r["id"]): r["text"] for r in reversed(rows)}
     found = load(jsonl(tmp_path / "c.jsonl", rows), on_bad_line="skip")
-    assert {int(p.id): p.text for p in found} == first and len(found) == len(first)
-    assert [p.text for p in found] == sorted(first.values(), key=lambda t: int(t.split()[1]))
-
-
-def test_an_article_whose_name_repeats_is_left_out_whole(load, tmp_path, caplog):
-    articles = [("A", "one"), ("A", "two three"), ("B", "four"), ("A", "a b")]
-    dump = [{"title": title, "text": text} for title, text in articles]
+    assert {p.id: p.text for p in found} == first and len(found) == len(first)
+    # An article whose name repeats is left out whole.
+    dump = [
+        {"title": t, "text": x} for t, x in (("A", "one"), ("A", "two three"), ("B", "four"), ("A", "a b"))
+    ]
     found = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=1, on_bad_line="skip")
     assert [(p.id, p.text) for p in found] == [("A#0", "one"), ("B#0", "four")]
-    assert "skipped 2 malformed lines" in caplog.text
 
 
 def test_empty_damaged_and_missing_files(load, tmp_path):
-    for empty in (jsonl(tmp_path / "empty.jsonl", ["", " "]), tsv(tmp_path / "empty.tsv", [])):
-        with fails("empty"):
-            load(empty)
+    with fails("empty"):
+        load(jsonl(tmp_path / "empty.jsonl", ["", " "]))
     path = jsonl(tmp_path / "c.jsonl.gz", records(2000))
     whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], whole[:300] + b"\0" * 300 + whole[600:], b"plain text"):
+    for damaged in (whole[: len(whole) // 2], b"plain text"):
         path.write_bytes(damaged)
         with fails("bad-file", "c.jsonl"):
             load(path)
@@ -302,13 +250,9 @@ def test_empty_damaged_and_missing_files(load, tmp_path):
         load(path, on_bad_line="perhaps")
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "tsv"])
-def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, caplog, suffix):
-    text, before = "word " * 2_000_000, csv.field_size_limit()
-    if suffix == "jsonl":
-        path = jsonl(tmp_path / "c.jsonl", [{"id": 1, "text": text}, {"id": 2, "text": "short"}])
-    else:
-        path = tsv(tmp_path / "c.tsv", [("1", text, ""), ("2", "short", "")])
+def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, caplog):
+    before = csv.field_size_limit()
+    path = tsv(tmp_path / "c.tsv", [("1", "word " * 2_000_000, ""), ("2", "short", "")])
     assert [len(p.text) for p in load(path)] == [10_000_000, 5]
     assert f"1 text of over {LONG:,} characters" in caplog.text
     caplog.clear()
@@ -418,17 +362,3 @@ def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, caplog)
     assert [each.result() for each in building] == [{"n": 1}] * 2 and len(made) == 1
     assert "another process" in caplog.text
     assert (tmp_path / "x" / "file").read_text() == "whole" and not (tmp_path / "x.partial").exists()
-
-
-def test_an_estimate_comes_first_and_a_full_disk_is_seen_before_the_work(tmp_path, caplog, monkeypatch):
-    make = lambda folder: {}  # noqa: E731
-    build_once(tmp_path / "a", "thing", make, lambda: Estimate(120, 5e6, 2e9))
-    assert "about 2 min, 5 MB of disk, 2.0 GB of memory" in caplog.text
-    caplog.clear()
-    build_once(tmp_path / "a", "thing", make, lambda: Estimate(120, 5e6, 2e9))
-    assert not caplog.text  # it is there
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(builds.shutil, "disk_usage", lambda p: usage._replace(free=1000))
-    with fails("disk", "5 MB", kind=RunError):
-        build_once(tmp_path / "b", "thing", make, lambda: Estimate(1, 5e6, 1))
-    assert not (tmp_path / "b").exists()
