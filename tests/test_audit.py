@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.refusals import fails
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from probers.datagen.audit import Audit, audit, draw
 from probers.datagen.audit import labels as audit_module
-from probers.datagen.audit.sampling import draw_rows, stored_columns
+from probers.datagen.audit.sampling import draw_rows
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
 
@@ -53,11 +52,11 @@ def make_rows(articles: int, per_article: int, seed: int) -> list[dict[str, Any]
 
 
 def make_store(
-    path: Path, *, articles: int = 200, per_article: int = 3, edit: Edit | None = None, strength: float = 1.0,
-    shard: int = 100, config: dict[str, Any] | None = None, drop: tuple[str, ...] = (), seed: int = 0,
+    path: Path, *, articles: int = 200, edit: Edit | None = None, strength: float = 1.0, shard: int = 100,
+    config: dict[str, Any] | None = None, drop: tuple[str, ...] = (),
 ) -> FeatureStore:  # fmt: skip
-    rng = np.random.default_rng(seed + 1)
-    rows = make_rows(articles, per_article, seed)
+    rng = np.random.default_rng(1)
+    rows = make_rows(articles, 3, 0)
     labels = np.array([row["correct"] for row in rows])
     if edit is not None:
         rows = [edit(row, rng) for row in rows]
@@ -104,10 +103,6 @@ def test_data_without_a_leak_gives_no_warning_and_the_probe_finds_the_signal(tmp
     majority = figures["detectors"]["majority"]
     assert majority["auroc"] is None and 0.4 < majority["accuracy"] < 0.6
     assert figures["notes"] == []  # one condition is nothing to note
-    text = "\n".join(found.lines)
-    (note,) = audited(tmp_path / "t", leak("question_type", lambda *_: "x")).figures["notes"]
-    assert note.startswith("type left out")
-    assert "600 examples" in text and "linear probe, layer 4" in text and "by entity type: " in text
     json.dumps(figures, allow_nan=False)
 
 
@@ -177,26 +172,23 @@ def test_advice_is_what_is_not_in_force_and_would_change_something(tmp_path: Pat
         return audited(tmp_path / name, edit, config=config).lines[-1]
 
     assert "balance=true" in advice("a", uneven, balance=False)
-    assert "balance=true" not in advice("b", uneven, balance=True, negatives="untouched")
-    assert "balance=true" not in advice("c", phrase, balance=False)  # even already
-    assert "negatives=generated" in advice("d", phrase, negatives="untouched")
-    assert "negatives=generated" not in advice("e", phrase, negatives="generated")
-    assert advice("f", phrase).startswith("what may help: more articles")
+    balanced = advice("b", uneven, balance=True, negatives="untouched")
+    assert "balance=true" not in balanced and "negatives=generated" in balanced
+    even = advice("c", phrase, balance=False, negatives="generated")
+    assert "balance=true" not in even and "negatives=generated" not in even
 
 
 def test_intervals_are_clustered_by_article(tmp_path: Path) -> None:
     """Every span ten times says no more than once; taken as independent it would look surer."""
     rows = make_rows(100, 1, 0)
-    rng = np.random.default_rng(0)
-    states = rng.standard_normal((100, 4, WIDTH))
+    states = np.random.default_rng(0).standard_normal((100, 4, WIDTH))
     states[:, :, 0] += 0.5 * (2 * np.array([r["correct"] for r in rows]) - 1)[:, None]
     many = [row | {"id": f"{row['id']}-{i}", "span": f"{row['span']}-{i}"} for row in rows for i in range(10)]
     once = audit(write(tmp_path / "o", rows, states), seed=0).figures["detectors"]["linear probe"]
     tenfold = audit(write(tmp_path / "t", many, np.repeat(states, 10, 0)), seed=0).figures
-    wrong = float(np.mean([1 - row["correct"] for row in rows if row["split"] == "test"]))
     width = np.ptp(tenfold["detectors"]["linear probe"]["auroc_ci95"])
     assert 0.6 < width / np.ptp(once["auroc_ci95"]) < 1.6  # and not 1 / sqrt(10)
-    assert tenfold["splits"]["test"] == {"n": 200, "groups": 20, "wrong": wrong}
+    assert (tenfold["splits"]["test"]["n"], tenfold["splits"]["test"]["groups"]) == (200, 20)
 
 
 def test_the_figures_are_those_of_scikit_learn_on_the_same_split(tmp_path: Path) -> None:
@@ -213,28 +205,21 @@ def test_the_figures_are_those_of_scikit_learn_on_the_same_split(tmp_path: Path)
     share = wrong[test].mean()
     majority = share if wrong[train].mean() > 0.5 else 1 - share
     assert found["detectors"]["majority"]["accuracy"] == pytest.approx(majority, abs=1e-4)
-    types = table.groupby("question_type")["correct"]
     assert found["labels"]["question_type"] == {
-        str(k): {"n": len(part), "wrong": round(1 - part.mean(), 4)} for k, part in types
+        str(kind): {"n": len(part), "wrong": round(1 - part.mean(), 4)}
+        for kind, part in table.groupby("question_type")["correct"]
     }
 
 
 def test_the_share_undecided_is_counted_by_stage(tmp_path: Path) -> None:
-    rows = make_rows(40, 2, 0)
+    rows, stages = make_rows(40, 2, 0), ("partial", *["vectors"] * 4)
+    left_out = [{"id": f"u{i}", "reason": "undecided", "stage": stage} for i, stage in enumerate(stages)]
+    left_out.append({"id": "n", "reason": "no entity at the head"})
     store = FeatureStore.create(tmp_path / "s", [SPEC], config={}, shards=1)
-    undecided = {"reason": "undecided", "stage": "vectors"}
-    left_out = [{"id": "n", "reason": "no entity at the head", "gold": "x"}]
-    left_out += [{"id": f"u{i}"} | undecided | ({} if i else {"stage": "partial"}) for i in range(5)]
-    states = np.zeros((len(rows), 4, WIDTH), np.float32)
-    units = [row["id"] for row in rows] + [case["id"] for case in left_out]
-    store.write_shard(0, rows, states, units=units, left_out=left_out)
-    found = audit(store, seed=0)
-    share = round(5 / 86, 4)
-    assert found.figures["undecided"] == {"n": 5, "share": share, "by_stage": {"partial": 1, "vectors": 4}}
-    (line,) = [line for line in found.lines if "undecided" in line]
-    assert "5 (5.8%" in line and "partial 1, vectors 4" in line
-    plain = audited(tmp_path / "p", drop=("match_stage",))
-    assert plain.figures["undecided"] is None and not [x for x in plain.lines if "undecided" in x]
+    units = [each["id"] for each in [*rows, *left_out]]
+    store.write_shard(0, rows, np.zeros((80, 4, WIDTH), np.float32), units=units, left_out=left_out)
+    expected = {"n": 5, "share": round(5 / 86, 4), "by_stage": {"partial": 1, "vectors": 4}}
+    assert audit(store, seed=0).figures["undecided"] == expected
 
 
 def moved(row: dict[str, Any], **to: str) -> dict[str, Any]:
@@ -246,7 +231,6 @@ def moved(row: dict[str, Any], **to: str) -> dict[str, Any]:
     (lambda row, _: row | {"correct": 0}, "360 train .* wrong"),
     (lambda row, _: row | ({"correct": 1} if row["split"] == "test" else {}), "120 test .* right"),
     (lambda row, _: moved(row, test="train"), "no test"),
-    (lambda row, _: moved(row, train="test"), "no train"),
     (lambda row, _: row | ({"split": "train"} if int(row["group"][1:]) > 19 else {}),
      "12 test examples of 4 groups"),
 ])  # fmt: skip
@@ -274,10 +258,6 @@ def test_rows_of_other_sources_are_audited_by_what_they_have(tmp_path: Path) -> 
     assert "position left out: the store has no column cut_at or sentence" in found.figures["notes"]
     assert set(found.figures["labels"]) == {"question_type"} and "position" not in found.figures["detectors"]
     assert found.figures["detectors"]["linear probe"]["auroc"] > 0.95
-    more = ("text", "question", "answer", "question_type", "n_tokens", "condition")
-    figures = audited(tmp_path / "b", drop=(*lacking, *more)).figures
-    assert set(figures["detectors"]) == {"majority", "linear probe"}
-    assert len(figures["notes"]) == 7  # every baseline
 
 
 def test_a_span_with_a_row_per_token_counts_once_with_its_last_token(tmp_path: Path) -> None:
@@ -296,15 +276,12 @@ def test_a_span_with_a_row_per_token_counts_once_with_its_last_token(tmp_path: P
     assert (found.figures["rows"], found.figures["spans"], found.figures["drawn"]) == (1600, 400, 400)
     assert sum(v["n"] for v in found.figures["labels"]["question_type"].values()) == 400
     assert found.figures["detectors"]["linear probe"]["auroc"] > 0.99
-    assert any("1,600 rows are tokens of 400 spans" in line for line in found.lines)
+
     assert found.figures["splits"]["test"]["n"] == sum(row["split"] == "test" for row in rows)
 
 
 def test_labelled_tokens_count_by_their_marks(tmp_path: Path) -> None:
-    """Each judged mark counts with its own label and its last token, and balancing is not advised.
-
-    Converse: it is for the same spans of a store whose spans have one label each.
-    """
+    """Each judged mark counts with its own label and its last token, and balancing is not advised."""
     rng, tokens, signal = np.random.default_rng(0), [], []
     for row in make_rows(300, 1, 0):
         for mark, wrong in enumerate((int(rng.random() < 0.2), 0, -1, 1)):
@@ -325,16 +302,6 @@ def test_labelled_tokens_count_by_their_marks(tmp_path: Path) -> None:
     assert warned(found) == {"bag of words, answer"} and "balance=true" not in found.lines[-1]
     shown = draw(store, count=40)
     assert {row["correct"] for row in shown} == {0, 1} and {row["mark"] for row in shown} == {0, 1}
-    spans = [
-        {k: v for k, v in row.items() if k not in ("mark", "token_wrong", "inside")}
-        | {"span": f"{row['span']}#{row['mark']}", "correct": 1 - row["token_wrong"]}
-        for row in tokens
-        if row["mark"] < 2
-    ]
-    kept = states[[row["mark"] < 2 for row in tokens]]
-    apart = audit(write(tmp_path / "t", spans, kept, shard=240), seed=0)
-    assert apart.figures["splits"] == figures["splits"] and apart.figures["wrong"] == figures["wrong"]
-    assert "balance=true" in apart.lines[-1]
 
 
 def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path: Path) -> None:
@@ -344,17 +311,16 @@ def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path
     assert len(a.rows) == 90 and a.stored == a.spans == 600
     assert set(draw_rows(small, seed=1, most=90).rows) != set(a.rows)
     assert set(draw_rows(small, seed=0, most=50).rows) < set(a.rows)
-    first, again, other = (audit(s, seed=0, most=300) for s in (small, small, large))
-    assert first == again == other
-    assert first.figures["drawn"] == 300 and sum(s["n"] for s in first.figures["splits"].values()) == 300
-    assert any("300 examples drawn by seed" in line for line in first.lines)
+    first, other = (audit(s, seed=0, most=300) for s in (small, large))
+    assert first == other and first.figures["drawn"] == 300
+    assert sum(s["n"] for s in first.figures["splits"].values()) == 300
     fewer = make_store(tmp_path / "f", articles=150)  # the first 450 of the same rows
     kept = [row for row in draw_rows(large, seed=0, most=600).rows if row < 450]
     np.testing.assert_array_equal(draw_rows(fewer, seed=0, most=600).rows, kept)
 
 
 def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = make_store(tmp_path / "s", edit=leak("question", lambda *_: "x" * 50_000 + " end"), shard=60)
+    store = make_store(tmp_path / "s", shard=60)
     alive: list[weakref.ref[pd.DataFrame]] = []
     most, columns = [0], []
     original = FeatureStore.tables
@@ -371,11 +337,3 @@ def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: 
     assert len(columns) == 20 and most[0] <= 3
     assert all("question" not in names for names in columns[:10])  # the draw reads no text
     assert found.figures["drawn"] == 100
-    drawn, end = draw_rows(store, seed=0, most=100), {"question": slice(-4, None)}
-    held = audit_module.read_drawn(store, drawn, ["question"], end)
-    assert held["question"].tolist() == [" end"] * 100
-
-
-def test_an_empty_store_is_named(tmp_path: Path) -> None:
-    with fails(None, tmp_path / "e"):
-        stored_columns(FeatureStore.create(tmp_path / "e", [SPEC], config={}, shards=1))

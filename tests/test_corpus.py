@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import random
+import shutil
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from helpers.artefacts import in_layout
 from helpers.refusals import fails, interrupted
 
 from probers.data import corpus, load_corpus
-from probers.data.cache import build_once
+from probers.data.cache import Estimate, build_once
 from probers.data.corpus import PassageStore, fingerprint
 from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError
@@ -195,7 +196,8 @@ def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, re
 @pytest.mark.parametrize(("line", "reason"), [
     ('{"id": 1, "text": "x"', "Expecting"), ('{"text": "x"}', "no 'id'"), ('["x"]', "expected a JSON object"),
     ('{"id": 1, "text": " "}', "text must be a non-empty string"),
-    ('{"id": 1, "text": "x", "title": 3}', "title must be a string"), ('{"id": 1, "contents": 3}', "contents"),
+    ('{"id": 1, "text": "x", "title": 3}', "title must be a string"),
+    ('{"id": 1, "contents": 3}', "contents"),
     ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
     ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
     (r'{"id": 1, "text": "half \ud83d"}', "text holds half of a pair of surrogates"),
@@ -362,3 +364,16 @@ def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, caplog)
     assert [each.result() for each in building] == [{"n": 1}] * 2 and len(made) == 1
     assert "another process" in caplog.text
     assert (tmp_path / "x" / "file").read_text() == "whole" and not (tmp_path / "x.partial").exists()
+
+
+def test_an_estimate_comes_first_and_a_full_disk_is_seen_before_the_work(tmp_path, caplog, monkeypatch):
+    def build(name):
+        return build_once(tmp_path / name, "thing", lambda folder: {}, lambda: Estimate(120, 5e6, 2e9))
+
+    build("a")
+    assert "about 2 min, 5 MB of disk, 2.0 GB of memory" in caplog.text
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with fails("disk", "5 MB", kind=RunError):
+        build("b")
+    assert not (tmp_path / "b").exists()

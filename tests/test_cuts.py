@@ -58,32 +58,16 @@ def test_the_choice_is_seeded_bounded_and_differs_between_seeds():
 def test_a_plan_counts_articles_and_lists_those_without_an_entity(tmp_path):
     dull = ("Dull", ["nothing is here.", "and nothing follows."])
     arabic = ("مدينة", ["هذه مدينة كبيرة وجميلة.", "يسكنها كثير من الناس."])
-    japanese = ("東京", ["東京は大きい都市です。", "人が多い。"])
-    found = plan(write(tmp_path / "a.jsonl", ("Zurich", ZURICH.sentences), dull, arabic, japanese))
+    found = plan(write(tmp_path / "a.jsonl", ("Zurich", ZURICH.sentences), dull, arabic))
     assert [c.entity.text for c in found] == ["Switzerland", "1990"]
-    assert (found.articles, found.cuts) == (4, 2)
-    assert found.source.problems.counts == {"no entity": 3}
-    assert {title for title, _ in found.source.problems} == {"Dull", "مدينة", "東京"}
+    assert (found.articles, found.cuts) == (3, 2)
+    assert found.source.problems.counts == {"no entity": 2}
+    assert {title for title, _ in found.source.problems} == {"Dull", "مدينة"}
     with fails("empty"):  # before any model runs
         plan(write(tmp_path / "dull.jsonl", dull)).peek()
     peeked = plan(tmp_path / "a.jsonl")
     peeked.peek()
     assert [c.id for c in peeked] == [c.id for c in plan(tmp_path / "a.jsonl")]
-
-
-def test_odd_articles_do_no_harm(tmp_path):
-    """Control characters, one sentence, empty ones and a megabyte, side by side with a good one."""
-    path = write(
-        tmp_path / "a.jsonl",
-        ("Good", ["It lies in\x00 Spain\x07 near Madrid.", "It is old."]),
-        ("One", ["It lies in Spain."]),
-        ("Empty", []),
-        ("Long", ["It lies in Spain near the sea and is old."] * 25_000),
-    )
-    found = plan(path, within=3)
-    assert {c.article.title for c in found} == {"Good", "Long"}
-    assert "\x00" not in next(iter(plan(path))).before
-    assert sum(found.source.problems.counts.values()) == 2
 
 
 def test_the_head_of_a_continuation_and_when_it_is_settled():
@@ -92,17 +76,13 @@ def test_the_head_of_a_continuation_and_when_it_is_settled():
         (" a small town near Karsted", None), ("", None),
     ):  # fmt: skip
         assert getattr(head_entity(text, fine), "text", None) == head
-    entity = head_entity(" 1990. More", fine)
-    assert (entity.type, entity.start) == ("year", 1)
     assert one_sentence("Karsted. It") and not one_sentence("Karsted.")
     for text, settled in (
-        (" Spain", False),
-        (" Spain and then it", False),
+        (" Spain", False), (" Spain and then it", False),
         (" Spain and then it went", True),  # three whole words and the beginning of a fourth
-        (" a small town", False),
-        (" a small town near", True),  # no entity will come to stand at the head
+        (" a small town", False), (" a small town near", True),  # no entity will come to stand at the head
         (" Duke of the Province of", False),  # may still grow
-    ):
+    ):  # fmt: skip
         assert Settled(fine)(text) == settled, text
 
 
@@ -117,7 +97,6 @@ def test_settling_changes_no_entity():
             assert head_entity(text, fine) == head_entity(rest, fine)
             checked += len(text) < len(rest)
     assert checked > 300
-    assert stop_rule(fine, cheap=False) is one_sentence
 
 
 def words(text):
@@ -128,7 +107,7 @@ MET = tuple(f"In the spring of {year} they met old Anna Berg again there." for y
 LONG = Article("a", "Years", MET)
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 30, 64, 300])
+@pytest.mark.parametrize("tokens", [1, 64, 300])
 def test_a_shortened_cut_is_the_end_of_the_whole_one(tokens):
     """With at most so many tokens, a quarter of them at least, and nothing else of it changed."""
     whole = cut(LONG, 1000)
@@ -143,12 +122,7 @@ def test_a_shortened_cut_is_the_end_of_the_whole_one(tokens):
 
 
 def test_a_shortened_cut_begins_with_a_sentence_where_one_is_near():
-    whole = cut(LONG, 1000)
-    begins = {found.before[:6] for found in shortened(whole, 64, words)}
-    assert begins == {"In the"}
-    (article,) = (Article("b", "One", (" ".join(s[:-1] for s in LONG.sentences) + ".",)),)
-    found = list(shortened(cut(article, 1000), 64, words))
-    assert {f"{c.before} "[: c.before.find(" ")] for c in found} <= set(article.sentences[0].split())
+    assert {found.before[:6] for found in shortened(cut(LONG, 1000), 64, words)} == {"In the"}
 
 
 def test_near_cuts_begin_alike_and_none_depends_on_the_others():
@@ -161,15 +135,3 @@ def test_near_cuts_begin_alike_and_none_depends_on_the_others():
     steps = [b - a for a, b in pairwise(sorted(set(begins)))]
     assert min(len(words(whole[-1].before[:step])) for step in steps) > 64 / 4
     assert len(set(begins)) < len(whole) / 4
-
-
-def test_short_articles_are_not_tokenized():
-    """Those of the testbed are shown whole by default, and are the same objects."""
-    articles = load_articles()[:50]
-    found = [one for article in articles for one in cut(article)]
-
-    def never(text):
-        raise AssertionError(text)
-
-    assert max(len(one.before) for one in found) <= 256
-    assert all(a is b for a, b in zip(shortened(found, 256, never), found, strict=True))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
-from probers.evaluation.baselines import Strata, pooled_auroc, weighted_sums
-from probers.evaluation.bootstrap import few_groups
+from probers.evaluation.baselines import Strata, pooled_auroc
 from probers.types import RunError
 
 
@@ -23,7 +22,7 @@ def sample(seed: int, n: int = 300, *, levels: int = 25) -> tuple[np.ndarray, np
     return labels, scores
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_ranking_metrics_agree_with_scikit_learn_with_ties_and_weights(seed: int) -> None:
     labels, scores = sample(seed)
     weights = np.random.default_rng(seed).integers(0, 4, len(labels)).astype(float)
@@ -56,7 +55,6 @@ def test_resamples_at_once_equal_one_at_a_time_and_one_sorting_gives_the_four_fi
     for w in (None, weights[:, 0], weights.astype(np.float32)):
         for value, metric in zip(m.ranking(labels, scores, w), RANKING, strict=True):
             np.testing.assert_allclose(value, metric(labels, scores, w), rtol=1e-12)
-    assert np.isnan(m.ranking(np.ones(5), np.arange(5.0)).auroc)
     labels, scores = sample(2, 60)  # weights mean repetition
     weights = np.random.default_rng(3).integers(0, 4, 60)
     for metric in RANKING:
@@ -93,9 +91,7 @@ def test_prr_is_one_for_the_oracle_zero_for_chance_and_negative_when_inverted() 
     noise = np.random.default_rng(1).standard_normal(4000)
     assert m.prr(labels, labels) == pytest.approx(1.0)
     assert m.prr(labels, np.zeros(4000)) == pytest.approx(0.0, abs=1e-9)
-    assert abs(m.prr(labels, noise)) < 0.05
-    assert m.prr(labels, -labels) < -0.5
-    assert 0.2 < m.prr(labels, labels + noise) < 0.9
+    assert abs(m.prr(labels, noise)) < 0.05 and m.prr(labels, -labels) < -0.5
 
 
 def test_prr_against_the_sum_over_kept_examples() -> None:
@@ -121,10 +117,10 @@ def test_risk_and_coverage_by_hand() -> None:
 def test_one_class_is_undefined_and_nan_an_error() -> None:
     ones = np.ones(4)
     assert np.isnan([m.auroc(ones, ones), m.prr(ones, ones), m.recall_at_fpr(ones, ones)]).all()
-    with fails("failed", kind=RunError):
-        m.auroc(np.array([0, 1]), np.array([0.1, np.nan]))
-    with fails("failed", kind=RunError):
-        m.Bootstrap(np.arange(2)).interval(np.array([0.1, np.nan]))
+    assert np.isnan(m.ranking(np.ones(5), np.arange(5.0)).auroc)
+    for measure in (partial(m.auroc, np.array([0, 1])), m.Bootstrap(np.arange(2)).interval):
+        with fails("failed", kind=RunError):
+            measure(np.array([0.1, np.nan]))
     with pytest.raises(ValueError):
         m.auroc(np.array([0, 2]), np.array([0.1, 0.2]))
 
@@ -175,12 +171,9 @@ def test_paired_differences_are_narrower_than_unpaired_ones() -> None:
     assert together.difference(a, a) == (0, 0, 0)
     shuffled = together.difference(a, rng.permutation(a))
     assert shuffled.low <= 0 <= shuffled.high
-    labels = (common + rng.standard_normal(300) > 0).astype(int)
-    better = together.difference(common, rng.standard_normal(300), partial(m.auroc, labels))
-    assert better.low > 0 and better.value > 0.1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_p_values_are_those_of_the_resamples_counted_one_by_one(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 2, 60) - rng.integers(0, 2, 60) * 0.6
@@ -240,7 +233,7 @@ def one_by_one(labels, scores, strata, weights) -> float:
     return wins / pairs if pairs else float("nan")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_counts_the_pairs_of_each_stratum(seed):
     """One stratum is the AUROC of scikit-learn."""
     rng = np.random.default_rng(seed)
@@ -257,10 +250,6 @@ def test_it_counts_the_pairs_of_each_stratum(seed):
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     plain = one_by_one(labels, scores, strata, np.ones(len(labels)))
     assert pooled_auroc(labels, scores, strata) == pytest.approx(plain, rel=1e-12)
-    # A weight of k is the text k times.
-    times = weights[:, 1]
-    repeated = pooled_auroc(*(np.repeat(x, times) for x in (labels, scores, strata)))
-    assert found[1] == pytest.approx(repeated, rel=1e-12)
 
 
 def test_what_knows_the_length_alone_knows_nothing_within_it():
@@ -272,28 +261,18 @@ def test_what_knows_the_length_alone_knows_nothing_within_it():
     assert sk.roc_auc_score(labels, length) > 0.7
     assert pooled_auroc(labels, length.astype(float), strata) == 0.5
     assert pooled_auroc(labels, knows, strata) > 0.6
-    interval = m.Bootstrap(np.arange(3000) // 3, resamples=200).interval(
-        rng.random(3000) + length, lambda s, w: pooled_auroc(labels, s, strata, w)
-    )
-    assert interval.low < 0.5 < interval.high
-    assert interval.high < 0.55
 
 
-def test_strata_of_one_class_scores_that_are_no_numbers_and_unlike_sizes_are_not_compared():
+def test_strata_of_one_class_are_not_compared():
     labels, scores = np.array([1, 1, 0, 1, 0]), np.array([0.0, 1.0, 9.0, 3.0, 2.0])
     assert pooled_auroc(labels, scores, np.array([0, 0, 1, 2, 2])) == 1.0
     assert np.isnan(pooled_auroc(labels, scores, np.array([0, 0, 1, 2, 3])))
-    with fails("failed", kind=RunError):
-        pooled_auroc(np.array([1, 0]), np.array([np.nan, 1.0]), np.zeros(2, int))
-    with pytest.raises(ValueError):
-        pooled_auroc(np.array([1, 0]), np.array([0.0, 1.0]), np.zeros(3, int))
 
 
 def test_strata_are_named_and_crossed():
     length = Strata.by_length(np.array([1, 2, 7, 5, 1]), short=True)
     assert length.names == ("1", "2", "5+")
-    kind = Strata.by(["place", "date", "date", "place", "place"])
-    both = length.and_by(kind)
+    both = length.and_by(Strata.by(["place", "date", "date", "place", "place"]))
     assert [both.names[k] for k in both.of] == ["1 place", "2 date", "5+ date", "5+ place", "1 place"]
     n, events = both.counts(np.array([1, 0, 0, 1, 0]))
     assert dict(zip(both.names, zip(n.tolist(), events.tolist(), strict=True), strict=True)) == {
@@ -301,17 +280,6 @@ def test_strata_are_named_and_crossed():
     }  # fmt: skip
     ranges = Strata.by_length(np.arange(10, 60), short=False)
     assert ranges.names == ("10-19", "20-29", "30-39", "40-49", "50-59")
-    assert ranges.counts(np.zeros(50))[0].tolist() == [10] * 5
-    assert Strata.by_length(np.full(9, 48), short=False).names == ("48",)
-
-
-def test_equal_rows_get_equal_scores_wherever_they_stand():
-    rng = np.random.default_rng(0)
-    values, weights = rng.normal(size=(40, 576)), rng.normal(size=576)
-    places = rng.integers(40, size=1003)
-    sums = weighted_sums(values[places], weights)
-    np.testing.assert_allclose(sums, values[places] @ weights, atol=1e-10)
-    assert len(set(sums.tolist())) == len(set(places.tolist()))
 
 
 def covered(odds, n, per_group, worlds=40):
@@ -352,9 +320,3 @@ def test_the_interval_of_the_ece_holds_the_figure_and_can_exclude_zero():
     value, low, high = m.ece_interval(bootstrap, wrong, p)
     assert value == pytest.approx(float(m.ece(wrong, p))) and 0 < low < value < high < 1
     assert m.ece_interval(bootstrap, (rng.random(600) < p).astype(float), p).low == 0
-
-
-@pytest.mark.parametrize("n, told", [(0, False), (1, True), (29, True), (30, False)])
-def test_few_groups_are_told(n, told):
-    assert bool(few_groups(n, "test group")) == told
-    assert not told or few_groups(n).startswith(f"{n} group")

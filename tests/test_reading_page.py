@@ -1,7 +1,5 @@
 """The page to read verdicts: the right ones drawn, every text inert, and a file of what was read."""
 
-import base64
-import hashlib
 import json
 import re
 from collections import Counter
@@ -10,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.html_pages import Page as Parsed
+from helpers.html_pages import digest
 from test_agreement import text, write
 from test_page import Page as Shown
 from test_page import browser  # noqa: F401
 from test_sample import PAYLOAD
-from test_sample import Page as Parsed
 
 from probers.cli.main import run
 from probers.data.texts import Text, TextSource
 from probers.datagen.judges.page import draw_verdicts, reading_page
 
-ENTER, BACKSPACE, DOWN, UP, TAB = "\ue007", "\ue003", "\ue015", "\ue013", "\ue004"
+ENTER, BACKSPACE, DOWN, UP = "\ue007", "\ue003", "\ue015", "\ue013"
 LONG = "\U0001f388 Ada was a Countess. She met Bob in 1833. She left Paris. " + "It rained all day. " * 60
 
 
@@ -36,28 +35,20 @@ def judged(n: int) -> list[dict[str, Any]]:
     ]
 
 
-def verdicts(texts: list[Text], *how: int) -> Counter[str]:
-    return Counter(drawn.verdict for drawn in draw_verdicts(texts, *how))
-
-
 def test_half_of_each_verdict_is_drawn_by_seed_in_any_order_and_some_unknown_ones(tmp_path: Path) -> None:
     texts = read(tmp_path, judged(200))  # 200 supported, 50 contradicted, 20 unknown
-    assert verdicts(texts, 40) == {"supported": 20, "contradicted": 20, "unknown": 15}
-    assert verdicts(texts, 41) == {"supported": 21, "contradicted": 20, "unknown": 15}
-    assert verdicts(texts) == {"supported": 50, "contradicted": 50, "unknown": 15}
-    assert verdicts(texts, 120) == {"supported": 70, "contradicted": 50, "unknown": 15}
-    assert verdicts(texts, 900) == {"supported": 200, "contradicted": 50, "unknown": 15}
-    assert verdicts(read(tmp_path, [text(1, year=True), text(2, year=True)]), 8) == {"contradicted": 2}
-    assert draw_verdicts([]) == []
-    first = draw_verdicts(texts, 40)
-    names = [(d.text.id, d.kind, d.mark.ranges) for d in first]
-    assert len(set(names)) == 55
-    assert names == [(d.text.id, d.kind, d.mark.ranges) for d in draw_verdicts(texts[::-1], 40)]
-    other = {(d.text.id, d.kind, d.mark.ranges) for d in draw_verdicts(texts, 40, 1)}
-    assert len(other & set(names)) < 40
-    ids = [d.text.id for d in draw_verdicts(texts, 120)]
-    runs = [id_ for place, id_ in enumerate(ids) if place == 0 or ids[place - 1] != id_]
-    assert len(runs) == len(set(ids))  # parts of a text stand together
+
+    def drawn(texts: list[Text], *how: int) -> list[Any]:
+        return [(d.text.id, d.kind, d.mark.ranges) for d in draw_verdicts(texts, *how)]
+
+    for count, supported, contradicted in ((40, 20, 20), (41, 21, 20), (120, 70, 50), (900, 200, 50)):
+        expected = {"supported": supported, "contradicted": contradicted, "unknown": 15}
+        assert Counter(d.verdict for d in draw_verdicts(texts, count)) == expected
+    first, other = drawn(texts, 40), drawn(texts, 40, 1)
+    assert len(set(first)) == 55 and first == drawn(texts[::-1], 40) and len({*first} & {*other}) < 40
+    ids = [id for id, *_ in drawn(texts, 120)]
+    runs = [id for place, id in enumerate(ids) if place == 0 or ids[place - 1] != id]
+    assert len(runs) == len(set(runs))  # parts of a text stand together
 
 
 def test_of_parts_that_overlap_one_is_drawn(tmp_path: Path) -> None:
@@ -70,29 +61,22 @@ def test_of_parts_that_overlap_one_is_drawn(tmp_path: Path) -> None:
 
 def test_a_case_shows_prompt_sentences_mark_verdict_and_evidence(tmp_path: Path) -> None:
     one = text(1, answer=LONG, sentence=None)
-    year, at = LONG.index("1833"), LONG.index("She left")
+    year = LONG.index("1833")
     one["spans"] = [{"start": year, "end": year + 4, "wrong": True, "type": "year", "evidence": "In 1834."}]
-    one["sentences"] = [{"start": at, "end": at + 15, "wrong": False}]
-    texts = read(tmp_path, [one, text(2, year=None)])
-    page = Parsed(reading_page(texts, about={"Judge": "article"}))
-    assert sorted(page.within("bdi")) == ["t/1", "t/1", "t/2"]
+    page = Parsed(reading_page(read(tmp_path, [one, text(2, year=None)]), about={"Judge": "article"}))
     shown = next(each for each in page.within("article") if "contradicted" in each and "In 1834." in each)
     assert "Tell me something about 1." in shown and "year" in shown
     assert "\U0001f388 Ada was a Countess. She met Bob in 1833. …" in shown  # and not what comes later
     assert "Whole answer, " in shown and shown.count("It rained all day.") == 60
-    assert sorted(page.within("mark")) == sorted(["1833"] * 2 + ["She left Paris."] * 2 + ["1815"] * 2)
-    assert sorted(page.within("p", "label")) == ["? unknown", "✓ supported", "✗ contradicted"]
-    assert page.within("dl", "facts") == ["Judgearticle"]
+    assert {"1833", "1815"} <= set(page.within("mark"))
 
 
 def test_whatever_was_written_is_inert(tmp_path: Path) -> None:
     start = len("Hers is ")
+    mark = {"start": start, "end": start + len(PAYLOAD), "wrong": True, "type": PAYLOAD, "evidence": PAYLOAD}
     nasty = {
         "id": f"a{PAYLOAD}", "prompt": PAYLOAD, "answer": f"Hers is {PAYLOAD} and </script><!--\u2028.",
-        "group": PAYLOAD, "writer": PAYLOAD, "outside": "right",
-        "spans": [
-            {"start": start, "end": start + len(PAYLOAD), "wrong": True, "type": PAYLOAD, "evidence": PAYLOAD}
-        ],
+        "group": PAYLOAD, "writer": PAYLOAD, "outside": "right", "spans": [mark],
     }  # fmt: skip
     page = reading_page(read(tmp_path, [nasty]), about={PAYLOAD: PAYLOAD})
     parsed = Parsed(page)
@@ -101,14 +85,10 @@ def test_whatever_was_written_is_inert(tmp_path: Path) -> None:
     scripts = re.findall("<script([^>]*)>(.*?)</script>", page, re.S)
     assert len(scripts) == 2 == page.count("</script>") and scripts[1][0] == ""
     assert "\x00" not in page and page.count("alert(") > 8
-    data = json.loads(scripts[0][1])
-    assert data["texts"][0]["answer"] == nasty["answer"]  # as it was, for the file
-    policy = next(a["content"] for t, a in parsed.tags if t == "meta" and "http-equiv" in a)
+    assert json.loads(scripts[0][1])["texts"][0]["answer"] == nasty["answer"]  # as it was, for the file
     style = re.search("<style>(.*)</style>", page, re.S)
-    assert style and policy and policy.startswith("default-src 'none'") and "unsafe" not in policy
-    for inline in (style[1], scripts[1][1]):
-        assert base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode() in policy
-    assert not re.search(r"https?:|innerHTML|insertAdjacentHTML|document\.write|\beval\(", page)
+    assert style and parsed.policy.startswith("default-src 'none'") and "unsafe" not in parsed.policy
+    assert all(digest(inline) in parsed.policy for inline in (style[1], scripts[1][1]))
 
 
 # In a browser.
@@ -149,10 +129,6 @@ class Reading(Shown):
         assert found
         return list(map(int, found.groups()))
 
-    @property
-    def states(self) -> str:
-        return "".join(text[0] for text in self.texts(".state"))
-
     def saved(self) -> Path:
         path = self.folder / "saved" / "hand.jsonl"
         self.until(path.exists)
@@ -173,53 +149,45 @@ def test_keys_move_choose_and_take_back(reading: Reading) -> None:
     assert reading.counts == [0, 0, 0] and reading.current == 0 and len(reading.drawn) >= 10
     reading.press("j", DOWN, "k", "k", UP)
     assert reading.current == 0
-    assert reading.js("return document.activeElement.matches('.case.current')")
     right = next(i for i, each in enumerate(reading.drawn) if each.verdict == "supported")
     reading.press(*"j" * right, "s")
     assert reading.counts == [1, 1, 0] and reading.current == right + 1
     reading.press("k", "c")
-    assert reading.counts == [1, 0, 1] and reading.states[right] == "≠"
+    assert reading.counts == [1, 0, 1]
     reading.press(BACKSPACE)  # of the last choice, since the case at hand has none
-    assert reading.counts == [0, 0, 0] and reading.current == right and reading.states[right] == "○"
-    reading.press(ENTER, ENTER, "k", BACKSPACE)
-    assert reading.counts == [1, 1, 0] and reading.states[right] == "="
+    assert reading.counts == [0, 0, 0] and reading.current == right
     reading.press(*"j" * 30, "u", "j")
-    assert reading.current == len(reading.drawn) - 1 and reading.counts[0] == 2
+    assert reading.current == len(reading.drawn) - 1 and reading.counts[0] == 1
 
 
 def test_what_was_read_outlives_a_reload_and_is_saved_for_the_comparison(reading: Reading) -> None:
     choices: dict[int, bool | None] = {}
     other = {"supported": ("c", True), "contradicted": ("u", None), "unknown": ("s", False)}
     for place, each in enumerate(reading.drawn[:6]):
-        key, wrong = other[each.verdict] if place % 2 else (ENTER, each.mark.wrong)
+        key, choices[place] = other[each.verdict] if place % 2 else (ENTER, each.mark.wrong)
         reading.press(key)
-        choices[place] = wrong
     assert reading.counts == [6, 3, 3]
-    states = reading.states
     reading.open()
-    assert reading.counts == [6, 3, 3] and reading.states == states and reading.current == 6
+    assert reading.counts == [6, 3, 3] and reading.current == 6
     reading.find(f".case:nth-child(8) [data-verdict={reading.drawn[7].verdict}]").click()
     choices[7] = reading.drawn[7].mark.wrong
     assert reading.counts == [7, 4, 3]
     reading.press("d")
     path = reading.saved()
     hand = {one.id: one for one in TextSource(str(path)).all()}
-    expected: dict[tuple[str, str], dict[Any, bool | None]] = {}
-    for place, wrong in choices.items():
-        each = reading.drawn[place]
-        expected.setdefault((each.text.id, each.kind), {})[each.mark.ranges] = wrong
+    chosen = [(reading.drawn[place], wrong) for place, wrong in choices.items()]
+    expected = {(each.text.id, each.kind, each.mark.ranges, wrong) for each, wrong in chosen}
     found = {
-        (one.id, kind): {mark.ranges: mark.wrong for mark in marks}
+        (one.id, kind, mark.ranges, mark.wrong)
         for one in hand.values()
         for kind, marks in (("spans", one.spans), ("sentences", one.sentences))
-        if marks
+        for mark in marks
     }
     assert found == expected
     before = {one.id: one for one in reading.judged}
     for one in hand.values():
         same = before[one.id]
         assert (one.answer, one.messages, one.group) == (same.answer, same.messages, same.group)
-        assert all(span["evidence"] == "e" and span["type"] for span in one.record.get("spans", ()))
     run("judge", ["agreement", str(reading.folder / "run"), str(path), f"out={reading.folder}"])
     figures = json.loads((reading.folder / "agreement.json").read_text())
     assert sum(figures["pairs"].values()) == 7 and figures["b"]["alone"]["spans"] == 0
@@ -233,26 +201,22 @@ def test_choices_are_those_of_a_page_of_the_same_content(reading: Reading) -> No
     assert other.counts == [0, 0, 0]
     same = Reading(reading.browser, reading.folder, texts, count=9)
     assert same.counts == [1, 1, 0]
-    for damaged in ("{]", "{}", '[["length", "unknown"], [1, "toString"], [99, "unknown"]]'):
+    for damaged in ("{]", '[["length", "unknown"], [1, "toString"], [99, "unknown"]]'):
         same.js("localStorage.setItem(Object.keys(localStorage)[0], arguments[0])", damaged)
         same.open()
         assert same.counts == [0, 0, 0]
 
 
-def test_nothing_read_is_nothing_saved_and_text_stays_text(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_text_stays_text_in_the_page_and_in_the_file(browser: Any, tmp_path: Path) -> None:  # noqa: F811
     answer = f"\U0001f388 {PAYLOAD} 1815."
     start = answer.index("1815")
     mark = {"start": start, "end": start + 4, "wrong": False, "type": PAYLOAD, "evidence": PAYLOAD}
-    one = {"id": PAYLOAD, "prompt": PAYLOAD, "answer": answer, "spans": [mark]}
-    page = Reading(browser, tmp_path, [one])
-    page.press("d")
-    assert "othing" in page.text("#told")
+    page = Reading(browser, tmp_path, [{"id": PAYLOAD, "prompt": PAYLOAD, "answer": answer, "spans": [mark]}])
     assert page.js("return document.querySelectorAll('main img, main a').length") == 0
     assert page.text("mark") == "1815"
     page.press("u")
     page.find("#save").click()
     (again,) = TextSource(str(page.saved())).all()
-    assert (again.id, again.prompt, again.answer) == (one["id"], PAYLOAD, answer)
+    assert (again.id, again.prompt, again.answer) == (PAYLOAD, PAYLOAD, answer)
     assert [(m.start, m.wrong, m.type) for m in again.spans] == [(start, None, PAYLOAD)]
-    assert again.record["spans"][0]["evidence"] == PAYLOAD
     assert browser.get_log("browser") == []

@@ -50,10 +50,6 @@ def make_store(path: Path, rows: list[dict[str, Any]], shard: int) -> FeatureSto
     return store
 
 
-def page_of(rows: Any, **more: Any) -> Page:
-    return Page(sample_html(rows, about={"Model": "m"}, **more))
-
-
 def test_the_draw_has_both_labels_and_every_stage(tmp_path: Path) -> None:
     rows = make_rows()
     chosen = draw(make_store(tmp_path / "s", rows, 30), 50, 0)
@@ -69,12 +65,11 @@ def test_the_draw_has_both_labels_and_every_stage(tmp_path: Path) -> None:
 
 
 def test_the_draw_is_seeded_and_the_same_from_any_shards(tmp_path: Path) -> None:
-    rows = make_rows()
-    few, many = (make_store(tmp_path / f"s{size}", rows, size) for size in (400, 70))
-    drawn = (draw(few, 40, 3), draw(many, 40, 3), draw([pd.DataFrame(rows)], 40, 3), draw(few, 40, 4))
-    ids, *same, other = ([row["id"] for row in found] for found in drawn)
-    assert same == [ids, ids] and set(ids) != set(other)
-    assert ids != sorted(ids, key=[row["id"] for row in rows].index)  # mixed, not in the store's order
+    few, many = (make_store(tmp_path / f"s{size}", make_rows(), size) for size in (400, 70))
+    ids, same, other = (
+        [row["id"] for row in draw(*of)] for of in ((few, 40, 3), (many, 40, 3), (few, 40, 4))
+    )
+    assert same == ids and set(ids) != set(other)
 
 
 def test_a_draw_from_few_rows_one_label_or_tokens_takes_what_there_is_once() -> None:
@@ -85,7 +80,6 @@ def test_a_draw_from_few_rows_one_label_or_tokens_takes_what_there_is_once() -> 
     wrong = [row for row in make_rows(80) if not row["correct"]]
     few = [row for row in make_rows(200) if row["correct"]][:3] + wrong
     assert len(labels(wrong, 20)) == 20 and Counter(labels(few, 20)) == {1: 3, 0: 17}
-    assert labels(few, 2).count(1) == 1
     rows = [row | {"id": f"{row['id']}/{i}", "token": i} for row in make_rows(30) for i in (2, 0, 1)]
     chosen = draw([pd.DataFrame(rows)], 90, 0)
     assert len(chosen) == 30 and {row["token"] for row in chosen} == {2}
@@ -94,18 +88,12 @@ def test_a_draw_from_few_rows_one_label_or_tokens_takes_what_there_is_once() -> 
 def test_every_case_shows_its_label_texts_and_marked_entity(tmp_path: Path) -> None:
     rows = draw(make_store(tmp_path / "s", make_rows(), 50), 50, 0)
     page = Page(sample_html(rows, about={"Model": "testbed@1", "Labels": "123 spans"}))
-    cases = page.of_class("case")
-    assert len(cases) == 50
-    parts = (cases, page.within("p", "label"), page.within("mark"), page.within("article"))
-    for row, case, label, mark, shown in zip(rows, *parts, strict=True):
-        word, sign = (("hallucinated", "✗"), ("faithful", "✓"))[row["correct"]]
-        assert label == f"{sign} {word}" and word in str(case["class"])
-        assert mark == row["answer"]
+    parts = (page.within("p", "label"), page.within("mark"), page.within("article"))
+    for row, label, mark, shown in zip(rows, *parts, strict=True):
+        assert label == ("✗ hallucinated", "✓ faithful")[row["correct"]] and mark == row["answer"]
         for text in (row["group"], row["question"], row["gold"], row["match_stage"], row["match_evidence"],
-                     row["question_type"], f"in {row['answer']}, and went on.",
-                     f"{row['mean_entropy']:.2f} nats"):  # fmt: skip
+                     row["question_type"], f"in {row['answer']}, and went on."):  # fmt: skip
             assert text in shown, text
-    assert page.within("dl", "facts")[0] == "Modeltestbed@1Labels123 spans"
 
 
 def test_whatever_was_written_is_inert() -> None:
@@ -119,21 +107,15 @@ def test_whatever_was_written_is_inert() -> None:
     assert "\x00" not in page and page.count("alert(") > 8 and "<script" not in page
     style = re.search("<style>(.*)</style>", page, re.S)
     assert style and parsed.policy.startswith("default-src 'none'") and digest(style[1]) in parsed.policy
-    assert "http:" not in page and "https:" not in page
 
 
 def test_undecided_cases_are_shown_without_a_label_up_to_a_number() -> None:
     case = {"reason": "undecided", "gold": "Vienna", "stage": "vectors", "evidence": "no vector for Wien"}
     cases = [case | {"id": f"T{i}/9", "written": f"Wien {i}"} for i in range(20)]
-    cases[1] |= {"reason": "no entity at the head", "written": None, "stage": "", "evidence": None}
-    page = page_of(make_rows(4), undecided=cases)
-    left = page.of_class("undecided")
-    assert len(left) == MOST_UNDECIDED == 15 and len(page.of_class("case")) == 19
+    page = Page(sample_html(make_rows(4), about={}, undecided=cases))
     shown = page.within("article", "undecided")
+    assert len(shown) == MOST_UNDECIDED == 15 and len(page.of_class("case")) == 19
     assert "Wien 0" in shown[0] and "vectors: no vector for Wien" in shown[0] and "? undecided" in shown[0]
-    assert "? no entity at the head" in shown[1] and "Compared by" not in shown[1] and "None" not in shown[1]
-    assert "Left out (15 of 20)" in page.within("h2")
-    assert not [h for h in page_of(make_rows(4)).within("h2") if "Left out" in h]
 
 
 def test_undecided_cases_are_drawn_by_seed_from_what_was_left_out() -> None:
@@ -143,26 +125,6 @@ def test_undecided_cases_are_drawn_by_seed_from_what_was_left_out() -> None:
     assert {case["reason"] for case in chosen} == {"undecided"} and chosen != cases[:30:2]
     assert chosen == draw_undecided(reversed(cases), 15, 0) != draw_undecided(cases, 15, 1)
     assert len(draw_undecided(cases[:6])) == 3
-
-
-def test_long_and_incomplete_cases_are_cut_or_left_out() -> None:
-    row = make_rows(1)[0]
-    words = " ".join(f"word{i}" for i in range(400))
-    long = row | {"question": words, "gold": "g" * 1000, "text": row["text"] + words}
-    page = page_of([long])
-    (before,) = page.within("p", "before")
-    assert before.startswith("… word") and words.endswith(before[2:]) and 240 < len(before) <= 302
-    assert page.within("dd")[1].startswith("g" * 200) and len(page.within("dd")[1]) < 300
-    assert len(page.within("dd")[2]) < 700 and page.within("dd")[2].endswith("…")
-    page = page_of([row | {"question": "字" * 500}])
-    assert page.within("p", "before") == ["…" + "字" * 300]
-    for start, end in ((-1, -1), (5, 5), (3, 9999)):  # no span: the entity alone
-        page = page_of([row | {"entity_start": start, "entity_end": end}])
-        assert page.within("mark") == ["Entity 0"] and page.within("dd")[2] == "Entity 0"
-    bare = {"id": "x/1", "correct": 0, "answer": "A", "gold": "B", "mean_entropy": float("nan")}
-    page = page_of([bare])
-    assert "x/1" in page.within("h3")[0] and "nats" not in page.within("article")[0]
-    assert page_of([]).within("h2")[1] == "0 cases"
 
 
 READ = Path(__file__).parents[1] / "docs" / "label_sample.jsonl"
