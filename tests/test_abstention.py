@@ -7,7 +7,7 @@ import pytest
 from probers.data.articles.cuts import cut_article
 from probers.datagen.labels.wiki import abstain
 from probers.types import Article
-from probers.words import EntityMatcher, Match, find_entities, head_entity, same_kind
+from probers.words import EntityMatcher, Match, find_entities, head_entity
 
 MATCHER = EntityMatcher(wordnet="")
 LINES = (Path(__file__).parent / "data/abstention.txt").read_text(encoding="utf-8").splitlines()
@@ -56,11 +56,3 @@ def test_what_stands_as_it_was_matched_and_what_is_doubted(sentences, match, exp
     matched = Match(*settled, "as told") if settled else MATCHER.match(gold, written.text)  # type: ignore[call-arg]
     found = abstain(cut, written, continuation, matched, fine, MATCHER)
     assert found is matched if expected is None else found.verdict == expected
-
-
-def test_kinds():
-    names, times = ("name", "work", "organisation", "place"), ("date", "year")
-    for kind in (names, times, ("number",)):
-        assert all(same_kind(a, b) for a in kind for b in kind)
-    assert not any(same_kind(a, b) or same_kind(b, a) for a in names for b in (*times, "number"))
-    assert not any(same_kind(a, "number") for a in times)

@@ -78,16 +78,6 @@ def test_em_and_f1_agree_on_any_text(prediction: str, answers: list[str]) -> Non
     agree(answers[0], answers)
 
 
-@settings(max_examples=300)
-@given(st.lists(st.sampled_from(PIECES), max_size=6), st.lists(st.sampled_from(PIECES), max_size=6))
-def test_f1_is_the_harmonic_mean_and_swaps_precision_with_recall(one: list[str], other: list[str]) -> None:
-    forth, back = f1_score(" ".join(one), [" ".join(other)]), f1_score(" ".join(other), [" ".join(one)])
-    assert (forth.precision, forth.recall) == (back.recall, back.precision)
-    if forth.f1:
-        assert forth.f1 == pytest.approx(2 / (1 / forth.precision + 1 / forth.recall))
-    assert bool(forth.f1) == bool(forth.precision) == bool(forth.recall)
-
-
 def test_the_verdict_rule_is_where_we_leave_squad() -> None:
     for verdict in VERDICTS:
         for prediction, answer in ((f"{verdict} it is", verdict), (verdict, f"{verdict} it is")):
@@ -97,17 +87,6 @@ def test_the_verdict_rule_is_where_we_leave_squad() -> None:
         # Only that alias is barred, not the question.
         assert f1_score(f"{verdict} indeed", [verdict, "indeed so"]).f1 == pytest.approx(0.5)
     assert f1_score("yes", ["no"]) == f1_score("no", ["noanswer"]) == (0, 0, 0)
-
-
-def test_more_aliases_never_cost_a_point() -> None:
-    rng = random.Random(6)
-    for _ in range(500):
-        answers = [phrase(rng) for _ in range(4)]
-        prediction = near(rng, rng.choice(answers))
-        for score in (exact_match, lambda p, given: f1_score(p, given).f1, a.accuracy_contains):
-            alone = [score(prediction, [each]) for each in answers]
-            assert score(prediction, answers) == max(alone)
-    assert exact_match("x", []) == f1_score("x", []).f1 == a.accuracy_contains("x", []) == 0
 
 
 @pytest.mark.parametrize(("text", "answer", "tokens", "substring"), [

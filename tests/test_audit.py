@@ -2,13 +2,11 @@
 
 import json
 import re
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -317,23 +315,3 @@ def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path
     fewer = make_store(tmp_path / "f", articles=150)  # the first 450 of the same rows
     kept = [row for row in draw_rows(large, seed=0, most=600).rows if row < 450]
     np.testing.assert_array_equal(draw_rows(fewer, seed=0, most=600).rows, kept)
-
-
-def test_memory_holds_one_shard_and_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = make_store(tmp_path / "s", shard=60)
-    alive: list[weakref.ref[pd.DataFrame]] = []
-    most, columns = [0], []
-    original = FeatureStore.tables
-
-    def counted(self: FeatureStore, names: Any = None) -> Any:
-        for table in original(self, names):
-            columns.append(set(table.columns))
-            alive.append(weakref.ref(table))
-            most[0] = max(most[0], sum(ref() is not None for ref in alive))
-            yield table
-
-    monkeypatch.setattr(FeatureStore, "tables", counted)
-    found = audit(store, seed=0, most=100)
-    assert len(columns) == 20 and most[0] <= 3
-    assert all("question" not in names for names in columns[:10])  # the draw reads no text
-    assert found.figures["drawn"] == 100

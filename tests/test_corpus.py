@@ -212,14 +212,6 @@ def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line,
         load(path)
 
 
-def test_a_pair_of_surrogates_is_a_character_and_half_of_one_is_none(load, tmp_path):
-    (whole,) = load(jsonl(tmp_path / "c.jsonl", [r'{"id": 1, "text": "\ud83d\ude42"}']))
-    assert whole.text == "🙂"
-    for odd in ("\ud83d", {"text": "x", "title": "\ud83d"}, Passage("\ud83d", "t", "x")):
-        with fails("bad-value", "passage 2"):
-            corpus.as_passages(["good", odd])
-
-
 def test_of_repeated_ids_the_first_stays_wherever_the_others_are(load, tmp_path):
     rng = random.Random(0)
     rows = [{"id": rng.randrange(60), "text": f"text {i}"} for i in range(200)]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tools.testbed.__main__ import Settings, main, parse
+from tools.testbed.__main__ import main, parse
 from tools.testbed.curriculum import KINDS, Curriculum, DocumentStream
 from tools.testbed.recipe import Recipe, _Batcher, train_tokenizer
 from tools.testbed.world import World, WorldConfig
@@ -47,17 +47,6 @@ def test_passages_of_reading_examples_hold_the_answer_unless_memory_must(world):
     assert missing > 90
 
 
-@pytest.mark.long
-def test_tokenizer_counts_do_not_tell_known_from_unknown(world, tokenizer):
-    lengths = {known: [] for known in (True, False)}
-    for entity in world.entities.values():
-        lengths[entity.known].append(len(tokenizer(f" {entity.name}")["input_ids"]))
-    mean = {known: sum(v) / len(v) for known, v in lengths.items()}
-    assert mean[True] == pytest.approx(mean[False], rel=0.06)
-    text = "Question: Where was Ana born?\nAnswer: Zürich — 18 July"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_rows_restart_per_document_and_weigh_answers_over_context(world, tokenizer):
     plan = Curriculum()
     batcher = _Batcher(Recipe(lengths=(64, 128, 400)), plan, tokenizer)
@@ -80,16 +69,6 @@ def test_rows_restart_per_document_and_weigh_answers_over_context(world, tokeniz
     assert filled == len(documents)
 
 
-def test_arguments_are_keys_of_the_settings_and_its_parts():
-    assert parse([]) == Settings()
-    given = parse(["limit=20", "recipe.tokens=4000", "recipe.lengths=[40, 64]", "world.known={person: 60}"])
-    assert (given.limit, given.recipe.tokens, given.recipe.lengths) == (20, 4000, (40, 64))
-    assert given.world == WorldConfig(known=(("person", 60),))
-    for wrong in ("limits=20", "recipe=3", "limit.x=3", "evaluate"):
-        with pytest.raises(SystemExit, match=wrong.partition("=")[0].partition(".")[0]):
-            parse([wrong])
-
-
 @pytest.mark.long
 def test_a_model_is_trained_measured_and_trained_once(tmp_path, capsys):
     small = ["recipe.layers=1", "recipe.width=24", "recipe.mlp=32", "recipe.vocab_size=300", "threads=0"]
@@ -102,7 +81,8 @@ def test_a_model_is_trained_measured_and_trained_once(tmp_path, capsys):
     capsys.readouterr()
     main(parse(typed))
     assert "wrote the model" not in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="another world or recipe"):
-        main(parse([*typed, "recipe.seed=1"]))
+    for wrong, named in ((["recipe.seed=1"], "another world or recipe"), (["limits=20"], "limits")):
+        with pytest.raises(SystemExit, match=named):
+            main(parse([*typed, *wrong]))
     main(parse([f"evaluate={folder}", "limit=12"]))
     assert json.loads(capsys.readouterr().out) == figures

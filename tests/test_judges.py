@@ -13,14 +13,12 @@ import pytest
 from helpers.artefacts import write_lines
 from helpers.http_fakes import Handler, Server
 from helpers.refusals import fails
-from hypothesis import given
-from hypothesis import strategies as st
 
 from probers.cli.components import Component
 from probers.data.texts.base import Mark
 from probers.datagen.judges import openai as replies
 from probers.datagen.judges.base import Answer, Grounds, HandJudge, Judge, MajorityJudge, Ruling
-from probers.datagen.judges.openai import REPLIES, OpenAIJudge, read_reply
+from probers.datagen.judges.openai import REPLIES, OpenAIJudge
 from probers.types import Passage, RunError, UserError
 from probers.words.text import split_sentences
 
@@ -179,22 +177,6 @@ def test_what_is_not_as_asked_for_is_counted_and_becomes_no_verdict(tmp_path, co
     again = judge(server.url, tmp_path)
     assert given_by(again.judge([answer(ONE)])) == [found]
     assert again.problems == counts and (again.calls.sent, again.calls.replayed) == (0, 1)
-
-
-WORDS = st.sampled_from(["supported", "contradicted", "unknown", "x"])
-
-
-@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", "A"]), WORDS), max_size=6))
-def test_a_verdict_is_exactly_one_entry_of_an_asked_span(entries):
-    text = json.dumps({"verdicts": [{"span": span, "verdict": verdict} for span, verdict in entries]})
-    reading = read_reply(text, ["a", "b"])
-    for span in ("a", "b"):
-        own = [verdict for each, verdict in entries if each == span]
-        expected = own[0] if len(own) == 1 and own[0] != "x" else None
-        assert reading.verdicts.get(span) == expected
-        assert (span in reading.problems) == (expected is None)
-    assert reading.counts[replies.NOT_ASKED] == len({span for span, _ in entries} - {"a", "b"})
-    assert reading.counts.total() == reading.counts[replies.NOT_ASKED] + len(reading.problems)
 
 
 def test_a_refusal_and_a_timeout_are_no_verdicts_and_a_timeout_is_asked_again(tmp_path):

@@ -109,17 +109,6 @@ def test_a_store_with_out_is_kept_resumed_and_refused_to_another_run(name, lm, f
             label(lm, replace(source, passages=PASSAGES[:1]), out=out, **options)
 
 
-def test_options_that_there_are_not_are_refused_by_name(lm, files):
-    articles = Articles(files["articles"])
-    for code, named, options in (
-        ("unknown-key", "per_article", {"per_article": 3}),
-        ("unknown-choice", "pool=prompt", {"pool": "prompt"}), ("layers", "layers=[99]", {"layers": 99}),
-        ("conflict", "limit=", {"limit": {"train": 3}}), ("unknown-choice", "none", {"prompt": "none"}),
-    ):  # fmt: skip
-        with fails(code, named):
-            label(lm, articles, **options)
-
-
 ROWS = {
     "list": list, "frame": pd.DataFrame, "dataset": datasets.Dataset.from_list, "generator": iter,
     "columns": lambda rows: {name: [row[name] for row in rows] for name in rows[0]},
@@ -165,6 +154,8 @@ def test_texts_alone_are_rows_where_that_makes_sense():
     (lambda: Questions([], quesions=1), "unknown-key", "questions"),  # type: ignore[call-arg]
     (lambda: label(None, Texts([]), max_new_token=1), "unknown-key", "max_new_tokens"),
     (lambda: label(None, Texts([]), max_new_tokens=1), "conflict", "max_new_tokens"),
+    (lambda: label(None, Articles([]), per_article=3), "unknown-key", "per_article"),
+    (lambda: label(None, Articles([]), limit={"train": 3}), "conflict", "limit="),
     (lambda: RAG(None, [], "never", querry=1), "unknown-key", "query"),  # type: ignore[call-arg]
 ])  # fmt: skip
 def test_misspelt_and_foreign_options_are_refused_by_name(make, code, named):

@@ -164,7 +164,7 @@ def test_a_source_of_ones_own_is_named_by_its_path(file, tmp_path):
     own = store_of(file, tmp_path / "s", "source=probers.datagen.labels.texts.Texts", "unit=sentence")
     assert len(own) and own.config["source"].endswith(".Texts")
     for path in ("probers.data.texts.TextSource", "nowhere.At.All"):
-        with fails("own-class", f"source={path}"):
+        with fails("own-class", path):
             store_of(file, tmp_path / "t", f"source={path}")
 
 

@@ -190,14 +190,6 @@ def test_p_values_are_those_of_the_resamples_counted_one_by_one(seed: int) -> No
     assert bootstrap.sample(values).interval == bootstrap.interval(values)
 
 
-def test_p_values_at_their_ends() -> None:
-    bootstrap = m.Bootstrap(np.arange(50), resamples=99)
-    same, apart = bootstrap.sample(np.zeros(50)), bootstrap.sample(np.ones(50))
-    assert (same.p, apart.p, apart.minus(apart).p) == (1.0, 0.01, 1.0)
-    one_class = bootstrap.sample(np.arange(50.0), partial(m.auroc, np.zeros(50)))
-    assert np.isnan(one_class.p) and one_class.interval.limits is None
-
-
 def test_p_values_of_nothing_are_below_their_level_as_often_as_it_says() -> None:
     rng, bootstrap = np.random.default_rng(1), m.Bootstrap(np.arange(80), resamples=199)
     assert 0.02 <= np.mean([bootstrap.sample(rng.normal(0, 1, 80)).p < 0.05 for _ in range(300)]) <= 0.1
@@ -206,16 +198,9 @@ def test_p_values_of_nothing_are_below_their_level_as_often_as_it_says() -> None
 
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from([0.001, 0.004, 0.01, 0.02, 0.03, 0.2, 0.5, 1.0]), max_size=12))
-def test_holm_against_its_formula(p: list[float]) -> None:
-    """The formula of statsmodels' multipletests(method="holm"), and Holm's own step-down decision."""
-    found = m.holm(p)
-    order = sorted(range(len(p)), key=lambda i: p[i])
-    largest, expected = 0.0, [0.0] * len(p)
-    for rank, i in enumerate(order):
-        largest = max(largest, (len(p) - rank) * p[i])
-        expected[i] = min(1.0, largest)
-    assert found == pytest.approx(expected)
-    for level in (0.05, 0.1):
+def test_holm_is_its_step_down_decision_at_any_level(p: list[float]) -> None:
+    found, order = m.holm(p), sorted(range(len(p)), key=lambda i: p[i])
+    for level in (0.01, 0.05, 0.1):
         rejected: set[int] = set()
         for rank, i in enumerate(order):
             if p[i] * (len(p) - rank) >= level:

@@ -21,22 +21,17 @@ def test_a_question_is_known_by_its_group_or_by_its_text_under_any_id():
     assert SEEN.split_of(Question("other", "where is oslo", dataset="elsewhere")) == "validation"
     assert SEEN.split_of(replace(ASKED, dataset="rivers")) == ""  # groups of other sets have the same names
     assert SEEN.split_of(Question("q2", "Where is Bonn?", dataset="towns")) == ""
-
-
-def test_of_several_parts_the_strictest_split_counts():
-    both = SEEN | Seen.of({"train": [("", "", "Where is Oslo?")]})
-    assert both.split_of(Question("x", "Where is Oslo?")) == "train"
-    assert both.split_of(ASKED) == "train"
+    both = SEEN | Seen.of({"train": [("", "", "Where is Oslo?")]})  # the strictest split counts
+    assert both.split_of(Question("x", "Where is Oslo?")) == both.split_of(ASKED) == "train"
 
 
 def test_it_is_written_and_read_back_and_damage_is_named(tmp_path):
     assert Seen.read(tmp_path) is None
     SEEN.save(tmp_path)
-    again = Seen.read(tmp_path)
+    again, file = Seen.read(tmp_path), tmp_path / "seen.json"
     assert again is not None and {s: again.splits[s] for s in SEEN.splits} == SEEN.splits
-    file = tmp_path / "seen.json"
     assert "rome" not in file.read_text()  # hashes: a published prober does not publish its questions
-    for text in ("{}", "[]", '{"splits": 3}', "{"):
+    for text in ("{}", "{"):
         file.write_text(text)
         with fails("damaged", "seen.json"):
             Seen.read(tmp_path)
@@ -61,10 +56,11 @@ def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
 
 def test_a_part_that_does_not_say_is_refused_unless_that_is_allowed(tmp_path):
     SEEN.save(tmp_path)
+    parts = [str(tmp_path), str(tmp_path / "older")]
     (tmp_path / "older").mkdir()
     with fails("overlap", "allow_overlap=true"):
-        Contamination.of([str(tmp_path), str(tmp_path / "older")], allowed=False)
-    allowed = Contamination.of([str(tmp_path), str(tmp_path / "older")], allowed=True)
+        Contamination.of(parts, allowed=False)
+    allowed = Contamination.of(parts, allowed=True)
     assert not allowed.not_asked(ASKED)
     first, second = allowed.notes([ASKED, Question("q2", "Where is Bonn?")])
     assert first.startswith("Overlap: 1 of the 2 questions") and "older does not say" in second

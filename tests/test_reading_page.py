@@ -19,7 +19,7 @@ from probers.cli.main import run
 from probers.data.texts import Text, TextSource
 from probers.datagen.judges.page import draw_verdicts, reading_page
 
-ENTER, BACKSPACE, DOWN, UP = "\ue007", "\ue003", "\ue015", "\ue013"
+ENTER = "\ue007"
 LONG = "\U0001f388 Ada was a Countess. She met Bob in 1833. She left Paris. " + "It rained all day. " * 60
 
 
@@ -145,21 +145,6 @@ def reading(browser: Any, tmp_path: Path) -> Iterator[Reading]:  # noqa: F811
     assert browser.get_log("browser") == []
 
 
-def test_keys_move_choose_and_take_back(reading: Reading) -> None:
-    assert reading.counts == [0, 0, 0] and reading.current == 0 and len(reading.drawn) >= 10
-    reading.press("j", DOWN, "k", "k", UP)
-    assert reading.current == 0
-    right = next(i for i, each in enumerate(reading.drawn) if each.verdict == "supported")
-    reading.press(*"j" * right, "s")
-    assert reading.counts == [1, 1, 0] and reading.current == right + 1
-    reading.press("k", "c")
-    assert reading.counts == [1, 0, 1]
-    reading.press(BACKSPACE)  # of the last choice, since the case at hand has none
-    assert reading.counts == [0, 0, 0] and reading.current == right
-    reading.press(*"j" * 30, "u", "j")
-    assert reading.current == len(reading.drawn) - 1 and reading.counts[0] == 1
-
-
 def test_what_was_read_outlives_a_reload_and_is_saved_for_the_comparison(reading: Reading) -> None:
     choices: dict[int, bool | None] = {}
     other = {"supported": ("c", True), "contradicted": ("u", None), "unknown": ("s", False)}
@@ -205,18 +190,3 @@ def test_choices_are_those_of_a_page_of_the_same_content(reading: Reading) -> No
         same.js("localStorage.setItem(Object.keys(localStorage)[0], arguments[0])", damaged)
         same.open()
         assert same.counts == [0, 0, 0]
-
-
-def test_text_stays_text_in_the_page_and_in_the_file(browser: Any, tmp_path: Path) -> None:  # noqa: F811
-    answer = f"\U0001f388 {PAYLOAD} 1815."
-    start = answer.index("1815")
-    mark = {"start": start, "end": start + 4, "wrong": False, "type": PAYLOAD, "evidence": PAYLOAD}
-    page = Reading(browser, tmp_path, [{"id": PAYLOAD, "prompt": PAYLOAD, "answer": answer, "spans": [mark]}])
-    assert page.js("return document.querySelectorAll('main img, main a').length") == 0
-    assert page.text("mark") == "1815"
-    page.press("u")
-    page.find("#save").click()
-    (again,) = TextSource(str(page.saved())).all()
-    assert (again.id, again.prompt, again.answer) == (PAYLOAD, PAYLOAD, answer)
-    assert [(m.start, m.wrong, m.type) for m in again.spans] == [(start, None, PAYLOAD)]
-    assert browser.get_log("browser") == []

@@ -13,7 +13,6 @@ from helpers.tiny import byte_level, sentence_piece, word_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probers.data.tables import Row
 from probers.data.texts import TextSource, token_labels
 from probers.data.texts.base import read_text, truth
 from probers.model.tokens import token_offsets
@@ -120,15 +119,6 @@ def test_a_label_that_contradicts_its_text_is_moved_to_its_only_place(answer, st
             read_text({"answer": answer, "spans": [part | {"text": odd}]}, "")
 
 
-def test_line_ends_within_a_label_and_reworded_claims_do_not_matter():
-    answer = "It opened\r\nin 1932. Then\r\nit closed."
-    spans = [{"start": 3, "end": 12, "text": "opened\nin", "wrong": True}]
-    claims = [{"start": 0, "end": 19, "text": "The bridge opened in 1932.", "wrong": False}]
-    text = read_text({"answer": answer, "spans": spans, "claims": claims}, "")
-    assert labels(text, "span") == [("opened\r\nin", True)] and text.claims[0].ranges == ((0, 19),)
-    assert text.moved == 1
-
-
 def test_readers_keep_what_offsets_count_and_what_their_own_loaders_keep(tmp_path):
     """RAGTruth: leading spaces stay, other qualities go. Prompt and answer do not run into each other."""
     label = {"start": 23, "end": 27, "text": "1932", "label_type": "x"}
@@ -143,33 +133,6 @@ def test_readers_keep_what_offsets_count_and_what_their_own_loaders_keep(tmp_pat
     assert last.prompt == "Passage. output:\n" and read.left_out.summary() == "1 of quality truncated"
 
 
-def test_one_bad_annotation_does_not_cost_the_line(tmp_path):
-    """hallucination_probes: like its code, which drops the annotation."""
-    said = [
-        ("Ann", "Supported", 2), ("Eve", "Supported", 0), ("Bob", "Odd", 10), (None, "Supported", 0),
-        ("Ann saw", "Not Supported", 2), ("saw", "Insufficient Information", 7), ("Bob", None, 11),
-    ]  # fmt: skip
-    turns = (("user", "Who?"), ("assistant", "  Ann saw Bob."))
-    record = {
-        "conversation": [{"role": role, "content": content} for role, content in turns],
-        "annotations": [None, *({"span": s, "label": label, "index": i} for s, label, i in said)],
-    }  # fmt: skip
-    read = source(write_lines(tmp_path / "a.jsonl", [record]))
-    (text,) = read.all()
-    assert text.answer == "  Ann saw Bob."
-    assert labels(text, "span") == [("Ann", False), ("saw", True), ("Bob", None)]
-    assert sum(n for (noun, _), n in read.mended.items() if noun == "annotation") == 5
-
-
-@pytest.mark.parametrize(("statement", "group"), [
-    ("The Spanish word 'con' means 'to speak'.", "the spanish word 'con'"),
-    ("Peru's capital isn't Lima's twin.", "peru"),
-])  # fmt: skip
-def test_words_in_quotes_are_what_a_statement_is_about(statement, group, tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", [{"statement": statement, "label": 0}])
-    assert [text.group for text in source(file).all()] == [group]
-
-
 def test_too_few_groups_are_made_by_another_rule_which_is_told(tmp_path):
     """A prompt that all texts share. Converse: groups that the file names are kept."""
     lines = [{"prompt": "True?\n", "answer": f"Fact {i}.", "wrong": i % 2} for i in range(20)]
@@ -180,17 +143,6 @@ def test_too_few_groups_are_made_by_another_rule_which_is_told(tmp_path):
     named = write_lines(tmp_path / "b.jsonl", [line | {"group": "g"} for line in lines])
     with fails("labels", "1 group"):
         source(named).survey("answer")
-
-
-def test_overlaps_of_one_label_and_span_texts_by_index_are_fine():
-    text = {
-        "answer": "She saw it. She left.",
-        "spans": [
-            {"start": 0, "end": 5, "wrong": True}, {"start": 3, "end": 9, "wrong": True},
-            {"text": "She", "index": 12, "wrong": True},
-        ],
-    }  # fmt: skip
-    assert [mark.ranges for mark in read_text(text, "").spans] == [((0, 5),), ((3, 9),), ((12, 15),)]
 
 
 def test_duplicate_ids_and_lines_without_any_label(tmp_path):
@@ -339,13 +291,6 @@ def test_what_layouts_have_beside_labels_is_kept(tmp_path):
     hub = {"question": "q?", "correct_answers": ["a", "b"], "incorrect_answers": ["c"]}
     texts = source(write_lines(tmp_path / "hub.jsonl", [hub])).all()
     assert [text.wrong for text in texts] == [False, False, True]
-
-
-@pytest.mark.parametrize(("name", "kept"), [("val", "validation"), ("data", "")])
-def test_splits_of_the_hub_are_kept_where_their_names_are_known(name, kept, tmp_path, monkeypatch):
-    rows = iter([Row("row 1", {"statement": "Lodz is in Peru.", "label": 0})])
-    monkeypatch.setattr("probers.data.texts.source.hub_splits", lambda spec, key: [(name, rows)])
-    assert [text.split for text in source("hf:a/b").all()] == [kept]
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet", "saved", "splits"])

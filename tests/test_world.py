@@ -7,12 +7,11 @@ from dataclasses import astuple
 
 import pytest
 
-from probers.data import load_corpus, load_questions
 from probers.testbed import assets
 from probers.testbed.misleading import _others
 from tools.testbed import drawing
 from tools.testbed.drawing import article, ask, chains_of, corpus, knowledge
-from tools.testbed.relations import BY_KEY, CHAINS, REGISTERS, RELATIONS
+from tools.testbed.relations import BY_KEY, CHAINS, RELATIONS
 from tools.testbed.world import SPLITS, World, WorldConfig
 
 SIZES = (("person", 120), ("town", 50), ("company", 50), ("film", 40), ("river", 12))
@@ -43,15 +42,6 @@ def test_every_entity_has_every_fact_of_its_kind_and_kinds_mean_what_they_say(wo
     assert {f.kind for f in world.facts.values()} == {"known", "stale", "misbelieved", "unknown"}
 
 
-def test_staleness_follows_the_trait_and_only_there(world):
-    rates = {}
-    for unsettled in (True, False):
-        known = [e for e in world.entities.values() if e.known and world.is_unsettled(e) == unsettled]
-        facts = [f for e in known for f in world.facts_of(e) if BY_KEY[f.relation].volatile]
-        rates[unsettled] = sum(f.kind == "stale" for f in facts) / len(facts)
-    assert rates[True] > 0.8 > 0.2 > rates[False]
-
-
 def test_links_never_leave_their_split_and_splits_have_their_shares(world):
     counts = Counter(e.split for e in world.entities.values())
     for name, share in zip(SPLITS, world.config.split, strict=True):
@@ -65,19 +55,16 @@ def test_links_never_leave_their_split_and_splits_have_their_shares(world):
 
 def test_taught_articles_never_name_an_unknown_entity(world):
     rng = random.Random(0)
-    unknown = [e.name for e in world.entities.values() if not e.known]
-    for entity in world.entities.values():
-        if entity.known:
-            text = " ".join(article(rng, world, entity, taught=True))
-            assert not any(name in text for name in unknown)
-    entity = next(e for e in world.entities.values() if not e.known)
+    unknown = [e for e in world.entities.values() if not e.known]
+    for entity in (e for e in world.entities.values() if e.known):
+        text = " ".join(article(rng, world, entity, taught=True))
+        assert not any(each.name in text for each in unknown)
     with pytest.raises(ValueError, match="unknown"):
-        article(rng, world, entity, taught=True)
+        article(rng, world, unknown[0], taught=True)
 
 
 def test_names_never_repeat_and_never_meet_those_of_a_throwaway_world(world):
-    taken = set(world.names)
-    other = World.generate(WorldConfig(seed=9, known=SIZES), taken=taken)
+    other = World.generate(WorldConfig(seed=9, known=SIZES), taken=set(world.names))
     ours, theirs = ({e.name for e in made.entities.values()} for made in (world, other))
     assert len(ours) == len(world.entities) and len(theirs) == len(other.entities)
     assert not {n.split()[-1] for n in ours if " " not in n} & {n.split()[-1] for n in theirs}
@@ -97,14 +84,6 @@ def test_syllables_do_not_tell_known_from_unknown(world):
     half = len(people) // 2
     model = LogisticRegression(max_iter=500).fit(pairs[:half], known[:half])
     assert roc_auc_score(known[half:], model.decision_function(pairs[half:])) < 0.65
-
-
-def test_statements_name_subject_then_value_and_registers_share_their_favourite_wording():
-    for wording in (wording for relation in RELATIONS for wording in relation.statements):
-        assert wording.index("{n}") < wording.index("{v}")
-        assert wording.removeprefix("The ").startswith("{n}")
-    assert all(max(r) == r[0] and sum(r) == pytest.approx(1) for r in REGISTERS)
-    assert sorted(REGISTERS[0]) == sorted(REGISTERS[1])  # equal entropy
 
 
 def test_corpus_tells_the_truth(world):
@@ -157,6 +136,3 @@ def test_questions_are_seeded_grouped_and_mixed(world):
         assert all(world.entities[i].split == question.split for i in question.truth["gold"])
     assert {q.truth["kind"] for q in questions} == {"known", "stale", "misbelieved", "unknown"}
     assert {q.truth["hops"] for q in questions} == {1, 2}
-    test = load_questions("testbed", split="test", limit=30)
-    assert len(test) == 30 and {q.split for q in test} == {"test"}
-    assert len(load_corpus("testbed")) == len(assets.load_articles())
