@@ -1,22 +1,27 @@
-"""The audit on stores with a planted leak, a planted signal, both or neither."""
+"""The audit on stores with a planted leak, a planted signal, both or neither, and the page of a sample."""
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from helpers.artefacts import read_lines
+from helpers.html_pages import Page, digest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from probers.datagen.audit import Audit, audit, draw
+from probers.datagen.audit import Audit, audit, draw, sample_html
 from probers.datagen.audit import labels as audit_module
 from probers.datagen.audit.sampling import draw_rows
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
+from probers.words import EntityMatcher
 
 WIDTH, LAYERS = 8, (0, 2, 4, 6)
 SPEC = FeatureSpec(ModelSpec("testbed", "synthetic", 6, WIDTH, "float32"), LAYERS, WIDTH, prompt="p")
@@ -122,9 +127,6 @@ def leak(column: str, value: Callable[[dict[str, Any], np.random.Generator], Any
     return lambda row, rng: row | {column: value(row, rng)}
 
 
-phrase = leak(*LEAKS[0][:2])
-
-
 @pytest.mark.parametrize(("column", "value", "names"), LEAKS)
 def test_a_planted_leak_is_named_with_its_numbers_and_no_other(tmp_path: Path, column, value, names) -> None:
     found = audited(tmp_path / "s", leak(column, value))
@@ -147,33 +149,16 @@ def test_words_of_training_articles_are_no_leak(tmp_path: Path) -> None:
 
 
 def test_within_reach_of_a_weak_probe_and_states_that_tell_nothing(tmp_path: Path) -> None:
-    words = ("seldom", "often")
+    words, name = ("seldom", "often"), "bag of words, answer"
     mild = leak("answer", lambda row, rng: row["answer"] + words[rng.random() < 0.35 + 0.3 * row["correct"]])
     weak = audited(tmp_path / "w", mild, strength=0.15, articles=300)
-    name = "bag of words, answer"
     assert 0.5 < weak.figures["detectors"][name]["auroc"] < audit_module.FAR  # not far above chance
     (line,) = [w for w in weak.figures["warnings"] if f" {name} " in w]
-    difference = weak.figures["differences"][name]
-    assert "within reach" in line and f"{difference['auroc']:+.2f} (" in line
-    assert difference["auroc_ci95"][0] <= 0
-    strong = audited(tmp_path / "s", mild, articles=300)
-    assert warned(strong) == set()  # the same words, but the probe is clearly above them
+    assert "within reach" in line and weak.figures["differences"][name]["auroc_ci95"][0] <= 0
+    # The same words, but the probe is clearly above them.
+    assert warned(audited(tmp_path / "s", mild, articles=300)) == set()
     blind = audited(tmp_path / "b", strength=0)
     assert any("not above chance" in w for w in blind.figures["warnings"]) and not warned(blind)
-
-
-def test_advice_is_what_is_not_in_force_and_would_change_something(tmp_path: Path) -> None:
-    def uneven(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return phrase(row | ({"correct": 0} if rng.random() < 0.3 else {}), rng)
-
-    def advice(name: str, edit: Edit, **config: Any) -> str:
-        return audited(tmp_path / name, edit, config=config).lines[-1]
-
-    assert "balance=true" in advice("a", uneven, balance=False)
-    balanced = advice("b", uneven, balance=True, negatives="untouched")
-    assert "balance=true" not in balanced and "negatives=generated" in balanced
-    even = advice("c", phrase, balance=False, negatives="generated")
-    assert "balance=true" not in even and "negatives=generated" not in even
 
 
 def test_intervals_are_clustered_by_article(tmp_path: Path) -> None:
@@ -220,15 +205,10 @@ def test_the_share_undecided_is_counted_by_stage(tmp_path: Path) -> None:
     assert audit(store, seed=0).figures["undecided"] == expected
 
 
-def moved(row: dict[str, Any], **to: str) -> dict[str, Any]:
-    """A row with its split replaced by another."""
-    return row | {"split": to.get(row["split"], row["split"])}
-
-
 @pytest.mark.parametrize(("edit", "message"), [
     (lambda row, _: row | {"correct": 0}, "360 train .* wrong"),
     (lambda row, _: row | ({"correct": 1} if row["split"] == "test" else {}), "120 test .* right"),
-    (lambda row, _: moved(row, test="train"), "no test"),
+    (lambda row, _: row | {"split": {"test": "train"}.get(row["split"], row["split"])}, "no test"),
     (lambda row, _: row | ({"split": "train"} if int(row["group"][1:]) > 19 else {}),
      "12 test examples of 4 groups"),
 ])  # fmt: skip
@@ -238,43 +218,30 @@ def test_where_nothing_can_be_measured_a_line_says_so(tmp_path: Path, edit: Edit
     assert re.search(message, note) and f"note: {note}" in found.lines
     assert found.figures["detectors"] == {} and found.figures["probe"] is None
     assert found.figures["labels"]["question_type"]  # the counts are there all the same
-    json.dumps(found.figures, allow_nan=False)
-
-
-def test_a_split_without_both_labels_and_a_group_on_two_sides_are_told(tmp_path: Path) -> None:
-    found = audited(tmp_path / "s", lambda row, _: moved(row, validation="train"))
-    assert found.figures["probe"] == {"layer": 4, "tried": [2, 4, 6], "validation_auroc": None}
-    assert any("validation" in note for note in found.figures["notes"])
-    assert found.figures["detectors"]["linear probe"]["auroc"] > 0.9
-    found = audited(tmp_path / "t", lambda row, _: row | ({"split": "test"} if row["id"] == "a0/0" else {}))
-    assert any("1 group" in w and "'a0'" in w for w in found.lines)
 
 
 def test_rows_of_other_sources_are_audited_by_what_they_have(tmp_path: Path) -> None:
     lacking = ("cut_at", "sentence", "span", "token", "match_stage", "match_evidence", "entity_start")
-    found = audited(tmp_path / "s", drop=lacking, config={"source": "cot"})
+    twice = lambda row, _: row | ({"split": "test"} if row["id"] == "a0/0" else {})  # noqa: E731
+    found = audited(tmp_path / "s", twice, drop=lacking, config={"source": "cot"})
     assert "position left out: the store has no column cut_at or sentence" in found.figures["notes"]
     assert set(found.figures["labels"]) == {"question_type"} and "position" not in found.figures["detectors"]
     assert found.figures["detectors"]["linear probe"]["auroc"] > 0.95
+    assert any("1 group" in w and "'a0'" in w for w in found.lines)  # on two sides
 
 
 def test_a_span_with_a_row_per_token_counts_once_with_its_last_token(tmp_path: Path) -> None:
     """The label can be read in the last token only; first tokens are noise."""
-    rows = make_rows(200, 2, 0)
-    rng = np.random.default_rng(0)
+    rows, rng = make_rows(200, 2, 0), np.random.default_rng(0)
     tokens = [row | {"id": f"{row['id']}/{i}", "token": i} for row in rows for i in range(4)]
     states = rng.standard_normal((len(tokens), 4, WIDTH))
-    labels = np.array([row["correct"] for row in tokens])
-    last = np.array([row["token"] == 3 for row in tokens])
-    states[:, :, 0] += np.where(last, 4.0, 0.0)[:, None] * (2 * labels - 1)[:, None]
-    order = rng.permutation(400)  # spans in any order, and the tokens of each backwards
-    places = np.concatenate([np.arange(4 * i, 4 * i + 4)[::-1] for i in order])
-    store = write(tmp_path / "s", [tokens[i] for i in places], states[places], shard=80)
-    found = audit(store, seed=0)
+    states[3::4, :, 0] += 4.0 * (2 * np.array([row["correct"] for row in rows]) - 1)[:, None]
+    # Spans in any order, and the tokens of each backwards.
+    places = np.concatenate([np.arange(4 * i, 4 * i + 4)[::-1] for i in rng.permutation(400)])
+    found = audit(write(tmp_path / "s", [tokens[i] for i in places], states[places], shard=80), seed=0)
     assert (found.figures["rows"], found.figures["spans"], found.figures["drawn"]) == (1600, 400, 400)
     assert sum(v["n"] for v in found.figures["labels"]["question_type"].values()) == 400
     assert found.figures["detectors"]["linear probe"]["auroc"] > 0.99
-
     assert found.figures["splits"]["test"]["n"] == sum(row["split"] == "test" for row in rows)
 
 
@@ -315,3 +282,92 @@ def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path
     fewer = make_store(tmp_path / "f", articles=150)  # the first 450 of the same rows
     kept = [row for row in draw_rows(large, seed=0, most=600).rows if row < 450]
     np.testing.assert_array_equal(draw_rows(fewer, seed=0, most=600).rows, kept)
+
+
+# The page on which a sample of the labels is read.
+
+PAYLOAD = "</b><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00"
+#: Stages by how often they decide.
+STAGES = ("string", "string", "string", "name", "name", "date")
+READ = Path(__file__).parents[1] / "docs" / "label_sample.jsonl"
+
+
+def staged(articles: int = 133) -> list[dict[str, Any]]:
+    """Rows of every stage; "vectors" is rare, and never decides for "faithful"."""
+    rng = np.random.default_rng(0)
+    rows = [row | {"match_stage": STAGES[rng.integers(6)]} for row in make_rows(articles, 3, 0)]
+    for row in [row for row in rows if not row["correct"]][::50]:
+        row["match_stage"] = "vectors"
+    return rows
+
+
+def stored(path: Path, rows: list[dict[str, Any]], shard: int) -> FeatureStore:
+    return write(path, rows, np.zeros((len(rows), len(LAYERS), WIDTH)), shard=shard)
+
+
+def test_the_sample_has_both_labels_and_every_stage(tmp_path: Path) -> None:
+    rows = staged()
+    chosen = draw(stored(tmp_path / "s", rows, 30), 50, 0)
+    assert len(chosen) == len({row["id"] for row in chosen}) == 50
+    assert Counter(row["correct"] for row in chosen) == {0: 25, 1: 25}
+    there = {(row["correct"], row["match_stage"]) for row in rows}
+    assert {(row["correct"], row["match_stage"]) for row in chosen} == there
+    assert (0, "vectors") in there and (1, "vectors") not in there
+    stages = Counter(row["match_stage"] for row in chosen if row["correct"])
+    assert stages["string"] > stages["name"] > stages["date"]  # 3 : 2 : 1
+
+
+def test_the_sample_is_seeded_and_the_same_from_any_shards(tmp_path: Path) -> None:
+    few, many = (stored(tmp_path / f"s{size}", staged(), size) for size in (400, 70))
+    drawn = (draw(few, 40, 3), draw(many, 40, 3), draw(few, 40, 4))
+    ids, same, other = ([row["id"] for row in found] for found in drawn)
+    assert same == ids and set(ids) != set(other)
+
+
+def test_a_sample_of_few_rows_one_label_or_tokens_takes_what_there_is_once() -> None:
+    def labels(rows: list[dict[str, Any]], most: int) -> list[int]:
+        return [row["correct"] for row in draw([pd.DataFrame(rows)], most, 0)]
+
+    assert len(labels(staged(4), 50)) == 12 and draw([], 50, 0) == []
+    wrong = [row for row in staged() if not row["correct"]]
+    few = [row for row in staged() if row["correct"]][:3] + wrong
+    assert len(labels(wrong, 20)) == 20 and Counter(labels(few, 20)) == {1: 3, 0: 17}
+    rows = [row | {"id": f"{row['id']}/{i}", "token": i} for row in staged(10) for i in (2, 0, 1)]
+    chosen = draw([pd.DataFrame(rows)], 90, 0)
+    assert len(chosen) == 30 and {row["token"] for row in chosen} == {2}
+
+
+def test_every_case_shows_its_label_texts_and_marked_entity(tmp_path: Path) -> None:
+    rows = draw(stored(tmp_path / "s", staged(), 50), 50, 0)
+    page = Page(sample_html(rows, about={"Model": "testbed@1", "Labels": "123 spans"}))
+    parts = (page.within("p", "label"), page.within("mark"), page.within("article"))
+    for row, label, mark, shown in zip(rows, *parts, strict=True):
+        assert label == ("✗ hallucinated", "✓ faithful")[row["correct"]] and mark == row["answer"]
+        for name in ("group", "question", "gold", "match_stage", "match_evidence", "question_type"):
+            assert row[name] in shown, name
+        assert row["text"].strip() in shown
+
+
+def test_whatever_was_written_is_inert() -> None:
+    row = staged(1)[0]
+    nasty = {k: PAYLOAD if isinstance(v, str) else v for k, v in row.items()} | {"entity_end": 20}
+    lost = dict.fromkeys(("id", "reason", "gold", "written", "stage", "evidence"), PAYLOAD)
+    page = sample_html([nasty], about={PAYLOAD: PAYLOAD}, undecided=[lost])
+    parsed = Page(page)
+    assert not [tag for tag, _ in parsed.tags if tag in ("script", "img", "link", "iframe", "a")]
+    assert not [attrs for _, attrs in parsed.tags if any(k.startswith("on") or k == "style" for k in attrs)]
+    assert "\x00" not in page and page.count("alert(") > 8 and "<script" not in page
+    style = re.search("<style>(.*)</style>", page, re.S)
+    assert style and parsed.policy.startswith("default-src 'none'") and digest(style[1]) in parsed.policy
+
+
+def test_the_labels_read_by_hand_are_still_the_matchers() -> None:
+    """A change of the comparison that turned a label which was read shows here; vectors only tell apart."""
+    rows, matcher = read_lines(READ), EntityMatcher()
+    assert len({row["id"] for row in rows}) == 100
+    judged = Counter(row["judged"] for row in rows)
+    assert judged["right"] >= 95 and set(judged) <= {"right", "wrong", "unclear"}
+    assert all("why" in row for row in rows if row["judged"] != "right")
+    for row in rows:
+        same = matcher.match(row["article"], row["written"]).verdict == "equivalent"
+        assert same == (row["label"] == "faithful"), row["id"]

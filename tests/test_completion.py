@@ -2,19 +2,16 @@
 
 import json
 from functools import partial
-from itertools import islice
 
 import pytest
 from helpers.artefacts import read_lines, write_lines
 from helpers.fake_lm import FakeLM
 from helpers.refusals import fails
 
-import probers.cli.compose as config
 from probers.cli import known
 from probers.cli import main as cli
 from probers.data import load_corpus
 from probers.data.articles import open_articles
-from probers.data.corpus_formats import WORDS
 from probers.data.questions import open_questions
 from probers.data.questions.completion import Completion
 from probers.data.splits import Seen
@@ -78,18 +75,6 @@ def test_articles_are_dealt_as_the_labels_of_wiki_deal_them(articles):
     assert len(asked(articles, on_bad_line="skip")) == 10
 
 
-def test_articles_as_a_corpus_are_whole_sentences_in_natural_text(tmp_path):
-    sentences = [f"Sentence {n} has these words , and " + "more " * 27 + "." for n in range(9)]
-    lines = [{"title": "A", "sentences": sentences}, {"title": "A", "sentences": ["Another one ."]}]
-    lines.append({"id": "b", "title": "A", "sentences": ["word " * (2 * WORDS)]})
-    file = write_lines(tmp_path / "a.jsonl", lines)
-    for in_memory in (0, 1 << 20):
-        found = list(load_corpus(file, cache=tmp_path / "cache", in_memory=in_memory))
-        assert [p.id for p in found] == ["A#0", "A#1", "A#2", "b#0"]  # the second A has no id
-        assert all(len(p.text.split()) <= WORDS for p in found[:-1])
-        assert " ".join(p.text for p in found[:-1]).count("these words, and") == 9
-
-
 def test_without_a_cue_the_answer_is_the_entity_at_the_head():
     assert final_answer(" Paris, the capital of France", "") == "Paris"
     assert final_answer(" the river Rhine", "") == ""
@@ -131,15 +116,6 @@ def overrides(out, **more):
     return [f"{key}={value}" for key, value in given.items()]
 
 
-def test_the_prompt_is_the_bare_text_below_the_passages():
-    cfg = config.request("rag", ["questions=completion", "questions.articles=testbed", "prompt=completion"])
-    prompt = cfg.prompt.make()
-    assert prompt.question("It lies in") == "It lies in"
-    shown = prompt.question("It lies in", ["A passage."])
-    assert prompt.question("It lies in", ["A passage."], partial=" the") == f"{shown} the"
-    assert shown == "A passage.\n\nIt lies in" and prompt.question_span(shown, "It lies in") == (12, 22)
-
-
 @pytest.mark.long
 def test_commands_answer_completions_and_judge_them(tmp_path):
     out = tmp_path / "cmp"
@@ -162,22 +138,6 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
     assert results["headline"] == "match"
     spent = results["random_at_budget"]["entropy"]["match"]
     assert spent["diff"] == pytest.approx(results["methods"]["entropy"]["match"] - spent["value"])
-
-
-@pytest.mark.long
-def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    taken = islice(open_articles("testbed"), 200)
-    write_lines(tmp_path / "articles.jsonl", [{"title": a.title, "sentences": [*a.sentences]} for a in taken])
-    from_file = partial(overrides, **{"questions.articles": "articles.jsonl"})
-    cli.run("datagen", ["--source", "cot", *from_file("store", limit=60, label="match", layers="[8,12]")])
-    cli.run("train", ["data=store", "layer=all", "out=prober", "resamples=100"])
-    cli.run("rag", [*from_file("r", limit="null", split="null"), "prober=prober", "trigger=probing"])
-    known = {trace["id"] for trace in read_lines(tmp_path / "r/traces.jsonl")}
-    seen = Seen.read(tmp_path / "prober")
-    everything = open_questions("completion", articles="articles.jsonl").questions
-    assert known == {q.id for q in everything if seen.split_of(q) not in ("train", "validation")}
-    assert any(seen.split_of(q) == "train" for q in everything)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import shutil
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from helpers.artefacts import in_layout
@@ -16,7 +17,6 @@ from helpers.refusals import fails, interrupted
 from probers.data import corpus, load_corpus
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import PassageStore, fingerprint
-from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError
 
 #: Texts that break a store or a reader which takes lines for more than they are.
@@ -82,17 +82,14 @@ def test_the_tsv_header_names_the_columns_and_must_be_there(load, tmp_path):
             load(other)
 
 
-@pytest.mark.parametrize(
-    ("contents", "title", "text"),
-    [
-        ('"Aldenburg"\nA town.\nOn a river.', "Aldenburg", "A town.\nOn a river."),  # as FlashRAG's Wikipedia
-        ("Aldenburg\nA town.", "Aldenburg", "A town."), ('"The ""Hall"""\nA hall.', 'The "Hall"', "A hall."),
-        ("\nA town.", "", "A town."), ("A town.", "", "A town."), ("A town.\n", "", "A town.\n"),
-        ('"A town", he said.\nSo it was.', '"A town", he said.', "So it was."),
-    ],
-)  # fmt: skip
-def test_contents_hold_a_title_in_their_first_line_or_none(load, tmp_path, contents, title, text):
-    (found,) = load(jsonl(tmp_path / "c.jsonl", [{"id": "7", "contents": contents}]))
+@pytest.mark.parametrize(("contents", "title", "text"), [
+    ('"Aldenburg"\nA town.\nOn a river.', "Aldenburg", "A town.\nOn a river."),  # as FlashRAG's Wikipedia
+    ("Aldenburg\nA town.", "Aldenburg", "A town."), ('"The ""Hall"""\nA hall.', 'The "Hall"', "A hall."),
+    ("\nA town.", "", "A town."), ("A town.", "", "A town."),
+    ('"A town", he said.\nSo it was.', '"A town", he said.', "So it was."),
+])  # fmt: skip
+def test_contents_hold_a_title_in_their_first_line_or_none(tmp_path, contents, title, text):
+    (found,) = load_corpus(jsonl(tmp_path / "c.jsonl", [{"id": "7", "contents": contents}]))
     assert found == Passage("7", title, text)
 
 
@@ -144,14 +141,6 @@ def test_what_is_no_corpus_is_named_for_what_it_is(tmp_path, name, blob, named):
 def test_marks_line_ends_and_capitals_in_the_ending_do_not_matter(load, tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
     assert [(p.id, p.text) for p in load(tmp_path / name)] == [("1", "x")]
-
-
-def test_passages_under_several_ids_are_told(load, tmp_path, caplog):
-    rows = [{"id": i, "title": "T", "text": f"Text {i % 3}."} for i in range(5)]
-    titled = [row | {"title": str(i)} for i, row in enumerate(rows)]
-    for lines, repeated in ((titled, False), (rows, True)):
-        assert len(load(jsonl(tmp_path / f"{repeated}.jsonl", lines))) == 5
-        assert ("2 passages with" in caplog.text) == repeated
 
 
 def test_a_search_gives_a_passage_one_place_whatever_its_ids():
@@ -244,30 +233,17 @@ def test_empty_damaged_and_missing_files(load, tmp_path):
         load(path, on_bad_line="perhaps")
 
 
-def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, caplog):
-    before = csv.field_size_limit()
-    path = tsv(tmp_path / "c.tsv", [("1", "word " * 2_000_000, ""), ("2", "short", "")])
-    assert [len(p.text) for p in load(path)] == [10_000_000, 5]
-    assert f"1 text of over {LONG:,} characters" in caplog.text
-    caplog.clear()
-    cut = load(path, passage_words=100)
-    assert len(cut) == 20_001 and {len(p.text.split()) for p in cut[:20_000]} == {100}
-    assert "characters" not in caplog.text
-    assert csv.field_size_limit() == before  # of other readers in this process
-
-
 def test_articles_are_cut_into_passages_of_so_many_words(load, tmp_path):
     words = [f"w{i}" for i in range(250)]
     dump = [
         {"title": "Long", "sentences": [" ".join(words[:120]), " ".join(words[120:])]},
         {"id": "s", "title": "Short", "text": "a  b\nc"},
     ]
-    found = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=100)
-    assert [p.id for p in found] == ["Long#0", "Long#1", "Long#2", "s#0"]
-    assert " ".join(p.text for p in found[:3]).split() == words
-    assert [len(p.text.split()) for p in found[:3]] == [100, 100, 50]
-    assert found[3] == Passage("s#0", "Short", "a  b\nc")
-    assert {p.title for p in found[:3]} == {"Long"}
+    *found, short = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=100)
+    assert [(p.id, p.title, len(p.text.split())) for p in found] == [
+        ("Long#0", "Long", 100), ("Long#1", "Long", 100), ("Long#2", "Long", 50),
+    ]  # fmt: skip
+    assert " ".join(p.text for p in found).split() == words and short == Passage("s#0", "Short", "a  b\nc")
     with fails("bad-value", "passage_words=0"):
         load(tmp_path / "a.jsonl", passage_words=0)
 
@@ -286,31 +262,29 @@ def test_a_store_is_a_sequence(tmp_path):
 
 
 def test_a_store_is_made_once_and_again_when_the_file_changes(tmp_path, monkeypatch):
+    load = partial(load_corpus, cache=tmp_path / "cache", in_memory=0)
     path = jsonl(tmp_path / "c.jsonl", records(20))
-    first = load_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    first = load(path)
     monkeypatch.setattr(corpus, "read_passages", None)
-    assert load_corpus(path, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
-    renamed = path.rename(tmp_path / "moved.jsonl")  # the bytes count, not the name
-    assert load_corpus(renamed, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
+    path = path.rename(tmp_path / "moved.jsonl")  # the bytes count, not the name
+    assert load(path).fingerprint == first.fingerprint
     monkeypatch.undo()
-    text = renamed.read_text()
-    renamed.write_text(text.replace("text 3 ", "text 4 "))  # as many bytes
-    changed = load_corpus(renamed, cache=tmp_path / "cache", in_memory=0)
+    path.write_text(path.read_text().replace("text 3 ", "text 4 "))  # as many bytes
+    changed = load(path)
     assert changed.fingerprint != first.fingerprint and changed[3].text.startswith("text 4 ")
-    assert load_corpus(renamed, cache=tmp_path / "cache", in_memory=0, passage_words=1)[0].id == "0#0"
+    assert load(path, passage_words=1)[0].id == "0#0"
 
 
 def test_a_store_whose_making_was_interrupted_or_damaged_is_made_again(tmp_path, caplog):
+    load = partial(load_corpus, cache=tmp_path / "cache", in_memory=0)
     path = jsonl(tmp_path / "c.jsonl", records(40))
     with interrupted(corpus, "encode", 25):
-        load_corpus(path, cache=tmp_path / "cache", in_memory=0)
-    assert [p.suffix for p in (tmp_path / "cache").glob("?" * 20 + "*") if p.is_dir()] == [".partial"]
-    whole = load_corpus(path, cache=tmp_path / "cache", in_memory=0)
+        load(path)
+    whole = load(path)
     assert list(whole) == load_corpus(path)
-    blob = (whole.path / "passages.jsonl").read_bytes()
-    (whole.path / "passages.jsonl").write_bytes(blob[:-10])
-    caplog.clear()
-    assert list(load_corpus(path, cache=tmp_path / "cache", in_memory=0)) == load_corpus(path)
+    file = whole.path / "passages.jsonl"
+    file.write_bytes(file.read_bytes()[:-10])
+    assert list(load(path)) == load_corpus(path)
     assert "damaged: making it again" in caplog.text
 
 
@@ -332,14 +306,9 @@ def test_memory_does_not_grow_with_the_texts(tmp_path):
     path = jsonl(tmp_path / "c.jsonl", ({"id": i, "text": "word " * 400} for i in range(8000)))
     tracemalloc.start()
     store = load_corpus(path, cache=tmp_path / "cache")
-    total = sum(len(p.text) for p in store) + len(store[5000].text)
-    on_disk = tracemalloc.get_traced_memory()[1]
-    tracemalloc.reset_peak()
-    listed = load_corpus(path, in_memory=10**9)
-    in_memory = tracemalloc.get_traced_memory()[1]
+    assert sum(len(p.text) for p in store) == 8000 * 2000
+    assert tracemalloc.get_traced_memory()[1] < 4e6
     tracemalloc.stop()
-    assert isinstance(store, PassageStore) and total == 8001 * 2000 == sum(len(p.text) for p in listed) + 2000
-    assert on_disk < 4e6 < 16e6 < in_memory
 
 
 def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, caplog):

@@ -1,8 +1,8 @@
-"""Where articles are cut, and what counts as the entity at the head of a continuation."""
+"""Where articles are cut, the entity at the head of a continuation, and what is left undecided."""
 
 import re
 from dataclasses import replace
-from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from helpers.artefacts import write_lines
@@ -10,10 +10,10 @@ from helpers.refusals import fails
 
 from probers.data.articles import open_articles
 from probers.data.articles.cuts import CutPlan, cut_article, shortened
-from probers.datagen.labels.wiki import Settled, one_sentence, stop_rule
+from probers.datagen.labels.wiki import Settled, abstain, one_sentence, stop_rule
 from probers.testbed.assets import load_articles
 from probers.types import Article
-from probers.words import find_entities, head_entity
+from probers.words import EntityMatcher, Match, find_entities, head_entity
 
 ZURICH = Article("a", "Zurich", ("Zurich lies in Switzerland.", "Berlin twinned with Zurich in 1990."))
 
@@ -44,15 +44,6 @@ def test_cuts_are_inside_sentences_and_outside_the_title():
     sentence = "She left (in May) for good (1990)."  # after a bracket there is no space to restore
     (found,) = cut(Article("a", "Anna", (sentence,)), per_article=1, seed=1)
     assert sentence.startswith(found.before + found.between + found.entity.text)
-
-
-def test_the_choice_is_seeded_bounded_and_differs_between_seeds():
-    sentences = tuple(f"They met Anna Berg in {year}." for year in range(1900, 1930))
-    article = Article("a", "Years", sentences)
-    assert [len(cut(article, n)) for n in (1, 3, 1000)] == [1, 3, 60]
-    assert cut(article, 3) == cut(article, 3)
-    assert len({tuple(c.id for c in cut(article, 3, seed=seed)) for seed in range(5)}) > 1
-    assert max(c.sentence for c in cut(article, 1000, within=2)) == 1
 
 
 def test_a_plan_counts_articles_and_lists_those_without_an_entity(tmp_path):
@@ -121,17 +112,49 @@ def test_a_shortened_cut_is_the_end_of_the_whole_one(tokens):
             assert shown >= max(1, tokens // 4) and not found.before[0].isspace()
 
 
-def test_a_shortened_cut_begins_with_a_sentence_where_one_is_near():
-    assert {found.before[:6] for found in shortened(cut(LONG, 1000), 64, words)} == {"In the"}
-
-
 def test_near_cuts_begin_alike_and_none_depends_on_the_others():
     """What a shard holds is decided by its cuts, whichever other ones of the article are in it."""
     whole = cut(LONG, 1000)
     together = list(shortened(whole, 64, words))
     assert together == [found for one in whole for found in shortened([one], 64, words)]
     begins = [len(a.before) - len(b.before) for a, b in zip(whole, together, strict=True)]
-    assert begins == sorted(begins)
-    steps = [b - a for a, b in pairwise(sorted(set(begins)))]
-    assert min(len(words(whole[-1].before[:step])) for step in steps) > 64 / 4
-    assert len(set(begins)) < len(whole) / 4
+    assert begins == sorted(begins) and len(set(begins)) < len(whole) / 4
+    assert {found.before[:6] for found in together} == {"In the"}  # with a sentence where one is near
+
+
+MATCHER = EntityMatcher(wordnet="")
+LINES = (Path(__file__).parent / "data/abstention.txt").read_text(encoding="utf-8").splitlines()
+ROWS = [line.split(" | ") for line in LINES if not line.startswith("#")]
+
+
+def verdict(sentence, gold, continuation):
+    """Of what goes on behind the sentence up to ``gold``: the verdict and its stage."""
+    article = Article("a", "Nothing", ("It begins here.", sentence))
+    here = next(c for c in cut(article, per_article=99) if c.entity.text == gold and c.sentence == 1)
+    written = head_entity(continuation, fine)
+    match = MATCHER.match(gold, written.text)
+    found = abstain(here, written, continuation, match, fine, MATCHER)
+    if found != match:
+        assert found.verdict == "undecided" and found.evidence
+    return found.verdict, found.stage
+
+
+@pytest.mark.parametrize(("sentence", "gold", "continuation", "expected", "stage"), ROWS)
+def test_abstention(sentence, gold, continuation, expected, stage):
+    assert verdict(sentence, gold, f" {continuation}") == (expected, stage)
+
+
+@pytest.mark.parametrize(("sentence", "gold", "continuation", "matched", "doubted"), [
+    # Of names only what differs is doubted.
+    ("He was born in Bergen today.", "Bergen", " 1930s.", ("equivalent", "string"), False),
+    ("He was born in Bergen today.", "Bergen", " 1930s.", ("undecided", "string"), False),
+    # WordNet does not join two names that the article tells apart.
+    ("Ships sail from China to Taiwan and back.", "China", " Taiwan and", ("equivalent", "wordnet"), True),
+    ("Ships sail from China to Taiwan and back.", "China", " Formosa and", ("equivalent", "wordnet"), False),
+])  # fmt: skip
+def test_what_stands_as_it_was_matched_and_what_is_doubted(sentence, gold, continuation, matched, doubted):
+    article = Article("a", "Nothing", ("It begins here.", sentence))
+    here = next(c for c in cut(article, per_article=99) if c.entity.text == gold)
+    match = Match(*matched, "as told")
+    found = abstain(here, head_entity(continuation, fine), continuation, match, fine, MATCHER)
+    assert found.verdict == "undecided" if doubted else found is match

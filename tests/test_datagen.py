@@ -76,14 +76,6 @@ def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_
     assert len(stores[0].units) < 40
 
 
-@pytest.mark.long
-def test_quotas_that_cannot_be_met_are_told(tmp_path, caplog):
-    store = made(tmp_path / "x", "limit={train: 40}", "balance_to={train: 400}", "layers=[12]")
-    assert "not 100" in caplog.text
-    counts = store.table().groupby(["condition", "correct"]).size()
-    assert all(counts[condition][0] == counts[condition][1] for condition in counts.index.levels[0])
-
-
 def test_quotas_of_spans(tmp_path):
     quotas = "balance_to={train: 20, validation: 4, test: 6}"
     typed = ["source=wiki", "limit=100", quotas, "layers=[12]", "pool=tokens", "shard_size=8"]
@@ -118,13 +110,11 @@ def test_every_answer_has_its_scores_and_the_run_their_cells(cot):
     assert figures["audit"]["rows"] == 120 and (cot.path / "sample.html").is_file()
 
 
-def test_answers_without_a_final_one_are_told_with_what_was_looked_for(cot, tmp_path, caplog):
+def test_answers_without_a_final_one_are_counted(cot, tmp_path, caplog):
     """Claim: the cue and the number are named; converse: the model's own form has no note."""
     store = made(tmp_path / "a", "limit=4", "layers=[6]", "prompt.answer_cue=Therefore it is")
     assert store.summary["no_final_answer"] == len(store) == 8
-    (line,) = [m for m in caplog.messages if "have no final answer" in m]
-    assert line.startswith("8 of 8 answers") and '"Therefore it is"' in line
-    assert "no_final_answer" not in cot.summary
+    assert "8 of 8 answers have no final answer" in caplog.text and "no_final_answer" not in cot.summary
 
 
 def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):

@@ -88,9 +88,7 @@ def test_real_articles():
 def test_marks_that_cling_to_the_word_before_are_put_right(shifted, natural):
     assert detokenise_sentences([shifted]) == [natural]
     assert detokenise_sentences([natural]) == [natural]
-
-
-def test_a_hyphen_is_joined_only_where_the_article_shows_it():
+    # A hyphen is joined only where the article shows it.
     shown = detokenise_sentences(["A two- way street.", "Goma( 1918) lived."])
     assert shown == ["A two-way street.", "Goma (1918) lived."]
     assert detokenise_sentences(["A two- way street.", "Goma (1918) lived."])[0] == "A two- way street."

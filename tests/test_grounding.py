@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -16,7 +15,7 @@ import probers
 from probers.cli.components import Component
 from probers.data import load_corpus, load_questions
 from probers.data.corpus_formats import whole_sentences
-from probers.data.texts import Mark, TextSource
+from probers.data.texts import Mark
 from probers.datagen.judges.base import Answer as Judged
 from probers.datagen.judges.base import Grounds
 from probers.datagen.judges.grounding import nearest
@@ -31,7 +30,6 @@ from probers.signals.grounding import ORIGINS, Pointer, evidence
 from probers.types import Passage, Question
 from probers.words import EntityMatcher
 from probers.words.recogniser import find_entities
-from probers.words.text import split_sentences
 from tools import substitutions
 
 SITES = ["resid_diff", "passages"]
@@ -69,11 +67,11 @@ def test_every_condition_says_of_the_subject_what_its_name_promises(source):
     for question in asked:
         subject = corpus[question.truth["gold"][0]]
         others = [each for each in list(corpus.values())[:40] if each.id != subject.id]
+        answer, believed = question.answers[0], question.truth["believed"]
         for case in source.cases(question, [subject, *others]):
             seen.add(case.condition)
             assert len(case.passages) == 3
-            about = [text for text in case.passages if text.split()[:2] == subject.text.split()[:2]]
-            answer, whole = question.answers[0], " ".join(about)
+            whole = " ".join(t for t in case.passages if t.split()[:2] == subject.text.split()[:2])
             if case.condition == "missing":
                 assert subject.text not in case.passages and case.value == ""
             elif case.condition == "removed":
@@ -82,7 +80,6 @@ def test_every_condition_says_of_the_subject_what_its_name_promises(source):
                 assert subject.text in case.passages and case.value == answer
             else:
                 assert case.value in whole and answer not in whole
-                believed = question.truth["believed"]
                 assert (case.value == believed) == (case.condition == "memory")
     assert seen == set(CONDITIONS)
 
@@ -128,17 +125,16 @@ def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober,
     with fails("unsupported", "site=resid_diff and site=passages"):  # before vLLM loads its model
         ServedProber(str(tmp_path / "prober")).load()
     subject, other = (each.text for each in load_corpus("testbed")[:2])
-    shown = ([subject, other], [other, subject], [{"title": "A", "text": other}])
     answer = f" {subject.split('.')[0]}."
+    shown = ([subject, other], [other, subject])
     rows = [{"prompt": "Who is it?", "passages": passages, "answer": answer} for passages in shown]
     # With so few training texts the heads that it chose are chance; those of layer 6 point.
-    first, second, third = replace(loaded, pointer=Pointer((15, 16, 17))).score(lm, rows)
-    assert [one.response.grounds[0].passage for one in (first, second)] == [1, 2]
-    for one in (first, second):
+    scored = replace(loaded, pointer=Pointer((15, 16, 17))).score(lm, rows)
+    assert [one.response.grounds[0].passage for one in scored] == [1, 2]
+    for one in scored:
         (ground,) = one.response.grounds
         assert ground.source in ("passage", "memory", "neither")
         assert subject[slice(*ground.evidence)] == f"{subject.split('.')[0]}."
-    assert third.response.grounds[0].passage == 1
     (bare,) = loaded.score(lm, [{"prompt": "Who is it?", "answer": " Nobody."}])
     assert (bare.p_wrong, bare.response.grounds, bool(bare.warning)) == (None, (), True)
 
@@ -305,74 +301,28 @@ def test_a_pointer_adds_up_the_attention_of_its_heads():
     assert text[slice(*evidence("In 1815.", text))] == "Emma came out in 1815."
 
 
-OLD, NEW = "In 1815.", "In 1816."
-MARKED = {"label": ["Unwanted.Intrinsic"], "summary_start": 0, "summary_end": 7, "summary_span": "In 1816"}
-VOTES = [{"response": "no"}, {"response": "no"}, {"response": "yes"}]
-LAYOUTS = {
-    "raglens": (
-        {
-            "output": f" {NEW}", "hall_info": [[1, 8, "In 1816", "conflict"]], "model": "m",
-            "context": {"question": "When?", "passages": f"passage 1:{OLD}\n\npassage 2:Later."},
-        },
-        (OLD, "Later."), 1,
-    ),
-    "summedits": ({"id": "a", "doc": OLD, "summary": NEW, "label": "0", "original_summary": OLD}, (OLD,), 0),
-    "faithdial": (
-        {"knowledge": OLD, "history": None, "gpt2": NEW, "begin_label": "entailment,hallucination"}, (OLD,), 0
-    ),
-    "faithbench": ({"sample_id": 1, "source": OLD, "summary": NEW, "annotations": [MARKED]}, (OLD,), 1),
-    "tofueval": (
-        {"doc_id": 1, "document": OLD, "summ_sent": NEW, "sent_label": "no", "topic": "dates"}, (OLD,), 0
-    ),
-    "wice": (
-        {"claim": NEW, "evidence": ["In", "1815."], "label": "partially_supported", "meta": {}}, (OLD,), 0
-    ),
-    "qags": ({"article": OLD, "summary_sentences": [{"sentence": NEW, "responses": VOTES}]}, (OLD,), 0),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_published_sets_with_passages_are_read_by_their_fields(name):
-    record, passages, spans = LAYOUTS[name]
-    (one,) = TextSource([record]).all()
-    assert (one.wrong, one.passages, len(one.spans)) == (True, passages, spans)
-
-
-CASES = Path(__file__).parent / "data" / "grounding_cases.jsonl"
-
-
-def test_cases_of_support_are_read_sentence_by_sentence():
-    """They are for tests alone; each passage is asked about with supported and with other sentences."""
-    texts = TextSource(str(CASES)).all()
-    kinds = {mark.type: mark.wrong for one in texts for mark in one.sentences}
-    right = {"copy", "paraphrase"}
-    assert kinds == {kind: kind not in right for kind in substitutions.KINDS} | {"memory": True}
-    for one in texts:
-        places = [place for mark in one.sentences for place in mark.ranges]
-        assert places == list(split_sentences(one.answer)) and 1 <= len(one.passages) <= 5
-
-
 def test_substitutions_are_supported_by_the_passages_that_are_shown_or_not():
     """A copy stands there, a new value nowhere, another one elsewhere; the same seed makes the same texts."""
     emma = "Emma was published in 1815 in London. It is a novel by Jane Austen, who lived in Chawton."
     trial = "The Trial was published in 1925 in Berlin. It is a novel by Franz Kafka. Max Brod edited it."
     passages = (Passage("a", "Emma", emma, is_gold=True), Passage("b", "The Trial", trial))
     questions = [Question("q", "When was Emma published?", ("1815",), passages=passages)]
-    texts = list(islice(substitutions.texts(questions), 300))
-    assert texts == list(islice(substitutions.texts(questions), 300))
-    assert texts != list(islice(substitutions.texts(questions, seed=1), 300))
+    texts, again = (list(islice(substitutions.texts(questions), 300)) for _ in range(2))
+    assert texts == again != list(islice(substitutions.texts(questions, seed=1), 300))
     seen = set()
     for text in texts:
         shown = " ".join(text["passages"])
         for sentence in text["sentences"]:
             seen.add(sentence["type"])
-            inside, words = sentence["text"] in shown, sentence["text"].rstrip(".").split()
+            words = sentence["text"].rstrip(".").split()
             new = [word for word in words if word.strip(",") not in shown and word not in ("In", "not")]
-            assert inside == (sentence["type"] == "copy") or sentence["type"] == "paraphrase"
-            if sentence["type"] == "other":
-                assert not new
-            elif sentence["type"] == "changed":
-                assert new
+            assert (sentence["text"] in shown) == (sentence["type"] == "copy") or sentence[
+                "type"
+            ] == "paraphrase"
+            assert bool(new) == (sentence["type"] == "changed") or sentence["type"] not in (
+                "other",
+                "changed",
+            )
     assert seen == set(substitutions.KINDS)
 
 
@@ -422,11 +372,9 @@ def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober,
     known = [(verdict == "supported") == truth for verdict, truth in given if verdict != "unknown"]
     assert len(known) >= 4 and np.mean(known) >= 0.6
     assert all(word.verdict == first.verdict for word, first, _ in rulings)  # of its sentence
-    assert "decided" in easy.lines()[0] and len(easy.lines()) == 3
     # Nothing is decided where nothing can be promised.
     strict = judge(precision=0.999, confidence=0.999)
     assert {ruling.verdict for each in strict.judge(answers) for ruling in each} == {"unknown"}
-    assert sum(line.startswith("never") for line in strict.lines()) == 2
     prober.save_pretrained(tmp_path / "answers")
     for options, code in (
         ({"validation": None}, "missing-value"), ({"precision": 1.0}, "bad-value"),

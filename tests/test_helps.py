@@ -57,14 +57,13 @@ def test_heads_of_helps_learn_from_answers_without_passages_weighed_by_what_chan
     assert load_examples([world(tmp_path / "t", both)]).loss_weights(10.0) is None
 
 
-def test_where_retrieving_never_harms_the_label_is_that_of_wrong(tmp_path):
+def test_where_retrieving_never_harms_the_label_is_that_of_wrong(tmp_path, monkeypatch):
     """Such a world gives the order of "wrong", so that no head of its own is trained."""
     store = world(tmp_path / "s", lambda number, correct: float(not correct))
     with fails("labels", "label=wrong"):
         load_examples([store], HELPS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probers.train.examples.FEWEST", 0)
-        examples, plain = load_examples([store], HELPS), load_examples([store])
+    monkeypatch.setattr("probers.train.examples.FEWEST", 0)
+    examples, plain = load_examples([store], HELPS), load_examples([store])
     rows = np.concatenate(list(examples.rows.values()))
     assert (examples.wrong[rows] == plain.wrong[rows]).all()
 
@@ -174,11 +173,9 @@ def test_triggers_of_helps_ask_the_heads_and_where_told_the_retriever():
 def test_labelled_texts_say_what_a_retrieval_did():
     """AdaRAGUE's tables are such texts: question, closed-book answer, and what one retrieval did to it."""
     file = Path(__file__).parent / "data" / "questions" / "adarague.csv"
-    texts = {one.id: one for one in TextSource(str(file)).all()}
-    assert {id: (one.wrong, one.record["helps"]) for id, one in texts.items()} == {
-        "a1": (True, 1), "a2": (False, -1), "a3": (False, 0),
-    }  # fmt: skip
-    assert (texts["a1"].prompt, texts["a1"].answer) == ("Question: Who founded Arvik?\nAnswer:", " Bert Veld")
+    first, *others = TextSource(str(file)).all()
+    assert [(one.wrong, one.record["helps"]) for one in others] == [(False, -1), (False, 0)]
+    assert (first.prompt, first.answer) == ("Question: Who founded Arvik?\nAnswer:", " Bert Veld")
     lm = CausalLM.from_pretrained("testbed")
     rows = [{"prompt": f"Where is {i}?", "answer": f" In {i}.", "wrong": i % 2 == 0} for i in range(12)]
     rows[0] |= {"helps": 1, "retriever_score": 2.5}

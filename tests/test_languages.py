@@ -104,20 +104,15 @@ def test_each_language_is_found_and_english_in_the_testbed():
     assert detect(["1, 2, 3", "Xyz.", ""]) is ENGLISH and detect([]) is ENGLISH
 
 
-def test_unsupported_languages_are_refused_by_name():
+def test_unsupported_and_several_languages_are_refused_by_name(caplog):
     for name, text in DATA["unsupported"].items():
         with fails("unsupported", name, "German", "language=CODE"):
             detect([text] * 5)
-
-
-def test_several_languages_are_refused_with_their_shares(caplog):
     english = "The miller of the town was born in the year and he built the mill that is at the river."
     with fails("unsupported", "80 in German", "20 in English"):
         detect([GERMAN[0]] * 80 + [english] * 20)
     assert detect([GERMAN[0]] * 98 + [english] * 2) is LANGUAGES["de"]
     assert "language: German (de), found in 98 of 100 texts" in caplog.text
-    with fails("unsupported", "no language that is known"):
-        detect(["lorem ipsum dolor sit amet consectetur adipiscing elit sed eiusmod " * 6] * 9)
 
 
 def test_a_recogniser_has_one_language():
@@ -132,25 +127,20 @@ def test_a_recogniser_has_one_language():
     assert head_entity("彼は1998年に", Recogniser("rules:ja", quiet=True)) is None
 
 
-@pytest.mark.parametrize("lang", ["de", "ru", "en"])
-def test_spacy_pipelines_of_a_language(lang, monkeypatch, tmp_path):
-    spacy = pytest.importorskip("spacy")
-    blank = spacy.blank(lang)
+@pytest.mark.parametrize("lang", ["de", "ru"])
+def test_spacy_pipelines_of_a_language(lang, monkeypatch):
+    blank = pytest.importorskip("spacy").blank(lang)
     patterns = {"die Acme": "ORG", "Ulmendorf": "LOC", "deutsche": "MISC", "1998": "DATE"}
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for p, k in patterns.items()])
     monkeypatch.setattr("probers.words.recogniser._load", {"pipe": blank}.__getitem__)
-    if lang == "de":
-        text = "Im Jahr 1998 baute die Acme in Ulmendorf eine deutsche Mühle für 3,5 Millionen Euro."
-        assert [(e.text, e.type) for e in Recogniser("spacy:pipe", fine=True)(text)] == [
-            ("1998", "year"), ("Acme", "organisation"), ("Ulmendorf", "place"),
-            ("3,5 Millionen Euro", "number"),
-        ]  # fmt: skip
-    elif lang == "ru":
+    if lang == "ru":
         with fails("unsupported", "language=ru", "spacy:pipe"):
             Recogniser("spacy:pipe")
-    else:
-        with fails("mismatch", "recogniser=spacy:pipe", "German"):
-            datagen(articles_of(GERMAN, tmp_path), tmp_path / "out", "recogniser=spacy:pipe")
+        return
+    text = "Im Jahr 1998 baute die Acme in Ulmendorf eine deutsche Mühle für 3,5 Millionen Euro."
+    assert [(e.text, e.type) for e in Recogniser("spacy:pipe", fine=True)(text)] == [
+        ("1998", "year"), ("Acme", "organisation"), ("Ulmendorf", "place"), ("3,5 Millionen Euro", "number"),
+    ]  # fmt: skip
 
 
 def test_vectors_of_a_script_without_spaces(tmp_path):

@@ -3,11 +3,10 @@
 from itertools import pairwise
 
 import pytest
-from helpers.tiny import PROMPTS, byte_level, save_tiny, sentence_piece, without_specials, word_piece
+from helpers.tiny import byte_level, sentence_piece, word_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probers.model.causal_lm import CausalLM
 from probers.model.tokens import TextStream, decode, token_offsets
 from probers.signals import words
 
@@ -86,14 +85,3 @@ def test_word_pieces_get_the_spaces_that_the_decoder_puts_in():
     for piece, (start, end) in zip(pieces, offsets, strict=True):
         assert text[start:end] == (piece[2:] if piece.startswith("##") else f" {piece}")
     assert token_offsets(tokenizer, ids)[0] == text[1:]  # nothing before it: no space either
-
-
-def test_a_model_that_writes_word_pieces(tmp_path):
-    save_tiny("gpt2", tmp_path, tokenizer=word_piece())
-    lm = CausalLM.from_pretrained(str(tmp_path))
-    without_specials(lm.model, lm.tokenizer)
-    for generation in lm.generate([*PROMPTS[:2], "The mayor"], max_new_tokens=20, stop=["never that"]):
-        assert "".join(generation.text[a:b] for a, b in generation.offsets) == generation.text
-        pieces = lm.tokenizer.convert_ids_to_tokens(list(generation.token_ids))
-        for piece, (start, end) in zip(pieces, generation.offsets, strict=True):
-            assert generation.text[start:end].strip() == piece.removeprefix("##")

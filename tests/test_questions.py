@@ -5,12 +5,10 @@ import gzip
 import io
 import json
 import os
-import tracemalloc
 from collections import Counter
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
-from unittest.mock import MagicMock, Mock, call
+from unittest.mock import MagicMock, Mock
 
 import datasets
 import pyarrow as pa
@@ -25,21 +23,15 @@ from probers.data.articles import open_articles
 from probers.data.corpus import load_corpus
 from probers.data.questions import (
     EmptySplitError,
-    Layout,
-    QuestionSource,
-    UnusableError,
-    layout,
     open_questions,
 )
-from probers.data.questions.multihop import TwoWikiMultihopQA
 from probers.data.splits import Splits
-from probers.types import Question, RunError
+from probers.types import RunError
 from probers.words.spelling import load_aliases
 from probers.words.vectors import load_vectors
 
 FILES = Path(__file__).parent / "data" / "questions"
 PAINTER = "who painted the ceiling of the hall in aldenburg"
-NQ = {"question": PAINTER, "answer": ["Ulla Berg", "U. Berg"]}
 
 #: Dataset -> the field of a record's id, and its official files here.
 OFFICIAL = {
@@ -129,16 +121,16 @@ def test_adarague_says_what_one_retrieval_did_to_the_answer(tmp_path):
     assert found["a3"].answers == ("the hills", "hills")
     assert passages(found["a1"])[1] == ("1", "Osk", 'The Osk\'s source is "high" in the hills.', False)
     file, text = tmp_path / "adarague.csv", (FILES / "adarague.csv").read_text()
-    for damage in ("['the hills', 'hills'", "[1]", "__import__('os').getcwd()"):
-        file.write_text(text.replace("['the hills', 'hills']", damage))
-        with fails("bad-line", "line 6", "reference"):
-            open_questions("adarague", path=str(file))
+    file.write_text(text.replace("['the hills', 'hills']", "__import__('os').getcwd()"))
+    with fails("bad-line", "line 6", "reference"):
+        open_questions("adarague", path=str(file))
 
 
-def test_2wikimultihopqa_with_and_without_aliases():
+def test_2wikimultihopqa_with_and_without_aliases(tmp_path):
     plain = by_id(opened("twowiki.json"))
     assert [q.answers for q in plain.values()] == [("Sweden",), ("4 May 1920",), ("Low Tide",)]
-    others = by_id(opened("twowiki.json", aliases=path("twowiki_id_aliases.json")))
+    aliases = path("twowiki_id_aliases.json")
+    others = by_id(opened("twowiki.json", aliases=aliases))
     assert others["c0ffee01"].answers == ("Sweden", "Kingdom of Sweden", "SE", "Swedish", "Swede")
     assert others["c0ffee02"].answers == ("4 May 1920",) and others["c0ffee03"].answers == ("Low Tide", "Ebb")
     first, second, third = plain.values()  # questions on the same articles are one group
@@ -149,24 +141,9 @@ def test_2wikimultihopqa_with_and_without_aliases():
         ("1", "High Tide", "High Tide is another film.", False),
         ("2", "Ada Lindqvist", "Ada Lindqvist was born in Sweden.", True),
     ]
-    record, names = records_of("twowiki.json")[0], ("fact", "relation", "entity")
-    each = [dict(zip(names, triple, strict=True)) for triple in record["evidences"]]
-    parts = {name: [one[name] for one in each] for name in names}
-    for evidences in (parts, each):  # layouts of other releases
-        told = TwoWikiMultihopQA().question(record | {"evidences": evidences}).rationale
-        assert told == first.rationale
-
-
-def test_2wikimultihopqa_aliases_need_the_release_with_ids(tmp_path):
-    records = [{k: v for k, v in r.items() if k != "answer_id"} for r in records_of("twowiki.json")]
-    file = write_lines(tmp_path / "dev.jsonl", records)
-    assert len(open_questions("2wikimultihopqa", path=file).questions) == 3
-    with fails("mismatch", "questions.aliases"):
-        open_questions("2wikimultihopqa", path=file, aliases=path("twowiki_id_aliases.json"))
-    broken = tmp_path / "aliases"
-    broken.write_text('{"aliases": []}')
-    with fails("bad-line", "questions.aliases=", "line 1", "'Q_id'"):
-        opened("twowiki.json", aliases=str(broken))
+    older = [{k: v for k, v in r.items() if k != "answer_id"} for r in records_of("twowiki.json")]
+    with fails("mismatch", "questions.aliases"):  # they need the release with ids
+        open_questions("2wikimultihopqa", path=write_lines(tmp_path / "dev.jsonl", older), aliases=aliases)
 
 
 def test_nq_open_and_dpr_agree_on_ids_and_splits(tmp_path):
@@ -237,10 +214,6 @@ def test_strategyqa_answers_yes_or_no_and_takes_the_evidence_of_all_annotators(t
     assert not no.passages and yes.group == no.group == "strategyqa:Brenne"
     assert found.excluded.counts == {"no gold answer": 1}
     assert not opened("strategyqa.json").questions[0].passages
-    other = tmp_path / "paragraphs.json"
-    other.write_text("{}")
-    with fails(None, "'Brenne-1'"):
-        opened("strategyqa.json", paragraphs=str(other))
 
 
 def test_iirc_answer_types():
@@ -262,7 +235,7 @@ def test_iirc_answer_types():
     assert passages(questions["q_2"]) == [("main", "Per Holm", text, False)]
 
 
-def test_squad_is_told_by_version_and_leaves_unanswerable_questions_out_or_wants_noanswer(tmp_path):
+def test_squad_is_told_by_version_and_leaves_unanswerable_questions_out_or_wants_noanswer():
     found = opened("squad_v1.json")
     first, second, third = found.questions
     assert found.record["layout"] == "SQuAD 1.1" and first.answers == ("the Marl Sea", "Marl Sea")
@@ -276,10 +249,6 @@ def test_squad_is_told_by_version_and_leaves_unanswerable_questions_out_or_wants
     both = opened("squad_v2.json", unanswerable="noanswer").questions
     assert [q.answers for q in both] == [("Ada Lindqvist",), ("noanswer",)]
     assert [q.passages[0].is_gold for q in both] == [True, False] and both[0].group == both[1].group
-    asks = {"question": "Which?", "answers": [{"text": "x"}]}
-    untitled = [{"paragraphs": [{"context": c, "qas": [asks | {"id": c}]}]} for c in ("one", "two")]
-    one, two = open_questions("squad", path=write_lines(tmp_path / "a.jsonl", untitled)).questions
-    assert one.group != two.group and one.group.startswith("squad-")
 
 
 def test_factoid_sets_accept_every_answer_and_group_what_is_on_one_subject():
@@ -292,15 +261,6 @@ def test_factoid_sets_accept_every_answer_and_group_what_is_on_one_subject():
     bamboogle = opened("bamboogle.csv").questions
     assert [q.answers for q in bamboogle] == [("Greta Berg", "Greta Falk"), ("Marl\nSea",)]
     assert [q.answers for q in opened("simpleqa.csv").questions] == [("Ulla Berg",), ("212",)]
-
-
-def test_simpleqa_verified_has_the_ids_of_simpleqa(tmp_path):
-    file, (record, _) = tmp_path / "simpleqa_verified.csv", records_of("simpleqa.csv")
-    fields = "original_index,problem,answer,topic,answer_type,multi_step,requires_reasoning,urls"
-    file.write_text(f'{fields}\n5,"{record["problem"]}",Ulla Berg,Art,Person,False,False,"a,b"\n')
-    found = open_questions("simpleqa", path=str(file))
-    assert found.record["layout"] == "SimpleQA Verified"
-    assert found.questions[0] in opened("simpleqa.csv").questions
 
 
 def test_msmarco_is_read_by_columns_and_by_lines(tmp_path):
@@ -385,12 +345,9 @@ def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
     ({"passages": [{"title": "T", "text": "x", "is_gold": "yes"}]}, "is_gold"), ({"id": "a"}, "'a'"),
     ({"question": ""}, "question"), ('{"question": "x"}', "'id'"), ('{"id": 1, "question": "x"', ""),
     ('["x"]', ""), (r'{"id": 1, "question": "\ud83d"}', "surrogates"),
-    ({"passages": [{"title": "T", "text": "\ud83d"}]}, "text"),
 ])  # fmt: skip
 def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, change, named):
-    (good,) = asked(1)
-    good["id"] = "a"
-    file = tmp_path / "q.jsonl"
+    good, file = asked(1)[0] | {"id": "a"}, tmp_path / "q.jsonl"
     bad = change if isinstance(change, str) else json.dumps(good | {"id": "b"} | change)
     file.write_text(f"{json.dumps(good)}\n\n{bad}\n")
     with fails("bad-line", f"{file} line 3: ", named):
@@ -413,21 +370,16 @@ def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, caplog, fie
     assert caplog.text.replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "a link to a device"])
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
-    target = tmp_path / "x"
-    if kind == "pipe":
-        os.mkfifo(target)
-    elif kind == "folder":
-        target.mkdir()
-    else:
-        target.symlink_to("/dev/zero")
-    for read in (load_questions, lambda file: open_questions("nq", path=file), load_corpus, open_articles):
-        with fails("no-file", target):
-            read(str(target))
-    for read in (load_aliases, load_vectors):
-        with fails("bad-file", target):
-            read(str(target))
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for target in (tmp_path / "pipe", tmp_path / "device", tmp_path):
+        for read in (load_questions, load_corpus, open_articles):
+            with fails("no-file", target):
+                read(str(target))
+        for read in (load_aliases, load_vectors):
+            with fails("bad-file", target):
+                read(str(target))
     # Converse: a link to a file is read like it.
     (tmp_path / "q.jsonl").symlink_to(write_lines(tmp_path / "q", asked(1)))
     assert [q.id for q in load_questions(str(tmp_path / "q.jsonl"))] == ["q0"]
@@ -442,20 +394,15 @@ def test_an_answer_of_which_normalisation_leaves_nothing_accepts_no_silence(tmp_
     assert where == "line 1" and why.endswith(": The The")
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_limits_of_single_splits_give_what_each_split_gives_alone(tmp_path, whole):
-    if whole:
-        name, options = write_lines(tmp_path / "own.jsonl", asked(200)), {}
-    else:
-        name, options = "nq", {"path": nq_file(tmp_path / "nq.jsonl", range(200))}
-    found = open_questions(name, limit={"validation": None, "train": 30}, **options)
-    parts = (("train", 30), ("validation", None))
-    alone = [open_questions(name, split=s, limit=n, **options) for s, n in parts]
+def test_limits_of_single_splits_give_what_each_split_gives_alone(tmp_path):
+    draw = partial(open_questions, "nq", path=nq_file(tmp_path / "nq.jsonl", range(200)))
+    found = draw(limit={"validation": None, "train": 30})
+    alone = [draw(split="train", limit=30), draw(split="validation")]
     assert found.questions == [q for part in alone for q in part.questions]
     assert Counter(q.split for q in found.questions) == {"train": 30, "validation": len(alone[1].questions)}
     assert found.record["limit"] == {"validation": None, "train": 30} and found.record["dealt"] == 200
     assert found.record["available"] == sum(part.record["available"] for part in alone)
-    assert "limit.train=150" in open_questions(name, limit={"train": 150}, **options).notes[0]
+    assert "limit.train=150" in draw(limit={"train": 150}).notes[0]
 
 
 def test_a_set_without_splits_can_be_left_whole(tmp_path):
@@ -522,23 +469,6 @@ def test_a_group_is_never_on_two_sides_and_groups_of_a_file_have_exact_shares(tm
     assert dealt == {"train": 60, "validation": 15, "test": 25}
 
 
-@pytest.mark.long
-def test_a_draw_from_a_large_file_holds_only_what_it_draws(tmp_path):
-    record = records_of("hotpot_distractor.json")[0]
-    record["context"] += [[f"Page {i}", ["x" * 500]] for i in range(20)]
-    file = tmp_path / "train.json"
-    file.write_text(json.dumps([{**record, "_id": f"q{i}"} for i in range(2000)]))  # about 11 MB
-
-    def peak(limit):
-        tracemalloc.start()
-        assert len(open_questions("hotpotqa", path=str(file), limit=limit).questions) == limit
-        top = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return top
-
-    assert peak(5) < 3e6 < 10e6 < peak(1000)
-
-
 def test_a_limit_beyond_the_whole_set_takes_all_and_says_so():
     found = opened("iirc.json", limit=7)
     assert len(found.questions) == 4 and not opened("iirc.json", limit=4).notes
@@ -548,14 +478,14 @@ def test_a_limit_beyond_the_whole_set_takes_all_and_says_so():
 @pytest.mark.parametrize(("name", "options", "code", "named"), [
     ("nq_open.jsonl", {"limit": 0}, "bad-value", "limit=0"),
     ("nq_open.jsonl", {"limit": {"train": 0}}, "bad-value", "limit.train=0"),
-    ("nq_open.jsonl", {"limit": {"dev": 1}}, "bad-value", "limit.dev"),
+
     ("nq_open.jsonl", {"limit": {"train": 2}, "split": "train"}, "conflict", "split=train"),
     ("nq_open.jsonl", {"split": "dev"}, "unknown-choice", "train, validation, test"),
-    ("nq_open.jsonl", {"on_bad_line": "ignore"}, "unknown-choice", "on_bad_line=ignore"),
+
     ("nq_open.jsonl", {"aliases": "x"}, "unknown-key", "aliases"),
     ("nq_open.jsonl", {"revision": "main"}, "conflict", "questions.revision=main"),
     ("dpr_nq.json", {"hard_negatives": -1}, "bad-value", "hard_negatives=-1"),
-    ("musique_full.jsonl", {"unanswerable": "keep"}, "unknown-choice", "unanswerable=keep"),
+
     ("iirc.json", {"spans": "one"}, "unknown-choice", "spans=one"),
     ("beir_queries.jsonl", {"qrels": "nowhere"}, "no-file", "questions.qrels=nowhere"),
     ("iirc.json", {"limit": 5}, "bad-value", "limit=5"),  # of six two cannot be used
@@ -609,21 +539,18 @@ def test_malformed_json_in_an_array_and_a_damaged_archive(tmp_path):
     """ijson's own crashes at whole numbers of more digits than Python turns into an integer."""
     text, file = (FILES / "hotpot_distractor.json").read_text(), tmp_path / "dev.json"
     for changed, record in [
-        (text.replace('"yes"', "yes").encode(), "record 2"),
-        *((b'[{"_id": "' + half + b'"}]', "record 1") for half in (b"\xff", b"\\udc00")),
-        *((text.replace("{", f'{{"n": {n}, ', 1).encode(), "record 1") for n in ("9" * 5000, "1e999")),
-    ]:
+        (text.replace('"yes"', "yes").encode(), "record 2"), (b'[{"_id": "\xff"}]', "record 1"),
+        (text.replace("{", f'{{"n": {"9" * 5000}, ', 1).encode(), "record 1"),
+    ]:  # fmt: skip
         file.write_bytes(changed)
         with fails("bad-line", "dev.json", record):
             open_questions("hotpotqa", path=str(file))
     file.write_text("[" * 100_000)  # told before it fills the memory
     with fails("bad-line", "line 1"):
         load_questions(str(file))
-    packed = tmp_path / "dev.json.gz"
+    packed, whole = tmp_path / "dev.json.gz", opened("hotpot_distractor.json").questions
     packed.write_bytes(gzip.compress(text.encode()))
-    assert (
-        open_questions("hotpotqa", path=str(packed)).questions == opened("hotpot_distractor.json").questions
-    )
+    assert open_questions("hotpotqa", path=str(packed)).questions == whole
     packed.write_bytes(packed.read_bytes()[:-20])
     with fails("damaged"):
         open_questions("hotpotqa", path=str(packed))
@@ -665,14 +592,15 @@ MARL = {"text": ["the Marl Sea", "Marl Sea"], "answer_start": [11, 15]}
 #: Rows as the copies on the Hub have them where these are unlike the official records, and their answers.
 HUB = {
     "hotpotqa": (ABC | {"answer": "Marl"}, ("Marl",)),
-    "2wikimultihopqa": (ABC | {"answer": "Sweden", "evidences": [["A", "country", "Sweden"]]}, ("Sweden",)),
+    "2wikimultihopqa": (
+        ABC | {"answer": "Sweden", "evidences": {"fact": ["A"], "relation": ["land"], "entity": ["Sweden"]}},
+        ("Sweden",),
+    ),
     "triviaqa": (
         {"question": "Who?", "question_id": "tc_1", "question_source": "", "answer": BERG},
         ("Berg", "Ulla Berg", "ulla berg"),
     ),
-    "strategyqa": (
-        {"qid": "s1", "term": "Brenne", "question": "Is it?", "answer": True, "facts": "It is."}, ("yes",),
-    ),
+
     "squad": (
         {"id": "5a01", "title": "Brenne_(river)", "context": "It ends in the Marl Sea.", "question": "Where?",
          "answers": MARL},
@@ -703,6 +631,12 @@ def copy_of(folder, *rows):
     return {"hub": str(folder), "config": None, "hub_split": "validation"}
 
 
+def broken():
+    """A stream that breaks off."""
+    yield {"question": PAINTER, "answer": ["Ulla Berg", "U. Berg"]}
+    raise OSError("connection lost")
+
+
 @pytest.mark.parametrize("name", HUB)
 def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
     row, answers = HUB[name]
@@ -711,6 +645,8 @@ def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
     if name == "hotpotqa":
         texts = [("0", "A", "A is. It was.", True), ("1", "B", "B is.", True), ("2", "C", "C is.", False)]
         assert passages(first) == texts
+    elif name == "2wikimultihopqa":
+        assert first.rationale == "A, land, Sweden."
     elif name == "webquestions":
         assert first in opened("webquestions.json").questions
     elif name == "squad":
@@ -720,73 +656,24 @@ def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
         assert passages(first) == [("0", "", "A.", True), ("1", "", "B.", False)]
 
 
-@pytest.mark.parametrize("name", HUB)
-def test_the_default_copies_are_named_and_can_be_replaced(monkeypatch, name):
-    rows = datasets.IterableDataset.from_generator(lambda: iter([HUB[name][0]]))
-    load = Mock(return_value=rows)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    open_questions(name)
-    open_questions(name, hub="a/b", config="c", hub_split="d", revision="e")
-    ((default,), options), replaced = load.call_args_list
-    assert default.count("/") == 1 and options["streaming"] and options["revision"] is None
-    assert options["split"] in ("validation", "test")
-    assert replaced == call("a/b", name="c", split="d", revision="e", streaming=True)
-
-
-def test_columns_are_checked_before_a_row_is_read_and_one_s_own_set_may_lie_there(tmp_path, monkeypatch):
+def test_one_s_own_set_may_lie_on_the_hub_and_columns_are_checked_before_a_row_is_read(tmp_path, monkeypatch):
     (row,) = asked(1, passages=[{"title": "T", "text": "x", "is_gold": True}])
     copy = copy_of(tmp_path / "own", row)
     (question,) = open_questions("file", **copy).questions
     assert (question.id, question.answers) == ("q0", ("x0",)) and question.passages[0].is_gold
     with fails("bad-value"):
         open_questions("file", **copy | {"hub_split": "train"})
-    stream = MagicMock(column_names=["prompt"])
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: stream)
+    load = Mock(return_value=MagicMock(column_names=["prompt"]))
+    monkeypatch.setattr(datasets, "load_dataset", load)
     with fails("mismatch", "'answer'", "'question'"):
         open_questions("nq")
-    stream.__iter__.assert_not_called()
-
-
-def test_a_hub_that_cannot_be_reached_and_a_stream_that_breaks_off(monkeypatch):
-    unreachable = Mock(side_effect=ConnectionError("Couldn't reach 'a/b' on the Hub"))
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    load.return_value.__iter__.assert_not_called()
+    load.side_effect = ConnectionError("Couldn't reach 'a/b' on the Hub")
     with fails("network", "questions.path", kind=RunError):
         open_questions("nq")
-
-    def rows():
-        yield NQ
-        raise OSError("connection lost")
-
-    broken = datasets.IterableDataset.from_generator(rows)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: broken)
+    load.return_value, load.side_effect = datasets.IterableDataset.from_generator(broken), None
     with fails("network", kind=RunError):
         open_questions("nq", limit=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Riddles(QuestionSource):
-    """A set that is not ours: one class, nothing registered."""
-
-    shout: bool = False
-
-    name: ClassVar[str] = "riddles"
-    layouts: ClassVar[tuple[Layout, ...]] = (layout("Riddles", "riddle solution"),)
-
-    def question(self, record):
-        if not record["solution"]:
-            raise UnusableError("no gold answer")
-        text = record["riddle"].upper() if self.shout else record["riddle"]
-        return Question(str(record["n"]), text, (record["solution"],))
-
-
-def test_a_class_of_one_s_own_is_read_like_ours(tmp_path):
-    rows = [{"n": i, "riddle": f"what is {i}", "solution": "x" if i else ""} for i in range(9)]
-    source = Riddles(path=write_lines(tmp_path / "r.jsonl", rows), shout=True)
-    found = open_questions(source, limit=3)
-    assert len(found.questions) == 3 and all(q.question.isupper() and q.split for q in found.questions)
-    assert found.excluded.counts == {"no gold answer": 1}
-    with fails("unknown-key"):
-        open_questions(source, whisper=True)
 
 
 def test_answers_are_read_under_the_names_that_others_give_them_and_under_no_other(tmp_path):

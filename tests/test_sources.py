@@ -3,11 +3,9 @@
 import json
 import threading
 import time
-import tracemalloc
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
-from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 
 import datasets
@@ -19,7 +17,6 @@ from helpers.http_fakes import Handler, Server
 from helpers.refusals import fails
 
 from probers.data.articles import Rules, open_articles
-from probers.data.articles.base import prose
 from probers.data.articles.wikipedia import GIVE_UP
 from probers.types import RunError
 
@@ -89,8 +86,7 @@ def wiki(tmp_path, monkeypatch):
             state.requests.append(asked)
             state.agents.add(self.headers["User-Agent"])
             fault = state.faults.pop(0) if state.faults else state.broken.get(asked.get("titles"))
-            if callable(fault):
-                return fault(self)
+
             if fault == "hang":
                 stop.wait(5)
                 return
@@ -120,16 +116,14 @@ def fetch(wiki, limit=None, seed=0, **options):
 
 
 def test_a_page_becomes_prose_without_headings_lists_and_references(wiki, tmp_path):
-    wiki.pages = towns("Aston")
-    (article,), problems = fetch(wiki, titles=["Aston"], contact="someone@example.org")
-    assert article.title == "Aston" and article.split in ("train", "validation", "test")
-    assert article.sentences == tuple(s.format("Aston") for s in SENTENCES)
+    wiki.pages = towns("New Aston", "Bexley", "Calder")
+    (tmp_path / "titles.txt").write_text("New_Aston\n\nNew Aston\n")
+    (article,), problems = fetch(wiki, titles=str(tmp_path / "titles.txt"), contact="someone@example.org")
+    assert article.title == "New Aston" and article.split in ("train", "validation", "test")
+    assert article.sentences == tuple(s.format("New Aston") for s in SENTENCES)
     assert not problems and len(wiki.requests) == 1
     (agent,) = wiki.agents
     assert agent.startswith("probers/") and "someone@example.org" in agent
-    wiki.pages = towns("New Aston", "Bexley", "Calder")
-    (tmp_path / "titles.txt").write_text("New_Aston\n\nNew Aston\n")
-    assert [a.title for a in fetch(wiki, titles=str(tmp_path / "titles.txt"))[0]] == ["New Aston"]
     # A second run asks nothing, and a changed one only what is new.
     titles = ["Nowhere", "Bexley"]
     first = fetch(wiki, titles=titles)
@@ -144,7 +138,6 @@ EDITS = {
     "cut": lambda record: json.dumps(record)[:40],
     "altered": lambda record: record | {"text": "Another text."},
     "fields missing": lambda record: {key: record[key] for key in ("schema", "name", "status")},
-    "of another page": lambda record: record | {"name": "Bexley"},
     "no object": lambda record: [record],
 }
 
@@ -185,12 +178,6 @@ def test_random_pages_are_kept_under_their_seed(wiki):
     assert fetch(wiki, random=True, limit=12) == first and not wiki.requests
     assert fetch(wiki, random=True, limit=20)[0][:12] == first[0]
     assert fetch(wiki, random=True, limit=12, seed=1)[0] != first[0]
-    # Of listed titles the usable ones count, in a seeded draw.
-    wiki.pages = towns(*(f"Place {i}" for i in range(0, 20, 2)))
-    titles = [f"Place {i}" for i in range(20)]
-    articles, problems = fetch(wiki, titles=titles, limit=6)
-    assert len(articles) == 6 and all("missing" in reason for _, reason in problems)
-    assert fetch(wiki, titles=titles, limit=6, seed=3)[0] != articles
 
 
 def test_each_problem_is_listed_with_its_reason_and_the_others_are_delivered(wiki):
@@ -225,18 +212,12 @@ def test_429_and_503_wait_as_told_and_requests_are_spaced_by_the_rate(wiki, monk
 MAXLAG = {"error": {"code": "maxlag", "info": "3 s"}}
 
 
-@pytest.mark.parametrize(
-    "fault", ["half", "hang", (500, {}, {}), (200, {}, b"<html>"), (200, {}, MAXLAG)], ids=str
-)
+@pytest.mark.parametrize("fault", ["half", "hang", (500, {}, {}), (200, {}, b"<html>"), (200, {}, MAXLAG)])
 def test_a_passing_fault_is_tried_again_and_a_lasting_one_is_listed(wiki, fault):
     wiki.pages = towns("Aston", "Bexley")
-    wiki.faults = [fault]
-    assert len(fetch(wiki, titles=["Aston"])[0]) == 1 and len(wiki.requests) == 2
-    wiki.requests.clear()
-    wiki.broken = {"Calder": fault}
-    articles, problems = fetch(wiki, titles=["Calder", "Bexley"], retries=1)
-    assert [a.title for a in articles] == ["Bexley"]
-    ((title, reason),) = problems
+    wiki.faults, wiki.broken = [fault], {"Calder": fault}
+    articles, ((title, reason),) = fetch(wiki, titles=["Aston", "Calder", "Bexley"], retries=1)
+    assert [a.title for a in articles] == ["Aston", "Bexley"] and len(wiki.requests) == 5
     assert title == "Calder" and reason.startswith("not fetched") and "tried 2 times" in reason
     wiki.broken, wiki.pages = {}, wiki.pages | towns("Calder")
     assert len(fetch(wiki, titles=["Calder", "Bexley"])[0]) == 2  # a failure is not kept
@@ -255,10 +236,9 @@ def test_an_answer_that_no_repetition_mends_is_asked_once(wiki):
     articles, problems = fetch(wiki, titles=[*wiki.broken, "Aston"])
     assert [a.title for a in articles] == ["Aston"] and len(wiki.requests) == 6
     assert all(word in reason for word, (_, reason) in zip(answers, problems, strict=True)), problems
-    for wait in ("9" * 400, "soon\x9b", "Mon, 01 Jan 99999999999 00:00:00 GMT"):
-        wiki.broken = {"Town": (429, {"Retry-After": wait}, {})}
-        ((_, reason),) = fetch(wiki, titles=["Town", "Bexley"], retries=1)[1]
-        assert "HTTP 429" in reason
+    wiki.broken = {"Town": (429, {"Retry-After": "soon\x9b"}, {})}
+    ((_, reason),) = fetch(wiki, titles=["Town", "Bexley"], retries=1)[1]
+    assert "HTTP 429" in reason
 
 
 def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):
@@ -295,7 +275,6 @@ def test_the_articles_of_a_file_have_exact_shares_and_limits_are_nested(tmp_path
 
 @pytest.mark.parametrize(("line", "reason"), [
     ('{"title": "x", "text": ', "Expecting"), ('{"title": "x"}', "no 'text' and no 'sentences'"),
-    ('{"title": 3, "text": "x"}', "title must be a string"), ("[1]", "JSON object"),
     ('{"title": "x", "sentences": "y"}', "list of strings"), ("[" * 100_000, ""),
     ('{"id": "n", "title": "x", "text": "It is. It was."}', "already on line 1"),
 ])  # fmt: skip
@@ -306,6 +285,8 @@ def test_a_malformed_line_stops_before_the_first_article_or_is_listed(tmp_path, 
         open_articles(str(path))
     source = open_articles(str(path), on_bad_line="skip")
     assert len(list(source)) == 1 and [t for t, _ in source.problems] == ["line 3"]
+    with fails("empty"):
+        open_articles(str(path), on_bad_line="skip", rules=Rules(min_sentences=9))
 
 
 def test_a_repeated_title_without_ids_is_listed_and_with_ids_kept_on_one_side(tmp_path):
@@ -346,32 +327,6 @@ def test_odd_articles_are_cleaned_or_listed(tmp_path):
     assert not got and not refused
 
 
-def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", [*records(2), {"title": "One", "text": "A town."}])
-    assert len(list(open_articles(path, rules=Rules(1)))) == 3
-    assert next(open_articles(path, rules=Rules(1, 16)).articles).sentences == ("Town 0 is here.",)
-    with fails("empty"):
-        open_articles(path, rules=Rules(9))
-    with fails("bad-value"):
-        Rules(min_sentences=0)
-
-
-def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
-    sentences = ["It is here.", "It is old."]
-    path = write_lines(
-        tmp_path / "many.jsonl", ({"title": f"T{i}", "sentences": sentences} for i in range(20_000))
-    )
-    tracemalloc.start()
-    source = open_articles(path)
-    opening = tracemalloc.get_traced_memory()
-    tracemalloc.reset_peak()
-    assert sum(1 for _ in source) == 20_000
-    streaming = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert opening[1] < 4e6  # some numbers per article while splits are dealt ...
-    assert opening[0] < 1e6 and streaming < 1e6  # ... which nothing keeps
-
-
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     datasets.disable_progress_bars()
@@ -400,12 +355,7 @@ def test_a_dataset_is_streamed_from_parquet_with_its_splits(tmp_path):
         list(open_articles(f"hf:{tmp_path}/other"))
 
 
-def test_a_hub_out_of_reach_fails_the_run_and_a_stream_that_breaks_off_keeps_what_it_gave(monkeypatch):
-    unreachable = Mock(side_effect=ConnectionError("Couldn't reach 'a/b' on the Hub"))
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with fails("network", kind=RunError):
-        open_articles("hf:a/b")
-
+def test_a_stream_that_breaks_off_keeps_what_it_gave(monkeypatch):
     def rows():
         yield {"title": "Aston", "text": PROSE.format("Aston")}
         raise OSError("connection lost")
@@ -416,9 +366,3 @@ def test_a_hub_out_of_reach_fails_the_run_and_a_stream_that_breaks_off_keeps_wha
     assert [a.title for a in source] == ["Aston"]
     ((_, reason),) = source.problems
     assert "broke off" in reason and "connection lost" in reason
-
-
-def test_a_dump_without_marked_headings_ends_at_its_appendix():
-    page = "A town is here.\n\nHistory\n\nIt burned in 1402.\n\nSee also\n\nA list is here."
-    assert prose(page) == "A town is here.\nIt burned in 1402."
-    assert prose("It burned.\nHistory of a\nx = {\\displaystyle y}.") == "It burned."

@@ -119,20 +119,6 @@ def test_a_label_that_contradicts_its_text_is_moved_to_its_only_place(answer, st
             read_text({"answer": answer, "spans": [part | {"text": odd}]}, "")
 
 
-def test_readers_keep_what_offsets_count_and_what_their_own_loaders_keep(tmp_path):
-    """RAGTruth: leading spaces stay, other qualities go. Prompt and answer do not run into each other."""
-    label = {"start": 23, "end": 27, "text": "1932", "label_type": "x"}
-    answer = "  The bridge opened in 1932 and was closed."
-    record = {"source_id": "7", "labels": [label], "response": answer, "quality": "good"}
-    other = record | {"response": "The", "labels": [], "quality": "truncated"}
-    rows = [record | {"id": 1}, other | {"id": 2}, other | {"id": 3, "quality": "good"}]
-    write_lines(tmp_path / "source_info.jsonl", [{"source_id": "7", "prompt": "Passage. output:"}])
-    read = source(write_lines(tmp_path / "response.jsonl", rows))
-    first, last = read.all()
-    assert (first.answer, labels(first, "span"), first.moved) == (answer, [("1932", True)], 0)
-    assert last.prompt == "Passage. output:\n" and read.left_out.summary() == "1 of quality truncated"
-
-
 def test_too_few_groups_are_made_by_another_rule_which_is_told(tmp_path):
     """A prompt that all texts share. Converse: groups that the file names are kept."""
     lines = [{"prompt": "True?\n", "answer": f"Fact {i}.", "wrong": i % 2} for i in range(20)]
@@ -153,27 +139,19 @@ def test_duplicate_ids_and_lines_without_any_label(tmp_path):
         list(source(write_lines(tmp_path / "b.jsonl", [{"answer": "a"}])).labelled("answer"))
     with fails("labels", "right"):
         list(source(write_lines(tmp_path / "c.jsonl", [{"answer": "a", "wrong": 0}])).labelled("answer"))
+    marks = [
+        {"answer": f"She {i} saw it.", "spans": [{"text": "saw", "wrong": 1}] * (i % 2)} for i in range(8)
+    ]
+    file = write_lines(tmp_path / "s.jsonl", marks)
+    with fails(
+        "labels", "outside=right", "unit=sentence"
+    ):  # where all marks are wrong; what it advises helps
+        source(file, on_bad_line="skip").survey("span")
+    assert source(file, outside="right").survey("sentence").texts == 8
     some = source(write_lines(tmp_path / "u.jsonl", [*of_groups(3), {"answer": "a", "wrong": None}]))
     assert len(list(some.labelled("answer"))) == 6 and len(some.left_out) == 1
     with fails("bad-file", "texts="):
         list(source(write_lines(tmp_path / "d.jsonl", [{"words": "a"}])).all())
-
-
-@pytest.mark.parametrize("unit", ["span", "claim", "sentence"])
-def test_what_is_advised_for_labels_of_one_kind_helps(unit, tmp_path):
-    """Where all are wrong: what is outside, and for marks another unit. Where all are right it is no help."""
-    marks, name = unit in ("span", "claim"), "claims" if unit == "claim" else "spans"
-    one, saw = [{"text": "saw", "wrong": True}], "She {} saw it. She left."
-    lines = [{"answer": saw.format(i), "spans": [], name: one * (i % 2)} for i in range(8)]
-    file = write_lines(tmp_path / "a.jsonl", lines)
-    with fails("labels", "outside=right", *(["unit=sentence", "unit=answer"] if marks else [])):
-        source(file, on_bad_line="skip").survey(unit)
-    for helps in ("sentence", "answer") if marks else (unit,):
-        assert source(file, outside="right").survey(helps).texts == 8
-    right = [line | {name: [{"text": "saw", "wrong": False}]} for line in lines]
-    with fails("labels", "right") as caught:
-        source(write_lines(tmp_path / "b.jsonl", right)).survey(unit)
-    assert "outside=right" not in str(caught.value)
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(every_byte=True), sentence_piece(), word_piece()])
@@ -237,30 +215,27 @@ def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
 
 
 DATA = Path(__file__).parent / "data"
-#: Some records of our own in each layout, and the labels of the unit that they are read by.
-LAYOUTS = {
-    name: (each["records"], each["unit"], each["wrong"])
-    for name, each in json.loads((DATA / "layouts.json").read_text()).items()
-}
+#: Some records of our own in each layout, the labels of the unit that they are read by, and the passages.
+LAYOUTS = json.loads((DATA / "layouts.json").read_text())
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_published_layouts_are_told_apart_and_read(name, tmp_path):
-    records, unit, wrong = LAYOUTS[name]
-    file = tmp_path / "data.json"
-    file.write_text(json.dumps(records, indent=1 if name == "helm" else None))
+    layout, file = LAYOUTS[name], tmp_path / "data.json"
+    file.write_text(json.dumps(layout["records"], indent=1 if name == "helm" else None))
     texts = list(source(file).all())
     if name != "helm":  # an array, or lines
-        lines = write_lines(tmp_path / "lines.jsonl", records)
+        lines = write_lines(tmp_path / "lines.jsonl", layout["records"])
         assert [t.answer for t in source(lines).all()] == [t.answer for t in texts]
-    assert [mark.wrong for text in texts for mark in text.units(unit)] == wrong
+    assert [mark.wrong for text in texts for mark in text.units(layout["unit"])] == layout["wrong"]
+    assert "passages" not in layout or list(texts[0].passages) == layout["passages"]
     assert [t.answer for t in source(file, format=name).all()] == [t.answer for t in texts]
     if name in ("halueval", "statements", "truthfulqa"):  # pairs of one group
         assert texts[0].group == texts[1].group != ""
 
 
 def test_ragtruth_finds_its_prompts_beside(tmp_path):
-    file = write_lines(tmp_path / "response.jsonl", LAYOUTS["ragtruth"][0])
+    file = write_lines(tmp_path / "response.jsonl", LAYOUTS["ragtruth"]["records"])
     assert {text.prompt for text in source(file).all()} == {None}
     told = [{"source_id": "0", "task_type": "QA", "prompt": "Answer!"}, {"source_id": "1", "prompt": "Now!"}]
     write_lines(tmp_path / "source_info.jsonl", told)
@@ -274,23 +249,22 @@ def test_ragtruth_finds_its_prompts_beside(tmp_path):
 def test_without_their_list_of_labels_records_are_undecided(name, tmp_path):
     """Nobody has judged them, so they do not count as right."""
     nulls = dict.fromkeys(("labels", "hard_labels", "soft_labels", "hallucination", "annotations"))
-    rows = [r for r in LAYOUTS[name][0] if not {"right_answer", "right_response", "right_summary"} & {*r}]
+    rows = [
+        r for r in LAYOUTS[name]["records"] if not {"right_answer", "right_response", "right_summary"} & {*r}
+    ]
     records = [record | {key: None for key in nulls if key in record} for record in rows]
     texts = source(write_lines(tmp_path / "a.jsonl", records)).all()
     assert [text.wrong for text in texts] == [None] * len(rows)
 
 
 def test_what_layouts_have_beside_labels_is_kept(tmp_path):
-    """Splits of every layout, what HaluEval's dialogues are about, and TruthfulQA as it is on the Hub."""
-    for name, (records, _, _) in LAYOUTS.items():
-        if name != "helm":
-            file = write_lines(tmp_path / f"{name}.jsonl", [record | {"split": "val"} for record in records])
-            assert {text.split for text in source(file).all()} == {"validation"}, name
-    pairs = source(write_lines(tmp_path / "pairs.jsonl", LAYOUTS["halueval"][0][1:3])).all()
+    """Splits of a layout, what HaluEval's dialogues are about, and TruthfulQA as it is on the Hub."""
+    rows = [record | {"split": "val"} for record in LAYOUTS["statements"]["records"]]
+    assert {text.split for text in source(write_lines(tmp_path / "a.jsonl", rows)).all()} == {"validation"}
+    pairs = source(write_lines(tmp_path / "pairs.jsonl", LAYOUTS["halueval"]["records"][1:3])).all()
     assert [(t.passages, t.prompt) for t in pairs][::2] == [(("k",), "[Human]: hi"), ((), "d\nSummary:")]
     hub = {"question": "q?", "correct_answers": ["a", "b"], "incorrect_answers": ["c"]}
-    texts = source(write_lines(tmp_path / "hub.jsonl", [hub])).all()
-    assert [text.wrong for text in texts] == [False, False, True]
+    assert [text.wrong for text in TextSource([hub]).all()] == [False, False, True]
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet", "saved", "splits"])
@@ -366,13 +340,12 @@ def test_the_splits_of_a_file_are_kept_where_they_are_enough(tmp_path):
     given = source(write_lines(tmp_path / "a.jsonl", lines))
     counts = Counter(text.split for text in given.labelled("answer"))
     assert counts["test"] == 40 and counts["train"] + counts["validation"] == 40 and counts["validation"] > 0
-    assert given.survey("answer").notes
     only = source(write_lines(tmp_path / "b.jsonl", of_groups(40, split="test")))
     assert len({text.split for text in only.labelled("answer")}) == 3 and only.survey("answer").notes
-    lines[1] |= {"split": "train"}
+    lines[1] |= {"split": "train"}  # one group on two sides
     with fails("overlap", "a.jsonl"):
         list(source(write_lines(tmp_path / "a.jsonl", lines)).labelled("answer"))
-    first, *_ = of_groups(2)
+    first = of_groups(1)[0]  # one text on two sides
     same = [first | {"split": "train"}, first | {"id": "x", "group": "h", "split": "test"}]
     with fails("overlap", "line 2", "line 1"):
         list(source(write_lines(tmp_path / "c.jsonl", same)).labelled("answer"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.artefacts import contents, write_lines
 from helpers.fake_lm import SPEC, FakeLM, begun
-from helpers.refusals import fails, interrupted
+from helpers.refusals import interrupted
 
 from probers import CausalLM, FeatureStore
 from probers.cli import main as cli
@@ -20,7 +20,7 @@ from probers.datagen.writer import balance, fill
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_articles
-from probers.types import Article, Needs, RunError
+from probers.types import Article, Needs
 from probers.words import Recogniser, head_entity
 from probers.words.vectors import train_vectors, trained
 
@@ -95,13 +95,6 @@ def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
 def test_an_entity_that_the_length_limit_may_have_cut_off_has_no_label(text, stop, cut_off):
     generation = SimpleNamespace(text=text, stop=stop)
     assert may_go_on(generation, head_entity(text, RULES), RULES) == cut_off
-
-
-def test_a_length_limit_leaves_out_what_it_cut_off(tmp_path):
-    lm = written({"in": " Spain and on.", "near": " Lisbon and on."})
-    for limit, count in ((1, 2), (2, 0)):
-        store, _ = make(tmp_path, [("T", ARTICLE[:2])], lm, max_new_tokens=limit, name=str(limit))
-        assert [row["reason"] for row in store.left_out()] == ["cut off by max_new_tokens"] * count
 
 
 def test_rows_record_the_entity_and_where_it_came_from(tmp_path):
@@ -263,20 +256,6 @@ def test_balancing_draws_the_more_frequent_label_down(tmp_path, tokens):
     assert set(other.table()["id"]) != set(rows["id"])
 
 
-@pytest.mark.parametrize("extra", [True, False])
-def test_a_number_sign_in_an_id_is_no_token(tmp_path, extra):
-    """Articles are called "C#" too: their spans are balanced one by one, with a column span or without."""
-    rows = [
-        {"id": f"C#/{i}", "group": "C#", "split": "train", "condition": "a", "correct": int(i < 3)}
-        | ({"span": f"C#/{i}"} if extra else {})
-        for i in range(10)
-    ]
-    store = empty(tmp_path / "s")
-    store.write_shard(0, rows, np.zeros((10, 1, 4), dtype=np.float32))
-    balance(store, by=("split",), seed=0)
-    assert shares(store) == {("train", "a", 0): 3, ("train", "a", 1): 3}
-
-
 def test_balancing_by_condition_differs_from_balancing_by_split(tmp_path):
     counts = {("train", "a", 0): 6, ("train", "a", 1): 2, ("train", "b", 0): 2, ("train", "b", 1): 6}
     for by, expected in ((("split",), {2, 6}), (("split", "condition"), {2})):
@@ -301,15 +280,14 @@ def test_a_balanced_run_killed_in_between_ends_the_same(tmp_path):
         assert contents(store.path) == contents(whole.path)
 
 
-@pytest.mark.parametrize(("count", "typed", "has"), [
-    (30, (), False), (150, ("matcher.vectors=own",), True),
-])  # fmt: skip
-def test_vectors_are_trained_once_on_articles_of_ones_own(tmp_path, caplog, count, typed, has):
+@pytest.mark.parametrize("has", [False, True])
+def test_vectors_are_trained_once_on_articles_of_ones_own(tmp_path, caplog, has):
     """In the run's folder, by default from 200 articles on, where they decide what no other stage did."""
-    rows = [{"title": a.title, "text": " ".join(a.sentences)} for a in load_articles()[:count]]
+    articles = load_articles()[: 150 if has else 30]
+    rows = [{"title": a.title, "text": " ".join(a.sentences)} for a in articles]
     file, vectors = write_lines(tmp_path / "articles.jsonl", rows), tmp_path / "s/vectors.bin"
-    typed = [*typed, "layers=[12]", "per_article=1", f"articles={file}", "limit=null", "matcher.wordnet=''"]
-    store = generated(tmp_path / "s", *typed)
+    typed = ["layers=[12]", "per_article=1", f"articles={file}", "limit=null", "matcher.wordnet=''"]
+    store = generated(tmp_path / "s", *typed, *["matcher.vectors=own"] * has)
     assert ("vectors" in store.summary["matcher_stages"]) == has == vectors.is_file()
     assert ("30 articles" in caplog.text) == (not has)
     stages = {found["stage"] for found in store.left_out() if found["reason"] == "undecided"}
@@ -331,10 +309,3 @@ def test_damaged_vectors_are_named_and_trained_again(tmp_path, caplog):
         file.write_bytes(blob)
         train_vectors(articles, path, seed=0)
         assert path.read_bytes() == made and trained(path) and f"{file} " in caplog.text
-
-
-def test_a_run_that_labels_nothing_says_why(tmp_path):
-    article = {"title": "T", "sentences": ["the of and to a Spain now.", "It is old."]}
-    path = write_lines(tmp_path / "a.jsonl", [article])
-    with fails("empty", "no entity at the head", kind=RunError):
-        generated(tmp_path / "s", f"articles={path}", "layers=[1]")
