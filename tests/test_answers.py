@@ -51,14 +51,7 @@ def near(rng: random.Random, text: str) -> str:
 
 
 def test_em_and_f1_agree_with_torchmetrics_on_thousands_of_pairs() -> None:
-    for prediction, answer in (
-        ("", ""),
-        ("", "the"),
-        ("", "x"),
-        ("x", ""),
-        ("i\u0307", "İ"),
-        ("a\u00a0b", "b"),
-    ):
+    for prediction, answer in (("", "the"), ("", "x"), ("x", ""), ("i\u0307", "İ"), ("a\u00a0b", "b")):
         agree(prediction, [answer])
     rng = random.Random(5)
     right = partial = 0

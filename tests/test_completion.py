@@ -108,20 +108,13 @@ def test_a_prober_of_an_article_knows_its_completions_and_no_others(articles):
     assert Seen.of({"train": [("nq", ours.group, "")]}).split_of(ours) == ""
 
 
-def overrides(out, **more):
-    given = {
-        "out": out, "questions": "completion", "questions.articles": "testbed", "prompt": "completion",
-        "max_new_tokens": 12, "k": 1, "limit": 12,
-    } | more  # fmt: skip
-    return [f"{key}={value}" for key, value in given.items()]
-
-
 @pytest.mark.long
 def test_commands_answer_completions_and_judge_them(tmp_path):
     out = tmp_path / "cmp"
     cli.run("compare", [
-        *overrides(out, triggers="[never,always,entropy,oracle]", wrong="match", resamples=100),
-        "matcher.wordnet=''",
+        f"out={out}", "questions=completion", "questions.articles=testbed", "prompt=completion", "k=1",
+        "max_new_tokens=12", "limit=12", "triggers=[never,always,entropy,oracle]", "wrong=match",
+        "resamples=100", "matcher.wordnet=''",
     ])  # fmt: skip
     results = json.loads((out / "results.json").read_text())
     assert results["match_stages"] == ["date", "number", "string", "alias", "acronym", "name"]
@@ -140,23 +133,17 @@ def test_commands_answer_completions_and_judge_them(tmp_path):
     assert spent["diff"] == pytest.approx(results["methods"]["entropy"]["match"] - spent["value"])
 
 
-@pytest.fixture
-def half_known(articles, monkeypatch, tmp_path):
-    """Completions of which a model writes the years; it is loaded once for each set."""
-    loads = []
+def test_of_completions_the_known_ones_and_so_many_others_are_asked(articles, tmp_path, monkeypatch):
+    loads: list[str] = []
 
     def load(name):
+        """A model that writes the years."""
         loads.append(name)
         return FakeLM(lambda prompt: f" {1500 + next(n for n, t in enumerate(TOWNS) if t in prompt)} it was.")
 
     monkeypatch.setattr(known.CausalLM, "from_pretrained", load)
     monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "cache"))
-    return partial(Completion, articles=str(articles), per_article=9, known=0.5), loads
-
-
-def test_of_completions_the_known_ones_and_so_many_others_are_asked(half_known, tmp_path, monkeypatch):
-    make, loads = half_known
-    file = tmp_path / "passages.jsonl"
+    make, file = partial(Completion, articles=articles, per_article=9, known=0.5), tmp_path / "passages.jsonl"
     source = known.known_share(make(corpus_to=str(file), own_passages=0.5))
     opened = open_questions(source)
     questions = opened.questions

@@ -71,7 +71,7 @@ def test_some_data_sets_are_trained_on_and_others_tested(tmp_path: Path) -> None
 
 
 def test_a_part_of_the_training_texts_has_whole_groups_and_the_balance_of_the_whole(tmp_path: Path) -> None:
-    """Every group whole, no text too many, and of every kind of group its share, to one group."""
+    """Parts are nested, groups whole, no text too many, and every kind has its share, to one group."""
 
     def unlike(row: dict) -> dict:
         """Training groups of two texts and, where two are joined, of four; of two data sets."""
@@ -80,19 +80,17 @@ def test_a_part_of_the_training_texts_has_whole_groups_and_the_balance_of_the_wh
         return row | {"group": f"g{joined}", "dataset": ("nq", "iirc")[group // 4 % 5 == 0]}
 
     examples = load_examples([make_store(tmp_path / "s", 1200, edit=unlike)])
-    whole = kinds_of(examples)
+    whole, rows, smaller = kinds_of(examples), set(examples.rows["train"]), set[int]()
     assert len(whole) > 4
-    texts = len(examples.rows["train"])
     for size in (7, 150, 421):
         part = examples.training_part(size, 3)
-        kept = part.rows["train"]
-        assert size - 4 < len(kept) <= size and set(kept) < set(
-            examples.rows["train"]
-        )  # groups of up to four
+        kept = set(part.rows["train"])
+        assert size - 4 < len(kept) <= size and smaller < kept < rows  # nested; groups are of up to four
         assert len(kept) == np.isin(examples.column("group", "train"), list(groups(part, "train"))).sum()
-        found = kinds_of(part)
+        np.testing.assert_array_equal(part.rows["test"], examples.rows["test"])
+        smaller, found = kept, kinds_of(part)
         for kind, count in whole.items():
-            assert abs(found[kind] - count * len(kept) / texts) <= 1.5, kind
+            assert abs(found[kind] - count * len(kept) / len(rows)) <= 1.5, kind
 
 
 def kinds_of(examples: Examples) -> Counter[tuple]:

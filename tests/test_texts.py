@@ -37,12 +37,11 @@ def labels(text, unit):
 
 
 def test_a_line_has_spans_and_what_follows_from_them():
-    text = read_text(ADA, "line 1")
+    text, right = read_text(ADA, "line 1"), read_text(ADA | {"outside": "right"}, "line 1")
     assert labels(text, "span") == [("1815", False), ("Paris", True)]
     found = [("She was born in 1815 in Paris.", True), ("She wrote on engines.", None)]
     assert labels(text, "sentence") == found
     assert text.wrong is True and (text.writer, text.group) == ("gpt-x", "Ada Lovelace")
-    right = read_text(ADA | {"outside": "right"}, "line 1")
     assert [wrong for _, wrong in labels(right, "sentence")] == [True, False]
 
 
@@ -297,8 +296,7 @@ def test_conversations_have_text_parts_and_calls_of_tools():
     first, second, third = text.messages
     assert first["content"] == "Who is it?" and text.question == "Ann" and "name" not in third
     assert second["tool_calls"][0]["function"]["arguments"] == {"who": "Ann"} and second["content"] == ""
-    image = {"type": "image_url", "image_url": {"url": "a"}}
-    for odd in ({"role": "user", "content": [image]}, {"role": "user"}, "a"):
+    for odd in ({"role": "user", "content": [{"type": "image_url"}]}, {"role": "user"}, "a"):
         with pytest.raises(ValueError, match=r"messages\[0\]"):
             read_text({"messages": [odd], "answer": "Ann."}, "")
     with fails("model", "knows no tools"):

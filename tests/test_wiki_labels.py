@@ -256,6 +256,16 @@ def test_balancing_draws_the_more_frequent_label_down(tmp_path, tokens):
     assert set(other.table()["id"]) != set(rows["id"])
 
 
+def test_a_number_sign_in_an_id_is_no_token(tmp_path):
+    """Articles are called "C#" too: their spans are balanced one by one."""
+    about = {"group": "C#", "split": "train", "condition": "a"}
+    store = empty(tmp_path / "s")
+    rows = [about | {"id": f"C#/{i}", "correct": int(i < 3)} for i in range(10)]
+    store.write_shard(0, rows, np.zeros((10, 1, 4), dtype=np.float32))
+    balance(store, by=("split",), seed=0)
+    assert shares(store) == {("train", "a", 0): 3, ("train", "a", 1): 3}
+
+
 def test_balancing_by_condition_differs_from_balancing_by_split(tmp_path):
     counts = {("train", "a", 0): 6, ("train", "a", 1): 2, ("train", "b", 0): 2, ("train", "b", 1): 6}
     for by, expected in ((("split",), {2, 6}), (("split", "condition"), {2})):
