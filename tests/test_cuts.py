@@ -155,6 +155,6 @@ def test_abstention(sentence, gold, continuation, expected, stage):
 def test_what_stands_as_it_was_matched_and_what_is_doubted(sentence, gold, continuation, matched, doubted):
     article = Article("a", "Nothing", ("It begins here.", sentence))
     here = next(c for c in cut(article, per_article=99) if c.entity.text == gold)
-    match = Match(*matched, "as told")
+    match = Match(*matched, "as told")  # type: ignore[call-arg]
     found = abstain(here, head_entity(continuation, fine), continuation, match, fine, MATCHER)
     assert found.verdict == "undecided" if doubted else found is match

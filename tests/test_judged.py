@@ -68,7 +68,8 @@ def run(server, tmp_path_factory):
 
 
 def asking(server):
-    return [*ASKED, "judge=openai", f"judge.url={server.url}", "judge.model=m", "judge.passages=0"]
+    judge = ["judge=openai", f"judge.url={server.url}", "judge.model=m", "judge.passages=0"]
+    return [*ASKED, *judge, "judge.parallel=1"]  # replies stand in the file in the order of their coming
 
 
 def judged(out, server, *typed):
