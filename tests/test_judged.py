@@ -123,7 +123,10 @@ def test_an_interrupted_run_ends_the_same_and_pays_no_call_twice(server, run, tm
     assert len(list(interruptions(lambda: judged(out, server), FeatureStore, "write_shard", 1))) > 1
     requests = [json.dumps(body) for body in server.bodies[before:]]
     assert len(requests) == len(set(requests))
-    assert computed(out) == computed(run)
+    ours, theirs = computed(out), computed(run)
+    for each in (ours, theirs):
+        each["manifest.json"]["summary"].pop("judge")  # the calls of the last session alone
+    assert ours == theirs
 
 
 def test_parts_equal_the_whole(server, run, tmp_path):
