@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -15,7 +16,7 @@ import probers
 from probers.cli.components import Component
 from probers.data import load_corpus, load_questions
 from probers.data.corpus_formats import whole_sentences
-from probers.data.texts import Mark
+from probers.data.texts import Mark, TextSource
 from probers.datagen.judges.base import Answer as Judged
 from probers.datagen.judges.base import Grounds
 from probers.datagen.judges.grounding import nearest
@@ -324,6 +325,8 @@ def test_substitutions_are_supported_by_the_passages_that_are_shown_or_not():
                 "changed",
             )
     assert seen == set(substitutions.KINDS)
+    cases = TextSource(str(Path(__file__).parent / "data" / "grounding_cases.jsonl")).all()  # written by hand
+    assert {mark.type for one in cases for mark in one.sentences} == {*seen, "memory"}
 
 
 def sentences_of(number):
