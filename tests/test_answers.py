@@ -14,14 +14,12 @@ from probers.evaluation import answers as a
 from probers.evaluation.answers import exact_match, f1_score, final_answer, normalize_answer
 
 VERDICTS = {"yes", "no", "noanswer"}
-#: What normalisation acts on, and what it must leave alone.
 PIECES = [
     "the", "The", "THE", "a", "A", "an", "An", "then", "theatre", "another", "Ana", "a.", "the,", "(an)",
-    "U.S.", "U.S", "US", "O'Neil", "o’neil", "“quoted”", "don't", "it's", "1,000", "1000", "1.5", "3/4",
-    "Röntgen", "Rontgen", "Ro\u0308ntgen", "İstanbul", "istanbul", "ŒUVRE", "straße", "STRASSE", "ǅ",
-    "北京", "東京。", "שלום", "café", "cafe\u0301", "🌌", "—", "–", "…", "!!!", "", " ", "\t", "\n",
-    "\u00a0", "\u2003", "\u200b", "\ufeff", "_", "a_b", "a-b", "#1", "$5", "x", "y", "z",
-    "New", "York", "new", "york", "and", "of",
+    "U.S.", "US", "O'Neil", "o’neil", "“quoted”", "don't", "1,000", "1000", "1.5", "3/4", "Röntgen",
+    "Ro\u0308ntgen", "İstanbul", "istanbul", "ŒUVRE", "straße", "STRASSE", "ǅ", "北京", "東京。", "שלום",
+    "café", "cafe\u0301", "🌌", "—", "…", "!!!", "", " ", "\t", "\n", "\u00a0", "\u2003", "\u200b", "\ufeff",
+    "_", "a_b", "a-b", "#1", "$5", "x", "y", "z", "New", "York", "new", "york", "and", "of",
 ]  # fmt: skip
 
 
@@ -53,10 +51,7 @@ def near(rng: random.Random, text: str) -> str:
 
 
 def test_em_and_f1_agree_with_torchmetrics_on_thousands_of_pairs() -> None:
-    nothing = [
-        ("", ""), ("", "the"), ("the", " ! "), ("", "x"), ("x", ""), ("i\u0307", "İ"), ("a\u00a0b", "b"),
-    ]  # fmt: skip
-    for prediction, answer in nothing:  # of what normalises to nothing, and odd characters
+    for prediction, answer in (("", "the"), ("", "x"), ("x", ""), ("i\u0307", "İ"), ("a\u00a0b", "b")):
         agree(prediction, [answer])
     rng = random.Random(5)
     right = partial = 0
@@ -67,23 +62,6 @@ def test_em_and_f1_agree_with_torchmetrics_on_thousands_of_pairs() -> None:
         right += bool(exact_match(prediction, answers))
         partial += 0 < f1_score(prediction, answers).f1 < 1
     assert 500 < right < 2500 and partial > 250  # the pairs tell the implementations apart
-
-
-@settings(max_examples=250)
-@given(prediction=st.text(max_size=30), answers=st.lists(st.text(max_size=30), min_size=1, max_size=3))
-def test_em_and_f1_agree_on_any_text(prediction: str, answers: list[str]) -> None:
-    agree(prediction, answers)
-    agree(answers[0], answers)
-
-
-@settings(max_examples=300)
-@given(st.lists(st.sampled_from(PIECES), max_size=6), st.lists(st.sampled_from(PIECES), max_size=6))
-def test_f1_is_the_harmonic_mean_and_swaps_precision_with_recall(one: list[str], other: list[str]) -> None:
-    forth, back = f1_score(" ".join(one), [" ".join(other)]), f1_score(" ".join(other), [" ".join(one)])
-    assert (forth.precision, forth.recall) == (back.recall, back.precision)
-    if forth.f1:
-        assert forth.f1 == pytest.approx(2 / (1 / forth.precision + 1 / forth.recall))
-    assert bool(forth.f1) == bool(forth.precision) == bool(forth.recall)
 
 
 def test_the_verdict_rule_is_where_we_leave_squad() -> None:
@@ -97,23 +75,10 @@ def test_the_verdict_rule_is_where_we_leave_squad() -> None:
     assert f1_score("yes", ["no"]) == f1_score("no", ["noanswer"]) == (0, 0, 0)
 
 
-def test_more_aliases_never_cost_a_point() -> None:
-    rng = random.Random(6)
-    for _ in range(500):
-        answers = [phrase(rng) for _ in range(4)]
-        prediction = near(rng, rng.choice(answers))
-        for score in (exact_match, lambda p, given: f1_score(p, given).f1, a.accuracy_contains):
-            alone = [score(prediction, [each]) for each in answers]
-            assert score(prediction, answers) == max(alone)
-    assert exact_match("x", []) == f1_score("x", []).f1 == a.accuracy_contains("x", []) == 0
-
-
 @pytest.mark.parametrize(("text", "answer", "tokens", "substring"), [
     ("I know it.", "no", 0, 1), ("No, it is not.", "no", 1, 1), ("It was in 1990s Rome", "1990", 0, 1),
-    ("It was in 1990, Rome.", "1990", 1, 1), ("the United States of America", "United States", 1, 1),
     ("the U.S. Army", "US army", 1, 1), ("Unites States", "United States", 0, 0),
-    ("born in Röntgental", "Röntgen", 0, 1), ("by Wilhelm Röntgen (1895)", "Röntgen", 1, 1),
-    ("He saw The Who\nlive", "Who live", 1, 1), ("anything", "the", 0, 0), ("", "x", 0, 0), ("", "", 0, 0),
+    ("He saw The Who\nlive", "Who live", 1, 1), ("anything", "the", 0, 0), ("", "", 0, 0),
 ])  # fmt: skip
 def test_acc_at_token_boundaries_and_as_released(text, answer, tokens, substring) -> None:
     assert a.accuracy_contains(text, [answer]) == tokens
@@ -164,15 +129,11 @@ def test_precision_and_recall_as_released_are_each_the_highest_of_any_answer() -
         assert found[0] >= own.precision and found[1] >= own.recall
         apart += found != (own.precision, own.recall)
     assert apart > 50  # the two ways differ on some
-    golds = ["Paris", "Paris the capital of the French Republic"]
-    assert a.precision_recall_max("the capital Paris", golds) == (1.0, 1.0)
-    assert f1_score("the capital Paris", golds)[1:] == (0.5, 1.0)
     assert a.precision_recall_max("x", []) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("said", "read"), [
-    ("yes", "yes"), ("Yes, she could.", "yes"), ("YES.", "yes"), ("no", "no"), ("No.", "no"),
-    ("not", "no"), ("that yes", "no"), ("unclear.", "no"), ("true", "no"),
+    ("yes", "yes"), ("Yes, she could.", "yes"), ("No.", "no"), ("that yes", "no"), ("true", "no"),
 ])  # fmt: skip
 def test_strategyqa_is_read_from_the_first_word(said: str, read: str) -> None:
     text = f"It floats. So the answer is {said}"
@@ -181,7 +142,6 @@ def test_strategyqa_is_read_from_the_first_word(said: str, read: str) -> None:
     assert final_answer(text, "So the answer is", "strategyqa") == read
     # Elsewhere the answer stays as it stands.
     assert final_answer(text, "So the answer is", "hotpotqa") == said.removesuffix(".")
-    assert final_answer(text, "So the answer is") == said.removesuffix(".")
     for nothing in ("It floats.", "So the answer is"):  # an answer that was not given is no verdict
         assert final_answer(nothing, "So the answer is", "strategyqa") == ""
 
@@ -196,11 +156,9 @@ def test_the_rules_by_which_an_answer_is_right() -> None:
 
 
 @pytest.mark.parametrize("written", [
-    "**Yes**", "*yes*", "`yes`", "(yes)", "_yes_", "__Yes__", "***Yes***", r"$\boxed{Yes}$", "- Yes",
-    "• Yes", r"\boxed{\text{Yes}}", r"\(\boxed{Yes}\)", "**Yes**.", "**Yes.**", "<b>Yes</b>", "[yes]",
-    "~~yes~~", "# Yes", "{yes}", "[[Yes]]", "<yes>", "<answer>Yes</answer>", '<span style="x">Yes</span>',
-    "1. Yes", "a) Yes", "-Yes", "**Yes", "Yes**", "==Yes==", "[Yes](http://x)", "&nbsp;Yes", "***yes**",
-    r"\emph{Yes}", r"\boxed{\textbf{Yes}.}", "Yes</s>",
+    "**Yes**", "`yes`", "(yes)", "__Yes__", "***Yes***", r"$\boxed{Yes}$", "- Yes", "• Yes",
+    r"\(\boxed{Yes}\)", "**Yes.**", "[yes]", "# Yes", "<yes>", '<span style="x">Yes</span>', "1. Yes",
+    "a) Yes", "**Yes", "Yes**", "[Yes](http://x)", "&nbsp;Yes", r"\boxed{\textbf{Yes}.}", "Yes</s>",
 ])  # fmt: skip
 def test_markup_around_an_answer_goes_before_it_is_read(written):
     text = f"So the answer is {written}"
@@ -215,10 +173,8 @@ def test_markup_around_an_answer_goes_before_it_is_read(written):
     ("Born in 1990. So the answer is 1990.", "So the answer is", "1990"),
     ("the answer is X. No. So The Answer Is: St. Louis.\nQuestion", "the answer is", "St. Louis"),
     ("no conclusion", "the answer is", ""), ("Rationale\nAnswer:\n'Paris'", "Answer:", "Paris"),
-    ("So the answer is", "So the answer is", ""),
-    ("**The answer is: Paris**", "the answer is", "Paris"), ("**Answer:** Paris", "Answer:", "Paris"),
-    ("The **answer** is Paris", "the answer is", "Paris"), ("Answer: «Paris»", "Answer:", "Paris"),
-    ("The answer is “Yes”.", "the answer is", "Yes"), ("Answer: — Yes", "Answer:", "Yes"),
+    ("So the answer is", "So the answer is", ""), ("**Answer:** Paris", "Answer:", "Paris"),
+    ("The **answer** is Paris", "the answer is", "Paris"), ("The answer is “Yes”.", "the answer is", "Yes"),
     ("Answer:\n```text\nParis\n```", "Answer:", "Paris"), ("Sum\n#### 42", "####", "42"),
     (r"Answer: $\boxed{1{,}000}$", "Answer:", "$1,000$"), ("Answer: AT&amp;T", "Answer:", "AT&T"),
     ("İİİ so the answer is Paris.", "The Answer Is", "Paris"),  # longer in lower case

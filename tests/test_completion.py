@@ -2,19 +2,16 @@
 
 import json
 from functools import partial
-from itertools import islice
 
 import pytest
-from helpers.artefacts import write_lines
+from helpers.artefacts import read_lines, write_lines
 from helpers.fake_lm import FakeLM
 from helpers.refusals import fails
 
-import probers.cli.compose as config
 from probers.cli import known
 from probers.cli import main as cli
 from probers.data import load_corpus
 from probers.data.articles import open_articles
-from probers.data.corpus_formats import WORDS
 from probers.data.questions import open_questions
 from probers.data.questions.completion import Completion
 from probers.data.splits import Seen
@@ -29,14 +26,15 @@ PLAIN = ("date", "number", "string", "alias", "acronym", "name")
 @pytest.fixture
 def articles(tmp_path):
     """Ten articles, some in pre-tokenised text; each names a founder, a year and a river."""
-    lines = []
-    for n, town in enumerate(TOWNS):
-        sentences = [
-            f"{town} is a small market town that lies in the hills not far from the river Osk{n} .",
-            f"It was founded by a merchant called Anna Veld{n} , who came there with him in {1500 + n} .",
-            "In winter it is cold there .",
-        ]
-        lines.append({"title": town, "sentences": sentences})
+    text = (
+        "{0} is a small market town that lies in the hills not far from the river Osk{1} .",
+        "It was founded by a merchant called Anna Veld{1} , who came there with him in {2} .",
+        "In winter it is cold there .",
+    )
+    lines = [
+        {"title": town, "sentences": [sentence.format(town, n, 1500 + n) for sentence in text]}
+        for n, town in enumerate(TOWNS)
+    ]
     return write_lines(tmp_path / "articles.jsonl", lines)
 
 
@@ -61,36 +59,20 @@ def test_a_question_is_the_text_before_an_entity_and_the_entity_its_answer(artic
     assert short and all(len(q.question.split()) == 8 for q in short)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_articles_are_dealt_as_the_labels_of_wiki_deal_them(articles, seed):
-    sides = {a.id: a.split for a in open_articles(str(articles), seed=seed)}
-    questions = asked(articles, seed=seed)
-    assert {q.group: q.split for q in questions} == {q.group: sides[q.group] for q in questions}
-    assert set(sides.values()) == set(SPLITS)
-    again = asked(articles, seed=seed)
-    assert again == questions
-    fewer = asked(articles, seed=seed, max_articles=5)
-    assert len(fewer) == 5 and all(q in questions for q in fewer)
-
-
-def test_what_cannot_be_asked_is_told(articles, tmp_path):
+def test_articles_are_dealt_as_the_labels_of_wiki_deal_them(articles):
+    for seed in (0, 1):
+        sides = {a.id: a.split for a in open_articles(str(articles), seed=seed)}
+        questions = asked(articles, seed=seed)
+        assert {q.group: q.split for q in questions} == {q.group: sides[q.group] for q in questions}
+        assert set(sides.values()) == set(SPLITS)
+        fewer = asked(articles, seed=seed, max_articles=5)
+        assert len(fewer) == 5 and all(q in questions for q in fewer)
+    assert asked(articles) == asked(articles)
     with open(articles, "a") as file:
         file.write("{broken\n")
     with fails("bad-line", "line 11", "on_bad_line=skip"):
         asked(articles)
-    assert len(open_questions("completion", articles=str(articles), on_bad_line="skip").questions) == 10
-
-
-def test_articles_as_a_corpus_are_whole_sentences_in_natural_text(tmp_path):
-    sentences = [f"Sentence {n} has these words , and " + "more " * 27 + "." for n in range(9)]
-    lines = [{"title": "A", "sentences": sentences}, {"title": "A", "sentences": ["Another one ."]}]
-    lines.append({"id": "b", "title": "A", "sentences": ["word " * (2 * WORDS)]})
-    file = write_lines(tmp_path / "a.jsonl", lines)
-    for in_memory in (0, 1 << 20):
-        found = list(load_corpus(file, cache=tmp_path / "cache", in_memory=in_memory))
-        assert [p.id for p in found] == ["A#0", "A#1", "A#2", "b#0"]  # the second A has no id
-        assert all(len(p.text.split()) <= WORDS for p in found[:-1])
-        assert " ".join(p.text for p in found[:-1]).count("these words, and") == 9
+    assert len(asked(articles, on_bad_line="skip")) == 10
 
 
 def test_without_a_cue_the_answer_is_the_entity_at_the_head():
@@ -98,27 +80,18 @@ def test_without_a_cue_the_answer_is_the_entity_at_the_head():
     assert final_answer(" the river Rhine", "") == ""
     assert final_answer(" 18 July 1995 in Rome", "") == "18 July 1995"
     assert final_answer(" Paris. So the answer is Rome.", "So the answer is") == "Rome"
-    assert final_answer("Paris", "So the answer is") == ""
     # The recogniser of answers is that of the labels.
-    recognise = partial(find_entities, fine=True)
     for text in (" Paris in May", " 3 July 1990", ' "Dune" by Frank Herbert', " seven books"):
-        assert final_answer(text, "") == recognise("x" + text)[0].text
-
-
-PAIRS = [
-    ("18 July 1995", "July 18, 1995"), ("18 July 1995", "19 July 1995"), ("three", "3"), ("three", "4"),
-    ("United States", "USA"), ("Albert Einstein", "Einstein"), ("Einstein", "Newton"),
-    ("1995", "18 July 1995"),
-]  # fmt: skip
+        assert final_answer(text, "") == find_entities("x" + text, fine=True)[0].text
 
 
 def test_match_is_the_verdict_of_the_matcher():
     matcher = EntityMatcher(stages=PLAIN)
     right = right_by("match", matcher)
-    for gold, written in PAIRS:
+    pairs = (("18 July 1995", "July 18, 1995"), ("three", "4"), ("Albert Einstein", "Einstein"))
+    for gold, written in (*pairs, ("1995", "18 July 1995")):
         by_hand = matcher.match(gold, written).verdict == "equivalent"
-        assert right("", written, (gold,)) == by_hand
-        assert right("", written, ("Zzyzx", gold)) == by_hand
+        assert right("", written, (gold,)) == right("", written, ("Zzyzx", gold)) == by_hand
         assert same_meaning(written, (gold,), matcher) == by_hand
     assert right("", "July 18, 1995", ("18 July 1995",)) and not right("", "1995", ("18 July 1995",))
     assert right_by("match", EntityMatcher(stages=PLAIN, partial="equivalent"))("", "1995", ("18 July 1995",))
@@ -135,116 +108,46 @@ def test_a_prober_of_an_article_knows_its_completions_and_no_others(articles):
     assert Seen.of({"train": [("nq", ours.group, "")]}).split_of(ours) == ""
 
 
-def overrides(out, **more):
-    given = {
-        "out": out, "questions": "completion", "questions.articles": "testbed", "prompt": "completion",
-        "max_new_tokens": 12, "k": 1, "limit": 12,
-    } | more  # fmt: skip
-    return [f"{key}={value}" for key, value in given.items()]
-
-
-def test_the_prompt_is_the_bare_text_below_the_passages():
-    cfg = config.request("rag", ["questions=completion", "questions.articles=testbed", "prompt=completion"])
-    prompt = cfg.prompt.make()
-    assert prompt.question("It lies in") == "It lies in"
-    assert prompt.question("It lies in", ["A passage."], partial=" the") == "A passage.\n\nIt lies in the"
-    shown = prompt.question("It lies in", ["A passage."])
-    start, end = prompt.question_span(shown, "It lies in")
-    assert shown[start:end] == "It lies in"
-
-
 @pytest.mark.long
 def test_commands_answer_completions_and_judge_them(tmp_path):
     out = tmp_path / "cmp"
     cli.run("compare", [
-        *overrides(out, triggers="[never,always,entropy,oracle]", wrong="match", resamples=100),
-        "matcher.wordnet=''",
+        f"out={out}", "questions=completion", "questions.articles=testbed", "prompt=completion", "k=1",
+        "max_new_tokens=12", "limit=12", "triggers=[never,always,entropy,oracle]", "wrong=match",
+        "resamples=100", "matcher.wordnet=''",
     ])  # fmt: skip
     results = json.loads((out / "results.json").read_text())
     assert results["match_stages"] == ["date", "number", "string", "alias", "acronym", "name"]
     by_hand = EntityMatcher(stages=PLAIN)
     gold = {q.id: q.answers for q in open_questions("completion", articles="testbed").questions}
     for name, entry in results["methods"].items():
-        traces = [json.loads(line) for line in (out / f"traces/{name}.jsonl").read_text().splitlines()]
+        traces = read_lines(out / f"traces/{name}.jsonl")
         right = [same_meaning(t["answer"], gold[t["id"]], by_hand) for t in traces]
-        assert entry["match"] == pytest.approx(sum(right) / len(right))
-        assert entry["match"] >= entry["em"]
+        assert entry["match"] == pytest.approx(sum(right) / len(right)) and entry["match"] >= entry["em"]
         heads = [final_answer(t["text"], "") for t in traces]
         assert [t["answer"] for t in traces] == heads and not any(t["counters"]["forced"] for t in traces)
     assert results["methods"]["oracle"]["match"] >= results["methods"]["never"]["match"]
-    # Methods are ranked by it: also random retrieval at a budget, the curves and the examples.
+    # Methods are ranked by it, also against random retrieval at a budget.
     assert results["headline"] == "match"
     spent = results["random_at_budget"]["entropy"]["match"]
     assert spent["diff"] == pytest.approx(results["methods"]["entropy"]["match"] - spent["value"])
-    data = json.loads((out / "report_data.json").read_text())
-    never, always = (results["methods"][name]["match"] for name in ("never", "always"))
-    curve = data["replay"]["random"]
-    assert (curve["match"][0], len(curve["match"])) == (never, len(curve["retrievals"]))
-    assert data["points"]["always"]["match"] == always
-    for example in data["examples"]:
-        for method in example["methods"]:
-            assert method["correct"] == same_meaning(method["answer"], gold[example["id"]], by_hand)
-    page = (out / "report.html").read_text()
-    assert "Match vs random" in page and "Match by meaning against retrievals" in page
-    assert "match by meaning" in page.split("<dl")[0]
-    assert "EM vs random" not in page
 
 
-def test_another_prompt_than_they_are_made_for_is_said(tmp_path, caplog):
-    lines = [{"title": a.title, "sentences": list(a.sentences)} for a in islice(open_articles("testbed"), 30)]
-    write_lines(tmp_path / "a.jsonl", lines)
-    asked = ["questions=completion", f"questions.articles={tmp_path}/a.jsonl", "limit=1", "trigger=never"]
-    cli.run("rag", [*asked, f"out={tmp_path}/a", "prompt=testbed"])
-    assert "questions=completion are made for prompt=completion, but the prompt is testbed" in caplog.text
-    caplog.clear()
-    cli.run("rag", [*asked, f"out={tmp_path}/b"])  # prompt=auto is the one that they are made for
-    assert "are made for" not in caplog.text
-
-
-def test_other_sets_have_no_such_figure(tmp_path):
-    cli.run("rag", [f"out={tmp_path}/r", "limit=2", "trigger=never"])
-    (entry,) = json.loads((tmp_path / "r/results.json").read_text())["methods"].values()
-    assert "match" not in entry
-
-
-@pytest.mark.long
-def test_a_prober_trained_on_completions_is_asked_about_other_articles_only(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    taken = islice(open_articles("testbed"), 200)
-    write_lines(tmp_path / "articles.jsonl", [{"title": a.title, "sentences": [*a.sentences]} for a in taken])
-    from_file = partial(overrides, **{"questions.articles": "articles.jsonl"})
-    cli.run("datagen", ["--source", "cot", *from_file("store", limit=60, label="match", layers="[8,12]")])
-    cli.run("train", ["data=store", "layer=all", "out=prober", "resamples=100"])
-    cli.run("rag", [*from_file("r", limit="null", split="null"), "prober=prober", "trigger=probing"])
-    known = {json.loads(line)["id"] for line in (tmp_path / "r/traces.jsonl").read_text().splitlines()}
-    seen = Seen.read(tmp_path / "prober")
-    everything = open_questions("completion", articles="articles.jsonl").questions
-    assert known == {q.id for q in everything if seen.split_of(q) not in ("train", "validation")}
-    assert any(seen.split_of(q) == "train" for q in everything)
-
-
-@pytest.fixture
-def half_known(articles, monkeypatch, tmp_path):
-    """Completions of which a model writes the years; it is loaded once for each set."""
-    loads = []
+def test_of_completions_the_known_ones_and_so_many_others_are_asked(articles, tmp_path, monkeypatch):
+    loads: list[str] = []
 
     def load(name):
+        """A model that writes the years."""
         loads.append(name)
         return FakeLM(lambda prompt: f" {1500 + next(n for n, t in enumerate(TOWNS) if t in prompt)} it was.")
 
     monkeypatch.setattr(known.CausalLM, "from_pretrained", load)
     monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "cache"))
-    return partial(Completion, articles=str(articles), per_article=9, known=0.5), loads
-
-
-def test_of_completions_the_known_ones_and_so_many_others_are_asked(half_known, tmp_path):
-    make, loads = half_known
-    file = tmp_path / "passages.jsonl"
+    make, file = partial(Completion, articles=articles, per_article=9, known=0.5), tmp_path / "passages.jsonl"
     source = known.known_share(make(corpus_to=str(file), own_passages=0.5))
     opened = open_questions(source)
     questions = opened.questions
     assert opened.notes == (opened.record["selected"],) and "smollm2" in opened.notes[0]
-    assert "selected" not in open_questions("completion", articles=source.articles).record
     years = {q.id for q in questions if q.answers[0].isdigit()}
     every = {q.id for q in asked(source.articles, per_article=9) if q.answers[0].isdigit()}
     assert years == every and len(years) == len(TOWNS)
@@ -260,10 +163,6 @@ def test_of_completions_the_known_ones_and_so_many_others_are_asked(half_known, 
     # Another share of the same set needs no further pass.
     more = open_questions(known.known_share(make(known=0.8))).questions
     assert years < {q.id for q in more} and len(more) < len(questions) and len(loads) == 1
-
-
-def test_a_share_that_cannot_be_is_refused(half_known, articles, monkeypatch):
-    make, _ = half_known
     with fails("labels", "known=0.05"):
         known.known_share(make(known=0.05))
     monkeypatch.setattr(known.CausalLM, "from_pretrained", lambda name: FakeLM(lambda prompt: " nothing."))

@@ -8,16 +8,15 @@ import shutil
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from helpers.artefacts import in_layout
 from helpers.refusals import fails, interrupted
 
-from probers.data import cache as builds
 from probers.data import corpus, load_corpus
 from probers.data.cache import Estimate, build_once
 from probers.data.corpus import PassageStore, fingerprint
-from probers.data.corpus_formats import LONG
 from probers.types import Passage, RunError
 
 #: Texts that break a store or a reader which takes lines for more than they are.
@@ -57,10 +56,11 @@ def load(request, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
 def test_jsonl_comes_back_as_it_was(load, tmp_path, suffix):
-    found = load(jsonl(tmp_path / f"c.{suffix}", [*records(30), "", {"id": "x", "text": "no title"}]))
+    beirs = {"_id": "b", "title": "T", "text": "one", "metadata": {}}
+    found = load(jsonl(tmp_path / f"c.{suffix}", [*records(30), "", {"id": "x", "text": "no title"}, beirs]))
     expected = [Passage(str(r["id"]), r["title"], r["text"]) for r in records(30)]
-    assert list(found) == [*expected, Passage("x", "", "no title")]
-    assert len(found) == 31
+    assert list(found) == [*expected, Passage("x", "", "no title"), Passage("b", "T", "one")]
+    assert len(found) == 32
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
@@ -73,27 +73,23 @@ def test_dprs_tsv_with_quotes_tabs_and_line_breaks(load, tmp_path, suffix):
 def test_the_tsv_header_names_the_columns_and_must_be_there(load, tmp_path):
     other = tsv(tmp_path / "other.tsv", [("t", "1", "body")], header=("title", "id", "text"))
     assert list(load(other)) == [Passage("1", "t", "body")]
-    without = tmp_path / "none.tsv"
-    without.write_text("1\tbody\tt\n")
-    with fails("bad-line", "none.tsv", "line 1"):
-        load(without)
-    never_closed = tmp_path / "quote.tsv"
-    never_closed.write_text('id\ttext\ttitle\n1\tfine\tt\n2\t"open\tt\n3\tlost\tt\n')
-    with fails("bad-line", "quote.tsv", "line 3", "line 4"):
-        load(never_closed)
+    for text, *named in (
+        ("1\tbody\tt\n", "line 1"), ("query-id\tcorpus-id\tscore\nq1\tb1\t1\n", "line 1", "query-id"),
+        ('id\ttext\ttitle\n1\tfine\tt\n2\t"open\tt\n3\tlost\tt\n', "line 3", "line 4"),
+    ):  # fmt: skip
+        other.write_text(text)
+        with fails("bad-line", "other.tsv", *named):
+            load(other)
 
 
-@pytest.mark.parametrize(
-    ("contents", "title", "text"),
-    [
-        ('"Aldenburg"\nA town.\nOn a river.', "Aldenburg", "A town.\nOn a river."),  # as FlashRAG's Wikipedia
-        ("Aldenburg\nA town.", "Aldenburg", "A town."), ('"The ""Hall"""\nA hall.', 'The "Hall"', "A hall."),
-        ("\nA town.", "", "A town."), ("A town.", "", "A town."), ("A town.\n", "", "A town.\n"),
-        ('"A town", he said.\nSo it was.', '"A town", he said.', "So it was."),
-    ],
-)  # fmt: skip
-def test_contents_hold_a_title_in_their_first_line_or_none(load, tmp_path, contents, title, text):
-    (found,) = load(jsonl(tmp_path / "c.jsonl", [{"id": "7", "contents": contents}]))
+@pytest.mark.parametrize(("contents", "title", "text"), [
+    ('"Aldenburg"\nA town.\nOn a river.', "Aldenburg", "A town.\nOn a river."),  # as FlashRAG's Wikipedia
+    ("Aldenburg\nA town.", "Aldenburg", "A town."), ('"The ""Hall"""\nA hall.', 'The "Hall"', "A hall."),
+    ("\nA town.", "", "A town."), ("A town.", "", "A town."),
+    ('"A town", he said.\nSo it was.', '"A town", he said.', "So it was."),
+])  # fmt: skip
+def test_contents_hold_a_title_in_their_first_line_or_none(tmp_path, contents, title, text):
+    (found,) = load_corpus(jsonl(tmp_path / "c.jsonl", [{"id": "7", "contents": contents}]))
     assert found == Passage("7", title, text)
 
 
@@ -106,49 +102,36 @@ def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(loa
     assert found == [("A", "b"), ("A", "b\nc"), ("A", "b c")]
     cut = load(jsonl(tmp_path / "w.jsonl", [{"id": 3, "contents": "A\nb c d"}]), passage_words=2)
     assert [(p.id, p.title, p.text) for p in cut] == [("3#0", "A", "b c"), ("3#1", "A", "d")]
-    for wrong, named in (({"contents": 3}, "contents"), ({"contents": " "}, "contents"), ({}, "'text'")):
-        with fails("bad-line", "line 1", named):
-            load(jsonl(tmp_path / "bad.jsonl", [{"id": 4, **wrong}]))
 
 
-NEXT_DOOR = ["csv", "json", "json.gz", "parquet", "saved", "splits"]
-
-
-@pytest.mark.parametrize("kind", NEXT_DOOR)
+@pytest.mark.parametrize("kind", ["csv", "json", "json.gz", "parquet", "saved", "splits"])
 def test_layouts_next_door_are_read_like_json_lines(load, tmp_path, kind):
-    """Tables, arrays, Parquet and saved datasets; a row without an id is named by its place."""
+    """Tables, arrays, Parquet and saved datasets."""
     rows = [{"id": str(i), "title": f"T, {i}", "text": f'Text "{i}",\nand on.'} for i in range(5)]
     path = in_layout(rows, tmp_path / "c", kind)
     assert list(load(path)) == [Passage(row["id"], row["title"], row["text"]) for row in rows]
+    rows[2]["id"] = ""
     with fails("bad-line", "id must be"):
-        load(
-            in_layout(
-                [row | {"id": ""} if i == 2 else row for i, row in enumerate(rows)], tmp_path / "d", kind
-            )
-        )
+        load(in_layout(rows, tmp_path / "d", kind))
 
 
-@pytest.mark.parametrize(
-    ("name", "blob", "named"),
-    [
-        ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
-        ("c.arrow", b"ARROW1", "Arrow"),
-        ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
-        ("c.jsonl.gz", gzip.compress(b"c.jsonl".ljust(257, b"\0") + b"ustar".ljust(255), mtime=0), "unpack"),
-        ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
-        ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
-        ("c.json", b'{"docs": [{"id": 1, "text": "x"}]}', "among its fields docs"),
-        ("c.csv", b"id,text,text\n1,x,y\n", "two columns are called text"),
-        ("c.json", b'{\n "id": 1, "text": "x"\n}', "neither one JSON array"),
-        ("c.txt", b"Words.\n", "neither one JSON array"),
-    ],
-)  # fmt: skip
-def test_what_is_no_corpus_is_named_for_what_it_is(load, tmp_path, name, blob, named):
+@pytest.mark.parametrize(("name", "blob", "named"), [
+    ("c.zip", b"PK\x03\x04", "zip archive"), ("c.jsonl", b"PAR1", ".parquet"),
+    ("c.jsonl", b"\x1f\x8b\x08", ".gz"), ("c.jsonl.bz2", b"BZh9", "unpack"),
+    ("c.jsonl.gz", gzip.compress(b"c.jsonl".ljust(257, b"\0") + b"ustar".ljust(255), mtime=0), "unpack"),
+    ("c.csv", "id,text\n1,x\n".encode("utf-16"), "UTF-16"), ("c.jsonl", b"<!DOCTYPE html>", "HTML page"),
+    ("c.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ("c.csv", b"id;title;text\n1;A;x\n", "no 'text' among its fields id;title;text"),
+    ("c.csv", b"id,text,text\n1,x,y\n", "two columns are called text"),
+    ("c.txt", b"Words.\n", "neither one JSON array"),
+])  # fmt: skip
+def test_what_is_no_corpus_is_named_for_what_it_is(tmp_path, name, blob, named):
     path = tmp_path / name
     path.write_bytes(blob)
     with fails(None, name, named):
-        load(path)
+        load_corpus(path)
+    with fails("no-file", "save_to_disk"):  # a folder
+        load_corpus(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -160,29 +143,10 @@ def test_marks_line_ends_and_capitals_in_the_ending_do_not_matter(load, tmp_path
     assert [(p.id, p.text) for p in load(tmp_path / name)] == [("1", "x")]
 
 
-def test_another_folder_is_no_corpus(load, tmp_path):
-    with fails("no-file", "save_to_disk"):
-        load(tmp_path)
-
-
-def test_passages_under_several_ids_are_told(load, tmp_path, caplog):
-    rows = [{"id": i, "title": "T", "text": f"Text {i % 3}."} for i in range(5)]
-    assert len(load(jsonl(tmp_path / "c.jsonl", rows))) == 5 and "2 passages with" in caplog.text
-    caplog.clear()
-    assert (
-        len(load(jsonl(tmp_path / "d.jsonl", [row | {"title": str(i)} for i, row in enumerate(rows)]))) == 5
-    )
-    assert "passages with" not in caplog.text
-
-
 def test_a_search_gives_a_passage_one_place_whatever_its_ids():
     """Of a retriever that knows nothing of it: it is asked for more until the places are filled."""
-    passages = [
-        *(Passage(str(i), "T", "the same") for i in range(20)),
-        Passage("x", "T", "one"),
-        Passage("y", "", "two"),
-    ]
-    asked = []
+    same = [Passage(str(i), "T", "the same") for i in range(20)]
+    passages, asked = [*same, Passage("x", "T", "one"), Passage("y", "", "two")], []
 
     class Retriever:
         def search(self, queries, k):
@@ -192,42 +156,22 @@ def test_a_search_gives_a_passage_one_place_whatever_its_ids():
     found = corpus.search(Retriever(), ["a", "none"], 3)
     assert [[passage.id for passage in hits] for hits in found] == [["0", "x", "y"], []]
     assert asked == [3, 12, 48]
-    assert len(corpus.search(Retriever(), ["a"], 9)[0]) == 3
 
 
-def test_beirs_passages_have_another_name_for_the_id(load, tmp_path):
-    titled = {"_id": "b1", "title": "T", "text": "one", "metadata": {}}
-    found = list(load(jsonl(tmp_path / "c.jsonl", [titled, {"_id": "b2", "title": "", "text": "2"}])))
-    assert found == [Passage("b1", "T", "one"), Passage("b2", "", "2")]
-    (both,) = load(jsonl(tmp_path / "both.jsonl", [{"_id": "b1", "id": "1", "text": "one"}]))
-    assert both.id == "1"
-
-
-@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
-def test_ms_marcos_collection_has_no_header_and_quotes_nothing(load, tmp_path, suffix):
-    path = tmp_path / f"collection.{suffix}"
-    text = '0\tIt said "so.\n1\t"So it was\n2\tan id, and no more: 3\n'
-    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+def test_ms_marcos_collection_has_no_header_and_quotes_nothing(load, tmp_path):
+    path = tmp_path / "collection.tsv"
+    path.write_text('0\tIt said "so.\n1\t"So it was\n2\tan id, and no more: 3\n')
     found = [("0", 'It said "so.'), ("1", '"So it was'), ("2", "an id, and no more: 3")]
     assert [(p.id, p.text) for p in load(path)] == found
-    bad = tmp_path / "bad.tsv"
-    for line, reason in (("1\ta\tb", "3 tab-separated fields instead of 2"), ("1\t ", "text")):
-        bad.write_text(f"0\tone\n{line}\n2\ttwo\n")
-        with fails("bad-line", "bad.tsv line 2", reason):
-            load(bad)
-        assert [p.id for p in load(bad, on_bad_line="skip")] == ["0", "2"]
-
-
-def test_judgements_are_no_corpus(load, tmp_path):
-    path = tmp_path / "test.tsv"
-    path.write_text("query-id\tcorpus-id\tscore\nq1\tb1\t1\n")
-    with fails("bad-line", "test.tsv line 1", "query-id"):
+    path.write_text("0\tone\n1\ta\tb\n2\ttwo\n")
+    with fails("bad-line", "collection.tsv line 2", "3 tab-separated fields instead of 2"):
         load(path)
+    assert [p.id for p in load(path, on_bad_line="skip")] == ["0", "2"]
 
 
 @pytest.mark.parametrize(("line", "reason"), [
     ("2\tonly two", "2 tab-separated fields instead of 3"), ('2\t"quoted" and more\tt', "expected after"),
-    ("2\t \tt", "text must be a non-empty string"), ("1\tagain\tt", "the id '1' is already on line 2"),
+    ("1\tagain\tt", "the id '1' is already on line 2"),
 ])  # fmt: skip
 def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, reason):
     path = tmp_path / "c.tsv"
@@ -239,14 +183,13 @@ def test_a_bad_row_of_a_tsv_is_named_or_skipped(load, tmp_path, caplog, line, re
 
 
 @pytest.mark.parametrize(("line", "reason"), [
-    ('{"id": 1, "text": "x"', "Expecting"), ('{"text": "x"}', "no 'id'"),
-    ('{"id": null, "text": "x"}', "id must be a string or a whole number"), ('{"id": 1}', "no 'text'"),
+    ('{"id": 1, "text": "x"', "Expecting"), ('{"text": "x"}', "no 'id'"), ('["x"]', "expected a JSON object"),
     ('{"id": 1, "text": " "}', "text must be a non-empty string"),
-    ('{"id": 1, "text": "x", "title": 3}', "title must be a string"), ('["x"]', "expected a JSON object"),
+    ('{"id": 1, "text": "x", "title": 3}', "title must be a string"),
+    ('{"id": 1, "contents": 3}', "contents"),
     ('{"id": 0, "text": "x"}', "the id '0' is already on line 1"),
     ('{"id": 1, "sentences": "x"}', "sentences must be a list of strings"),
     (r'{"id": 1, "text": "half \ud83d"}', "text holds half of a pair of surrogates"),
-    (r'{"id": 1, "text": "x", "title": "\udc00"}', "title holds half of a pair of surrogates"),
 ])  # fmt: skip
 def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line, reason):
     path = jsonl(tmp_path / "c.jsonl", [{"id": 0, "text": "a"}, "", line, {"id": 9, "text": "b"}])
@@ -258,38 +201,26 @@ def test_a_bad_line_of_a_jsonl_is_named_or_skipped(load, tmp_path, caplog, line,
         load(path)
 
 
-def test_a_pair_of_surrogates_is_a_character_and_half_of_one_is_none(load, tmp_path):
-    (whole,) = load(jsonl(tmp_path / "c.jsonl", [r'{"id": 1, "text": "\ud83d\ude42"}']))
-    assert whole.text == "🙂"
-    for odd in ("\ud83d", {"text": "x", "title": "\ud83d"}, Passage("\ud83d", "t", "x")):
-        with fails("bad-value", "passage 2"):
-            corpus.as_passages(["good", odd])
-
-
 def test_of_repeated_ids_the_first_stays_wherever_the_others_are(load, tmp_path):
     rng = random.Random(0)
     rows = [{"id": rng.randrange(60), "text": f"text {i}"} for i in range(200)]
-    first = {r["id"]: r["text"] for r in reversed(rows)}
+    first = {str(r["id"]): r["text"] for r in reversed(rows)}
     found = load(jsonl(tmp_path / "c.jsonl", rows), on_bad_line="skip")
-    assert {int(p.id): p.text for p in found} == first and len(found) == len(first)
-    assert [p.text for p in found] == sorted(first.values(), key=lambda t: int(t.split()[1]))
-
-
-def test_an_article_whose_name_repeats_is_left_out_whole(load, tmp_path, caplog):
-    articles = [("A", "one"), ("A", "two three"), ("B", "four"), ("A", "a b")]
-    dump = [{"title": title, "text": text} for title, text in articles]
+    assert {p.id: p.text for p in found} == first and len(found) == len(first)
+    # An article whose name repeats is left out whole.
+    dump = [
+        {"title": t, "text": x} for t, x in (("A", "one"), ("A", "two three"), ("B", "four"), ("A", "a b"))
+    ]
     found = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=1, on_bad_line="skip")
     assert [(p.id, p.text) for p in found] == [("A#0", "one"), ("B#0", "four")]
-    assert "skipped 2 malformed lines" in caplog.text
 
 
 def test_empty_damaged_and_missing_files(load, tmp_path):
-    for empty in (jsonl(tmp_path / "empty.jsonl", ["", " "]), tsv(tmp_path / "empty.tsv", [])):
-        with fails("empty"):
-            load(empty)
+    with fails("empty"):
+        load(jsonl(tmp_path / "empty.jsonl", ["", " "]))
     path = jsonl(tmp_path / "c.jsonl.gz", records(2000))
     whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], whole[:300] + b"\0" * 300 + whole[600:], b"plain text"):
+    for damaged in (whole[: len(whole) // 2], b"plain text"):
         path.write_bytes(damaged)
         with fails("bad-file", "c.jsonl"):
             load(path)
@@ -302,34 +233,17 @@ def test_empty_damaged_and_missing_files(load, tmp_path):
         load(path, on_bad_line="perhaps")
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "tsv"])
-def test_a_passage_of_ten_megabytes_is_kept_and_remarked_upon(load, tmp_path, caplog, suffix):
-    text, before = "word " * 2_000_000, csv.field_size_limit()
-    if suffix == "jsonl":
-        path = jsonl(tmp_path / "c.jsonl", [{"id": 1, "text": text}, {"id": 2, "text": "short"}])
-    else:
-        path = tsv(tmp_path / "c.tsv", [("1", text, ""), ("2", "short", "")])
-    assert [len(p.text) for p in load(path)] == [10_000_000, 5]
-    assert f"1 text of over {LONG:,} characters" in caplog.text
-    caplog.clear()
-    cut = load(path, passage_words=100)
-    assert len(cut) == 20_001 and {len(p.text.split()) for p in cut[:20_000]} == {100}
-    assert "characters" not in caplog.text
-    assert csv.field_size_limit() == before  # of other readers in this process
-
-
 def test_articles_are_cut_into_passages_of_so_many_words(load, tmp_path):
     words = [f"w{i}" for i in range(250)]
     dump = [
         {"title": "Long", "sentences": [" ".join(words[:120]), " ".join(words[120:])]},
         {"id": "s", "title": "Short", "text": "a  b\nc"},
     ]
-    found = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=100)
-    assert [p.id for p in found] == ["Long#0", "Long#1", "Long#2", "s#0"]
-    assert " ".join(p.text for p in found[:3]).split() == words
-    assert [len(p.text.split()) for p in found[:3]] == [100, 100, 50]
-    assert found[3] == Passage("s#0", "Short", "a  b\nc")
-    assert {p.title for p in found[:3]} == {"Long"}
+    *found, short = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=100)
+    assert [(p.id, p.title, len(p.text.split())) for p in found] == [
+        ("Long#0", "Long", 100), ("Long#1", "Long", 100), ("Long#2", "Long", 50),
+    ]  # fmt: skip
+    assert " ".join(p.text for p in found).split() == words and short == Passage("s#0", "Short", "a  b\nc")
     with fails("bad-value", "passage_words=0"):
         load(tmp_path / "a.jsonl", passage_words=0)
 
@@ -348,31 +262,29 @@ def test_a_store_is_a_sequence(tmp_path):
 
 
 def test_a_store_is_made_once_and_again_when_the_file_changes(tmp_path, monkeypatch):
+    load = partial(load_corpus, cache=tmp_path / "cache", in_memory=0)
     path = jsonl(tmp_path / "c.jsonl", records(20))
-    first = load_corpus(path, cache=tmp_path / "cache", in_memory=0)
+    first = load(path)
     monkeypatch.setattr(corpus, "read_passages", None)
-    assert load_corpus(path, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
-    renamed = path.rename(tmp_path / "moved.jsonl")  # the bytes count, not the name
-    assert load_corpus(renamed, cache=tmp_path / "cache", in_memory=0).fingerprint == first.fingerprint
+    path = path.rename(tmp_path / "moved.jsonl")  # the bytes count, not the name
+    assert load(path).fingerprint == first.fingerprint
     monkeypatch.undo()
-    text = renamed.read_text()
-    renamed.write_text(text.replace("text 3 ", "text 4 "))  # as many bytes
-    changed = load_corpus(renamed, cache=tmp_path / "cache", in_memory=0)
+    path.write_text(path.read_text().replace("text 3 ", "text 4 "))  # as many bytes
+    changed = load(path)
     assert changed.fingerprint != first.fingerprint and changed[3].text.startswith("text 4 ")
-    assert load_corpus(renamed, cache=tmp_path / "cache", in_memory=0, passage_words=1)[0].id == "0#0"
+    assert load(path, passage_words=1)[0].id == "0#0"
 
 
 def test_a_store_whose_making_was_interrupted_or_damaged_is_made_again(tmp_path, caplog):
+    load = partial(load_corpus, cache=tmp_path / "cache", in_memory=0)
     path = jsonl(tmp_path / "c.jsonl", records(40))
     with interrupted(corpus, "encode", 25):
-        load_corpus(path, cache=tmp_path / "cache", in_memory=0)
-    assert [p.suffix for p in (tmp_path / "cache").glob("?" * 20 + "*") if p.is_dir()] == [".partial"]
-    whole = load_corpus(path, cache=tmp_path / "cache", in_memory=0)
+        load(path)
+    whole = load(path)
     assert list(whole) == load_corpus(path)
-    blob = (whole.path / "passages.jsonl").read_bytes()
-    (whole.path / "passages.jsonl").write_bytes(blob[:-10])
-    caplog.clear()
-    assert list(load_corpus(path, cache=tmp_path / "cache", in_memory=0)) == load_corpus(path)
+    file = whole.path / "passages.jsonl"
+    file.write_bytes(file.read_bytes()[:-10])
+    assert list(load(path)) == load_corpus(path)
     assert "damaged: making it again" in caplog.text
 
 
@@ -394,14 +306,9 @@ def test_memory_does_not_grow_with_the_texts(tmp_path):
     path = jsonl(tmp_path / "c.jsonl", ({"id": i, "text": "word " * 400} for i in range(8000)))
     tracemalloc.start()
     store = load_corpus(path, cache=tmp_path / "cache")
-    total = sum(len(p.text) for p in store) + len(store[5000].text)
-    on_disk = tracemalloc.get_traced_memory()[1]
-    tracemalloc.reset_peak()
-    listed = load_corpus(path, in_memory=10**9)
-    in_memory = tracemalloc.get_traced_memory()[1]
+    assert sum(len(p.text) for p in store) == 8000 * 2000
+    assert tracemalloc.get_traced_memory()[1] < 4e6
     tracemalloc.stop()
-    assert isinstance(store, PassageStore) and total == 8001 * 2000 == sum(len(p.text) for p in listed) + 2000
-    assert on_disk < 4e6 < 16e6 < in_memory
 
 
 def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, caplog):
@@ -421,14 +328,13 @@ def test_of_two_that_build_the_same_folder_one_waits_and_reads(tmp_path, caplog)
 
 
 def test_an_estimate_comes_first_and_a_full_disk_is_seen_before_the_work(tmp_path, caplog, monkeypatch):
-    make = lambda folder: {}  # noqa: E731
-    build_once(tmp_path / "a", "thing", make, lambda: Estimate(120, 5e6, 2e9))
+    def build(name):
+        return build_once(tmp_path / name, "thing", lambda folder: {}, lambda: Estimate(120, 5e6, 2e9))
+
+    build("a")
     assert "about 2 min, 5 MB of disk, 2.0 GB of memory" in caplog.text
-    caplog.clear()
-    build_once(tmp_path / "a", "thing", make, lambda: Estimate(120, 5e6, 2e9))
-    assert not caplog.text  # it is there
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(builds.shutil, "disk_usage", lambda p: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with fails("disk", "5 MB", kind=RunError):
-        build_once(tmp_path / "b", "thing", make, lambda: Estimate(1, 5e6, 1))
+        build("b")
     assert not (tmp_path / "b").exists()

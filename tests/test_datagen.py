@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.artefacts import write_lines
-from helpers.refusals import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probers import FeatureStore
 from probers.cli import main as cli
-from probers.datagen.labelling import layers_to_read
-from probers.datagen.labels.cot import parse_label
 from probers.evaluation.answers import accuracy_contains, exact_match, f1_score
 from probers.testbed.assets import model_path
 
@@ -52,29 +49,16 @@ def test_states_are_those_of_a_fresh_forward_over_the_answer(cot):
     np.testing.assert_allclose(ours, states[0, prompt.shape[1] :].mean(0), rtol=0.02, atol=0.02)
 
 
-QUOTAS = ["limit={train: null, validation: 200}", "balance_to={train: 16, validation: 8}", "layers=[12]"]
-
-
-@pytest.fixture(scope="module")
-def quotas(tmp_path_factory):
-    out = tmp_path_factory.mktemp("quotas") / "store"
-    return made(out, *QUOTAS, "shard_size=24", "batch_size=16")
-
-
-def test_quotas_end_with_so_many_examples_and_make_hardly_more(quotas):
-    rows = quotas.table()
-    counts = rows.groupby(["split", "condition", "correct"]).size()
-    assert set(counts["train"]) == {4} and set(counts["validation"]) == {2} and "test" not in counts
-    assert len(counts) == 8
-    assert len(quotas.units) <= 5 * 24 < quotas.summary["questions"]["available"]
-    assert quotas.summary["questions"]["limit"] == {"train": None, "validation": 200}
-
-
-@pytest.mark.long
-def test_quotas_are_met_by_the_same_examples_in_other_batches(quotas, tmp_path):
-    stores = (quotas, made(tmp_path / "x", *QUOTAS, "shard_size=7", "batch_size=3"))
+def test_quotas_end_with_so_many_examples_and_make_hardly_more(tmp_path):
+    quotas = ["limit={train: null, validation: 200}", "balance_to={train: 16, validation: 8}", "layers=[12]"]
+    store = made(tmp_path / "x", *quotas, "shard_size=24", "batch_size=16")
+    counts = store.table().groupby(["split", "condition", "correct"]).size()
+    assert set(counts["train"]) == {4} and set(counts["validation"]) == {2} and len(counts) == 8
+    assert len(store.units) <= 5 * 24 < store.summary["questions"]["available"]
+    assert store.summary["questions"]["limit"] == {"train": None, "validation": 200}
+    other = made(tmp_path / "y", *quotas, "shard_size=7", "batch_size=3")  # the same in other batches
     columns = ["id", "split", "correct", "text"]
-    ours, theirs = (store.table()[columns].sort_values("id").values.tolist() for store in stores)
+    ours, theirs = (each.table()[columns].sort_values("id").values.tolist() for each in (store, other))
     assert ours == theirs
 
 
@@ -92,14 +76,6 @@ def test_the_order_of_a_file_says_nothing_about_which_examples_meet_a_quota(tmp_
     assert len(stores[0].units) < 40
 
 
-@pytest.mark.long
-def test_quotas_that_cannot_be_met_are_told(tmp_path, caplog):
-    store = made(tmp_path / "x", "limit={train: 40}", "balance_to={train: 400}", "layers=[12]")
-    assert "not 100" in caplog.text
-    counts = store.table().groupby(["condition", "correct"]).size()
-    assert all(counts[condition][0] == counts[condition][1] for condition in counts.index.levels[0])
-
-
 def test_quotas_of_spans(tmp_path):
     quotas = "balance_to={train: 20, validation: 4, test: 6}"
     typed = ["source=wiki", "limit=100", quotas, "layers=[12]", "pool=tokens", "shard_size=8"]
@@ -112,40 +88,33 @@ def test_quotas_of_spans(tmp_path):
 
 def test_every_answer_has_its_scores_and_the_run_their_cells(cot):
     """Figures against the rows themselves, and the rows against the rules they are named after."""
-    rows = cot.table()
+    rows, figures = cot.table(), cot.summary
     for _, row in rows.iterrows():
         assert row["em"] == exact_match(row["answer"], [row["gold"]]) == row["correct"]
         assert row["acc"] == accuracy_contains(row["text"], [row["gold"]])
         assert row["f1"] == pytest.approx(f1_score(row["answer"], [row["gold"]]).f1)
-    figures = cot.summary
     for condition, part in rows.groupby("condition"):
         (found,) = [by[condition] for by in figures["scores"].values()]
         assert found["n"] == len(part) == 60
         for name in ("correct", "em", "acc", "f1"):
             assert found[name] == pytest.approx(part[name].mean(), abs=1e-6)
-    question = rows["id"].str.rsplit("/", n=1).str[0]
-    both = rows.assign(q=question).pivot(index="q", columns="condition", values="correct")
+    both = rows.assign(q=rows["id"].str.rsplit("/", n=1).str[0]).pivot(index="q", columns="condition")[
+        "correct"
+    ]
     shares = figures["retrieval"]
     helped = (both["closed_book"] == 0) & (both["with_passages"] == 1)
     assert shares["helps"] == shares["only_with"] == pytest.approx(helped.mean(), abs=1e-6)
     assert shares["both"] == pytest.approx((both.sum(axis=1) == 2).mean(), abs=1e-6)
     cells = shares["both"] + shares["only_with"] + shares["only_without"] + shares["neither"]
     assert cells == pytest.approx(1, abs=1e-5) and shares["hurts"] == shares["only_without"]
-    assert figures["questions"]["source"] == "questions=testbed" and figures["audit"]["rows"] == 120
-    assert (cot.path / "sample.html").is_file()
+    assert figures["audit"]["rows"] == 120 and (cot.path / "sample.html").is_file()
 
 
-def test_answers_without_a_final_one_are_told_with_what_was_looked_for(tmp_path, caplog):
-    """Claim: the cue, the number and an example are named; converse: the model's own form has no note."""
+def test_answers_without_a_final_one_are_counted(cot, tmp_path, caplog):
+    """Claim: the cue and the number are named; converse: the model's own form has no note."""
     store = made(tmp_path / "a", "limit=4", "layers=[6]", "prompt.answer_cue=Therefore it is")
     assert store.summary["no_final_answer"] == len(store) == 8
-    (line,) = [m for m in caplog.messages if "have no final answer" in m]
-    text = " ".join(store.table()["text"].iloc[0].split())
-    assert line.startswith("8 of 8 answers") and '"Therefore it is"' in line and text[-40:] in line
-    assert "raise limit" not in caplog.text and "no answer was found" in caplog.text
-    caplog.clear()
-    store = made(tmp_path / "b", "limit=4", "layers=[6]")
-    assert "no_final_answer" not in store.summary and "have no final answer" not in caplog.text
+    assert "8 of 8 answers have no final answer" in caplog.text and "no_final_answer" not in cot.summary
 
 
 def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
@@ -164,31 +133,13 @@ def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
     assert store.summary["fewer_passages"] == 1
 
 
-def test_layers():
-    assert layers_to_read("all", 4) == (0, 1, 2, 3, 4)
-    assert layers_to_read("stride", 12) == (0, 5, 7, 9, 11)
-    assert layers_to_read([4, 2], 12) == (2, 4)
-    assert layers_to_read(3, 12) == (3,)
-    assert layers_to_read("all", 3, site="mlp_out") == (1, 2, 3)  # no layer 0 inside a block
-    assert layers_to_read("stride", 12, site="attn_out") == (5, 7, 9, 11)
-    assert layers_to_read("all", 12, pool="mind") == (12,)
-
-
 @pytest.mark.parametrize(("overrides", "layers", "width"), [
     (["pool=mind"], (12,), 384), (["site=mlp_out", "layers=[2,9]"], (2, 9), 192),
+    (["site=mlp_out", "layers=all"], tuple(range(1, 13)), 192),  # no layer 0 inside a block
+    (["layers=stride"], (0, 5, 7, 9, 11), 192),
 ])  # fmt: skip
-def test_other_poolings_and_sites_reach_the_store(tmp_path, overrides, layers, width):
+def test_other_layers_poolings_and_sites_reach_the_store(tmp_path, overrides, layers, width):
     store = made(tmp_path / "x", "limit=6", *overrides)
     assert (store.spec.layers, store.spec.width) == (layers, width)
     assert store.states(layers).shape == (len(store), len(layers), width)
     assert np.abs(store.states(layers)).max() > 0
-
-
-def test_label_rules():
-    text, gold = " X works for Old Mill. So the answer is Mill.", ("Old Mill",)
-    assert parse_label("acc")(text, "Mill", gold) and not parse_label("em")(text, "Mill", gold)
-    assert parse_label("acc", "substring")(" He knows it.", "", ("now",))
-    assert not parse_label("acc")(" He knows it.", "", ("now",))
-    with fails(None, "acc=words", "tokens", "substring"):
-        parse_label("acc", "words")
-    assert parse_label("f1>=0.5")(text, "Mill", gold) and not parse_label("f1>=0.9")(text, "Mill", gold)

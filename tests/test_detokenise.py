@@ -21,10 +21,8 @@ NATURAL = [
     "Wait . . . what? The boys' school, Norway's best -- 50% of it.",
     "Le roi est mort ; vive le roi ! Qui ? Lui : l'État, c'est moi.",
     "A lone typo , here, and there (again), is no sign of it.", "  two  spaces\tand\ttabs,\r\n\r\nlines. ",
-    "no punctuation at all", "The .NET runtime, e.g. 1.5 and 1,500, costs $5 - or $6.",
-    "東京は、日本の首都です。", "", 'He said "no" and left, then "yes" came (in May).',
-    "Pre- and post-war prices (1950 – 1960) of f(x) fell.", 'The 12" single and the 7" single.',
-    'A 5" screen "of old" sold.', "See [1] and [2].",
+    "The .NET runtime, e.g. 1.5 and 1,500, costs $5 - or $6.", "東京は、日本の首都です。", "",
+    "Pre- and post-war prices (1950 – 1960) of f(x) fell.", 'A 5" screen "of old" sold.', "See [1] and [2].",
 ]  # fmt: skip
 
 
@@ -50,11 +48,10 @@ def test_the_sentences_of_an_article_are_judged_together():
     assert detokenise_sentences(["One , two .\nThree , four .\n"]) == ["One, two.\nThree, four.\n"]
 
 
-_TOKENS = [
+_WORDS = st.sampled_from([
     "a", "I", "Bo", "'s", "'", '"', ",", ".", ";", ":", "(", ")", "[", "]", "?", "!", "–", "/", "&", "$",
-    "12", "1988", "...", "@-@", "@,@", "n't", "``", "''",
-]  # fmt: skip
-_WORDS = st.sampled_from([*_TOKENS, "\n"])
+    "12", "1988", "...", "@-@", "@,@", "n't", "``", "''", "\n",
+])  # fmt: skip
 
 
 @given(st.lists(_WORDS, max_size=25).map(" ".join) | st.text(max_size=60))
@@ -91,9 +88,7 @@ def test_real_articles():
 def test_marks_that_cling_to_the_word_before_are_put_right(shifted, natural):
     assert detokenise_sentences([shifted]) == [natural]
     assert detokenise_sentences([natural]) == [natural]
-
-
-def test_a_hyphen_is_joined_only_where_the_article_shows_it():
+    # A hyphen is joined only where the article shows it.
     shown = detokenise_sentences(["A two- way street.", "Goma( 1918) lived."])
     assert shown == ["A two-way street.", "Goma (1918) lived."]
     assert detokenise_sentences(["A two- way street.", "Goma (1918) lived."])[0] == "A two- way street."

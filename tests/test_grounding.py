@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from helpers.artefacts import write_lines
 from helpers.refusals import fails
 from helpers.serving import bank_for, running
 
@@ -22,15 +23,14 @@ from probers.datagen.judges.grounding import nearest
 from probers.datagen.labels.grounded import CONDITIONS, Grounded, _text
 from probers.datagen.settings import Options
 from probers.evaluation.answers import exact_match
-from probers.rag.comparison.outcomes import Evaluation, Outcomes, table_lines
+from probers.rag.comparison.outcomes import Evaluation, Outcomes
 from probers.rag.traces import Answer
 from probers.rag.triggers import Ungrounded
 from probers.serve.vllm.prober import ServedProber
 from probers.signals.grounding import ORIGINS, Pointer, evidence
-from probers.types import OF_PASSAGES, Passage, Question
+from probers.types import Passage, Question
 from probers.words import EntityMatcher
 from probers.words.recogniser import find_entities
-from probers.words.text import split_sentences
 from tools import substitutions
 
 SITES = ["resid_diff", "passages"]
@@ -68,11 +68,11 @@ def test_every_condition_says_of_the_subject_what_its_name_promises(source):
     for question in asked:
         subject = corpus[question.truth["gold"][0]]
         others = [each for each in list(corpus.values())[:40] if each.id != subject.id]
+        answer, believed = question.answers[0], question.truth["believed"]
         for case in source.cases(question, [subject, *others]):
             seen.add(case.condition)
             assert len(case.passages) == 3
-            about = [text for text in case.passages if text.split()[:2] == subject.text.split()[:2]]
-            answer, whole = question.answers[0], " ".join(about)
+            whole = " ".join(t for t in case.passages if t.split()[:2] == subject.text.split()[:2])
             if case.condition == "missing":
                 assert subject.text not in case.passages and case.value == ""
             elif case.condition == "removed":
@@ -81,7 +81,6 @@ def test_every_condition_says_of_the_subject_what_its_name_promises(source):
                 assert subject.text in case.passages and case.value == answer
             else:
                 assert case.value in whole and answer not in whole
-                believed = question.truth["believed"]
                 assert (case.value == believed) == (case.condition == "memory")
     assert seen == set(CONDITIONS)
 
@@ -93,15 +92,11 @@ def test_every_condition_says_of_the_subject_what_its_name_promises(source):
     ("missing", "1920", True, "memory"),
 ])  # fmt: skip
 def test_an_answer_is_supported_by_its_subjects_passage_alone(source, condition, answer, wrong, origin):
-    question = Question("q", "When did Emma come out?", ("1915",), truth={"believed": "1920", "type": "year"})
-    emma, trial = (
-        Passage("a", "", "Emma came out in 1915.", is_gold=True),
-        Passage("b", "", "Trial came out in 1925."),
-    )
-    question = Question(
-        **{f: getattr(question, f) for f in ("id", "question", "answers", "truth")}, passages=(emma,)
-    )
-    cases = {case.condition: case for case in Grounded(k=2).__class__.cases(source, question, [trial])}
+    emma = Passage("a", "", "Emma came out in 1915.", is_gold=True)
+    trial = Passage("b", "", "Trial came out in 1925.")
+    truth = {"believed": "1920", "type": "year"}
+    question = Question("q", "When did Emma come out?", ("1915",), passages=(emma,), truth=truth)
+    cases = {case.condition: case for case in source.cases(question, [trial])}
     one = _text(cases[condition], f" It was {answer}. So the answer is {answer}.", answer)
     assert (one.wrong, one.record["source"]) == (wrong, origin)
 
@@ -110,6 +105,7 @@ def test_stores_of_passages_have_the_states_without_them_and_the_controls_of_the
     assert [spec.site for spec in store.features] == [*SITES, "resid_bare"]
     table = store.table()
     assert {"context_gain", "new_words", "new_pairs", "new_values", "source"} <= set(table)
+    assert set(table["source"]) <= set(ORIGINS)
     controls = prober.metrics["controls"]
     assert {"overlap", "without passages", "context gain", "pointer"} <= set(controls) | {
         note.split("'")[1] for note in prober.metrics["notes"] if note.startswith("control")
@@ -117,14 +113,10 @@ def test_stores_of_passages_have_the_states_without_them_and_the_controls_of_the
     assert prober.pointer is not None and len(prober.pointer.heads) >= 4
     origins = prober.metrics["origins"]
     assert 0 <= origins["accuracy"] <= 1 and 1 / 3 <= origins["commonest"] <= 1
-
-
-def test_an_unsupported_part_is_remembered_where_the_model_would_write_it_without_passages(store, prober):
-    assert set(store.table()["source"]) <= set(ORIGINS)
+    # An unsupported part is remembered where the model would write it without passages.
     pointer = replace(prober.pointer, remembered=-0.5)
-    assert [pointer.origin(*each) for each in ((True, 0.0), (False, -0.4), (False, -0.6))] == [
-        "passage", "memory", "neither",
-    ]  # fmt: skip
+    found = [pointer.origin(*each) for each in ((True, 0.0), (False, -0.4), (False, -0.6))]
+    assert found == ["passage", "memory", "neither"]
 
 
 def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober, tmp_path):
@@ -134,17 +126,16 @@ def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober,
     with fails("unsupported", "site=resid_diff and site=passages"):  # before vLLM loads its model
         ServedProber(str(tmp_path / "prober")).load()
     subject, other = (each.text for each in load_corpus("testbed")[:2])
-    shown = ([subject, other], [other, subject], [{"title": "A", "text": other}])
     answer = f" {subject.split('.')[0]}."
+    shown = ([subject, other], [other, subject])
     rows = [{"prompt": "Who is it?", "passages": passages, "answer": answer} for passages in shown]
     # With so few training texts the heads that it chose are chance; those of layer 6 point.
-    first, second, third = replace(loaded, pointer=Pointer((15, 16, 17))).score(lm, rows)
-    assert [one.response.grounds[0].passage for one in (first, second)] == [1, 2]
-    for one in (first, second):
+    scored = replace(loaded, pointer=Pointer((15, 16, 17))).score(lm, rows)
+    assert [one.response.grounds[0].passage for one in scored] == [1, 2]
+    for one in scored:
         (ground,) = one.response.grounds
         assert ground.source in ("passage", "memory", "neither")
         assert subject[slice(*ground.evidence)] == f"{subject.split('.')[0]}."
-    assert third.response.grounds[0].passage == 1
     (bare,) = loaded.score(lm, [{"prompt": "Who is it?", "answer": " Nobody."}])
     assert (bare.p_wrong, bare.response.grounds, bool(bare.warning)) == (None, (), True)
 
@@ -158,9 +149,6 @@ def test_passages_beyond_the_context_are_left_out_from_the_end_by_name(lm, probe
     left_out = one.response.left_out
     assert left_out == tuple(range(left_out[0], 41)) and one.prompt.count(text) == left_out[0] - 1 > 0
     assert one.response.wire()["left_out"] == left_out
-    monkeypatch.setattr(lm, "context", 3000)
-    (whole,) = prober.score(lm, [{**row, "passages": [text] * 3}])
-    assert "left_out" not in whole.response.wire() and whole.prompt.count(text) == 3
 
 
 def test_what_has_no_word_is_not_judged_and_equal_passages_count_as_the_first(lm, prober):
@@ -179,35 +167,31 @@ def test_what_has_no_word_is_not_judged_and_equal_passages_count_as_the_first(lm
     assert all(one.p_wrong is not None and one.response.grounds[0].passage == 1 for one in others)
 
 
-def test_places_in_a_prompt_stand_for_passages_and_messages_must_hold_them(lm, prober):
+def test_places_in_a_prompt_stand_for_passages(lm, prober):
     prompt = "Emma came out in 1815. It is long.\nWhen?"
     row = {"prompt": prompt, "passages_at": [[0, 22], [23, 34]], "answer": " In 1815."}
     (one,) = prober.score(lm, [row])
     assert one.response.grounds[0].passage in (1, 2)
     with fails("bad-line", "passages_at"):
         prober.score(lm, [{**row, "passages_at": [[0, 999]]}])
-
-
-def test_probers_of_passages_do_not_score_while_a_text_is_written(lm, prober):
-    with fails("unsupported"):
+    with fails("unsupported"):  # such a prober does not score while a text is written
         prober.generate(lm, "Emma came out in", max_new_tokens=2)
 
 
 def test_the_loop_asks_again_without_the_passage_that_an_unsupported_answer_leaned_on(lm, prober):
-    questions = load_questions("testbed")[:2]
-    always = probers.RAG(lm, "testbed", trigger=Ungrounded(prober, threshold=-1e6), max_retrievals=2)
-    for question in questions:
-        answer = always(question)
+    def asked(question, threshold, **options):
+        trigger = Ungrounded(prober, threshold=threshold, **options)
+        return probers.RAG(lm, "testbed", trigger=trigger, max_retrievals=2)(question)
+
+    for question in load_questions("testbed")[:2]:
+        answer = asked(question, -1e6)
         first, *later = [each for each in answer.rounds if each.decision is not None]
         assert answer.retrievals == 2 and first.decision.left_out
         assert later and not set(first.decision.left_out) & set(later[-1].passage_ids)
-        kept = probers.RAG(
-            lm, "testbed", trigger=Ungrounded(prober, threshold=-1e6, then="query"), max_retrievals=2
-        )(question)
+        kept = asked(question, -1e6, then="query")
         assert not any(each.decision.left_out for each in kept.rounds if each.decision)
         assert kept.retrievals == 2 and kept.answer and not kept.abstained
-        never = probers.RAG(lm, "testbed", trigger=Ungrounded(prober, threshold=1e6))
-        assert never(question).retrievals == 1  # with the question, before anything is written
+        assert asked(question, 1e6).retrievals == 1  # with the question, before anything is written
     with fails("mismatch"):
         Ungrounded(probers.Prober.from_pretrained("smollm2"))
     with fails("unknown-choice"):
@@ -237,10 +221,14 @@ def test_an_unsupported_answer_can_be_withdrawn_and_counts_as_unanswered(lm, pro
     assert figures["answered"] == answered.mean() == 0.5
     assert figures["right_of_answered"] == right[answered].mean()
     assert figures["em"] == right.mean() <= figures["right_of_answered"]
-    (head, row) = table_lines({"ungrounded": figures})
-    assert "right of answered" in head and "0.50" in row
-    without = Evaluation(questions, None).figures(Outcomes(questions, kept))
-    assert "answered" not in without and "answered" not in table_lines({"ungrounded": without})[0]
+    assert "answered" not in Evaluation(questions, None).figures(Outcomes(questions, kept))
+
+
+def post(server, path, key="key", **body):
+    """Status and body of the server's answer."""
+    headers = {"Authorization": f"Bearer {key}"}
+    reply = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+    return reply.status_code, reply.json()
 
 
 def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, prober):
@@ -250,35 +238,23 @@ def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, 
     row = {"prompt": "Who is it?", "passages": [subject, other], "answer": answer}
     (one,) = prober.score(lm, [row])
     with running(lm, bank_for(lm), scorer=prober) as server:
-
-        def post(path, **body):
-            reply = httpx.post(f"{server.url}{path}", json=body, timeout=60)
-            return reply.status_code, reply.json()
-
-        status, scored = post("/v1/score", model="testbed", **row)
+        status, scored = post(server, "/v1/score", model="testbed", **row)
         response = scored["hallucination"]
-        assert (status, scored["text"], response["score"]) == (
-            200,
-            answer,
-            pytest.approx(one.score, abs=1e-4),
-        )
+        assert (status, scored["text"]) == (200, answer)
+        assert response["score"] == pytest.approx(one.score, abs=1e-4)
         assert response["grounds"][0]["passage"] == one.response.grounds[0].passage
-        status, titled = post("/v1/score", model="testbed", **row | {"passages": [{"text": subject}, other]})
-        assert (status, len(titled["hallucination"]["grounds"])) == (200, 1)
-        status, spans = post("/v1/lettucedetect/spans", **asked)
+        status, spans = post(server, "/v1/lettucedetect/spans", **asked)
         assert status == 200 and len(spans["predictions"]) == int(one.fires)
-        status, tokens = post("/v1/lettucedetect/token", **asked)
+        status, tokens = post(server, "/v1/lettucedetect/token", **asked)
         assert "".join(each["token"] for each in tokens["predictions"]) == answer
         assert all(0 <= each["hallucination_score"] <= 1 for each in tokens["predictions"])
-        nothing = {"contexts": [], "question": "", "answer": ""}
-        assert post("/v1/lettucedetect/spans", **nothing) == (200, {"predictions": []})
         # Without passages nothing is judged, which must not look like a faithful answer.
         for path in ("/v1/lettucedetect/spans", "/v1/lettucedetect/token"):
-            assert post(path, **asked | {"contexts": []})[0] == 400
-        assert post("/v1/score", model="other", **row)[0] == 404
-        assert post("/v1/score", model="testbed", **row | {"messages": []})[0] == 400
+            assert post(server, path, **asked | {"contexts": []})[0] == 400
+        assert post(server, "/v1/score", model="other", **row)[0] == 404
+        assert post(server, "/v1/score", model="testbed", **row | {"messages": []})[0] == 400
     with running(lm, None) as server:
-        assert post("/v1/score", model="testbed", **row)[0] == 400  # no prober
+        assert post(server, "/v1/score", model="testbed", **row)[0] == 400  # no prober
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"explanation": {}}}}}
@@ -295,37 +271,26 @@ def test_a_server_answers_the_two_forms_of_semantic_router(lm, prober):
     for threshold, fires in ((-1e6, True), (1e6, False)):
         with running(lm, None, scorer=replace(prober, threshold=threshold), api_key="key") as server:
 
-            def post(path, key="key", **body):
-                headers = {"Authorization": f"Bearer {key}"}
-                reply = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
-                return reply.status_code, reply.json()
-
             def chat(text, **more):
                 messages = [{"role": "system", "content": "Find them."}, {"role": "user", "content": text}]
-                body = {"model": "testbed", "messages": messages, "temperature": 0.0, "stream": False, **more}
-                return post("/v1/semantic-router/chat/completions", **body)
+                body = {"model": "testbed", "messages": messages, "temperature": 0.0, **more}
+                return post(server, "/v1/semantic-router/chat/completions", **body)
 
             status, made = chat(quoted, response_format=SCHEMA)
             spans = json.loads(made["choices"][0]["message"]["content"])["hallucinated_spans"]
             assert status == 200 and made["choices"][0]["message"]["role"] == "assistant"
             assert [each["text"] for each in spans] == [part.text for part in one.spans] * fires
             assert all(set(each) == {"text", "category", "subcategory", "explanation"} for each in spans)
-            for part, each in zip(one.spans, spans, strict=False):
-                assert f"{part.p_wrong:.2f}" in each["explanation"]
-            status, made = chat(quoted, response_format={"type": "json_schema"})
-            assert status == 200 and "explanation" not in made["choices"][0]["message"]["content"]
             about = {"context": row["passages"][0], "question": row["prompt"]}
-            status, found = post("/classify", inputs=answer, parameters=about)
+            status, found = post(server, "/classify", inputs=answer, parameters=about)
             assert status == 200 and len(found["spans"]) == len(alone.spans) * fires
             for each, part in zip(found["spans"], alone.spans, strict=False):
                 assert answer[each["start"] : each["end"]] == each["text"] == part.text
                 assert each["score"] == pytest.approx(part.p_wrong, abs=1e-3)
             # No passage, no quoted answer, or a stream is an error, which the router takes for no verdict.
-            assert post("/classify", inputs=answer, parameters={"question": "Who?"})[0] == 400
+            assert post(server, "/classify", inputs=answer, parameters={"question": "Who?"})[0] == 400
             assert chat("Who is it?")[0] == 400 and chat(quoted, stream=True)[0] == 400
-            assert chat(quoted, model="other")[0] == 404
-            assert post("/classify", inputs="") == (200, {"spans": []})
-            assert post("/classify", key="no", inputs=answer)[0] == 401
+            assert post(server, "/classify", key="no", inputs=answer)[0] == 401
 
 
 def test_a_pointer_adds_up_the_attention_of_its_heads():
@@ -333,76 +298,8 @@ def test_a_pointer_adds_up_the_attention_of_its_heads():
     weights[:, 1] = [[0.2, 0.0, 0.0], [0.0, 0.2, 0.0]]
     weights[:, 3] = [[0.0, 0.0, 0.4], [0.0, 0.0, 0.2]]
     np.testing.assert_allclose(Pointer((1, 3)).shares(weights), [0.2, 0.2, 0.6], atol=1e-6)
-    assert (
-        "1815"
-        in "Emma came out in 1815. It is long."[
-            slice(*evidence("In 1815.", "Emma came out in 1815. It is long."))
-        ]
-    )
-
-
-OLD, NEW = "In 1815.", "In 1816."
-MARKED = {"label": ["Unwanted.Intrinsic"], "summary_start": 0, "summary_end": 7, "summary_span": "In 1816"}
-VOTES = [{"response": "no"}, {"response": "no"}, {"response": "yes"}]
-#: A record of each layout, and the passages and number of spans of its text, which is wrong.
-LAYOUTS = {
-    "raglens": (
-        {
-            "output": f" {NEW}", "hall_info": [[1, 8, "In 1816", "conflict"]], "model": "m",
-            "context": {"question": "When?", "passages": f"passage 1:{OLD}\n\npassage 2:Later."},
-        },
-        (OLD, "Later."), 1,
-    ),
-    "summedits": ({"id": "a", "doc": OLD, "summary": NEW, "label": "0", "original_summary": OLD}, (OLD,), 0),
-    "faithdial": (
-        {"knowledge": OLD, "history": None, "gpt2": NEW, "begin_label": "entailment,hallucination"}, (OLD,), 0
-    ),
-    "faithbench": ({"sample_id": 1, "source": OLD, "summary": NEW, "annotations": [MARKED]}, (OLD,), 1),
-    "tofueval": (
-        {"doc_id": 1, "document": OLD, "summ_sent": NEW, "sent_label": "no", "topic": "dates"}, (OLD,), 0
-    ),
-    "wice": (
-        {"claim": NEW, "evidence": ["In", "1815."], "label": "partially_supported", "meta": {}}, (OLD,), 0
-    ),
-    "qags": (
-        {
-            "article": OLD,
-            "summary_sentences": [
-                {"sentence": NEW, "responses": VOTES}, {"sentence": OLD, "responses": VOTES[2:]}
-            ],
-        },
-        (OLD,), 0,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_published_sets_with_passages_are_read_by_their_fields(name, tmp_path):
-    record, passages, spans = LAYOUTS[name]
-    file = tmp_path / "set.jsonl"
-    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    (one,) = TextSource(str(file)).all()
-    assert (one.wrong, one.passages, len(one.spans)) == (True, passages, spans)
-    if name == "qags":
-        assert [mark.wrong for mark in one.sentences] == [True, False]
-
-
-def test_what_reads_passages_is_named_once():
-    assert set(OF_PASSAGES) == {"passages", "resid_diff", "resid_bare"}
-
-
-CASES = Path(__file__).parent / "data" / "grounding_cases.jsonl"
-
-
-def test_cases_of_support_are_read_sentence_by_sentence():
-    """They are for tests alone; each passage is asked about with supported and with other sentences."""
-    texts = TextSource(str(CASES)).all()
-    kinds = {mark.type: mark.wrong for one in texts for mark in one.sentences}
-    right = {"copy", "paraphrase"}
-    assert kinds == {kind: kind not in right for kind in substitutions.KINDS} | {"memory": True}
-    for one in texts:
-        places = [place for mark in one.sentences for place in mark.ranges]
-        assert places == list(split_sentences(one.answer)) and 1 <= len(one.passages) <= 5
+    text = "Emma came out in 1815. It is long."
+    assert text[slice(*evidence("In 1815.", text))] == "Emma came out in 1815."
 
 
 def test_substitutions_are_supported_by_the_passages_that_are_shown_or_not():
@@ -411,22 +308,25 @@ def test_substitutions_are_supported_by_the_passages_that_are_shown_or_not():
     trial = "The Trial was published in 1925 in Berlin. It is a novel by Franz Kafka. Max Brod edited it."
     passages = (Passage("a", "Emma", emma, is_gold=True), Passage("b", "The Trial", trial))
     questions = [Question("q", "When was Emma published?", ("1815",), passages=passages)]
-    texts = list(islice(substitutions.texts(questions), 300))
-    assert texts == list(islice(substitutions.texts(questions), 300))
-    assert texts != list(islice(substitutions.texts(questions, seed=1), 300))
+    texts, again = (list(islice(substitutions.texts(questions), 300)) for _ in range(2))
+    assert texts == again != list(islice(substitutions.texts(questions, seed=1), 300))
     seen = set()
     for text in texts:
         shown = " ".join(text["passages"])
         for sentence in text["sentences"]:
             seen.add(sentence["type"])
-            inside, words = sentence["text"] in shown, sentence["text"].rstrip(".").split()
+            words = sentence["text"].rstrip(".").split()
             new = [word for word in words if word.strip(",") not in shown and word not in ("In", "not")]
-            assert inside == (sentence["type"] == "copy") or sentence["type"] == "paraphrase"
-            if sentence["type"] == "other":
-                assert not new
-            elif sentence["type"] == "changed":
-                assert new
+            assert (sentence["text"] in shown) == (sentence["type"] == "copy") or sentence[
+                "type"
+            ] == "paraphrase"
+            assert bool(new) == (sentence["type"] == "changed") or sentence["type"] not in (
+                "other",
+                "changed",
+            )
     assert seen == set(substitutions.KINDS)
+    cases = TextSource(str(Path(__file__).parent / "data" / "grounding_cases.jsonl")).all()  # written by hand
+    assert {mark.type for one in cases for mark in one.sentences} == {*seen, "memory"}
 
 
 def sentences_of(number):
@@ -444,23 +344,19 @@ def sentences_of(number):
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def sentence_prober(lm):
-    rows = [sentences_of(number) for number in range(36)]
-    return probers.fit(
-        lm, rows, unit="sentence", site=SITES, layers=LAYERS, beside=["passages"], head="concat", epochs=30,
-        resamples=100, learning_curve=False, split=[0.6, 0.2, 0.2],
+def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober, tmp_path):
+    sentence_prober = probers.fit(
+        lm, [sentences_of(number) for number in range(36)], unit="sentence", site=SITES, layers=LAYERS,
+        beside=["passages"], head="concat", epochs=30, resamples=100, learning_curve=False,
+        split=[0.6, 0.2, 0.2],
     )  # fmt: skip
-
-
-def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober, sentence_prober, tmp_path):
-    folder, file = tmp_path / "prober", tmp_path / "validation.jsonl"
+    folder = tmp_path / "prober"
     sentence_prober.save_pretrained(folder)
-    file.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(40, 70)))
+    file = write_lines(tmp_path / "validation.jsonl", map(sentences_of, range(40, 70)))
 
     def judge(**options):
         grounds = Grounds(EntityMatcher(), find_entities, lambda: None, tmp_path, lm)  # type: ignore[return-value]
-        given = {"prober": str(folder), "validation": str(file)} | options
+        given = {"prober": str(folder), "validation": file} | options
         return Component.of("judge", "grounding", **given).make(grounds)
 
     def answer(number, reference):
@@ -479,24 +375,16 @@ def test_a_judge_of_grounding_gives_the_verdicts_that_it_can_promise(lm, prober,
     known = [(verdict == "supported") == truth for verdict, truth in given if verdict != "unknown"]
     assert len(known) >= 4 and np.mean(known) >= 0.6
     assert all(word.verdict == first.verdict for word, first, _ in rulings)  # of its sentence
-    assert "decided" in easy.lines()[0] and len(easy.lines()) == 3
     # Nothing is decided where nothing can be promised.
     strict = judge(precision=0.999, confidence=0.999)
     assert {ruling.verdict for each in strict.judge(answers) for ruling in each} == {"unknown"}
-    assert sum(line.startswith("never") for line in strict.lines()) == 2
     prober.save_pretrained(tmp_path / "answers")
     for options, code in (
-        ({"prober": None}, "missing-value"), ({"validation": None}, "missing-value"),
-        ({"precision": 1.0}, "bad-value"), ({"prober": str(tmp_path / "answers")}, "mismatch"),
+        ({"validation": None}, "missing-value"), ({"precision": 1.0}, "bad-value"),
+        ({"prober": str(tmp_path / "answers")}, "mismatch"),
     ):  # fmt: skip
         with fails(code):
             judge(**options)
-    trained = tmp_path / "trained.jsonl"
-    trained.write_text("".join(json.dumps(sentences_of(number)) + "\n" for number in range(36)))
-    seen = [row["group"] for row in map(json.loads, trained.read_text().splitlines())]
-    texts = [one for one in TextSource(str(trained)).all() if one.group in seen]
-    train = [t for t in texts if sentence_prober.seen.side(t.dataset, t.group, t.question) == "train"]
-    assert 0 < len(train) < len(texts)
 
 
 def test_the_parts_of_an_article_that_share_words_with_an_answer_are_shown():

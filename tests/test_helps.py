@@ -57,14 +57,13 @@ def test_heads_of_helps_learn_from_answers_without_passages_weighed_by_what_chan
     assert load_examples([world(tmp_path / "t", both)]).loss_weights(10.0) is None
 
 
-def test_where_retrieving_never_harms_the_label_is_that_of_wrong(tmp_path):
+def test_where_retrieving_never_harms_the_label_is_that_of_wrong(tmp_path, monkeypatch):
     """Such a world gives the order of "wrong", so that no head of its own is trained."""
     store = world(tmp_path / "s", lambda number, correct: float(not correct))
     with fails("labels", "label=wrong"):
         load_examples([store], HELPS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probers.train.examples.FEWEST", 0)
-        examples, plain = load_examples([store], HELPS), load_examples([store])
+    monkeypatch.setattr("probers.train.examples.FEWEST", 0)
+    examples, plain = load_examples([store], HELPS), load_examples([store])
     rows = np.concatenate(list(examples.rows.values()))
     assert (examples.wrong[rows] == plain.wrong[rows]).all()
 
@@ -77,25 +76,20 @@ def test_where_retrieving_never_harms_the_label_is_that_of_wrong(tmp_path):
 def test_a_world_without_help_or_harm_trains_no_head(tmp_path, effect, named):
     with fails("labels", named):
         load_examples([world(tmp_path / "s", effect)], HELPS)
-
-
-def test_a_store_of_other_labels_has_none_of_helps(tmp_path):
     with fails("labels", "no column helps"):
-        load_examples([make_store(tmp_path / "s", 80)], HELPS)
+        load_examples([make_store(tmp_path / "other", 80)], HELPS)
 
 
 def test_a_prober_of_helps_keeps_its_label_and_ranks_what_helps(tmp_path):
     store = world(tmp_path / "s", both)
-    prober = fit(store, label="helps", head="linear", epochs=4, learning_curve=False, resamples=100)
+    options = {"learning_curve": False, "resamples": 100}
+    prober = fit(store, label="helps", head="linear", epochs=4, **options)
     assert prober.label == "helps" and prober.metrics["ensemble"]["auroc"] > 0.7
     assert {"retriever margin", "known of the question"} <= set(prober.metrics["controls"])
     assert prober.entropy_model.signals == (*SIGNALS, *KNOWN)
     # Here the margin says whether the answer is right, which the states say with noise.
     assert prober.metrics["with_entropy"]["auroc"] > prober.metrics["ensemble"]["auroc"]
-    assert "wrong" not in str(prober.report) and "helped" in str(prober.report)
-    assert "all layers + what is known" in str(prober.report)
-    card = prober.card
-    assert "P(helps)" in card and "P(wrong)" not in card and "trigger=helps " in card
+    assert "P(helps)" in prober.card and "P(wrong)" not in prober.card
     prober.save_pretrained(tmp_path / "p")
     again = Prober.from_pretrained(tmp_path / "p")
     assert (again.label, again.entropy_model) == ("helps", prober.entropy_model)
@@ -103,6 +97,9 @@ def test_a_prober_of_helps_keeps_its_label_and_ranks_what_helps(tmp_path):
         Probing(again)
     with fails("mismatch", "label=helps"):
         Helps(linear_bank())
+    fit(store, head="mean_difference", out=tmp_path / "wrong", **options)
+    with fails("mismatch", "label=helps"):  # a stack is of one label
+        fit(store, head=f"stacked probers=[{tmp_path}/wrong,{tmp_path}/p]")
 
 
 def test_answers_without_and_with_passages_make_the_label(tmp_path):
@@ -161,7 +158,7 @@ def test_triggers_of_helps_ask_the_heads_and_where_told_the_retriever():
     )
     assert (plain.score, plain.threshold, plain.fire) == (2.0, 0.0, True)
     assert (known.score, known.threshold, known.fire) == (5.0, 4.0, True)
-    assert HelpsBefore(bank).probability(np.zeros(1)) == bank.probability(np.zeros(1))
+
     draft = generation(" Ana.", needs=of_helps().needs, state=lm.state)
     assert Helps(of_helps()).decide([draft], asked)[0].score == 2.0
     assert Helps(of_helps(*SIGNALS), with_entropy=True).decide([draft], asked)[0].score == 5.0
@@ -173,30 +170,16 @@ def test_triggers_of_helps_ask_the_heads_and_where_told_the_retriever():
         ProbingBefore(bank)
 
 
-def test_labelled_texts_say_what_a_retrieval_did(tmp_path):
+def test_labelled_texts_say_what_a_retrieval_did():
     """AdaRAGUE's tables are such texts: question, closed-book answer, and what one retrieval did to it."""
     file = Path(__file__).parent / "data" / "questions" / "adarague.csv"
-    texts = {one.id: one for one in TextSource(str(file)).all()}
-    assert {id: (one.wrong, one.record["helps"]) for id, one in texts.items()} == {
-        "a1": (True, 1), "a2": (False, -1), "a3": (False, 0),
-    }  # fmt: skip
-    assert (texts["a1"].prompt, texts["a1"].answer) == ("Question: Who founded Arvik?\nAnswer:", " Bert Veld")
-    rows = [
-        {"id": str(i), "prompt": f"Where is {i}?", "answer": f" In {i}.", "wrong": i % 2 == 0, "helps": None}
-        for i in range(12)
-    ]  # fmt: skip
+    first, *others = TextSource(str(file)).all()
+    assert [(one.wrong, one.record["helps"]) for one in others] == [(False, -1), (False, 0)]
+    assert (first.prompt, first.answer) == ("Question: Who founded Arvik?\nAnswer:", " Bert Veld")
+    lm = CausalLM.from_pretrained("testbed")
+    rows = [{"prompt": f"Where is {i}?", "answer": f" In {i}.", "wrong": i % 2 == 0} for i in range(12)]
     rows[0] |= {"helps": 1, "retriever_score": 2.5}
-    store = label(CausalLM.from_pretrained("testbed"), Texts(rows), layers=[4])
-    table = store.table().set_index("group")
-    assert sorted(table["helps"].dropna()) == [1.0] and table["retriever_score"].dropna().tolist() == [2.5]
+    table = label(lm, Texts(rows), layers=[4]).table()
+    assert table["helps"].dropna().tolist() == [1.0] and table["retriever_score"].dropna().tolist() == [2.5]
     with fails("bad-line", "row 1", "helps"):
-        label(CausalLM.from_pretrained("testbed"), Texts([rows[0] | {"helps": 2}, *rows[1:]]), layers=[4])
-
-
-def test_a_stack_is_of_one_label(tmp_path):
-    store = world(tmp_path / "s", both)
-    for name, of in (("wrong", "wrong"), ("helps", "helps")):
-        options = {"head": "mean_difference", "learning_curve": False, "resamples": 100}
-        fit(store, label=of, out=tmp_path / name, **options)
-    with fails("mismatch", "label=helps"):
-        fit(store, head=f"stacked probers=[{tmp_path}/wrong,{tmp_path}/helps]")
+        label(lm, Texts([rows[0] | {"helps": 2}, *rows[1:]]), layers=[4])

@@ -46,24 +46,17 @@ def test_only_what_is_new_is_forwarded(monkeypatch):
     assert passes[0][1] > 2 * words + 8  # and the converse: texts of other names are not looked at
 
 
-def test_a_text_that_changed_in_the_middle():
-    lm, cache = tiny_lm("llama"), PrefixCache()
-    lm.generate(PROMPTS, max_new_tokens=6, names=NAMES, cache=cache)
-    changed, options = [p.replace("Question", "A question", 2) for p in PROMPTS], {"max_new_tokens": 6}
-    again = lm.generate(changed, needs=NEEDS, names=NAMES, cache=cache, **options)
-    assert_all_same(lm.generate(changed, needs=NEEDS, **options), again)
-
-
-def test_stopped_texts_leave_what_was_forwarded():
+def test_stopped_and_changed_texts_get_nothing_of_what_was_forwarded_behind():
     """Tokens behind a stop string were forwarded too; a prompt that goes on elsewhere does not get them."""
     lm, cache = tiny_lm("llama"), PrefixCache()
     (free,) = lm.generate(PROMPTS[:1], max_new_tokens=12)
     stop = free.text[len(free.text) // 2 :][:3]
     first = lm.generate(PROMPTS[:1], max_new_tokens=12, stop=[stop], needs=NEEDS, names=["a"], cache=cache)
-    prompts = go_on(lm, PROMPTS[:1], first)
-    (plainly,) = lm.generate(prompts, max_new_tokens=5, needs=NEEDS)
-    (again,) = lm.generate(prompts, max_new_tokens=5, needs=NEEDS, names=["a"], cache=cache)
-    assert_same(plainly, again)
+    changed = PROMPTS[0].replace("Question", "A question", 2)  # in the middle
+    for prompts in (go_on(lm, PROMPTS[:1], first), [changed]):
+        (plainly,) = lm.generate(prompts, max_new_tokens=5, needs=NEEDS)
+        (again,) = lm.generate(prompts, max_new_tokens=5, needs=NEEDS, names=["a"], cache=cache)
+        assert_same(plainly, again)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,13 @@
 """The verb `label`: each source's store equals the command's, is resumed in `out`, and goes without one."""
 
 import gc
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import datasets
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.artefacts import in_layout, write_lines
+from helpers.artefacts import in_layout, read_lines, write_lines
 from helpers.refusals import fails, interrupted
 
 from probers import RAG, CausalLM, FeatureStore
@@ -31,7 +29,7 @@ def lm():
 def files(tmp_path_factory):
     """Small files of questions, passages, articles and labelled texts."""
     folder = tmp_path_factory.mktemp("files")
-    spans = [[{"start": 11, "end": 16, "wrong": i % 2 == 0}] for i in range(8)]
+    spans = [{"start": 11, "end": 16, "wrong": True}], [{"start": 11, "end": 16, "wrong": False}]
     lines = {
         "questions": [
             {"id": f"q{i}", "question": f"Where is q{i} ?", "answers": [town]} for i, town in enumerate(TOWNS)
@@ -41,7 +39,7 @@ def files(tmp_path_factory):
             {"title": f"Town {i}", "sentences": [*SENTENCES, f"It has {i} gates."]} for i in range(12)
         ],
         "texts": [
-            {"id": str(i), "group": str(i), "answer": f"It lies in Spain. It has {i}.", "spans": spans[i]}
+            {"id": str(i), "group": str(i), "answer": f"It lies in Spain. It has {i}.", "spans": spans[i % 2]}
             for i in range(8)
         ],
     }
@@ -71,14 +69,11 @@ def made(name, files):
 
 def same(ours, theirs):
     """Tell whether two stores hold the same data: columns, labels and states of every feature."""
-    assert [(s.pool, s.layers, s.position) for s in ours.features] == [
-        (s.pool, s.layers, s.position) for s in theirs.features
-    ]
-    pairs = [
-        [store.feature(pool=s.pool).states(s.layers) for s in store.features] for store in (ours, theirs)
-    ]
-    for one, other in zip(*pairs, strict=True):
-        np.testing.assert_allclose(one.astype(float), other.astype(float), rtol=0.01, atol=0.02)
+    specs = [[(s.pool, s.layers, s.position) for s in store.features] for store in (ours, theirs)]
+    assert specs[0] == specs[1]
+    for pool, layers, _ in specs[0]:
+        one, other = (store.feature(pool=pool).states(layers).astype(float) for store in (ours, theirs))
+        np.testing.assert_allclose(one, other, rtol=0.01, atol=0.02)
     columns = ["id", "group", "split", "correct", "text", "answer", "gold", "condition"]
     return ours.table()[columns].equals(theirs.table()[columns])
 
@@ -114,20 +109,6 @@ def test_a_store_with_out_is_kept_resumed_and_refused_to_another_run(name, lm, f
             label(lm, replace(source, passages=PASSAGES[:1]), out=out, **options)
 
 
-def test_options_that_there_are_not_are_refused_by_name(lm, files):
-    articles = Articles(files["articles"])
-    for code, named, options in (
-        ("unknown-key", "per_article", {"per_article": 3}),
-        ("unknown-choice", "pool=prompt", {"pool": "prompt"}),
-        ("bad-value", "seed=-1", {"seed": -1}), ("layers", "layers=[99]", {"layers": 99}),
-        ("conflict", "limit=", {"limit": {"train": 3}}), ("unknown-choice", "none", {"prompt": "none"}),
-    ):  # fmt: skip
-        with fails(code, named):
-            label(lm, articles, **options)
-    with fails("bad-value", "per_article=0"):
-        Articles(files["articles"], per_article=0)
-
-
 ROWS = {
     "list": list, "frame": pd.DataFrame, "dataset": datasets.Dataset.from_list, "generator": iter,
     "columns": lambda rows: {name: [row[name] for row in rows] for name in rows[0]},
@@ -137,15 +118,13 @@ ROWS = {
 @pytest.mark.parametrize("kind", ROWS)
 def test_sources_take_the_same_rows_as_files(kind, files, tmp_path):
     """Questions, articles and prompts; a file is a table too. What is read is part of a run's identity."""
-    questions, _, articles, _ = (
-        list(map(json.loads, Path(path).read_text().splitlines())) for path in files.values()
-    )
+    questions, articles = read_lines(files["questions"]), read_lines(files["articles"])
     options = Options()
     given, file = Questions(ROWS[kind](questions)), Questions(str(files["questions"]))
-    given.plan(options), file.plan(options)
-    assert [(q.id, q.answers, q.split) for q in given.chosen.questions] == [
-        (q.id, q.answers, q.split) for q in file.chosen.questions
-    ]
+    for source in (given, file):
+        source.plan(options)
+    asked = [[(q.id, q.answers, q.split) for q in source.chosen.questions] for source in (given, file)]
+    assert asked[0] == asked[1]
     topics = [{"prompt": f"Tell of {row['title']}.", "title": row["title"]} for row in articles]
     read = [
         Prompts(ROWS[kind](topics), articles=ROWS[kind](articles)),
@@ -160,23 +139,23 @@ def test_sources_take_the_same_rows_as_files(kind, files, tmp_path):
     assert records[0]["articles_read"] != records[1]["articles_read"]
 
 
-def test_texts_alone_are_rows_where_that_makes_sense(lm):
+def test_texts_alone_are_rows_where_that_makes_sense():
     prompts = Prompts(["Who was it?", "What is it?"], judge="hand")
     prompts.plan(Options())
     assert [topic.prompt for topic in prompts.topics] == ["Who was it?", "What is it?"]
-    asked = Questions(["Who?"])
     with fails("labels", "question 1"):
-        asked.plan(Options())
+        Questions(["Who?"]).plan(Options())
     with fails("bad-value", "title"):
         Articles(["It is old. It is big."]).plan(Options())
 
 
 @pytest.mark.parametrize(("make", "code", "named"), [
     (lambda: Texts([], prompt="q"), "unknown-key", "columns={'prompt': 'q'}"),  # type: ignore[call-arg]
-    (lambda: Texts([], colums={}), "unknown-key", "columns"),  # type: ignore[call-arg]
     (lambda: Questions([], quesions=1), "unknown-key", "questions"),  # type: ignore[call-arg]
     (lambda: label(None, Texts([]), max_new_token=1), "unknown-key", "max_new_tokens"),
     (lambda: label(None, Texts([]), max_new_tokens=1), "conflict", "max_new_tokens"),
+    (lambda: label(None, Articles([]), per_article=3), "unknown-key", "per_article"),
+    (lambda: label(None, Articles([]), limit={"train": 3}), "conflict", "limit="),
     (lambda: RAG(None, [], "never", querry=1), "unknown-key", "query"),  # type: ignore[call-arg]
 ])  # fmt: skip
 def test_misspelt_and_foreign_options_are_refused_by_name(make, code, named):

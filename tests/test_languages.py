@@ -20,7 +20,7 @@ from probers.testbed.assets import load_articles
 from probers.train.run import _recogniser
 from probers.types import Article
 from probers.words import EntityMatcher, Recogniser, find_entities, head_entity, written_entities
-from probers.words.language import ENGLISH, LANGUAGES, Language, detect, language_in, table
+from probers.words.language import ENGLISH, LANGUAGES, detect, language_in
 from probers.words.text import join_sentences, split_sentences
 from probers.words.vectors import cosine, load_vectors, train_vectors
 
@@ -61,25 +61,21 @@ def matcher(code: str) -> EntityMatcher:
 
 @pytest.mark.parametrize("code", OTHERS)
 def test_entities_of_each_language(code):
-    lines = DATA["entities"][code].splitlines()
+    lines, by_english_rules = DATA["entities"][code].splitlines(), 0
     assert len(lines) >= 15
-    wrong = english = 0
     for line in lines:
         text, spans = marked(line.replace("[Sr.]", "Sr."))
         found = find_entities(text, fine=True, language=LANGUAGES[code])
         assert [(e.start, e.end) for e in found] == spans, (line, [e.text for e in found])
         assert all(text[e.start : e.end] == e.text for e in found)
-        wrong += [(e.start, e.end) for e in find_entities(text)] != spans
-        english += find_entities(text, language=ENGLISH) == find_entities(text)
-    assert wrong >= 10  # by English rules
-    assert english == len(lines)
+        by_english_rules += [(e.start, e.end) for e in find_entities(text)] == spans
+    assert by_english_rules <= len(lines) - 10
 
 
 @pytest.mark.parametrize("code", OTHERS)
 def test_pairs_of_each_language(code):
     compare, english = matcher(code), EntityMatcher(wordnet="")
-    least = {"equivalent": 15, "different": 15, "undecided": 5}
-    other = 0
+    least, other = {"equivalent": 15, "different": 15, "undecided": 5}, 0
     for verdict, listed in DATA["pairs"][code].items():
         pairs = [pair.strip().rsplit("=", 1) for pair in listed.split("|")]
         assert len(pairs) >= least[verdict]
@@ -89,7 +85,6 @@ def test_pairs_of_each_language(code):
             other += english.match(a, b).verdict != verdict
     assert other >= 10
     assert not {"wordnet", "acronym", "alias"} & set(compare.active) and "English" in compare.described()
-    assert "wordnet" in english.stages
 
 
 @pytest.mark.parametrize("code", OTHERS)
@@ -101,13 +96,6 @@ def test_sentences_of_each_language(code):
     assert [text[a:b] for a, b in split_sentences(text)] != expected or code == "zh"
 
 
-@pytest.mark.parametrize("code", OTHERS)
-def test_every_field_of_a_table_is_read(code):
-    assert table(code).keys() <= {*Language.__annotations__, "names", "parts", "lists"}
-    with pytest.raises(AttributeError, match="colour"):
-        _ = LANGUAGES[code].colour
-
-
 def test_each_language_is_found_and_english_in_the_testbed():
     for code in OTHERS:
         text = marked(DATA["entities"][code].replace("\n", " "))[0]
@@ -116,20 +104,15 @@ def test_each_language_is_found_and_english_in_the_testbed():
     assert detect(["1, 2, 3", "Xyz.", ""]) is ENGLISH and detect([]) is ENGLISH
 
 
-@pytest.mark.parametrize("name", DATA["unsupported"])
-def test_unsupported_languages_are_refused_by_name(name):
-    with fails("unsupported", name, "German", "language=CODE"):
-        detect([DATA["unsupported"][name]] * 5)
-
-
-def test_several_languages_are_refused_with_their_shares(caplog):
+def test_unsupported_and_several_languages_are_refused_by_name(caplog):
+    for name, text in DATA["unsupported"].items():
+        with fails("unsupported", name, "German", "language=CODE"):
+            detect([text] * 5)
     english = "The miller of the town was born in the year and he built the mill that is at the river."
     with fails("unsupported", "80 in German", "20 in English"):
         detect([GERMAN[0]] * 80 + [english] * 20)
     assert detect([GERMAN[0]] * 98 + [english] * 2) is LANGUAGES["de"]
     assert "language: German (de), found in 98 of 100 texts" in caplog.text
-    with fails("unsupported", "no language that is known"):
-        detect(["lorem ipsum dolor sit amet consectetur adipiscing elit sed eiusmod " * 6] * 9)
 
 
 def test_a_recogniser_has_one_language():
@@ -144,30 +127,20 @@ def test_a_recogniser_has_one_language():
     assert head_entity("彼は1998年に", Recogniser("rules:ja", quiet=True)) is None
 
 
-@pytest.mark.parametrize("lang", ["de", "ja", "ru", "en", "xx"])
-def test_spacy_pipelines_of_a_language(lang, monkeypatch, tmp_path):
-    spacy = pytest.importorskip("spacy")
-    blank = spacy.blank(lang if lang != "ja" else "xx")
-    blank.lang = lang
+@pytest.mark.parametrize("lang", ["de", "ru"])
+def test_spacy_pipelines_of_a_language(lang, monkeypatch):
+    blank = pytest.importorskip("spacy").blank(lang)
     patterns = {"die Acme": "ORG", "Ulmendorf": "LOC", "deutsche": "MISC", "1998": "DATE"}
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for p, k in patterns.items()])
     monkeypatch.setattr("probers.words.recogniser._load", {"pipe": blank}.__getitem__)
-    text = "Im Jahr 1998 baute die Acme in Ulmendorf eine deutsche Mühle für 3,5 Millionen Euro."
     if lang == "ru":
         with fails("unsupported", "language=ru", "spacy:pipe"):
             Recogniser("spacy:pipe")
         return
-    recogniser = Recogniser("spacy:pipe", fine=True)
-    if lang == "de":
-        found = [(e.text, e.type) for e in recogniser(text)]
-        assert found == [
-            ("1998", "year"), ("Acme", "organisation"), ("Ulmendorf", "place"),
-            ("3,5 Millionen Euro", "number"),
-        ]  # fmt: skip
-        return
-    articles = articles_of(GERMAN, tmp_path)
-    with fails("mismatch", "recogniser=spacy:pipe", "German"):
-        datagen(articles, tmp_path / "out", "recogniser=spacy:pipe")
+    text = "Im Jahr 1998 baute die Acme in Ulmendorf eine deutsche Mühle für 3,5 Millionen Euro."
+    assert [(e.text, e.type) for e in Recogniser("spacy:pipe", fine=True)(text)] == [
+        ("1998", "year"), ("Acme", "organisation"), ("Ulmendorf", "place"), ("3,5 Millionen Euro", "number"),
+    ]  # fmt: skip
 
 
 def test_vectors_of_a_script_without_spaces(tmp_path):
@@ -181,19 +154,18 @@ def test_vectors_of_a_script_without_spaces(tmp_path):
 
 def test_a_prober_keeps_the_language_of_its_labels():
     assert _recogniser({"source": "wiki", "recogniser": "auto", "language": "de"}) == "rules:de"
-    assert _recogniser({"source": "judged", "recogniser": "rules", "language": "ja"}) == "rules:ja"
-    for english in ({}, {"language": "en"}, {"language": "auto"}):
-        assert _recogniser({"source": "judged", "recogniser": "rules", **english}) is None
-        assert _recogniser({"source": "wiki", "recogniser": "auto", **english}) == "auto"
+    assert _recogniser({"source": "judged", "recogniser": "rules", "language": "en"}) is None
+    assert _recogniser({"source": "wiki", "recogniser": "auto"}) == "auto"
     text = " am 3. Mai 1998 in Wien. Er kam."
     offsets = [(m.start(), m.end()) for m in re.finditer(r"\s*\S+", text)]
-    for recogniser, spans in (("rules:de", ["3. Mai 1998", "Wien"]), ("rules", ["3. Mai 1998", "Wien"][1:])):
+    found = {}
+    for recogniser in ("rules:de", "rules"):
         bank = linear_bank(pool="tokens", position="entity", recogniser=recogniser)
-        found = Assessor(bank)(WrittenText("Sie kam", text, offsets, [0.0] * len(offsets))).spans
-        assert [text[s.start : s.end].strip() for s in found][-len(spans) :] == spans or recogniser == "rules"
-    assert (
-        whole_words("彼は1998年に東京で") == "彼は1998年に東京で" and whole_words("He was bor") == "He was "
-    )
+        spans = Assessor(bank)(WrittenText("Sie kam", text, offsets, [0.0] * len(offsets))).spans
+        found[recogniser] = [text[s.start : s.end].strip() for s in spans]
+    assert found["rules:de"][-2:] == ["3. Mai 1998", "Wien"] != found["rules"][-2:]
+    assert whole_words("彼は1998年に東京で") == "彼は1998年に東京で"
+    assert whole_words("He was bor") == "He was "
 
 
 @pytest.fixture(scope="module")
@@ -222,14 +194,9 @@ def model(tmp_path_factory):
 
 
 def datagen(articles, out, *more):
-    run_datagen(articles, out, *more)
-    return FeatureStore.open(out)
-
-
-def run_datagen(articles, out, *more):
     typed = ["source=wiki", f"articles={articles}", f"out={out}", "layers=[1]", "max_new_tokens=24"]
     typed += ["context=100", "prompt=mind", "per_article=4", "within=null", "min_sentences=1", "shard_size=4"]
-    cli.run("datagen", [*typed, *more])
+    return FeatureStore.open(cli.run("datagen", [*typed, *more]))
 
 
 @pytest.mark.parametrize(("code", "texts"), [("de", GERMAN), ("ja", JAPANESE)])
@@ -241,21 +208,14 @@ def test_a_run_in_another_language(code, texts, model, tmp_path, caplog):
     rows = store.table()
     assert len(rows) >= 8 and set(rows["question_type"]) <= {"year", "number", "date"}
     for row in rows.itertuples():
-        same = matcher(code).match(row.gold, row.answer).verdict == "equivalent"
-        assert row.correct == int(same)
+        assert row.correct == int(matcher(code).match(row.gold, row.answer).verdict == "equivalent")
     assert "wordnet" not in store.summary["matcher_stages"]
-    told = datagen(articles, tmp_path / "told", f"model={model}", f"language={code}")
-    assert told.config == store.config | {} and told.table().equals(rows)
-    datagen(articles, tmp_path / "told", f"model={model}")  # the same run, however the language was told
+    # The same run, however the language was told.
+    again = datagen(articles, tmp_path / "auto", f"model={model}", f"language={code}")
+    assert again.config == store.config and again.table().equals(rows)
     if code == "ja":
         with fails("empty", "nothing to cut at"):
             datagen(articles, tmp_path / "en", f"model={model}", "language=en")
         return
     english = datagen(articles, tmp_path / "en", f"model={model}", "language=en")
     assert english.config["language"] == "en" and not english.table().equals(rows)
-
-
-def test_english_runs_record_their_language(tmp_path):
-    out = tmp_path / "store"
-    cli.run("datagen", ["source=wiki", "limit=6", f"out={out}", "layers=[6]"])
-    assert FeatureStore.open(out).config["language"] == "en"

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
-from probers.evaluation.baselines import Strata, pooled_auroc, weighted_sums
-from probers.evaluation.bootstrap import few_groups
+from probers.evaluation.baselines import Strata, pooled_auroc
 from probers.types import RunError
 
 
@@ -23,7 +22,7 @@ def sample(seed: int, n: int = 300, *, levels: int = 25) -> tuple[np.ndarray, np
     return labels, scores
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_ranking_metrics_agree_with_scikit_learn_with_ties_and_weights(seed: int) -> None:
     labels, scores = sample(seed)
     weights = np.random.default_rng(seed).integers(0, 4, len(labels)).astype(float)
@@ -56,22 +55,14 @@ def test_resamples_at_once_equal_one_at_a_time_and_one_sorting_gives_the_four_fi
     for w in (None, weights[:, 0], weights.astype(np.float32)):
         for value, metric in zip(m.ranking(labels, scores, w), RANKING, strict=True):
             np.testing.assert_allclose(value, metric(labels, scores, w), rtol=1e-12)
-    assert np.isnan(m.ranking(np.ones(5), np.arange(5.0)).auroc)
-    labels, scores = sample(2, 60)  # weights mean repetition
-    weights = np.random.default_rng(3).integers(0, 4, 60)
-    for metric in RANKING:
-        repeated = metric(np.repeat(labels, weights), np.repeat(scores, weights))
-        assert metric(labels, scores, weights.astype(float)) == pytest.approx(repeated)
 
 
 def test_ece_by_hand() -> None:
-    labels = np.array([0, 1, 1, 1])
-    probabilities = np.array([0.12, 0.18, 0.93, 1.0])
+    labels, probabilities = np.array([0, 1, 1, 1]), np.array([0.12, 0.18, 0.93, 1.0])
     expected = 0.5 * abs(0.15 - 0.5) + 0.5 * abs(0.965 - 1.0)
     assert m.ece(labels, probabilities) == pytest.approx(expected)
-    rng = np.random.default_rng(0)
-    p = rng.uniform(size=50_000)
-    y = (rng.uniform(size=p.size) < p).astype(int)
+    p = np.random.default_rng(0).uniform(size=50_000)
+    y = (np.random.default_rng(1).uniform(size=p.size) < p).astype(int)
     assert m.ece(y, p) < 0.01  # calibrated by construction
     assert m.ece(y, p**3) > 0.1  # and no longer
 
@@ -88,18 +79,8 @@ def test_what_ece_exact_probabilities_have_by_chance() -> None:
     assert m.ece_by_chance(np.ones(5)) == 0
 
 
-def test_prr_is_one_for_the_oracle_zero_for_chance_and_negative_when_inverted() -> None:
-    labels = (np.random.default_rng(0).uniform(size=4000) < 0.3).astype(int)
-    noise = np.random.default_rng(1).standard_normal(4000)
-    assert m.prr(labels, labels) == pytest.approx(1.0)
-    assert m.prr(labels, np.zeros(4000)) == pytest.approx(0.0, abs=1e-9)
-    assert abs(m.prr(labels, noise)) < 0.05
-    assert m.prr(labels, -labels) < -0.5
-    assert 0.2 < m.prr(labels, labels + noise) < 0.9
-
-
 def test_prr_against_the_sum_over_kept_examples() -> None:
-    """And against the mean risk of the risk-coverage curve."""
+    """And against the mean risk of the risk-coverage curve; one for the oracle, and zero for chance."""
     labels, scores = sample(4, 3000, levels=0)
     right = 1 - labels[np.argsort(scores)]
     kept = np.arange(1, len(right) + 1)
@@ -108,6 +89,8 @@ def test_prr_against_the_sum_over_kept_examples() -> None:
     assert m.prr(labels, scores) == pytest.approx(expected, abs=0.01)
     risk, least = (labels.mean() - m.risk_coverage(labels, x)[1].mean() for x in (scores, labels))
     assert risk / least == pytest.approx(m.prr(labels, scores), abs=0.01)
+    assert m.prr(labels, labels) == pytest.approx(1.0) and m.prr(labels, -labels) < -0.5
+    assert m.prr(labels, np.zeros(3000)) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_risk_and_coverage_by_hand() -> None:
@@ -121,22 +104,12 @@ def test_risk_and_coverage_by_hand() -> None:
 def test_one_class_is_undefined_and_nan_an_error() -> None:
     ones = np.ones(4)
     assert np.isnan([m.auroc(ones, ones), m.prr(ones, ones), m.recall_at_fpr(ones, ones)]).all()
-    with fails("failed", kind=RunError):
-        m.auroc(np.array([0, 1]), np.array([0.1, np.nan]))
-    with fails("failed", kind=RunError):
-        m.Bootstrap(np.arange(2)).interval(np.array([0.1, np.nan]))
+    assert np.isnan(m.ranking(np.ones(5), np.arange(5.0)).auroc)
+    for measure in (partial(m.auroc, np.array([0, 1])), m.Bootstrap(np.arange(2)).interval):
+        with fails("failed", kind=RunError):
+            measure(np.array([0.1, np.nan]))
     with pytest.raises(ValueError):
         m.auroc(np.array([0, 2]), np.array([0.1, 0.2]))
-
-
-def test_interval_of_a_mean_has_its_textbook_width() -> None:
-    values = np.random.default_rng(0).standard_normal(500)
-    interval = m.Bootstrap(np.arange(500)).interval(values)
-    assert interval.value == pytest.approx(values.mean())
-    expected = 2 * 1.96 * values.std() / np.sqrt(500)
-    assert interval.high - interval.low == pytest.approx(expected, rel=0.1)
-    assert m.Bootstrap(np.arange(500)).interval(values) == interval  # seeded
-    assert m.Bootstrap(np.arange(500), seed=1).interval(values) != interval
 
 
 def test_clusters_widen_the_interval_only_when_they_share_something() -> None:
@@ -175,12 +148,9 @@ def test_paired_differences_are_narrower_than_unpaired_ones() -> None:
     assert together.difference(a, a) == (0, 0, 0)
     shuffled = together.difference(a, rng.permutation(a))
     assert shuffled.low <= 0 <= shuffled.high
-    labels = (common + rng.standard_normal(300) > 0).astype(int)
-    better = together.difference(common, rng.standard_normal(300), partial(m.auroc, labels))
-    assert better.low > 0 and better.value > 0.1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_p_values_are_those_of_the_resamples_counted_one_by_one(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 2, 60) - rng.integers(0, 2, 60) * 0.6
@@ -197,32 +167,11 @@ def test_p_values_are_those_of_the_resamples_counted_one_by_one(seed: int) -> No
     assert bootstrap.sample(values).interval == bootstrap.interval(values)
 
 
-def test_p_values_at_their_ends() -> None:
-    bootstrap = m.Bootstrap(np.arange(50), resamples=99)
-    same, apart = bootstrap.sample(np.zeros(50)), bootstrap.sample(np.ones(50))
-    assert (same.p, apart.p, apart.minus(apart).p) == (1.0, 0.01, 1.0)
-    one_class = bootstrap.sample(np.arange(50.0), partial(m.auroc, np.zeros(50)))
-    assert np.isnan(one_class.p) and one_class.interval.limits is None
-
-
-def test_p_values_of_nothing_are_below_their_level_as_often_as_it_says() -> None:
-    rng, bootstrap = np.random.default_rng(1), m.Bootstrap(np.arange(80), resamples=199)
-    assert 0.02 <= np.mean([bootstrap.sample(rng.normal(0, 1, 80)).p < 0.05 for _ in range(300)]) <= 0.1
-    assert np.mean([bootstrap.sample(rng.normal(0.6, 1, 80)).p < 0.05 for _ in range(50)]) > 0.9
-
-
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from([0.001, 0.004, 0.01, 0.02, 0.03, 0.2, 0.5, 1.0]), max_size=12))
-def test_holm_against_its_formula(p: list[float]) -> None:
-    """The formula of statsmodels' multipletests(method="holm"), and Holm's own step-down decision."""
-    found = m.holm(p)
-    order = sorted(range(len(p)), key=lambda i: p[i])
-    largest, expected = 0.0, [0.0] * len(p)
-    for rank, i in enumerate(order):
-        largest = max(largest, (len(p) - rank) * p[i])
-        expected[i] = min(1.0, largest)
-    assert found == pytest.approx(expected)
-    for level in (0.05, 0.1):
+def test_holm_is_its_step_down_decision_at_any_level(p: list[float]) -> None:
+    found, order = m.holm(p), sorted(range(len(p)), key=lambda i: p[i])
+    for level in (0.01, 0.05, 0.1):
         rejected: set[int] = set()
         for rank, i in enumerate(order):
             if p[i] * (len(p) - rank) >= level:
@@ -240,7 +189,7 @@ def one_by_one(labels, scores, strata, weights) -> float:
     return wins / pairs if pairs else float("nan")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_counts_the_pairs_of_each_stratum(seed):
     """One stratum is the AUROC of scikit-learn."""
     rng = np.random.default_rng(seed)
@@ -249,51 +198,19 @@ def test_it_counts_the_pairs_of_each_stratum(seed):
     one = pooled_auroc(labels, scores, np.zeros(60, int))
     assert one == pytest.approx(sk.roc_auc_score(labels, scores), rel=1e-12)
     weights = rng.integers(0, 4, (60, 7))
-    weights[:, 0] = 0  # a resample without any pair
+    weights[:, 0], weights[:, 1] = 0, 1  # a resample without any pair, and all texts once
     found = pooled_auroc(labels, scores, strata, weights)
-    assert found.shape == (7,)
     expected = [one_by_one(labels, scores, strata, column) for column in weights.T]
     assert np.isnan(found[0])
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    plain = one_by_one(labels, scores, strata, np.ones(len(labels)))
-    assert pooled_auroc(labels, scores, strata) == pytest.approx(plain, rel=1e-12)
-    # A weight of k is the text k times.
-    times = weights[:, 1]
-    repeated = pooled_auroc(*(np.repeat(x, times) for x in (labels, scores, strata)))
-    assert found[1] == pytest.approx(repeated, rel=1e-12)
-
-
-def test_what_knows_the_length_alone_knows_nothing_within_it():
-    rng = np.random.default_rng(0)
-    length = rng.integers(1, 6, 3000)
-    labels = (rng.random(3000) < length / 6).astype(int)
-    knows = length + 2.0 * labels * (rng.random(3000) < 0.3)  # of some more than the length
-    strata = Strata.by_length(length, short=True).of
-    assert sk.roc_auc_score(labels, length) > 0.7
-    assert pooled_auroc(labels, length.astype(float), strata) == 0.5
-    assert pooled_auroc(labels, knows, strata) > 0.6
-    interval = m.Bootstrap(np.arange(3000) // 3, resamples=200).interval(
-        rng.random(3000) + length, lambda s, w: pooled_auroc(labels, s, strata, w)
-    )
-    assert interval.low < 0.5 < interval.high
-    assert interval.high < 0.55
-
-
-def test_strata_of_one_class_scores_that_are_no_numbers_and_unlike_sizes_are_not_compared():
-    labels, scores = np.array([1, 1, 0, 1, 0]), np.array([0.0, 1.0, 9.0, 3.0, 2.0])
-    assert pooled_auroc(labels, scores, np.array([0, 0, 1, 2, 2])) == 1.0
-    assert np.isnan(pooled_auroc(labels, scores, np.array([0, 0, 1, 2, 3])))
-    with fails("failed", kind=RunError):
-        pooled_auroc(np.array([1, 0]), np.array([np.nan, 1.0]), np.zeros(2, int))
-    with pytest.raises(ValueError):
-        pooled_auroc(np.array([1, 0]), np.array([0.0, 1.0]), np.zeros(3, int))
+    assert pooled_auroc(labels, scores, strata) == pytest.approx(found[1], rel=1e-12)
+    assert np.isnan(pooled_auroc(labels, scores, np.arange(60)))  # nothing is compared across strata
 
 
 def test_strata_are_named_and_crossed():
     length = Strata.by_length(np.array([1, 2, 7, 5, 1]), short=True)
     assert length.names == ("1", "2", "5+")
-    kind = Strata.by(["place", "date", "date", "place", "place"])
-    both = length.and_by(kind)
+    both = length.and_by(Strata.by(["place", "date", "date", "place", "place"]))
     assert [both.names[k] for k in both.of] == ["1 place", "2 date", "5+ date", "5+ place", "1 place"]
     n, events = both.counts(np.array([1, 0, 0, 1, 0]))
     assert dict(zip(both.names, zip(n.tolist(), events.tolist(), strict=True), strict=True)) == {
@@ -301,17 +218,6 @@ def test_strata_are_named_and_crossed():
     }  # fmt: skip
     ranges = Strata.by_length(np.arange(10, 60), short=False)
     assert ranges.names == ("10-19", "20-29", "30-39", "40-49", "50-59")
-    assert ranges.counts(np.zeros(50))[0].tolist() == [10] * 5
-    assert Strata.by_length(np.full(9, 48), short=False).names == ("48",)
-
-
-def test_equal_rows_get_equal_scores_wherever_they_stand():
-    rng = np.random.default_rng(0)
-    values, weights = rng.normal(size=(40, 576)), rng.normal(size=576)
-    places = rng.integers(40, size=1003)
-    sums = weighted_sums(values[places], weights)
-    np.testing.assert_allclose(sums, values[places] @ weights, atol=1e-10)
-    assert len(set(sums.tolist())) == len(set(places.tolist()))
 
 
 def covered(odds, n, per_group, worlds=40):
@@ -342,19 +248,7 @@ def test_the_interval_of_the_ece_covers_where_percentiles_never_do(n, per_group)
     ours, percentiles = covered(0.0, n, per_group)
     assert ours >= 0.85 and percentiles == 0  # of exact probabilities
     assert covered(1.0, n, per_group)[0] >= 0.85
-
-
-def test_the_interval_of_the_ece_holds_the_figure_and_can_exclude_zero():
-    rng = np.random.default_rng(1)
-    p = rng.random(600)
-    wrong = (rng.random(600) < 0.9).astype(float)
-    bootstrap = m.Bootstrap(np.arange(600), resamples=200)
-    value, low, high = m.ece_interval(bootstrap, wrong, p)
+    rng = np.random.default_rng(1)  # converse: it can exclude zero
+    p, wrong = rng.random(600), (rng.random(600) < 0.9).astype(float)
+    value, low, high = m.ece_interval(m.Bootstrap(np.arange(600), resamples=200), wrong, p)
     assert value == pytest.approx(float(m.ece(wrong, p))) and 0 < low < value < high < 1
-    assert m.ece_interval(bootstrap, (rng.random(600) < p).astype(float), p).low == 0
-
-
-@pytest.mark.parametrize("n, told", [(0, False), (1, True), (29, True), (30, False)])
-def test_few_groups_are_told(n, told):
-    assert bool(few_groups(n, "test group")) == told
-    assert not told or few_groups(n).startswith(f"{n} group")

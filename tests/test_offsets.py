@@ -3,11 +3,10 @@
 from itertools import pairwise
 
 import pytest
-from helpers.tiny import PROMPTS, byte_level, save_tiny, sentence_piece, without_specials, word_piece
+from helpers.tiny import byte_level, sentence_piece, word_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probers.model.causal_lm import CausalLM
 from probers.model.tokens import TextStream, decode, token_offsets
 from probers.signals import words
 
@@ -39,27 +38,14 @@ def test_a_token_spans_the_characters_its_bytes_are_in(name, text):
     assert [found[w.start : w.end] for w in words(found, offsets)] == text.split()
 
 
-def test_bytes_of_one_character_share_its_span():
+def test_bytes_of_one_character_share_its_span_and_special_tokens_have_none():
     tokenizer = byte_level(every_byte=True)
-    text, offsets = token_offsets(tokenizer, encode(tokenizer, "x🙂y"))
-    assert text == "x🙂y"
-    assert offsets == ((0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3))
-
-
-def test_a_character_that_is_never_completed():
-    tokenizer = byte_level(every_byte=True)
-    text, offsets = token_offsets(tokenizer, encode(tokenizer, "x🙂")[:-1])
-    assert text == "x�"
-    assert offsets == ((0, 1), (1, 2), (1, 2), (1, 2))
-
-
-def test_special_tokens_have_no_characters():
-    tokenizer = byte_level(every_byte=True)
-    ids = [*encode(tokenizer, "the mill"), tokenizer.eos_token_id, *encode(tokenizer, " is")]
-    text, offsets = token_offsets(tokenizer, ids)
-    assert text == "the mill is"
-    place = ids.index(tokenizer.eos_token_id)
-    assert offsets[place] == (8, 8)
+    ids = encode(tokenizer, "x🙂y")
+    spans = ((0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3))
+    assert token_offsets(tokenizer, ids) == ("x🙂y", spans)
+    assert token_offsets(tokenizer, ids[:-2]) == ("x�", ((0, 1), (1, 2), (1, 2), (1, 2)))  # never completed
+    ids.insert(1, tokenizer.eos_token_id)
+    assert token_offsets(tokenizer, ids) == ("x🙂y", (spans[0], (1, 1), *spans[1:]))
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -80,15 +66,12 @@ def test_any_tokens_at_all(name, data):
 
 def test_the_stream_shows_complete_characters_only():
     tokenizer = byte_level(every_byte=True)
-    stream = TextStream(tokenizer)
-    seen = []
+    stream, seen = TextStream(tokenizer), []
     for token in encode(tokenizer, "a🙂 the"):
         stream.push(token)
         seen.append(stream.visible)
-    assert seen[:5] == ["a", "a", "a", "a", "a🙂"]
-    assert seen[-1] == stream.full == "a🙂 the"
-    assert stream.settled(1) == 1
-    assert stream.settled(2) == 5
+    assert seen[:5] == ["a", "a", "a", "a", "a🙂"] and seen[-1] == stream.full == "a🙂 the"
+    assert (stream.settled(1), stream.settled(2)) == (1, 5)
 
 
 def test_word_pieces_get_the_spaces_that_the_decoder_puts_in():
@@ -102,14 +85,3 @@ def test_word_pieces_get_the_spaces_that_the_decoder_puts_in():
     for piece, (start, end) in zip(pieces, offsets, strict=True):
         assert text[start:end] == (piece[2:] if piece.startswith("##") else f" {piece}")
     assert token_offsets(tokenizer, ids)[0] == text[1:]  # nothing before it: no space either
-
-
-def test_a_model_that_writes_word_pieces(tmp_path):
-    save_tiny("gpt2", tmp_path, tokenizer=word_piece())
-    lm = CausalLM.from_pretrained(str(tmp_path))
-    without_specials(lm.model, lm.tokenizer)
-    for generation in lm.generate([*PROMPTS[:2], "The mayor"], max_new_tokens=20, stop=["never that"]):
-        assert "".join(generation.text[a:b] for a, b in generation.offsets) == generation.text
-        pieces = lm.tokenizer.convert_ids_to_tokens(list(generation.token_ids))
-        for piece, (start, end) in zip(pieces, generation.offsets, strict=True):
-            assert generation.text[start:end].strip() == piece.removeprefix("##")

@@ -5,20 +5,17 @@ import gzip
 import io
 import json
 import os
-import tracemalloc
 from collections import Counter
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
-from unittest.mock import MagicMock, Mock, call
+from unittest.mock import MagicMock, Mock
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from helpers.artefacts import needs_articles, write_lines
+from helpers.artefacts import write_lines
 from helpers.refusals import fails
 
 from probers.data import load_questions
@@ -26,18 +23,10 @@ from probers.data.articles import open_articles
 from probers.data.corpus import load_corpus
 from probers.data.questions import (
     EmptySplitError,
-    Layout,
-    QuestionSource,
-    UnusableError,
-    layout,
     open_questions,
-    source_class,
 )
-from probers.data.questions.multihop import TwoWikiMultihopQA
 from probers.data.splits import Splits
-from probers.evaluation.answers import normalize_answer
-from probers.parts import PARTS
-from probers.types import Question, RunError
+from probers.types import RunError
 from probers.words.spelling import load_aliases
 from probers.words.vectors import load_vectors
 
@@ -131,21 +120,17 @@ def test_adarague_says_what_one_retrieval_did_to_the_answer(tmp_path):
     assert (found["a1"].truth["without"], found["a1"].truth["with"]) == ("Bert Veld", "It was Anna Veld.")
     assert found["a3"].answers == ("the hills", "hills")
     assert passages(found["a1"])[1] == ("1", "Osk", 'The Osk\'s source is "high" in the hills.', False)
-    lines = (FILES / "adarague.csv").read_text()
-    whole = "['the hills', 'hills']"
-    for damage in ("['the hills', 'hills'", "[the hills]", "the hills", "[1]", "__import__('os').getcwd()"):
-        file = tmp_path / "adarague.csv"
-        file.write_text(lines.replace(whole, damage))
-        with fails("bad-line", "line 6", "reference"):
-            open_questions("adarague", path=str(file))
-        skipped = open_questions("adarague", path=str(file), on_bad_line="skip")
-        assert [q.id for q in skipped.questions] == ["a1", "a2"] and skipped.excluded
+    file, text = tmp_path / "adarague.csv", (FILES / "adarague.csv").read_text()
+    file.write_text(text.replace("['the hills', 'hills']", "__import__('os').getcwd()"))
+    with fails("bad-line", "line 6", "reference"):
+        open_questions("adarague", path=str(file))
 
 
-def test_2wikimultihopqa_with_and_without_aliases():
+def test_2wikimultihopqa_with_and_without_aliases(tmp_path):
     plain = by_id(opened("twowiki.json"))
     assert [q.answers for q in plain.values()] == [("Sweden",), ("4 May 1920",), ("Low Tide",)]
-    others = by_id(opened("twowiki.json", aliases=path("twowiki_id_aliases.json")))
+    aliases = path("twowiki_id_aliases.json")
+    others = by_id(opened("twowiki.json", aliases=aliases))
     assert others["c0ffee01"].answers == ("Sweden", "Kingdom of Sweden", "SE", "Swedish", "Swede")
     assert others["c0ffee02"].answers == ("4 May 1920",) and others["c0ffee03"].answers == ("Low Tide", "Ebb")
     first, second, third = plain.values()  # questions on the same articles are one group
@@ -156,25 +141,9 @@ def test_2wikimultihopqa_with_and_without_aliases():
         ("1", "High Tide", "High Tide is another film.", False),
         ("2", "Ada Lindqvist", "Ada Lindqvist was born in Sweden.", True),
     ]
-    record, names = records_of("twowiki.json")[0], ("fact", "relation", "entity")
-    each = [dict(zip(names, triple, strict=True)) for triple in record["evidences"]]
-    parts = {name: [one[name] for one in each] for name in names}
-    for evidences in (parts, each):  # layouts of other releases
-        told = TwoWikiMultihopQA().question(record | {"evidences": evidences}).rationale
-        assert told == first.rationale
-
-
-def test_2wikimultihopqa_aliases_need_the_release_with_ids(tmp_path):
-    records = [{k: v for k, v in r.items() if k != "answer_id"} for r in records_of("twowiki.json")]
-    file = write_lines(tmp_path / "dev.jsonl", records)
-    assert len(open_questions("2wikimultihopqa", path=file).questions) == 3
-    with fails("mismatch", "questions.aliases"):
-        open_questions("2wikimultihopqa", path=file, aliases=path("twowiki_id_aliases.json"))
-    broken = tmp_path / "aliases"
-    for line, named in (('{"aliases": []}', "'Q_id'"), ("[]", ""), ('{"Q_id"', "")):
-        broken.write_text(line)
-        with fails("bad-line", "questions.aliases=", "line 1", named):
-            opened("twowiki.json", aliases=str(broken))
+    older = [{k: v for k, v in r.items() if k != "answer_id"} for r in records_of("twowiki.json")]
+    with fails("mismatch", "questions.aliases"):  # they need the release with ids
+        open_questions("2wikimultihopqa", path=write_lines(tmp_path / "dev.jsonl", older), aliases=aliases)
 
 
 def test_nq_open_and_dpr_agree_on_ids_and_splits(tmp_path):
@@ -227,12 +196,10 @@ def test_musique_leaves_unanswerable_twins_out_or_wants_noanswer():
 def test_musique_groups_questions_that_share_a_single_question(tmp_path):
     record = records_of("musique_full.jsonl")[0]
     ids = ["2hop__1_2", "3hop1__2_3_4", "2hop__5_6", "2hop__4_7", "plain"]
-    groups = []
-    for order in (ids, ids[::-1]):
-        file = write_lines(tmp_path / "musique.jsonl", [record | {"id": id} for id in order])
-        groups.append({q.id: q.group for q in open_questions("musique", path=file).questions})
-    assert groups[0] == groups[1] and len(set(groups[0].values())) == 3
-    assert groups[0]["2hop__1_2"] == groups[0]["3hop1__2_3_4"] == groups[0]["2hop__4_7"]
+    file = write_lines(tmp_path / "musique.jsonl", [record | {"id": id} for id in ids])
+    groups = {q.id: q.group for q in open_questions("musique", path=file).questions}
+    assert len(set(groups.values())) == 3
+    assert groups["2hop__1_2"] == groups["3hop1__2_3_4"] == groups["2hop__4_7"]
 
 
 def test_strategyqa_answers_yes_or_no_and_takes_the_evidence_of_all_annotators(tmp_path):
@@ -247,11 +214,6 @@ def test_strategyqa_answers_yes_or_no_and_takes_the_evidence_of_all_annotators(t
     assert not no.passages and yes.group == no.group == "strategyqa:Brenne"
     assert found.excluded.counts == {"no gold answer": 1}
     assert not opened("strategyqa.json").questions[0].passages
-    other = tmp_path / "paragraphs.json"
-    for text, named in (("{}", "'Brenne-1'"), ("[1]", "questions.paragraphs"), ("{", "questions.paragraphs")):
-        other.write_text(text)
-        with fails(None, named):
-            opened("strategyqa.json", paragraphs=str(other))
 
 
 def test_iirc_answer_types():
@@ -273,7 +235,7 @@ def test_iirc_answer_types():
     assert passages(questions["q_2"]) == [("main", "Per Holm", text, False)]
 
 
-def test_squad_is_told_by_version_and_leaves_unanswerable_questions_out_or_wants_noanswer(tmp_path):
+def test_squad_is_told_by_version_and_leaves_unanswerable_questions_out_or_wants_noanswer():
     found = opened("squad_v1.json")
     first, second, third = found.questions
     assert found.record["layout"] == "SQuAD 1.1" and first.answers == ("the Marl Sea", "Marl Sea")
@@ -287,16 +249,6 @@ def test_squad_is_told_by_version_and_leaves_unanswerable_questions_out_or_wants
     both = opened("squad_v2.json", unanswerable="noanswer").questions
     assert [q.answers for q in both] == [("Ada Lindqvist",), ("noanswer",)]
     assert [q.passages[0].is_gold for q in both] == [True, False] and both[0].group == both[1].group
-    row = HUB["squad"][0] | {"answers": {"text": [], "answer_start": []}}
-    rows = write_lines(tmp_path / "rows.jsonl", [row, HUB["squad"][0] | {"id": "b"}])
-    found = open_questions("squad", path=rows)
-    assert found.excluded.counts == {"unanswerable": 1} and found.record["layout"] == "SQuAD on the Hub"
-    with fails("mismatch", "questions=squad"):  # its answers are no list of strings
-        load_questions(rows)
-    asks = {"question": "Which?", "answers": [{"text": "x"}]}
-    untitled = [{"paragraphs": [{"context": c, "qas": [asks | {"id": c}]}]} for c in ("one", "two")]
-    one, two = open_questions("squad", path=write_lines(tmp_path / "a.jsonl", untitled)).questions
-    assert one.group != two.group and one.group.startswith("squad-")
 
 
 def test_factoid_sets_accept_every_answer_and_group_what_is_on_one_subject():
@@ -311,15 +263,6 @@ def test_factoid_sets_accept_every_answer_and_group_what_is_on_one_subject():
     assert [q.answers for q in opened("simpleqa.csv").questions] == [("Ulla Berg",), ("212",)]
 
 
-def test_simpleqa_verified_has_the_ids_of_simpleqa(tmp_path):
-    file, (record, _) = tmp_path / "simpleqa_verified.csv", records_of("simpleqa.csv")
-    fields = "original_index,problem,answer,topic,answer_type,multi_step,requires_reasoning,urls"
-    file.write_text(f'{fields}\n5,"{record["problem"]}",Ulla Berg,Art,Person,False,False,"a,b"\n')
-    found = open_questions("simpleqa", path=str(file))
-    assert found.record["layout"] == "SimpleQA Verified"
-    assert found.questions[0] in opened("simpleqa.csv").questions
-
-
 def test_msmarco_is_read_by_columns_and_by_lines(tmp_path):
     found = opened("msmarco.json")
     first, second = found.questions
@@ -330,49 +273,33 @@ def test_msmarco_is_read_by_columns_and_by_lines(tmp_path):
     assert open_questions("msmarco", path=lines).questions == found.questions
     both = opened("msmarco.json", unanswerable="noanswer").questions
     assert both[1].answers == ("noanswer",) and len(both) == 3
-    columns = json.loads((FILES / "msmarco.json").read_text())
-    del columns["query"]["13"]
-    for changed, place in ((columns, "record 2"), (columns | {"query": {}}, "record 1")):
-        target = tmp_path / "columns.json"
-        target.write_text(json.dumps(changed))
-        with fails("bad-line", "columns.json", place):
-            open_questions("msmarco", path=str(target))
 
 
-def test_beir_asks_the_queries_that_are_judged_and_knows_no_answers(tmp_path):
+def test_beir_asks_the_queries_that_are_judged_and_knows_no_answers():
     queries = opened("beir_queries.jsonl").questions
     assert [(q.id, q.answers) for q in queries] == [("q1", ()), ("2", ()), ("q3", ())]
     judged = opened("beir_queries.jsonl", qrels=path("beir_qrels.tsv"))
     assert [q.id for q in judged.questions] == ["q1", "2"] and not judged.excluded
-    other = tmp_path / "qrels.tsv"
-    for text, code in (("a\tb\t1\n", "mismatch"), ("query-id\tcorpus-id\n", "bad-line")):
-        other.write_text(text)
-        with fails(code, "questions.qrels="):
-            opened("beir_queries.jsonl", qrels=str(other))
 
 
 def test_flashrags_lines_are_read_as_any_set_in_the_groups_of_its_own_files(tmp_path):
     def read(name, **fields):
         line = {"id": "test_0", "question": PAINTER, "golden_answers": ["Ulla Berg"], **fields}
-        return open_questions(name, path=write_lines(tmp_path / "test.jsonl", [line]))
+        found = open_questions(name, path=write_lines(tmp_path / "test.jsonl", [line]))
+        assert found.record["layout"] == "FlashRAG's"
+        return found.questions[0]
 
     for name in OFFICIAL:
-        found = read(name)
-        (question,) = found.questions
-        assert (question.dataset, question.answers) == (name, ("Ulla Berg",))
-        assert found.record["layout"] == "FlashRAG's"
+        assert (read(name).dataset, read(name).answers) == (name, ("Ulla Berg",))
     titles = [title for title, _ in records_of("twowiki.json")[0]["supporting_facts"]]
     of_subject = {"subj": records_of("popqa.tsv")[0]["subj"], "subj_id": 7, "s_pop": 120}
     of_articles = {"supporting_facts": {"title": titles, "sent_id": [0, 0]}}
     for file, meta in (("popqa.tsv", of_subject), ("twowiki.json", of_articles)):
         official = opened(file).questions[0]
-        (question,) = read(NAMES[file], question=official.question, metadata=meta).questions
+        question = read(NAMES[file], question=official.question, metadata=meta)
         assert (question.group, question.split) == (official.group, official.split)
-    (question,) = read("nq", golden_answers=["Ulla Berg", "U. Berg"]).questions
+    question = read("nq", golden_answers=["Ulla Berg", "U. Berg"])
     assert question == opened("nq_open.jsonl").questions[0]  # without ids of its own the text decides
-    for wrong in ({"golden_answers": "x"}, {"metadata": ["x"]}):
-        with fails("bad-line", "test.jsonl line 1"):
-            read("nq", **wrong)
 
 
 @pytest.mark.parametrize(("line", "reason"), [
@@ -395,18 +322,6 @@ def test_a_line_that_begins_like_a_whole_file_is_a_line(tmp_path):
         assert len(load_questions(write_lines(tmp_path / "own.jsonl", lines))) == 2
 
 
-@pytest.mark.parametrize("file", NAMES)
-def test_a_compressed_file_and_other_whitespace_give_the_same(tmp_path, file):
-    text = (FILES / file).read_text()
-    if file.endswith(".json"):
-        text = json.dumps(json.loads(text), ensure_ascii=False)  # on one line
-    elif not file.endswith(".jsonl"):
-        text = f"\ufeff{text}\n"  # as spreadsheets write tables
-    packed = tmp_path / f"{file}.gz"
-    packed.write_bytes(gzip.compress(text.encode()))
-    assert open_questions(NAMES[file], path=str(packed)).questions == opened(file).questions
-
-
 def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
     sides = ["dev", "train", "test", "valid", ""]
     records = [record | {"split": side} for record, side in zip(asked(5), sides, strict=True)]
@@ -422,20 +337,13 @@ def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
 
 
 @pytest.mark.parametrize(("change", "named"), [
-    ({"answers": [""]}, "answers"), ({"answers": "x"}, "answers"), ({"answers": [1]}, "answers"),
-    ({"split": "holdout"}, "split"), ({"passages": {"title": "x"}}, "passages"),
-    ({"passages": [{"title": "T"}]}, "'text'"),
-    ({"passages": [{"title": "T", "text": "x", "is_gold": "yes"}]}, "is_gold"),
-    ({"rationale": 3}, "rationale"), ({"id": None}, "id"), ({"id": {}}, "id"), ({"question": 7}, "question"),
-    ({"question": ""}, "question"), ({"id": "a"}, "'a'"), ('{"id": 1, "question": "x"', ""),
-    ('{"question": "x"}', "'id'"), ('{"id": 1}', "'question'"), ('["x"]', ""),
-    (r'{"id": 1, "question": "\ud83d"}', "surrogates"), ({"answers": r'["a\ud83d"]'}, "surrogates"),
-    ({"passages": [{"title": "T", "text": "\ud83d"}]}, "text"),
+    ({"answers": [""]}, "answers"), ({"answers": "x"}, "answers"), ({"split": "holdout"}, "split"),
+    ({"passages": [{"title": "T", "text": "x", "is_gold": "yes"}]}, "is_gold"), ({"id": "a"}, "'a'"),
+    ({"question": ""}, "question"), ('{"question": "x"}', "'id'"), ('{"id": 1, "question": "x"', ""),
+    ('["x"]', ""), (r'{"id": 1, "question": "\ud83d"}', "surrogates"),
 ])  # fmt: skip
-def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, caplog, change, named):
-    (good,) = asked(1)
-    good["id"] = "a"
-    file = tmp_path / "q.jsonl"
+def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, change, named):
+    good, file = asked(1)[0] | {"id": "a"}, tmp_path / "q.jsonl"
     bad = change if isinstance(change, str) else json.dumps(good | {"id": "b"} | change)
     file.write_text(f"{json.dumps(good)}\n\n{bad}\n")
     with fails("bad-line", f"{file} line 3: ", named):
@@ -444,43 +352,31 @@ def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, caplog
     assert [q.id for q in found.questions] == ["a"] and found.excluded.counts == {"malformed": 1}
     ((where, why),) = found.excluded.listed
     assert where == "line 3" and named in why
-    assert len(load_questions(str(file), on_bad_line="skip")) == 1 and "line 3" in caplog.text
 
 
-@pytest.mark.parametrize("field", ["id", "dataset", "group"])
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\x9bb", "a\u202eb", "a\u2028b"])
+@pytest.mark.parametrize(("field", "name"), [("id", "a\nb"), ("dataset", "a\x1b[2Jb"), ("group", "a\u202eb")])
 def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, caplog, field, name):
     good = {"id": "ünï cödé|`1`", "question": "Who\x1b[2J?\nAnd why?", "dataset": "a b", "group": "g"}
     target = write_lines(tmp_path / "q.jsonl", [good, good | {"id": "2", field: name}])
-    with fails("bad-line", f"line 2: {field}") as told:
+    with fails("bad-line", f"line 2: {field}") as refused:
         load_questions(target)
-    assert str(told.value).isprintable()
+    assert str(refused.value).isprintable()
     kept = load_questions(target, on_bad_line="skip")
     assert [(q.id, q.question) for q in kept] == [(good["id"], good["question"])]
     assert caplog.text.replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "a link to a device"])
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
-    target = tmp_path / "x" if kind != "device" else Path("/dev/zero")
-    if kind == "pipe":
-        os.mkfifo(target)
-    elif kind == "folder":
-        target.mkdir()
-    elif kind != "device":
-        target.symlink_to("/dev/zero")
-    for read in (
-        load_questions, lambda file: open_questions("nq", path=file), load_corpus, open_articles,
-        lambda file: opened("twowiki.json", aliases=file),
-    ):  # fmt: skip
-        with fails("no-file", target):
-            read(str(target))
-    for read in (load_aliases, load_vectors):
-        with fails("bad-file", target):
-            read(str(target))
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for target in (tmp_path / "pipe", tmp_path / "device", tmp_path):
+        for read in (load_questions, load_corpus, open_articles):
+            with fails("no-file", target):
+                read(str(target))
+        for read in (load_aliases, load_vectors):
+            with fails("bad-file", target):
+                read(str(target))
     # Converse: a link to a file is read like it.
-    (tmp_path / "link").symlink_to(write_lines(tmp_path / "real", [["Bombay", "Mumbai"]]))
-    assert load_aliases(str(tmp_path / "link")).same("Bombay", "Mumbai")
     (tmp_path / "q.jsonl").symlink_to(write_lines(tmp_path / "q", asked(1)))
     assert [q.id for q in load_questions(str(tmp_path / "q.jsonl"))] == ["q0"]
 
@@ -494,44 +390,22 @@ def test_an_answer_of_which_normalisation_leaves_nothing_accepts_no_silence(tmp_
     assert where == "line 1" and why.endswith(": The The")
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_limits_of_single_splits_give_what_each_split_gives_alone(tmp_path, whole):
-    if whole:
-        name, options = write_lines(tmp_path / "own.jsonl", asked(200)), {}
-    else:
-        name, options = "nq", {"path": nq_file(tmp_path / "nq.jsonl", range(200))}
-    found = open_questions(name, limit={"validation": None, "train": 30}, **options)
-    parts = (("train", 30), ("validation", None))
-    alone = [open_questions(name, split=s, limit=n, **options) for s, n in parts]
+def test_limits_of_single_splits_give_what_each_split_gives_alone(tmp_path):
+    draw = partial(open_questions, "nq", path=nq_file(tmp_path / "nq.jsonl", range(200)))
+    found = draw(limit={"validation": None, "train": 30})
+    alone = [draw(split="train", limit=30), draw(split="validation")]
     assert found.questions == [q for part in alone for q in part.questions]
     assert Counter(q.split for q in found.questions) == {"train": 30, "validation": len(alone[1].questions)}
     assert found.record["limit"] == {"validation": None, "train": 30} and found.record["dealt"] == 200
     assert found.record["available"] == sum(part.record["available"] for part in alone)
-    assert "limit.train=150" in open_questions(name, limit={"train": 150}, **options).notes[0]
-
-
-def test_limits_of_single_splits_that_cannot_be_met(tmp_path):
-    rows = asked(6, split="train")
-    file = write_lines(tmp_path / "q.jsonl", rows)
-    with fails("empty", "test", "6 train", kind=EmptySplitError):
-        open_questions(file, limit={"train": 2, "test": None})
-    named = {"limit.train=0": {"train": 0}, "limit.dev": {"dev": 1}, "train, validation, test": {}}
-    for words, limit in named.items():
-        with fails("bad-value", words):
-            open_questions(file, limit=limit)
-    with fails("conflict", "split=train"):
-        open_questions(file, limit={"train": 2}, split="train")
-    write_lines(tmp_path / "q.jsonl", [*rows, {**rows[0], "id": "x", "answers": ["the"]}])
-    with fails("bad-value", "limit.train=7"):
-        open_questions(file, limit={"train": 7})
+    assert "limit.train=150" in draw(limit={"train": 150}).notes[0]
 
 
 def test_a_set_without_splits_can_be_left_whole(tmp_path):
     rows = asked(20)
-    file, stream = write_lines(tmp_path / "q.jsonl", rows), nq_file(tmp_path / "nq.jsonl", range(20))
-    for name, options in ((file, {}), ("nq", {"path": stream})):
-        found = open_questions(name, split="test", deal_splits=False, **options)
-        assert len(found.questions) == 20 and found.record["dealt"] == 0
+    file = write_lines(tmp_path / "q.jsonl", rows)
+    found = open_questions(file, split="test", deal_splits=False)
+    assert len(found.questions) == 20 and found.record["dealt"] == 0
     assert len(open_questions(file, split="test").questions) == 5
     with fails("empty", "train", kind=EmptySplitError):
         open_questions(file, split="train", deal_splits=False)
@@ -540,19 +414,25 @@ def test_a_set_without_splits_can_be_left_whole(tmp_path):
     assert dealt.questions == open_questions(some).questions and dealt.record["dealt"] == 19
 
 
-def test_a_draw_is_seeded_nested_and_the_same_in_any_order(tmp_path):
+def test_a_draw_is_seeded_nested_recorded_and_the_same_in_any_order(tmp_path):
     orders = {"a": range(400), "b": range(399, -1, -1)}
     file, turned = (nq_file(tmp_path / name, numbers) for name, numbers in orders.items())
 
     def drawn(file=file, seed=3, **options):
-        return open_questions("nq", path=file, seed=seed, **options).questions
+        return open_questions("nq", path=file, seed=seed, **options)
 
     ten, forty = drawn(limit=10), drawn(limit=40)
-    assert len(ten) == 10 and len(forty) == 40 and forty[:10] == ten == drawn(turned, limit=10)
-    assert [q.id for q in drawn(limit=10, seed=4)] != [q.id for q in ten]
-    everything = drawn()
+    assert len(ten.questions) == 10 and len(forty.questions) == 40
+    assert forty.questions[:10] == ten.questions == drawn(turned, limit=10).questions
+    other = drawn(limit=10, seed=4)
+    assert [q.id for q in other.questions] != [q.id for q in ten.questions]
+    record = drawn(limit=10, split="train").record
+    assert json.loads(json.dumps(record)) == record and record["digest"] != other.record["digest"]
+    assert record["source"] == f"questions=nq questions.path={file}" and record["read"] == 400
+    assert (record["limit"], record["split"], record["seed"], record["used"]) == (10, "train", 3, 10)
+    everything = drawn().questions
     assert [q.answers[0] for q in everything] == [*map(str, range(400))]  # without a limit as in the file
-    assert {q.id: q.split for q in everything} == {q.id: q.split for q in drawn(turned)}
+    assert {q.id: q.split for q in everything} == {q.id: q.split for q in drawn(turned).questions}
 
 
 def test_splits_have_their_shares_and_stay_when_the_file_grows(tmp_path):
@@ -585,110 +465,60 @@ def test_a_group_is_never_on_two_sides_and_groups_of_a_file_have_exact_shares(tm
     assert dealt == {"train": 60, "validation": 15, "test": 25}
 
 
-@pytest.mark.long
-def test_a_draw_from_a_large_file_holds_only_what_it_draws(tmp_path):
-    record = records_of("hotpot_distractor.json")[0]
-    record["context"] += [[f"Page {i}", ["x" * 500]] for i in range(20)]
-    file = tmp_path / "train.json"
-    file.write_text(json.dumps([{**record, "_id": f"q{i}"} for i in range(2000)]))  # about 11 MB
-
-    def peak(limit):
-        tracemalloc.start()
-        assert len(open_questions("hotpotqa", path=str(file), limit=limit).questions) == limit
-        top = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return top
-
-    assert peak(5) < 3e6 < 10e6 < peak(1000)
-
-
-def test_what_was_asked_for_is_recorded(tmp_path):
-    file = nq_file(tmp_path / "q.jsonl", range(50))
-    draw = partial(open_questions, "nq", path=file, limit=5, split="train")
-    found, again, other = (draw(seed=seed) for seed in (7, 7, 8))
-    record = found.record
-    assert record["source"] == f"questions=nq questions.path={file}"
-    assert (record["limit"], record["split"], record["seed"], record["used"]) == (5, "train", 7, 5)
-    assert record["read"] == 50 and record["available"] == record["splits"]["train"] > 5
-    json.dumps(record)
-    assert again.record == record and other.record["digest"] != record["digest"]
-    assert not found.lines()
-
-
-def test_a_limit_beyond_the_whole_set_takes_all_and_says_so(tmp_path, caplog):
+def test_a_limit_beyond_the_whole_set_takes_all_and_says_so():
     found = opened("iirc.json", limit=7)
-    assert len(found.questions) == len(opened("iirc.json", limit=4).questions) == 4
+    assert len(found.questions) == 4 and not opened("iirc.json", limit=4).notes
     assert "limit=7" in found.lines()[0] and "iirc.json has 4 questions" in found.lines()[0]
-    file = write_lines(tmp_path / "q.jsonl", asked(1))
-    assert load_questions(file, limit=1) and not caplog.text
-    assert len(load_questions(file, limit=2)) == 1
-    (said,) = caplog.messages
-    assert f"questions={file} has 1 question" in said and "limit=2" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "code", "named"),
-    [
-        ("nq_open.jsonl", {"limit": 0}, "bad-value", ["limit=0"]),
-        ("nq_open.jsonl", {"split": "dev"}, "unknown-choice", ["split=dev", "train, validation, test"]),
-        ("nq_open.jsonl", {"on_bad_line": "ignore"}, "unknown-choice", ["on_bad_line=ignore"]),
-        ("nq_open.jsonl", {"aliases": "x"}, "unknown-key", ["aliases", "path, hub"]),
-        ("nq_open.jsonl", {"hub_split": "a"}, "conflict", ["questions.hub_split=a", "questions.path="]),
-        ("nq_open.jsonl", {"revision": "main"}, "conflict", ["questions.revision=main"]),
-        ("dpr_nq.json", {"hard_negatives": -1}, "bad-value", ["hard_negatives=-1"]),
-        ("musique_full.jsonl", {"unanswerable": "keep"}, "unknown-choice", ["unanswerable=keep"]),
-        ("iirc.json", {"spans": "one"}, "unknown-choice", ["spans=one"]),
-        ("squad_v2.json", {"unanswerable": "keep"}, "unknown-choice", ["unanswerable=keep"]),
-        ("beir_queries.jsonl", {"qrels": "nowhere"}, "no-file", ["questions.qrels=nowhere"]),
-        ("iirc.json", {"limit": 5}, "bad-value", ["limit=5", "iirc.json"]),  # of six two cannot be used
-        ("iirc.json", {"limit": 6}, "bad-value", ["limit=4"]),
-        ("twowiki.json", {"aliases": "nowhere"}, "no-file", ["questions.aliases=nowhere"]),
-        ("testbed", {"path": "x.jsonl"}, "unknown-key", ["questions=testbed", "questions.path"]),
-        ("hotpot", {}, "unknown-choice", ["questions=hotpot", "hotpotqa"]),
-        ("file", {}, "missing-value", ["questions.path"]),
-        ("x.jsonl", {}, "no-file", ["x.jsonl"]),
-        ("iirc", {}, "missing-value", ["questions=iirc", "questions.path=FILE", "questions.hub=ID"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "code", "named"), [
+    ("nq_open.jsonl", {"limit": 0}, "bad-value", "limit=0"),
+    ("nq_open.jsonl", {"limit": {"train": 0}}, "bad-value", "limit.train=0"),
+
+    ("nq_open.jsonl", {"limit": {"train": 2}, "split": "train"}, "conflict", "split=train"),
+    ("nq_open.jsonl", {"split": "dev"}, "unknown-choice", "train, validation, test"),
+
+    ("nq_open.jsonl", {"aliases": "x"}, "unknown-key", "aliases"),
+    ("nq_open.jsonl", {"revision": "main"}, "conflict", "questions.revision=main"),
+    ("dpr_nq.json", {"hard_negatives": -1}, "bad-value", "hard_negatives=-1"),
+
+    ("iirc.json", {"spans": "one"}, "unknown-choice", "spans=one"),
+    ("beir_queries.jsonl", {"qrels": "nowhere"}, "no-file", "questions.qrels=nowhere"),
+    ("iirc.json", {"limit": 5}, "bad-value", "limit=5"),  # of six two cannot be used
+    ("testbed", {"path": "x.jsonl"}, "unknown-key", "questions.path"),
+    ("hotpot", {}, "unknown-choice", "hotpotqa"), ("file", {}, "missing-value", "questions.path"),
+    ("iirc", {}, "missing-value", "questions.hub=ID"),
+])  # fmt: skip
 def test_a_wrong_request_is_named_with_its_choices(name, options, code, named):
-    with fails(code, *named):
+    with fails(code, named):
         (opened if name in NAMES else open_questions)(name, **options)
 
 
-def test_every_published_set_is_reachable_by_name():
-    assert set(PARTS["questions"]) == {*OFFICIAL, "testbed", "completion", "file"}
-    for name in PARTS["questions"]:
-        made = source_class(name)
-        assert made.name == name and {"path", "hub", "hub_split"} <= {f.name for f in fields(made)}
-
-
-@pytest.mark.parametrize("other", [*OFFICIAL, "file"])
 @pytest.mark.parametrize("file", NAMES)
-def test_a_file_of_another_dataset_says_whose_it_looks_like(file, other):
-    dpr = file == "dpr_nq.json" and other == "triviaqa"
-    expected = "nq_dev_psgs_w100" if dpr else f"questions={NAMES[file]}"
-    for on_bad_line in ("error", "skip") if other != NAMES[file] else ():  # the whole file, not a line of it
-        with fails("mismatch", f"questions={other}" if other != "file" else file, expected):
-            open_questions(other, path=path(file), on_bad_line=on_bad_line)
+def test_a_file_of_another_dataset_says_whose_it_looks_like(file):
+    for other in {*OFFICIAL, "file"} - {NAMES[file]}:
+        dpr = file == "dpr_nq.json" and other == "triviaqa"
+        expected = "nq_dev_psgs_w100" if dpr else f"questions={NAMES[file]}"
+        for on_bad_line in ("error", "skip"):  # the whole file, not a line of it
+            with fails("mismatch", f"questions={other}" if other != "file" else file, expected):
+                open_questions(other, path=path(file), on_bad_line=on_bad_line)
 
 
-@pytest.mark.parametrize("name", OFFICIAL)
-def test_a_file_of_no_known_layout_and_an_empty_one(tmp_path, name):
+def test_a_file_of_no_known_layout_and_an_empty_one(tmp_path):
     file = write_lines(tmp_path / "x.jsonl", [{"prompt": "x", "label": 1}])
     with fails("bad-line", "x.jsonl", "line 1"):
-        open_questions(name, path=file)
+        open_questions("nq", path=file)
     with fails("empty"):
-        open_questions(name, path=file, on_bad_line="skip")
-    for content in ("", "\n", "[]"):
+        open_questions("nq", path=file, on_bad_line="skip")
+    for content in ("", "[]"):
         (tmp_path / "x.json").write_text(content)
         with fails("empty", "x.json"):
-            open_questions(name, path=str(tmp_path / "x.json"))
+            open_questions("hotpotqa", path=str(tmp_path / "x.json"))
 
 
-@pytest.mark.parametrize(("file", "second"), [
-    ("hotpot_distractor.json", "5f00aa02"), ("triviaqa.json", "tc_2"), ("iirc.json", "p_8"),
-    ("squad_v1.json", "5a03"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "second"), [("hotpot_distractor.json", "5f00aa02"), ("triviaqa.json", "tc_2")]
+)
 def test_a_file_that_is_cut_short_says_where(tmp_path, file, second):
     name, cut, text = NAMES[file], tmp_path / file, (FILES / file).read_text()
     cut.write_text(text[: text.index(second)])
@@ -704,24 +534,22 @@ def test_a_file_that_is_cut_short_says_where(tmp_path, file, second):
 def test_malformed_json_in_an_array_and_a_damaged_archive(tmp_path):
     """ijson's own crashes at whole numbers of more digits than Python turns into an integer."""
     text, file = (FILES / "hotpot_distractor.json").read_text(), tmp_path / "dev.json"
-    numbers = ["9" * 5000, "-" + "9" * 5000, "9" * 5000 + ".5", "1e999"]
     for changed, record in [
-        (text.replace('"yes"', "yes").encode(), "record 2"),
-        *((b'[{"_id": "' + half + b'"}]', "record 1") for half in (b"\xff", b"\xed\xa0\x80", b"\\udc00")),
-        *((text.replace("{", f'{{"n": {number}, ', 1).encode(), "record 1") for number in numbers),
-    ]:
+        (text.replace('"yes"', "yes").encode(), "record 2"), (b'[{"_id": "\xff"}]', "record 1"),
+        (text.replace("{", f'{{"n": {"9" * 5000}, ', 1).encode(), "record 1"),
+    ]:  # fmt: skip
         file.write_bytes(changed)
         with fails("bad-line", "dev.json", record):
             open_questions("hotpotqa", path=str(file))
-    for bracket in ("[", "[ {"):  # told before it fills the memory
-        file.write_text(bracket * 100_000)
-        with fails("bad-line", "line 1"):
-            load_questions(str(file))
-    packed = tmp_path / "dev.json.gz"
-    for damaged in (gzip.compress(text.encode())[:-20], b"plain"):
-        packed.write_bytes(damaged)
-        with fails("damaged"):
-            open_questions("hotpotqa", path=str(packed))
+    file.write_text("[" * 100_000)  # told before it fills the memory
+    with fails("bad-line", "line 1"):
+        load_questions(str(file))
+    packed, whole = tmp_path / "dev.json.gz", opened("hotpot_distractor.json").questions
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert open_questions("hotpotqa", path=str(packed)).questions == whole
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with fails("damaged"):
+        open_questions("hotpotqa", path=str(packed))
 
 
 MISTAKES = yaml.safe_load((FILES.parent / "wrong_questions.yaml").read_text(encoding="utf-8"))
@@ -743,66 +571,47 @@ def test_wrong_types_are_named_with_their_record_or_skipped_and_empty_answers_le
             open_questions(name, path=write_lines(target, [{**good, **change}]))
 
 
-def test_what_is_left_out_is_counted_by_kind_and_the_first_listed(tmp_path):
+def test_what_is_left_out_is_counted_by_kind_and_the_first_stays():
     found = opened("nq_open.jsonl")
     assert found.excluded.counts == {"repeated id": 1} and len(found.questions) == 2
     ((where, reason),) = found.excluded.listed
     assert where == "line 3" and "line 1" in reason
-    assert found.questions[0].answers == ("Ulla Berg", "U. Berg")  # the first one stays
-    empty = [{"question": f"who {i}", "answer": []} for i in range(1500)]
-    file = write_lines(tmp_path / "q.jsonl", [{"question": "who", "answer": ["x"]}, *empty])
-    excluded = open_questions("nq", path=file).excluded
-    lines = excluded.lines(most=2)
-    assert lines[0].startswith("1500 questions") and lines[0].endswith("1500 no gold answer")
-    assert lines[1:3] == ["  line 2: no gold answer", "  line 3: no gold answer"] and "1498" in lines[3]
-    assert len(lines) == 4 and len(excluded.listed) == 1000
+    assert found.questions[0].answers == ("Ulla Berg", "U. Berg")
 
 
-def on_hub(sentences):
-    """HotpotQA's and 2Wiki's row as the copies on the Hub have it."""
-    return {
-        "id": "h1", "question": "Where?", "supporting_facts": {"title": ["A", "B"], "sent_id": [0, 0]},
-        "context": {"title": ["A", "B", "C"], "sentences": [sentences, ["B is."], ["C is."]]},
-    }  # fmt: skip
-
-
+ABC = {
+    "id": "h1", "question": "Where?", "supporting_facts": {"title": ["A", "B"], "sent_id": [0, 0]},
+    "context": {"title": ["A", "B", "C"], "sentences": [["A is.", " It was."], ["B is."], ["C is."]]},
+}  # fmt: skip
 BERG = {"aliases": ["Ulla Berg"], "normalized_aliases": ["ulla berg"], "value": "Berg"}
-COUNTRY = {"answer": "Sweden", "evidences": [["A", "country", "Sweden"]]}
-#: Rows as the copies on the Hub have them, and the answers.
+MARL = {"text": ["the Marl Sea", "Marl Sea"], "answer_start": [11, 15]}
+#: Rows as the copies on the Hub have them where these are unlike the official records, and their answers.
 HUB = {
-    "hotpotqa": (on_hub(["A is.", " It was."]) | {"answer": "Marl"}, ("Marl",)),
-    "2wikimultihopqa": (on_hub(["A is.", "It was."]) | COUNTRY, ("Sweden",)),
-    "nq": ({"question": PAINTER, "answer": ["Ulla Berg", "U. Berg"]}, ("Ulla Berg", "U. Berg")),
+    "hotpotqa": (ABC | {"answer": "Marl"}, ("Marl",)),
+    "2wikimultihopqa": (
+        ABC | {"answer": "Sweden", "evidences": {"fact": ["A"], "relation": ["land"], "entity": ["Sweden"]}},
+        ("Sweden",),
+    ),
     "triviaqa": (
         {"question": "Who?", "question_id": "tc_1", "question_source": "", "answer": BERG},
         ("Berg", "Ulla Berg", "ulla berg"),
     ),
-    "musique": (records_of("musique_full.jsonl")[0], ("Malmo", "Malmö", "City of Malmö")),
-    "strategyqa": (
-        {"qid": "s1", "term": "Brenne", "question": "Is it?", "answer": True, "facts": "It is."}, ("yes",),
-    ),
-    "iirc": (records_of("iirc.json")[0], ("1204",)),
+
     "squad": (
         {"id": "5a01", "title": "Brenne_(river)", "context": "It ends in the Marl Sea.", "question": "Where?",
-         "answers": {"text": ["the Marl Sea", "Marl Sea"], "answer_start": [11, 15]}},
+         "answers": MARL},
         ("the Marl Sea", "Marl Sea"),
-    ),
-    "popqa": (
-        records_of("popqa.tsv")[1] | {"id": 102, "subj_id": 7}, ("Aldenburg", "City of Aldenburg"),
     ),
     "webquestions": (
         {"url": "http://www.freebase.com/view/en/brenne", "question": "where does the brenne end?",
          "answers": ["Marl Sea", "Orle"]},
         ("Marl Sea", "Orle"),
     ),
-    "bamboogle": ({"Question": "Where?", "Answer": "Malmö"}, ("Malmö",)),
-    "simpleqa": (records_of("simpleqa.csv")[1], ("212",)),
     "msmarco": (
         records_of("msmarco.json")[2] | {"passages": {
             "is_selected": [1, 0], "passage_text": ["A.", "B."], "url": ["u", "v"]}, "wellFormedAnswers": []},
         ("212 metres",),
     ),
-    "beir": ({"_id": "q1", "title": "", "text": "rivers that end in the Marl Sea"}, ()),
 }  # fmt: skip
 
 
@@ -818,149 +627,63 @@ def copy_of(folder, *rows):
     return {"hub": str(folder), "config": None, "hub_split": "validation"}
 
 
+def broken():
+    """A stream that breaks off."""
+    yield {"question": PAINTER, "answer": ["Ulla Berg", "U. Berg"]}
+    raise OSError("connection lost")
+
+
 @pytest.mark.parametrize("name", HUB)
 def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
     row, answers = HUB[name]
     first = open_questions(name, **copy_of(tmp_path / "copy", row)).questions[0]
     assert first.answers == answers and first.dataset == name and first.split
-    if name in ("hotpotqa", "2wikimultihopqa"):
+    if name == "hotpotqa":
         texts = [("0", "A", "A is. It was.", True), ("1", "B", "B is.", True), ("2", "C", "C is.", False)]
         assert passages(first) == texts
-    if name == "nq":  # as in the official file
-        assert first == opened("nq_open.jsonl").questions[0]
-    if name == "strategyqa":
-        assert first.rationale == "It is."
-    if name in ("popqa", "webquestions", "simpleqa", "beir"):
-        assert first in opened(OFFICIAL[name][1]).questions
-    if name == "squad":
+    elif name == "2wikimultihopqa":
+        assert first.rationale == "A, land, Sweden."
+    elif name == "webquestions":
+        assert first in opened("webquestions.json").questions
+    elif name == "squad":
         assert passages(first) == [("0", "Brenne (river)", "It ends in the Marl Sea.", True)]
         assert first.group == "squad:Brenne_(river)"
-    if name == "msmarco":
+    elif name == "msmarco":
         assert passages(first) == [("0", "", "A.", True), ("1", "", "B.", False)]
 
 
-@pytest.mark.parametrize("name", [n for n in OFFICIAL if n not in ("iirc", "beir", "ramdocs", "adarague")])
-def test_the_default_copies_are_named_and_can_be_replaced(monkeypatch, name):
-    rows = datasets.IterableDataset.from_generator(lambda: iter([HUB[name][0]]))
-    load = Mock(return_value=rows)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    open_questions(name)
-    open_questions(name, hub="a/b", config="c", hub_split="d", revision="e")
-    ((default,), options), replaced = load.call_args_list[0], load.call_args  # MuSiQue is read twice
-    assert default.count("/") == 1 and options["streaming"] and options["revision"] is None
-    assert options["split"] in ("validation", "test")
-    assert replaced == call("a/b", name="c", split="d", revision="e", streaming=True)
-
-
-def test_columns_are_checked_before_a_row_is_read_and_one_s_own_set_may_lie_there(tmp_path, monkeypatch):
+def test_one_s_own_set_may_lie_on_the_hub_and_columns_are_checked_before_a_row_is_read(tmp_path, monkeypatch):
     (row,) = asked(1, passages=[{"title": "T", "text": "x", "is_gold": True}])
-    found = open_questions("file", **copy_of(tmp_path / "own", row))
-    (question,) = found.questions
+    copy = copy_of(tmp_path / "own", row)
+    (question,) = open_questions("file", **copy).questions
     assert (question.id, question.answers) == ("q0", ("x0",)) and question.passages[0].is_gold
-    assert "hub dataset" in found.record["source"]
-    with fails("mismatch", "'answer'", "'question'"):
-        open_questions("nq", **copy_of(tmp_path / "copy", {"prompt": "x", "completion": "y"}))
-    stream = MagicMock(column_names=["prompt"])
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: stream)
+    with fails("bad-value"):
+        open_questions("file", **copy | {"hub_split": "train"})
+    load = Mock(return_value=MagicMock(column_names=["prompt"]))
+    monkeypatch.setattr(datasets, "load_dataset", load)
     with fails("mismatch", "'answer'", "'question'"):
         open_questions("nq")
-    stream.__iter__.assert_not_called()
-
-
-@pytest.mark.parametrize(("name", "options"), [
-    ("hotpotqa", {"path": "dev.json"}), ("2wikimultihopqa", {"path": "dev.json", "aliases": "ids.json"}),
-    ("file", {"path": "q.jsonl"}), ("nq", {"revision": "abc"}), ("testbed", {}),
-])  # fmt: skip
-def test_a_set_names_its_files(name, options):
-    source = source_class(name)(**options)
-    assert source.files == tuple(v for k, v in options.items() if k != "revision")
-
-
-def test_a_hub_that_cannot_be_reached_and_a_stream_that_breaks_off(tmp_path, monkeypatch):
-    with fails("no-file"):
-        open_questions("nq", hub=str(tmp_path / "nowhere"))
-    with fails("bad-value"):
-        open_questions("nq", **copy_of(tmp_path / "copy", HUB["nq"][0]) | {"hub_split": "train"})
-    unreachable = Mock(side_effect=ConnectionError("Couldn't reach 'a/b' on the Hub"))
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    load.return_value.__iter__.assert_not_called()
+    load.side_effect = ConnectionError("Couldn't reach 'a/b' on the Hub")
     with fails("network", "questions.path", kind=RunError):
         open_questions("nq")
-
-    def rows():
-        yield HUB["nq"][0]
-        raise OSError("connection lost")
-
-    broken = datasets.IterableDataset.from_generator(rows)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **o: broken)
+    load.return_value, load.side_effect = datasets.IterableDataset.from_generator(broken), None
     with fails("network", kind=RunError):
         open_questions("nq", limit=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Riddles(QuestionSource):
-    """A set that is not ours: one class, nothing registered."""
-
-    shout: bool = False
-
-    name: ClassVar[str] = "riddles"
-    layouts: ClassVar[tuple[Layout, ...]] = (layout("Riddles", "riddle solution"),)
-
-    def question(self, record):
-        if not record["solution"]:
-            raise UnusableError("no gold answer")
-        text = record["riddle"].upper() if self.shout else record["riddle"]
-        return Question(str(record["n"]), text, (record["solution"],))
-
-
-def test_a_class_of_one_s_own_is_read_like_ours(tmp_path):
-    rows = [{"n": i, "riddle": f"what is {i}", "solution": "x" if i else ""} for i in range(9)]
-    source = Riddles(path=write_lines(tmp_path / "r.jsonl", rows), shout=True)
-    found = open_questions(source, limit=3)
-    assert len(found.questions) == 3 and all(q.question.isupper() and q.split for q in found.questions)
-    assert found.excluded.counts == {"no gold answer": 1}
-    assert open_questions(source, shout=False).questions[0].question == "what is 1"
-    with fails("unknown-key"):
-        open_questions(source, whisper=True)
-
-
-@needs_articles
-@pytest.mark.parametrize(("name", "number", "gold"), [
-    ("hotpotqa", 329, 2), ("2wikimultihopqa", 184, 2), ("nq", 500, 1), ("strategyqa", 500, 0),
-    ("iirc", 20, 1),
-])  # fmt: skip
-def test_the_real_samples_load_whole(name, number, gold):
-    file = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "qa" / f"{name}.jsonl"
-    if not file.is_file():
-        pytest.skip(f"{file} is absent")
-    found = open_questions(str(file))
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(found.questions) == number == len(records) and not found.lines()
-    for question, record in zip(found.questions, records, strict=True):
-        assert (question.id, question.question) == (str(record["id"]), record["question"].strip())
-        assert question.answers == tuple(dict.fromkeys(a.strip() for a in record["answers"]))
-        given = [(p["title"].strip(), p["text"].strip(), p["is_gold"]) for p in record["passages"]]
-        assert [(p.title, p.text, p.is_gold) for p in question.passages] == given
-        assert all(map(normalize_answer, question.answers)) and question.dataset == name
-    having = [sum(p.is_gold for p in q.passages) for q in found.questions]
-    assert sum(n >= gold for n in having) / number > 0.95
-
-
 def test_answers_are_read_under_the_names_that_others_give_them_and_under_no_other(tmp_path):
-    both = ["Wodale", "The Wodale"]
-    written = [(key, both) for key in ("answers", "golden_answers", "possible_answers")]
-    written += [(key, shown) for key, _ in written for shown in (json.dumps(both), str(both))]  # in tables
-    record, file = {"id": "1", "question": "Where?"}, tmp_path / "q.jsonl"
-    for field, value in written:
-        (question,) = load_questions(write_lines(file, [record | {field: value, "prop": "born"}]))
-        assert question.answers == tuple(both)
+    both, record, file = ["Wodale", "The Wodale"], {"id": "1", "question": "Where?"}, tmp_path / "q.jsonl"
+    for field in ("answers", "golden_answers", "possible_answers"):
+        for value in (both, json.dumps(both), str(both)):  # as text in tables
+            (question,) = load_questions(write_lines(file, [record | {field: value, "prop": "born"}]))
+            assert question.answers == tuple(both)
     assert load_questions(write_lines(file, [record | {"possible_answers": "1990"}]))[0].answers == ("1990",)
-    for wrong in ("[Wodale", {"text": both}):
-        with fails("bad-line", "list of strings"):
-            load_questions(write_lines(file, [record | {"answers": wrong}]))
+    with fails("bad-line", "list of strings"):
+        load_questions(write_lines(file, [record | {"answers": "[Wodale"}]))
     with fails("labels", "gold"):
         load_questions(write_lines(file, [record | {"gold": "Wodale"}]))
     assert load_questions(write_lines(file, [record]))[0].answers == ()
-    lines = [mark.join(map(json.dumps, asked(2))) for mark in ("\n", "\n\ufeff")]
-    for text in (json.dumps(asked(2)), *lines):
+    for text in (json.dumps(asked(2)), "\n\ufeff".join(map(json.dumps, asked(2)))):
         file.write_text(text, encoding="utf-8-sig")  # a byte order mark is no part of a file
         assert [question.id for question in load_questions(str(file))] == ["q0", "q1"]

@@ -1,14 +1,11 @@
 """Article sources: a live Wikipedia (a local server that speaks its API), files, datasets, bad articles."""
 
-import gzip
 import json
 import threading
 import time
-import tracemalloc
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
-from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 
 import datasets
@@ -20,7 +17,6 @@ from helpers.http_fakes import Handler, Server
 from helpers.refusals import fails
 
 from probers.data.articles import Rules, open_articles
-from probers.data.articles.base import prose, sentences_of
 from probers.data.articles.wikipedia import GIVE_UP
 from probers.types import RunError
 
@@ -90,16 +86,14 @@ def wiki(tmp_path, monkeypatch):
             state.requests.append(asked)
             state.agents.add(self.headers["User-Agent"])
             fault = state.faults.pop(0) if state.faults else state.broken.get(asked.get("titles"))
-            if callable(fault):
-                return fault(self)
+
             if fault == "hang":
                 stop.wait(5)
                 return
             if fault == "reset":
                 return self.hang_up()
             status, headers, answer = fault if isinstance(fault, tuple) else (200, {}, state.answer(asked))
-            if fault == "gzip":
-                answer, headers = gzip.compress(json.dumps(answer).encode()), {"Content-Encoding": "gzip"}
+
             self.send(status, answer, headers, half=fault == "half")
 
     with Server(Speaking) as server:
@@ -122,16 +116,14 @@ def fetch(wiki, limit=None, seed=0, **options):
 
 
 def test_a_page_becomes_prose_without_headings_lists_and_references(wiki, tmp_path):
-    wiki.pages = towns("Aston")
-    (article,), problems = fetch(wiki, titles=["Aston"], contact="someone@example.org")
-    assert article.title == "Aston" and article.split in ("train", "validation", "test")
-    assert article.sentences == tuple(s.format("Aston") for s in SENTENCES)
+    wiki.pages = towns("New Aston", "Bexley", "Calder")
+    (tmp_path / "titles.txt").write_text("New_Aston\n\nNew Aston\n")
+    (article,), problems = fetch(wiki, titles=str(tmp_path / "titles.txt"), contact="someone@example.org")
+    assert article.title == "New Aston" and article.split in ("train", "validation", "test")
+    assert article.sentences == tuple(s.format("New Aston") for s in SENTENCES)
     assert not problems and len(wiki.requests) == 1
     (agent,) = wiki.agents
     assert agent.startswith("probers/") and "someone@example.org" in agent
-    wiki.pages = towns("New Aston", "Bexley", "Calder")
-    (tmp_path / "titles.txt").write_text("New_Aston\n\nNew Aston\n")
-    assert [a.title for a in fetch(wiki, titles=str(tmp_path / "titles.txt"))[0]] == ["New Aston"]
     # A second run asks nothing, and a changed one only what is new.
     titles = ["Nowhere", "Bexley"]
     first = fetch(wiki, titles=titles)
@@ -142,21 +134,10 @@ def test_a_page_becomes_prose_without_headings_lists_and_references(wiki, tmp_pa
     assert [r["titles"] for r in wiki.requests] == ["Calder"]
 
 
-def told(caplog):
-    return [record.getMessage() for record in caplog.records if record.name.startswith("probers")]
-
-
-def without_seal(record):
-    return {key: value for key, value in record.items() if key != "sha256"}
-
-
 EDITS = {
     "cut": lambda record: json.dumps(record)[:40],
     "altered": lambda record: record | {"text": "Another text."},
     "fields missing": lambda record: {key: record[key] for key in ("schema", "name", "status")},
-    "one field more": lambda record: without_seal(record) | {"sha255": "0"},
-    "of another page": lambda record: without_seal(record) | {"name": "Bexley"},
-    "another schema": lambda record: without_seal(record) | {"schema": 2},
     "no object": lambda record: [record],
 }
 
@@ -169,13 +150,8 @@ def test_a_damaged_page_of_the_cache_is_named_and_fetched_again(wiki, tmp_path, 
     whole = file.read_bytes()
     made = EDITS[edit](json.loads(whole))
     file.write_text(made if isinstance(made, str) else json.dumps(made))
-    caplog.clear()
     assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 2
-    (line,) = told(caplog)
-    assert line.startswith(f"{file} ") and file.read_bytes() == whole
-    (tmp_path / "taken").write_text("a file")
-    with fails("disk", "wikipedia.cache", kind=RunError):
-        fetch(wiki, titles=["Aston"], cache=str(tmp_path / "taken"))
+    assert f"{file} " in caplog.text and file.read_bytes() == whole
 
 
 def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki):
@@ -190,8 +166,6 @@ def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki
     wiki.requests.clear()
     assert [a.title for a in fetch(wiki, category="Category:Towns", depth=2)[0]] == names[2]
     assert not wiki.requests
-    with fails("empty"):
-        fetch(wiki, category="Nothing")
 
 
 def test_random_pages_are_kept_under_their_seed(wiki):
@@ -201,15 +175,7 @@ def test_random_pages_are_kept_under_their_seed(wiki):
     wiki.requests.clear()
     assert fetch(wiki, random=True, limit=12) == first and not wiki.requests
     assert fetch(wiki, random=True, limit=20)[0][:12] == first[0]
-    other = fetch(wiki, random=True, limit=12, seed=1)
-    assert {a.title for a in other[0]} != {a.title for a in first[0]}
-    # Of listed titles the usable ones count, in a seeded draw.
-    wiki.pages = towns(*(f"Place {i}" for i in range(0, 20, 2)))
-    titles = [f"Place {i}" for i in range(20)]
-    articles, problems = fetch(wiki, titles=titles, limit=6)
-    assert len(articles) == 6 and all("missing" in reason for _, reason in problems)
-    assert fetch(wiki, titles=titles, limit=4)[0] == articles[:4]
-    assert fetch(wiki, titles=titles, limit=6, seed=3)[0] != articles
+    assert fetch(wiki, random=True, limit=12, seed=1)[0] != first[0]
 
 
 def test_each_problem_is_listed_with_its_reason_and_the_others_are_delivered(wiki):
@@ -241,19 +207,15 @@ def test_429_and_503_wait_as_told_and_requests_are_spaced_by_the_rate(wiki, monk
     assert len(noted) == 2 and 9 < noted[0] <= 10 and 18 < noted[1] <= 20
 
 
-@pytest.mark.parametrize("fault", [
-    "half", "reset", "hang", (500, {}, {}), (200, {}, b"<html>busy</html>"),
-    (200, {}, {"error": {"code": "maxlag", "info": "3 s"}}),
-], ids=["half a body", "reset", "timeout", "500", "not JSON", "maxlag"])  # fmt: skip
+MAXLAG = {"error": {"code": "maxlag", "info": "3 s"}}
+
+
+@pytest.mark.parametrize("fault", ["half", "hang", (500, {}, {}), (200, {}, b"<html>"), (200, {}, MAXLAG)])
 def test_a_passing_fault_is_tried_again_and_a_lasting_one_is_listed(wiki, fault):
     wiki.pages = towns("Aston", "Bexley")
-    wiki.faults = [fault]
-    assert len(fetch(wiki, titles=["Aston"])[0]) == 1 and len(wiki.requests) == 2
-    wiki.requests.clear()
-    wiki.broken = {"Calder": fault}
-    articles, problems = fetch(wiki, titles=["Calder", "Bexley"], retries=1)
-    assert [a.title for a in articles] == ["Bexley"]
-    ((title, reason),) = problems
+    wiki.faults, wiki.broken = [fault], {"Calder": fault}
+    articles, ((title, reason),) = fetch(wiki, titles=["Aston", "Calder", "Bexley"], retries=1)
+    assert [a.title for a in articles] == ["Aston", "Bexley"] and len(wiki.requests) == 5
     assert title == "Calder" and reason.startswith("not fetched") and "tried 2 times" in reason
     wiki.broken, wiki.pages = {}, wiki.pages | towns("Calder")
     assert len(fetch(wiki, titles=["Calder", "Bexley"])[0]) == 2  # a failure is not kept
@@ -272,11 +234,6 @@ def test_an_answer_that_no_repetition_mends_is_asked_once(wiki):
     articles, problems = fetch(wiki, titles=[*wiki.broken, "Aston"])
     assert [a.title for a in articles] == ["Aston"] and len(wiki.requests) == 6
     assert all(word in reason for word, (_, reason) in zip(answers, problems, strict=True)), problems
-    waits = ("9" * 400, "-1", "soon\x9b", "Mon, 01 Jan 99999999999 00:00:00 GMT", "²")
-    for wait in waits:
-        wiki.broken = {"Town": (429, {"Retry-After": wait}, {})}
-        articles, ((_, reason),) = fetch(wiki, titles=["Town", "Bexley"], retries=1)
-        assert [a.title for a in articles] == ["Bexley"] and "HTTP 429" in reason
 
 
 def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):
@@ -294,16 +251,6 @@ def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):
         fetch(wiki, category="Towns", retries=0)
 
 
-def test_a_compressed_answer_is_read_and_progress_is_told(wiki):
-    wiki.pages = towns("Aston", "Bexley")
-    wiki.faults = ["gzip", (500, {}, {})]
-    told, options = [], wiki.options | {"titles": ["Aston", "Bexley"]}
-    source = open_articles("wikipedia", wikipedia=options, progress=lambda *event: told.append(event))
-    assert source.total == 2 and not wiki.requests  # nothing is asked before the first article is
-    assert len(list(source)) == 2
-    assert told[0] == (0, 2, "Aston") and told[-1][:2] == (2, 2) and any("500" in t[2] for t in told)
-
-
 def records(n):
     return [{"title": f"Town {i}", "text": f"Town {i} is here. It is old."} for i in range(n)]
 
@@ -315,19 +262,15 @@ def test_the_articles_of_a_file_have_exact_shares_and_limits_are_nested(tmp_path
     wanted = [(name, name, (f"{name} is here.", "It is old.")) for name in names]
     assert [(a.id, a.title, a.sentences) for a in articles] == wanted
     assert Counter(a.split for a in articles) == {"train": 120, "validation": 30, "test": 50}
-    splits = [[a.split for a in open_articles(path, seed=s)] for s in (0, 0, 1)]
-    assert splits[0] == splits[1] != splits[2]
+    assert [a.split for a in open_articles(path, seed=1)] != [a.split for a in articles]
     drawn = {n: list(open_articles(path, limit=n)) for n in (10, 30, 500)}
     assert [len(d) for d in drawn.values()] == [10, 30, 200] and all(a in drawn[30] for a in drawn[10])
     assert [a.title for a in open_articles(path, limit=10, seed=1)] != [a.title for a in drawn[10]]
 
 
 @pytest.mark.parametrize(("line", "reason"), [
-    ('{"title": "x", "text": ', "Expecting"), ('{"text": "x"}', "no 'title'"),
-    ('{"title": "x"}', "no 'text' and no 'sentences'"),
-    ('{"title": 3, "text": "x"}', "title must be a string"),
-    ('{"title": "x", "text": ["x"]}', "text must be a string"),
-    ('{"title": "x", "sentences": "y"}', "list of strings"), ("[1]", "JSON object"), ("[" * 100_000, ""),
+    ('{"title": "x", "text": ', "Expecting"), ('{"title": "x"}', "no 'text' and no 'sentences'"),
+    ('{"title": "x", "sentences": "y"}', "list of strings"), ("[" * 100_000, ""),
     ('{"id": "n", "title": "x", "text": "It is. It was."}', "already on line 1"),
 ])  # fmt: skip
 def test_a_malformed_line_stops_before_the_first_article_or_is_listed(tmp_path, line, reason):
@@ -337,6 +280,8 @@ def test_a_malformed_line_stops_before_the_first_article_or_is_listed(tmp_path, 
         open_articles(str(path))
     source = open_articles(str(path), on_bad_line="skip")
     assert len(list(source)) == 1 and [t for t, _ in source.problems] == ["line 3"]
+    with fails("empty"):
+        open_articles(str(path), on_bad_line="skip", rules=Rules(min_sentences=9))
 
 
 def test_a_repeated_title_without_ids_is_listed_and_with_ids_kept_on_one_side(tmp_path):
@@ -361,11 +306,9 @@ ODD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["text", "sentences"])
-def test_odd_articles_are_cleaned_or_listed(tmp_path, form):
-    made = {t: text if form == "text" else [*sentences_of(text)] for t, (text, _) in ODD.items()}
-    path = write_lines(tmp_path / "odd.jsonl", [{"title": t, form: c} for t, c in made.items()])
-    source = open_articles(path)
+def test_odd_articles_are_cleaned_or_listed(tmp_path):
+    made = [{"title": title, "text": text} for title, (text, _) in ODD.items()]
+    source = open_articles(write_lines(tmp_path / "odd.jsonl", made))
     got = {a.title: a.sentences for a in source}
     refused = dict(source.problems)
     for number, (title, (_, wanted)) in enumerate(ODD.items(), 1):
@@ -377,44 +320,6 @@ def test_odd_articles_are_cleaned_or_listed(tmp_path, form):
             size = len(" ".join(got.pop(title)))
             assert wanted - 20 < size <= wanted
     assert not got and not refused
-    json.dumps(source.problems.lines(), ensure_ascii=False).encode()  # printable everywhere
-
-
-def test_rules_are_options_and_nothing_usable_says_why(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", [*records(2), {"title": "One", "text": "A town."}])
-    assert len(list(open_articles(path, rules=Rules(1)))) == 3
-    assert next(open_articles(path, rules=Rules(1, 16)).articles).sentences == ("Town 0 is here.",)
-    with fails("empty"):
-        open_articles(path, rules=Rules(9))
-    with fails("empty"):
-        open_articles(write_lines(tmp_path / "empty.jsonl", []))
-
-
-@pytest.mark.parametrize(("read", "code"), [
-    (lambda: Rules(min_sentences=0), "bad-value"), (lambda: Rules(max_chars=0), "bad-value"),
-    (lambda: open_articles("testbed", limit=0), "bad-value"), (lambda: open_articles("hf:"), "bad-value"),
-    (lambda: open_articles("hf:a:b:c:d"), "bad-value"), (lambda: open_articles("wikipeda"), "no-file"),
-    (lambda: open_articles("wikipedia", wikipedia={"titels": ["a"]}), "unknown-key"),
-])  # fmt: skip
-def test_what_cannot_be_read_is_told_at_once(read, code):
-    with fails(code):
-        read()
-
-
-def test_memory_does_not_grow_with_the_number_of_articles(tmp_path):
-    path = tmp_path / "many.jsonl"
-    with path.open("w") as file:
-        for i in range(20_000):
-            file.write(f'{{"title": "T{i}", "sentences": ["T{i} is here.", "It is old."]}}\n')
-    tracemalloc.start()
-    source = open_articles(str(path))
-    opening = tracemalloc.get_traced_memory()
-    tracemalloc.reset_peak()
-    assert sum(1 for _ in source) == 20_000
-    streaming = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert opening[1] < 4e6  # some numbers per article while splits are dealt ...
-    assert opening[0] < 1e6 and streaming < 1e6  # ... which nothing keeps
 
 
 @pytest.fixture(autouse=True)
@@ -439,30 +344,13 @@ def test_a_dataset_is_streamed_from_parquet_with_its_splits(tmp_path):
     assert len(few[1]) == 9 and few[0] == few[1][:5] != [a.id for a in articles[:5]]
     with fails("unknown-choice"):
         open_articles(f"hf:{tmp_path}::validation")
-    with fails("bad-value"):
-        open_articles(f"hf:{tmp_path}:20230101.xx")
-
-
-def test_a_dataset_of_json_lines_may_have_sentences_and_needs_its_columns(tmp_path):
-    for name in ("good", "other"):
-        (tmp_path / name).mkdir()
-    good = [{"title": "Aston", "sentences": ["It is here.", "It is old."]}]
-    write_lines(tmp_path / "good/train.jsonl", good)
-    (article,) = open_articles(f"hf:{tmp_path}/good")
-    assert article.sentences == ("It is here.", "It is old.") and article.id == "1"
+    (tmp_path / "other").mkdir()
     write_lines(tmp_path / "other/train.jsonl", [{"name": "Aston", "text": "It is here."}])
     with fails("bad-file"):
         list(open_articles(f"hf:{tmp_path}/other"))
-    with fails("no-file"):
-        open_articles(f"hf:{tmp_path}/nowhere")
 
 
-def test_a_hub_out_of_reach_fails_the_run_and_a_stream_that_breaks_off_keeps_what_it_gave(monkeypatch):
-    unreachable = Mock(side_effect=ConnectionError("Couldn't reach 'a/b' on the Hub"))
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with fails("network", kind=RunError):
-        open_articles("hf:a/b")
-
+def test_a_stream_that_breaks_off_keeps_what_it_gave(monkeypatch):
     def rows():
         yield {"title": "Aston", "text": PROSE.format("Aston")}
         raise OSError("connection lost")
@@ -473,9 +361,3 @@ def test_a_hub_out_of_reach_fails_the_run_and_a_stream_that_breaks_off_keeps_wha
     assert [a.title for a in source] == ["Aston"]
     ((_, reason),) = source.problems
     assert "broke off" in reason and "connection lost" in reason
-
-
-def test_a_dump_without_marked_headings_ends_at_its_appendix():
-    page = "A town is here.\n\nHistory\n\nIt burned in 1402.\n\nSee also\n\nA list is here."
-    assert prose(page) == "A town is here.\nIt burned in 1402."
-    assert prose("It burned.\nHistory of a\nx = {\\displaystyle y}.") == "It burned."

@@ -1,4 +1,4 @@
-"""Which texts are trained, validated and tested on: never one group on two sides."""
+"""Which texts are trained, validated and tested on: never one group on two sides, and nothing seen again."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.artefacts import write_lines
 from helpers.planted import SPEC, make_store, make_token_store
 from helpers.refusals import fails
 
+from probers.data.questions import open_questions
+from probers.data.splits import Seen
+from probers.rag.build import Contamination
 from probers.store.store import FeatureStore
 from probers.train.examples import Examples, SplitRequest, as_texts, load_examples
-from probers.types import SPLITS
+from probers.types import SPLITS, Question
 
 
 def groups(examples: Examples, split: str) -> set[str]:
@@ -36,15 +40,13 @@ def test_data_that_would_prove_nothing_is_refused(tmp_path: Path, edit: Any, cod
 def test_groups_are_dealt_anew_by_their_seed(tmp_path: Path) -> None:
     """Also what leaked in the store; the groups are whole, and the shares those asked for."""
     store = make_store(tmp_path / "s", 400, edit=leak)
-    dealt = load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=3))
+    dealt, again, other = (load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=s)) for s in (3, 3, 4))
     sides = [groups(dealt, split) for split in SPLITS]
     assert [len(side) for side in sides] == [100, 40, 60] and len(set().union(*sides)) == 200
-    again = load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=3))
-    other = load_examples([store], SplitRequest([0.5, 0.2, 0.3], seed=4))
     assert groups(again, "test") == groups(dealt, "test") != groups(other, "test")
     record = dealt.split_record()
     assert set(record["train"]) == sides[0] and sum(map(len, record.values())) == 200
-    for split in ("mine", [0.5, 0.5], [0.5, 0.4, 0.4], [1.0, 0.0, 0.0]):
+    for split in ("mine", [0.5, 0.4, 0.4], [1.0, 0.0, 0.0]):
         with fails(None, f"split={split}"):
             load_examples([store], SplitRequest(split))
     with fails(None, "200 groups"):
@@ -68,20 +70,8 @@ def test_some_data_sets_are_trained_on_and_others_tested(tmp_path: Path) -> None
         sets(train_on=["squad"])
 
 
-def test_parts_of_the_training_groups_are_nested_and_leave_the_rest(tmp_path: Path) -> None:
-    examples = load_examples([make_store(tmp_path / "s", 400)])
-    quarter, half = (examples.training_part(texts, 0) for texts in (50, 100))
-    assert groups(quarter, "train") < groups(half, "train") < groups(examples, "train")
-    assert [len(groups(e, "train")) for e in (quarter, half, examples)] == [25, 50, 100]
-    for split in ("validation", "test"):
-        np.testing.assert_array_equal(quarter.rows[split], examples.rows[split])
-    assert groups(examples.training_part(50, 1), "train") != groups(quarter, "train")
-    every = examples.training_part(200, 0)
-    np.testing.assert_array_equal(every.rows["train"], examples.rows["train"])
-
-
 def test_a_part_of_the_training_texts_has_whole_groups_and_the_balance_of_the_whole(tmp_path: Path) -> None:
-    """Every group whole, no text too many, and of every kind of group its share, to one group."""
+    """Parts are nested, groups whole, no text too many, and every kind has its share, to one group."""
 
     def unlike(row: dict) -> dict:
         """Training groups of two texts and, where two are joined, of four; of two data sets."""
@@ -90,18 +80,17 @@ def test_a_part_of_the_training_texts_has_whole_groups_and_the_balance_of_the_wh
         return row | {"group": f"g{joined}", "dataset": ("nq", "iirc")[group // 4 % 5 == 0]}
 
     examples = load_examples([make_store(tmp_path / "s", 1200, edit=unlike)])
-    whole = kinds_of(examples)
+    whole, rows, smaller = kinds_of(examples), set(examples.rows["train"]), set[int]()
     assert len(whole) > 4
-    texts = len(examples.rows["train"])
-    for size in (7, 40, 150, 421):
+    for size in (7, 150, 421):
         part = examples.training_part(size, 3)
-        kept = part.rows["train"]
-        assert size - 4 < len(kept) <= size  # the largest group has four
-        assert set(kept) < set(examples.rows["train"])
+        kept = set(part.rows["train"])
+        assert size - 4 < len(kept) <= size and smaller < kept < rows  # nested; groups are of up to four
         assert len(kept) == np.isin(examples.column("group", "train"), list(groups(part, "train"))).sum()
-        found = kinds_of(part)
+        np.testing.assert_array_equal(part.rows["test"], examples.rows["test"])
+        smaller, found = kept, kinds_of(part)
         for kind, count in whole.items():
-            assert abs(found[kind] - count * len(kept) / texts) <= 1.5, kind
+            assert abs(found[kind] - count * len(kept) / len(rows)) <= 1.5, kind
 
 
 def kinds_of(examples: Examples) -> Counter[tuple]:
@@ -134,3 +123,67 @@ def test_the_tokens_of_a_text_are_one_example_with_its_signals(tmp_path: Path) -
     examples = load_examples([store])
     sizes = [len(rows) for rows in members]
     np.testing.assert_array_equal(examples.text_of[np.concatenate(members)], np.repeat(range(40), sizes))
+
+
+ROME = Question("q1", "Where is Rome?", dataset="towns", group="rome")
+SEEN = Seen.of({"train": [("towns", "rome", "")], "validation": [("towns", "oslo", "Where is Oslo?")]})
+
+
+def test_a_question_is_known_by_its_group_or_by_its_text_under_any_id():
+    assert SEEN.split_of(ROME) == "train"
+    assert SEEN.split_of(replace(ROME, question="What river is there?")) == "train"
+    assert SEEN.split_of(Question("other", "where is oslo", dataset="elsewhere")) == "validation"
+    assert SEEN.split_of(replace(ROME, dataset="rivers")) == ""  # groups of other sets have the same names
+    assert SEEN.split_of(Question("q2", "Where is Bonn?", dataset="towns")) == ""
+    both = SEEN | Seen.of({"train": [("", "", "Where is Oslo?")]})  # the strictest split counts
+    assert both.split_of(Question("x", "Where is Oslo?")) == both.split_of(ROME) == "train"
+
+
+def test_it_is_written_and_read_back_and_damage_is_named(tmp_path):
+    assert Seen.read(tmp_path) is None
+    SEEN.save(tmp_path)
+    again, file = Seen.read(tmp_path), tmp_path / "seen.json"
+    assert again is not None and {s: again.splits[s] for s in SEEN.splits} == SEEN.splits
+    assert "rome" not in file.read_text()  # hashes: a published prober does not publish its questions
+    for text in ("{}", "{"):
+        file.write_text(text)
+        with fails("damaged", "seen.json"):
+            Seen.read(tmp_path)
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
+    """The limit is still met, splits are dealt as without it, and the number is said."""
+    lines = [{"id": f"q{i}", "question": f"Is {i} odd?", "answers": ["x"]} for i in range(40)]
+    file = write_lines(tmp_path / "q.jsonl", lines)
+    plain = open_questions(file, split="test")
+    gone = {q.id for q in plain.questions[:5]}
+    found = open_questions(file, split="test", limit=limit, unfit=lambda q: q.id in gone)
+    left = {q.id for q in plain.questions} - gone
+    asked = {q.id for q in found.questions}
+    assert asked == left if limit is None else len(asked) == limit and asked < left
+    assert any("5 questions left out" in note for note in found.notes)
+    assert found.record["trained_on"] == 5 and "trained_on" not in plain.record
+    with fails("overlap"):
+        open_questions(file, split="test", unfit=lambda q: True)
+
+
+def test_a_part_that_does_not_say_is_refused_unless_that_is_allowed(tmp_path):
+    SEEN.save(tmp_path)
+    parts = [str(tmp_path), str(tmp_path / "older")]
+    (tmp_path / "older").mkdir()
+    with fails("overlap", "allow_overlap=true"):
+        Contamination.of(parts, allowed=False)
+    allowed = Contamination.of(parts, allowed=True)
+    assert not allowed.not_asked(ROME)
+    first, second = allowed.notes([ROME, Question("q2", "Where is Bonn?")])
+    assert first.startswith("Overlap: 1 of the 2 questions") and "older does not say" in second
+
+
+def test_asked_is_neither_trained_nor_tuned_on_and_tuned_is_not_trained_on(tmp_path):
+    SEEN.save(tmp_path)
+    guard = Contamination.of([str(tmp_path)], allowed=False)
+    oslo, bonn = Question("o", "Where is Oslo?"), Question("b", "Where is Bonn?")
+    assert [guard.not_asked(q) for q in (ROME, oslo, bonn)] == [True, True, False]
+    assert [guard.not_tuned_on(q) for q in (ROME, oslo, bonn)] == [True, False, False]
+    assert guard.notes([bonn]) == []

@@ -1,6 +1,5 @@
 """Labelled texts: the line, the rules of its labels, published layouts, splits by group."""
 
-import csv
 import gzip
 import json
 from collections import Counter
@@ -14,9 +13,8 @@ from helpers.tiny import byte_level, sentence_piece, word_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probers.data.tables import Row
 from probers.data.texts import TextSource, token_labels
-from probers.data.texts.base import passages_of, read_text, truth
+from probers.data.texts.base import read_text, truth
 from probers.model.tokens import token_offsets
 from probers.prompts import chat_text
 
@@ -39,12 +37,11 @@ def labels(text, unit):
 
 
 def test_a_line_has_spans_and_what_follows_from_them():
-    text = read_text(ADA, "line 1")
+    text, right = read_text(ADA, "line 1"), read_text(ADA | {"outside": "right"}, "line 1")
     assert labels(text, "span") == [("1815", False), ("Paris", True)]
     found = [("She was born in 1815 in Paris.", True), ("She wrote on engines.", None)]
     assert labels(text, "sentence") == found
     assert text.wrong is True and (text.writer, text.group) == ("gpt-x", "Ada Lovelace")
-    right = read_text(ADA | {"outside": "right"}, "line 1")
     assert [wrong for _, wrong in labels(right, "sentence")] == [True, False]
 
 
@@ -68,11 +65,11 @@ def test_the_rest_is_right_only_beside_marks_or_in_right_answers(more):
         assert {wrong for _, wrong in labels(read_text(text | judged, ""), "sentence")} == {False}
 
 
-@pytest.mark.parametrize("yes", [True, 1, 1.0, "1", "1.0", "true", "Yes", " yes "])
-@pytest.mark.parametrize("no", [False, 0, 0.0, "0", "0.0", "False", "no"])
-def test_labels_are_read_as_people_write_them(yes, no):
-    assert (truth(yes, "wrong"), truth(no, "wrong"), truth(None, "wrong")) == (True, False, None)
-    for odd in (2, 0.5, "maybe", "", [], {}):
+def test_labels_are_read_as_people_write_them():
+    assert all(truth(yes, "wrong") is True for yes in (True, 1, 1.0, "1", "1.0", "true", "Yes", " yes "))
+    assert all(truth(no, "wrong") is False for no in (False, 0, 0.0, "0", "0.0", "False", "no"))
+    assert truth(None, "wrong") is None
+    for odd in (2, 0.5, "maybe", "", []):
         with pytest.raises(ValueError, match="wrong"):
             truth(odd, "wrong")
 
@@ -80,17 +77,12 @@ def test_labels_are_read_as_people_write_them(yes, no):
 BAD = {
     "reversed": {"spans": [{"start": 5, "end": 3, "wrong": True}]},
     "outside": {"spans": [{"start": 0, "end": 99, "wrong": True}]},
-    "empty": {"spans": [{"start": 3, "end": 3, "wrong": True}]},
-    "no number": {"spans": [{"start": "0", "end": 3, "wrong": True}]},
     "overlap": {"spans": [{"start": 0, "end": 5, "wrong": True}, {"start": 3, "end": 9, "wrong": False}]},
     "missing": {"spans": [{"text": "Rome", "wrong": True}]},
-    "twice": {"spans": [{"text": "She", "wrong": True}]},
     "twice, overlapping": {"answer": "aha-aha-aha", "spans": [{"text": "aha-aha", "wrong": True}]},
     "elsewhere": {"spans": [{"text": "She", "index": 5, "wrong": True}]},
-    "before the start": {"spans": [{"text": ".", "index": -1, "wrong": True}]},
     "no label": {"spans": [{"start": 0, "end": 3}]},
     "both": {"prompt": "p", "messages": [{"role": "user", "content": "q"}]},
-    "ranges": {"spans": [{"ranges": 3, "wrong": True}]},
     "split": {"split": "holdout"}, "odd label": {"wrong": "perhaps"}, "no text": {"answer": "  "},
 }  # fmt: skip
 
@@ -109,9 +101,8 @@ PARTY = "🎉🎉 Great news! The bridge opened in 1932, it says."
 
 
 @pytest.mark.parametrize(("answer", "start"), [
-    (PARTY, len(PARTY[:36].encode("utf-16-le")) // 2), (PARTY, len(PARTY[:36].encode())),
-    ("  The bridge\r\nopened in 1932.", 22), ("It opened in 1932.", 99), ("It opened in 1932.", -1),
-    ("\ufeffIt opened in 1932.", 13), ("👩‍🚀 flew here in 1932.", 16), ("A &amp; B, 1932.", 7),
+    (PARTY, len(PARTY[:36].encode("utf-16-le")) // 2), ("  The bridge\r\nopened in 1932.", 22),
+    ("It opened in 1932.", -1), ("A &amp; B, 1932.", 7),
 ])  # fmt: skip
 @pytest.mark.parametrize("form", ["start", "ranges", "index"])
 def test_a_label_that_contradicts_its_text_is_moved_to_its_only_place(answer, start, form):
@@ -122,76 +113,9 @@ def test_a_label_that_contradicts_its_text_is_moved_to_its_only_place(answer, st
     assert labels(text, "span") == [("1932", True)] and text.moved == 1
     agreeing = {"text": "1932", "start": text.spans[0].start, "end": text.spans[0].end, "wrong": True}
     assert read_text({"answer": answer, "spans": [agreeing]}, "").moved == 0
-    assert read_text({"answer": answer, "spans": [part | {"text": 1932}]}, "").spans == text.spans
-    cut = {"ranges": [[agreeing["start"], agreeing["start"] + 2], [agreeing["start"] + 2, agreeing["end"]]]}
-    assert read_text({"answer": answer, "spans": [cut | {"text": "1932", "wrong": True}]}, "").moved == 0
-    for odd in ("1933", "e", ["1932"], 1933):
+    for odd in ("1933", "e", 1933):
         with pytest.raises(ValueError, match=r"spans\[0\]"):
             read_text({"answer": answer, "spans": [part | {"text": odd}]}, "")
-
-
-def test_line_ends_within_a_label_and_reworded_claims_do_not_matter():
-    answer = "It opened\r\nin 1932. Then\r\nit closed."
-    spans = [{"start": 3, "end": 12, "text": "opened\nin", "wrong": True}]
-    claims = [{"start": 0, "end": 19, "text": "The bridge opened in 1932.", "wrong": False}]
-    text = read_text({"answer": answer, "spans": spans, "claims": claims}, "")
-    assert labels(text, "span") == [("opened\r\nin", True)] and text.claims[0].ranges == ((0, 19),)
-    assert text.moved == 1
-
-
-def test_labels_that_were_moved_are_counted(tmp_path):
-    line = {"answer": PARTY, "spans": [{"start": 38, "end": 42, "text": "1932", "wrong": True}]}
-    moved = source(write_lines(tmp_path / "a.jsonl", [line, {**line, "spans": []}]))
-    assert len(list(moved.all())) == 2 and ["1 label moved" in line for line in moved.lines()] == [True]
-
-
-def test_readers_keep_what_offsets_count_and_what_their_own_loaders_keep(tmp_path):
-    """RAGTruth: leading spaces stay, other qualities go. Prompt and answer do not run into each other."""
-    label = {"start": 23, "end": 27, "text": "1932", "label_type": "x"}
-    answer = "  The bridge opened in 1932 and was closed."
-    record = {"source_id": "7", "labels": [label], "response": answer, "quality": "good"}
-    other = record | {"response": "The", "labels": [], "quality": "truncated"}
-    rows = [record | {"id": 1}, other | {"id": 2}, other | {"id": 3, "quality": "good"}]
-    write_lines(tmp_path / "source_info.jsonl", [{"source_id": "7", "prompt": "Passage. output:"}])
-    read = source(write_lines(tmp_path / "response.jsonl", rows))
-    first, last = read.all()
-    assert (first.answer, labels(first, "span"), first.moved) == (answer, [("1932", True)], 0)
-    assert last.prompt == "Passage. output:\n" and read.left_out.summary() == "1 of quality truncated"
-
-
-def test_one_bad_annotation_does_not_cost_the_line(tmp_path):
-    """hallucination_probes: like its code, which drops the annotation."""
-    said = [
-        ("Ann", "Supported", 2), ("Eve", "Supported", 0), ("Bob", "Odd", 10), (None, "Supported", 0),
-        ("Ann saw", "Not Supported", 2), ("saw", "Insufficient Information", 7), ("Bob", None, 11),
-    ]  # fmt: skip
-    turns = (("user", "Who?"), ("assistant", "  Ann saw Bob."))
-    record = {
-        "conversation": [{"role": role, "content": content} for role, content in turns],
-        "annotations": [None, *({"span": s, "label": label, "index": i} for s, label, i in said)],
-    }  # fmt: skip
-    read = source(write_lines(tmp_path / "a.jsonl", [record]))
-    (text,) = read.all()
-    assert text.answer == "  Ann saw Bob."
-    assert labels(text, "span") == [("Ann", False), ("saw", True), ("Bob", None)]
-    assert sum(n for (noun, _), n in read.mended.items() if noun == "annotation") == 5
-
-
-def test_ids_of_published_files_are_told_apart(tmp_path):
-    """HaluEval's have an empty one, and one twice. In one's own file that is a mistake."""
-    record = {"user_query": "Q?", "chatgpt_response": "Yes.", "hallucination": "no"}
-    rows = [record | {"ID": id} for id in ("", "ID", "ID")]
-    texts = list(source(write_lines(tmp_path / "a.jsonl", rows)).all())
-    assert len({text.id for text in texts}) == 3 and texts[1].id == "ID"
-
-
-@pytest.mark.parametrize(("statement", "group"), [
-    ("The Spanish word 'con' means 'to speak'.", "the spanish word 'con'"),
-    ("Peru's capital isn't Lima's twin.", "peru"),
-])  # fmt: skip
-def test_words_in_quotes_are_what_a_statement_is_about(statement, group, tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", [{"statement": statement, "label": 0}])
-    assert [text.group for text in source(file).all()] == [group]
 
 
 def test_too_few_groups_are_made_by_another_rule_which_is_told(tmp_path):
@@ -206,17 +130,6 @@ def test_too_few_groups_are_made_by_another_rule_which_is_told(tmp_path):
         source(named).survey("answer")
 
 
-def test_overlaps_of_one_label_and_span_texts_by_index_are_fine():
-    text = {
-        "answer": "She saw it. She left.",
-        "spans": [
-            {"start": 0, "end": 5, "wrong": True}, {"start": 3, "end": 9, "wrong": True},
-            {"text": "She", "index": 12, "wrong": True},
-        ],
-    }  # fmt: skip
-    assert [mark.ranges for mark in read_text(text, "").spans] == [((0, 5),), ((3, 9),), ((12, 15),)]
-
-
 def test_duplicate_ids_and_lines_without_any_label(tmp_path):
     file = write_lines(tmp_path / "a.jsonl", [{"id": 1, "answer": "a", "wrong": 0}] * 2)
     with fails("bad-line", "line 2", "line 1"):
@@ -225,35 +138,19 @@ def test_duplicate_ids_and_lines_without_any_label(tmp_path):
         list(source(write_lines(tmp_path / "b.jsonl", [{"answer": "a"}])).labelled("answer"))
     with fails("labels", "right"):
         list(source(write_lines(tmp_path / "c.jsonl", [{"answer": "a", "wrong": 0}])).labelled("answer"))
-    undecided = [*of_groups(3), {"answer": "a", "wrong": None}]
-    some = source(write_lines(tmp_path / "u.jsonl", undecided))
+    marks = [
+        {"answer": f"She {i} saw it.", "spans": [{"text": "saw", "wrong": 1}] * (i % 2)} for i in range(8)
+    ]
+    file = write_lines(tmp_path / "s.jsonl", marks)
+    with fails(
+        "labels", "outside=right", "unit=sentence"
+    ):  # where all marks are wrong; what it advises helps
+        source(file, on_bad_line="skip").survey("span")
+    assert source(file, outside="right").survey("sentence").texts == 8
+    some = source(write_lines(tmp_path / "u.jsonl", [*of_groups(3), {"answer": "a", "wrong": None}]))
     assert len(list(some.labelled("answer"))) == 6 and len(some.left_out) == 1
-    with fails("no-file", "missing.jsonl"):
-        source(tmp_path / "missing.jsonl")
     with fails("bad-file", "texts="):
         list(source(write_lines(tmp_path / "d.jsonl", [{"words": "a"}])).all())
-    with fails("bad-line", "texts.format=helm"):
-        list(source(write_lines(tmp_path / "e.jsonl", [{"answer": "a"}]), format="helm").all())
-
-
-@pytest.mark.parametrize("unit", ["span", "claim", "sentence", "answer"])
-def test_what_is_advised_for_labels_of_one_kind_helps(unit, tmp_path):
-    """Where all are wrong: what is outside, and for marks another unit. Where all are right it is no help."""
-    marks, name = unit in ("span", "claim"), "claims" if unit == "claim" else "spans"
-    one, saw = [{"text": "saw", "wrong": True}], "She {} saw it. She left."
-    lines = [{"answer": saw.format(i), "spans": [], name: one * (i % 2)} for i in range(8)]
-    file = write_lines(tmp_path / "a.jsonl", lines)
-    with fails("labels", "outside=right", *(["unit=sentence", "unit=answer"] if marks else [])):
-        source(file, on_bad_line="skip").survey(unit)
-    if marks:
-        with fails("labels", "unit=sentence"):
-            source(file, outside="right").survey(unit)
-    for helps in ("sentence", "answer") if marks else (unit,):
-        assert source(file, outside="right").survey(helps).texts == 8
-    right = [line | {name: [{"text": "saw", "wrong": False}]} for line in lines]
-    with fails("labels", "right") as caught:
-        source(write_lines(tmp_path / "b.jsonl", right)).survey(unit)
-    assert "outside=right" not in str(caught.value)
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(every_byte=True), sentence_piece(), word_piece()])
@@ -310,46 +207,34 @@ def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
     marked = text | {"spans": [{"start": 13, "end": 17, "wrong": True}]}
     found = token_labels(read_text(marked, ""), OFFSETS)
     assert found.mark.tolist() == [1, 1, 1, 2, 0, 3, 3] and found.wrong.tolist() == [0, 0, 0, 0, 1, 0, 0]
+    assert found.inside.tolist() == [0, 0, 0, 0, 1, 0, 0]
     unknown = token_labels(read_text(marked | {"outside": "unknown"}, ""), OFFSETS)
     assert unknown.mark.tolist() == found.mark.tolist()
     assert unknown.inside.tolist() == [-1, -1, -1, -1, 1, -1, -1]
-    assert found.inside.tolist() == [0, 0, 0, 0, 1, 0, 0]
 
 
 DATA = Path(__file__).parent / "data"
-#: Some records of our own in each layout, and the labels of the unit that they are read by.
-LAYOUTS = {
-    name: (each["records"], each["unit"], each["wrong"])
-    for name, each in json.loads((DATA / "layouts.json").read_text()).items()
-}
+#: Some records of our own in each layout, the labels of the unit that they are read by, and the passages.
+LAYOUTS = json.loads((DATA / "layouts.json").read_text())
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_published_layouts_are_told_apart_and_read(name, tmp_path):
-    records, unit, wrong = LAYOUTS[name]
-    folder = tmp_path / "writer"
-    folder.mkdir()
-    if name == "helm":
-        (folder / "data.json").write_text(json.dumps(records, indent=1))
-        file = folder / "data.json"
-    else:
-        file = folder / f"{name}.json"
-        file.write_text(json.dumps(records))  # an array
-        lines = write_lines(folder / "lines.jsonl", records)
-        assert [t.answer for t in source(lines).all()] == [t.answer for t in source(file).all()]
+    layout, file = LAYOUTS[name], tmp_path / "data.json"
+    file.write_text(json.dumps(layout["records"], indent=1 if name == "helm" else None))
     texts = list(source(file).all())
-    assert [mark.wrong for text in texts for mark in text.units(unit)] == wrong
+    if name != "helm":  # an array, or lines
+        lines = write_lines(tmp_path / "lines.jsonl", layout["records"])
+        assert [t.answer for t in source(lines).all()] == [t.answer for t in texts]
+    assert [mark.wrong for text in texts for mark in text.units(layout["unit"])] == layout["wrong"]
+    assert "passages" not in layout or list(texts[0].passages) == layout["passages"]
     assert [t.answer for t in source(file, format=name).all()] == [t.answer for t in texts]
-    if name == "hallucination_probes":
-        assert [label for _, label in labels(texts[0], "span")] == [False, True, True]
     if name in ("halueval", "statements", "truthfulqa"):  # pairs of one group
         assert texts[0].group == texts[1].group != ""
-    if name == "factscore":
-        assert [mark.wrong for mark in texts[0].claims] == [False, True, False]
 
 
 def test_ragtruth_finds_its_prompts_beside(tmp_path):
-    file = write_lines(tmp_path / "response.jsonl", LAYOUTS["ragtruth"][0])
+    file = write_lines(tmp_path / "response.jsonl", LAYOUTS["ragtruth"]["records"])
     assert {text.prompt for text in source(file).all()} == {None}
     told = [{"source_id": "0", "task_type": "QA", "prompt": "Answer!"}, {"source_id": "1", "prompt": "Now!"}]
     write_lines(tmp_path / "source_info.jsonl", told)
@@ -363,30 +248,22 @@ def test_ragtruth_finds_its_prompts_beside(tmp_path):
 def test_without_their_list_of_labels_records_are_undecided(name, tmp_path):
     """Nobody has judged them, so they do not count as right."""
     nulls = dict.fromkeys(("labels", "hard_labels", "soft_labels", "hallucination", "annotations"))
-    rows = [r for r in LAYOUTS[name][0] if not {"right_answer", "right_response", "right_summary"} & {*r}]
+    rows = [
+        r for r in LAYOUTS[name]["records"] if not {"right_answer", "right_response", "right_summary"} & {*r}
+    ]
     records = [record | {key: None for key in nulls if key in record} for record in rows]
     texts = source(write_lines(tmp_path / "a.jsonl", records)).all()
     assert [text.wrong for text in texts] == [None] * len(rows)
 
 
 def test_what_layouts_have_beside_labels_is_kept(tmp_path):
-    """Splits of every layout, what HaluEval's dialogues are about, and TruthfulQA as it is on the Hub."""
-    for name, (records, _, _) in LAYOUTS.items():
-        if name != "helm":
-            file = write_lines(tmp_path / f"{name}.jsonl", [record | {"split": "val"} for record in records])
-            assert {text.split for text in source(file).all()} == {"validation"}, name
-    pairs = source(write_lines(tmp_path / "pairs.jsonl", LAYOUTS["halueval"][0][1:3])).all()
+    """Splits of a layout, what HaluEval's dialogues are about, and TruthfulQA as it is on the Hub."""
+    rows = [record | {"split": "val"} for record in LAYOUTS["statements"]["records"]]
+    assert {text.split for text in source(write_lines(tmp_path / "a.jsonl", rows)).all()} == {"validation"}
+    pairs = source(write_lines(tmp_path / "pairs.jsonl", LAYOUTS["halueval"]["records"][1:3])).all()
     assert [(t.passages, t.prompt) for t in pairs][::2] == [(("k",), "[Human]: hi"), ((), "d\nSummary:")]
     hub = {"question": "q?", "correct_answers": ["a", "b"], "incorrect_answers": ["c"]}
-    texts = source(write_lines(tmp_path / "hub.jsonl", [hub])).all()
-    assert [text.wrong for text in texts] == [False, False, True]
-
-
-@pytest.mark.parametrize(("name", "kept"), [("val", "validation"), ("data", "")])
-def test_splits_of_the_hub_are_kept_where_their_names_are_known(name, kept, tmp_path, monkeypatch):
-    rows = iter([Row("row 1", {"statement": "Lodz is in Peru.", "label": 0})])
-    monkeypatch.setattr("probers.data.texts.source.hub_splits", lambda spec, key: [(name, rows)])
-    assert [text.split for text in source("hf:a/b").all()] == [kept]
+    assert [text.wrong for text in TextSource([hub]).all()] == [False, False, True]
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet", "saved", "splits"])
@@ -394,32 +271,20 @@ def test_texts_of_every_layout_are_read_alike(kind, tmp_path):
     """Lists and structures too, where the layout has them; splits of a saved dataset are kept."""
     rows = [line | {"day": "2026-01-01"} for line in of_groups(4)]
     if kind != "csv":
-        rows = [
-            row | {"spans": [{"text": "text", "start": 0, "end": 4, "wrong": row["wrong"]}]} for row in rows
-        ]
+        marks = [[{"text": "text", "start": 0, "end": 4, "wrong": row["wrong"]}] for row in rows]
+        rows = [row | {"spans": spans} for row, spans in zip(rows, marks, strict=True)]
     read = source(in_layout(rows, tmp_path / "t", kind))
     texts = list(read.all())
-    assert [(t.id, t.answer, t.wrong) for t in texts] == [
-        (r["id"], r["answer"], bool(r["wrong"])) for r in rows
-    ]
+    expected = [(r["id"], r["answer"], bool(r["wrong"])) for r in rows]
+    assert [(t.id, t.answer, t.wrong) for t in texts] == expected
     assert {t.split for t in texts} == {"train" if kind == "splits" else ""}
     assert kind == "csv" or labels(texts[1], "span") == [("text", True)]
-    before = read.inputs
-    assert before == source(read.path).inputs
     more = source(in_layout(rows[:-1], tmp_path / "u", kind)).inputs
-    assert [*before.values()] != [*more.values()]
+    assert read.inputs == source(read.path).inputs != more and [*read.inputs.values()] != [*more.values()]
     json.dumps(texts[0].record)
 
 
-@pytest.mark.parametrize("damaged", ["parquet", "saved"])
-def test_damaged_tables_are_named(damaged, tmp_path):
-    path = in_layout(of_groups(4), tmp_path / "t", damaged)
-    (path if damaged == "parquet" else path / "state.json").write_bytes(b"PAR1")
-    with fails("damaged", path):
-        list(source(path).all())
-
-
-def test_conversations_have_text_parts_and_calls_of_tools(tmp_path):
+def test_conversations_have_text_parts_and_calls_of_tools():
     """As in requests to the server; other parts and malformed messages are refused."""
     call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"who": "Ann"}'}}
     messages = [
@@ -431,31 +296,20 @@ def test_conversations_have_text_parts_and_calls_of_tools(tmp_path):
     first, second, third = text.messages
     assert first["content"] == "Who is it?" and text.question == "Ann" and "name" not in third
     assert second["tool_calls"][0]["function"]["arguments"] == {"who": "Ann"} and second["content"] == ""
-    image = {"type": "image_url", "image_url": {"url": "a"}}
-    broken = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}
-    for odd in ({"role": "user", "content": [image]}, {"role": "user"}, {"content": "a"}, "a", broken):
+    for odd in ({"role": "user", "content": [{"type": "image_url"}]}, {"role": "user"}, "a"):
         with pytest.raises(ValueError, match=r"messages\[0\]"):
             read_text({"messages": [odd], "answer": "Ann."}, "")
     with fails("model", "knows no tools"):
         chat_text(SimpleNamespace(chat_template="{{ messages }}"), messages, "a")
 
 
-def test_statements_of_a_table_and_one_object_on_one_line(tmp_path):
-    with (tmp_path / "cities.csv").open("w", newline="") as file:
-        rows = [
-            ["statement", "label", "city"], ["Lodz is in Poland, Europe.", "1", "Lodz"],
-            ["Lodz, Peru.", "0", "Lodz"], ["Lodz, Chile.", "", ""],
-        ]  # fmt: skip
-        csv.writer(file).writerows(rows)
+def test_statements_of_a_table(tmp_path):
+    rows = ['"Lodz is in Poland, Europe.",1,Lodz', '"Lodz, Peru.",0,Lodz', '"Lodz, Chile.",,']
+    (tmp_path / "cities.csv").write_text("\n".join(["statement,label,city", *rows]))
     texts = list(source(tmp_path / "cities.csv").all())
     assert [(t.wrong, t.group, t.dataset) for t in texts] == [
         (False, "Lodz", "cities"), (True, "Lodz", "cities"), (None, "lodz, chile", "cities"),
     ]  # fmt: skip
-    (tmp_path / "data.json").write_text(json.dumps(LAYOUTS["helm"][0]))
-    assert len(list(source(tmp_path / "data.json").all())) == 2
-    (tmp_path / "data.json").write_text(json.dumps({"answer": "Lodz.", "wrong": True}, indent=1))
-    with fails("bad-line", "record 1", "neither one JSON array"):
-        list(source(tmp_path / "data.json").all())
 
 
 def of_groups(groups, **more):
@@ -484,23 +338,15 @@ def test_the_splits_of_a_file_are_kept_where_they_are_enough(tmp_path):
     given = source(write_lines(tmp_path / "a.jsonl", lines))
     counts = Counter(text.split for text in given.labelled("answer"))
     assert counts["test"] == 40 and counts["train"] + counts["validation"] == 40 and counts["validation"] > 0
-    assert given.survey("answer").notes
     only = source(write_lines(tmp_path / "b.jsonl", of_groups(40, split="test")))
     assert len({text.split for text in only.labelled("answer")}) == 3 and only.survey("answer").notes
-    lines[1] |= {"split": "train"}
+    lines[1] |= {"split": "train"}  # one group on two sides
     with fails("overlap", "a.jsonl"):
         list(source(write_lines(tmp_path / "a.jsonl", lines)).labelled("answer"))
-    first, *_ = of_groups(2)
+    first = of_groups(1)[0]  # one text on two sides
     same = [first | {"split": "train"}, first | {"id": "x", "group": "h", "split": "test"}]
     with fails("overlap", "line 2", "line 1"):
         list(source(write_lines(tmp_path / "c.jsonl", same)).labelled("answer"))
-
-
-def test_passages_may_stand_in_a_cell():
-    assert passages_of({"passages": '["One.", "Two."]'}) == ("One.", "Two.")
-    for cell in ("[One", "One."):
-        with pytest.raises(ValueError, match="must be a list"):
-            passages_of({"passages": cell})
 
 
 def test_a_text_of_two_groups_is_read_once(tmp_path):
@@ -528,14 +374,3 @@ def test_of_one_text_the_first_label_counts_and_contradictions_are_told(unit, tm
     other = lines[2] | {"spans": [{"text": "It", "wrong": 1}]}
     kept = source(write_lines(tmp_path / "b.jsonl", [*lines, other])).survey(unit).texts
     assert kept == (21 if unit == "span" else 20)
-
-
-@pytest.mark.parametrize(("columns", "named"), [({}, True), ({"prompt": "question"}, False)])
-def test_a_column_that_probably_holds_the_prompts_is_named(caplog, columns, named):
-    rows = [
-        {"question": f"Is it {n}?", "answer": f" {n}, {w}.", "wrong": w}
-        for n in range(9)
-        for w in (True, False)
-    ]
-    TextSource(rows, columns=columns).survey("answer")
-    assert ("prompt='question'" in caplog.text) == named
