@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -72,47 +71,39 @@ def fires(position=None, tokens=()):
 SILENT, START = Decision(False, 0.0, 0.5), fires(position=0, tokens=(0,))
 
 
-def test_never_retrieves_nothing_and_writes_once():
+def test_never_writes_once_and_always_retrieves_once_with_the_question_before_that():
     rag, lm, retriever = make(Never())
     answers = rag.answer(QUESTIONS)
     assert retriever.queries == []
     assert [a.answer for a in answers] == [f"Land{i}" if i in KNOWN else "Nowhere" for i in range(8)]
-    assert all((a.retrievals, a.counters.generations) == (0, 1) for a in answers)
     assert not any("Context:" in p for p in lm.prompts)
     assert answers[0].text == "Town 0 is in Land0. So the answer is Land0."
-
-
-def test_always_retrieves_once_with_the_question_before_generating():
+    assert all((a.retrievals, a.counters.generations) == (0, 1) for a in answers)
     rag, lm, retriever = make(Always(), query=AnswerQuery())
     answers = rag.answer(QUESTIONS)
     assert retriever.queries == [q.question for q in QUESTIONS]
     assert [a.answer for a in answers] == [f"Land{i}" for i in range(8)]
-    assert all((a.retrievals, a.counters.generations) == (1, 1) for a in answers)
     assert all(p.startswith("Context:\n[1] Town") for p in lm.prompts)
+    assert all((a.retrievals, a.counters.generations) == (1, 1) for a in answers)
     first = answers[3].rounds[0]
     assert (first.text, first.query) == ("", "Where is town 3?")
     assert first.passage_ids[0] == "p-Town 3 is in Land3."
 
 
 def test_oracle_retrieves_exactly_for_wrong_closed_book_answers_and_once():
-    rag, _, _ = make(Oracle())
+    rag, lm, _ = make(Oracle())
     answers = rag.answer(QUESTIONS)
     assert [a.retrievals for a in answers] == [0 if i in KNOWN else 1 for i in range(8)]
+    assert lm.batches == [8, 8 - len(KNOWN)]  # finished questions leave the batch
     # Still wrong after reading: it does not ask again.
     rag, _, _ = make(Oracle(), writes=lambda p: " So the answer is Nowhere.")
     assert [a.retrievals for a in rag.answer(QUESTIONS)] == [1] * 8
-
-
-def test_oracle_judges_the_answer_that_would_be_given_also_when_it_is_forced():
-    def cut(prompt):
-        return " Land0." if prompt.endswith("So the answer is") else " Town 0 is " + "very " * 50
-
-    rag, _, retriever = make(Oracle(), writes=cut, max_new_tokens=5)
-    answer = rag(QUESTIONS[0])
-    assert (answer.answer, answer.retrievals, answer.counters.forced) == ("Land0", 0, True)
-    assert not retriever.queries
     with fails("labels", "'question'"):
         rag("Where is town 0?")
+    # It judges the answer that would be given, also where the cue forces it.
+    cut = lambda p: " Land0." if p.endswith("So the answer is") else " Town 0 is " + "very " * 50  # noqa: E731
+    answer = make(Oracle(), writes=cut, max_new_tokens=5)[0](QUESTIONS[0])
+    assert (answer.answer, answer.retrievals, answer.counters.forced) == ("Land0", 0, True)
 
 
 def test_random_grants_its_rate_whatever_the_batch():
@@ -150,34 +141,23 @@ def test_the_limit_of_retrievals_is_exact_and_the_last_answer_stands():
 
 
 def test_a_retrieval_that_changes_nothing_is_counted_and_the_same_is_judged_again():
-    rag, lm, retriever = make(Scripted([fires()]), max_retrievals=9)
+    rag, lm, _ = make(Scripted([fires()]), max_retrievals=9)
     answer = rag(QUESTIONS[1])
     # Closed book, then with passages; every other search brings the same passages.
     assert (answer.retrievals, answer.counters.generations, answer.counters.alarms) == (9, 10, 10)
     assert len(lm.prompts) == 2
-    assert retriever.queries == ["Where is town 1?"] * 9
     assert [r.query for r in answer.rounds] == ["Where is town 1?"] * 9 + [None]
     closed, read = (rag.lm.generate([p], max_new_tokens=64, stop=["\n"])[0] for p in lm.prompts[:2])
     assert [r.text for r in answer.rounds] == [closed.text] + 9 * [read.text]
     assert [r.accepted for r in answer.rounds] == [""] * 9 + [read.text]
-    assert [r.tokens for r in answer.rounds] == [closed.offsets] + 9 * [read.offsets]
     assert answer.counters.tokens == len(closed.token_ids) + 9 * len(read.token_ids)
     assert answer.counters.sentences == 10 * 2
     assert (answer.counters.kept_tokens, answer.answer) == (len(read.token_ids), "Land1")
-    # Also where nothing is found, and the first prompt stays.
-    answer, lm = one(Scripted([fires()]), finds=lambda q: [])
-    assert (answer.retrievals, answer.counters.empty_retrievals, answer.counters.generations) == (3, 3, 4)
-    assert (len(lm.prompts), answer.answer) == (1, "Nowhere")
-
-
-def test_a_trigger_may_decide_otherwise_on_what_it_judges_again():
+    # A trigger may decide otherwise on what it judges again; the other questions stay as they are.
     rag, lm, _ = make(Scripted([fires(), fires(), fires(), SILENT]), max_retrievals=9)
     answer = rag(QUESTIONS[1])
     assert (answer.retrievals, answer.counters.generations, len(lm.prompts)) == (3, 4, 2)
-    assert [r.decision.fire for r in answer.rounds] == [True, True, True, False]
-    # A question that goes on so leaves the others as they are.
-    together = rag.answer(QUESTIONS)
-    assert without_seconds(together[1]) == without_seconds(answer)
+    assert without_seconds(rag.answer(QUESTIONS)[1]) == without_seconds(answer)
 
 
 def test_what_a_rule_judges_of_the_answer_is_asked_for_again():
@@ -332,6 +312,10 @@ def test_a_retriever_that_finds_nothing_is_counted_and_the_answer_goes_on_withou
     answer, lm = one(Scripted([fires(), fires(), SILENT]), finds=lambda q: next(found))
     assert (answer.retrievals, answer.counters.empty_retrievals) == (2, 1)
     assert "old fact" in lm.prompts[1] and "Context:" not in lm.prompts[2] and answer.text
+    # Also where nothing was found before, and the first prompt stays.
+    answer, lm = one(Scripted([fires()]), finds=lambda q: [])
+    assert (answer.retrievals, answer.counters.empty_retrievals, answer.counters.generations) == (3, 3, 4)
+    assert (len(lm.prompts), answer.answer) == (1, "Nowhere")
 
 
 def cramped(texts, less):
@@ -380,24 +364,13 @@ def test_a_trace_file_of_other_questions_or_that_cannot_be_written_is_refused(tm
     for others, named in ((QUESTIONS[1:], ("line 1", "'q0'")), (QUESTIONS[:2], ("line 3",))):
         with fails("mismatch", *named):
             TraceFile(path).resume(others)
-    path.unlink()
-    path.mkdir()
-    with fails("bad-file", "traces.jsonl"):
-        TraceFile(path).resume(QUESTIONS)
-    with fails("disk", str(path), kind=RunError):
-        TraceFile(path).append([])
-
-
-def without_seal(line):
-    return json.dumps({key: value for key, value in json.loads(line).items() if key != "sha256"})
 
 
 DAMAGES = {
-    "altered": lambda line: line.replace('"retrievals": ', '"retrievals": 1'), "no checksum": without_seal,
-    "cut": lambda line: line[:40], "another form": lambda line: "{}", "no object": lambda line: "[1]",
-    "empty": lambda line: "", "nested": lambda line: "[" * 100_000,
-    "broken in two": lambda line: f"{line[:40]}\n{line[40:]}",
-}  # fmt: skip
+    "altered": lambda line: line.replace('"retrievals": ', '"retrievals": 1'),
+    "cut": lambda line: line[:40],
+    "no checksum": lambda line: re.sub(r', "sha256": "\w+"', "", line),
+}
 
 
 def run(path):
@@ -407,43 +380,20 @@ def run(path):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("places", [(0,), (2, 5), (7,), tuple(range(8))])
-def test_a_damaged_line_is_named_and_its_question_is_answered_again(tmp_path, caplog, damage, places):
+def test_a_damaged_line_is_named_and_its_question_is_answered_again(tmp_path, caplog, damage):
     """Of these questions and of no other, in a run that was over or cut short; then nothing is said."""
-    path = tmp_path / "traces.jsonl"
+    path, places = tmp_path / "traces.jsonl", (2, 5)
     whole, _ = run(path)
     lines = path.read_text().splitlines()
-    for cut in (8, 6):
+    for cut in (8, 4):
         found = [DAMAGES[damage](line) if i in places else line for i, line in enumerate(lines[:cut])]
         path.write_text("".join(f"{line}\n" for line in found))
         caplog.clear()
         assert run(path) == (whole, {i for i in range(8) if i in places or i >= cut})
-        said = list(caplog.messages)
-        damaged = [i for i in places if i < cut]
-        if damaged:
-            assert said[0].startswith(f"{path} is damaged in line {damaged[0] + 1}")
-        assert len(said) == bool(damaged)
+        (said,) = caplog.messages
+        assert said.startswith(f"{path} is damaged in line 3")
         assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [q.id for q in QUESTIONS]
-        assert run(path) == (whole, set()) and len(caplog.messages) == len(said)
-
-
-def test_no_flipped_bit_of_a_trace_is_used_silently(tmp_path, caplog):
-    path = tmp_path / "traces.jsonl"
-    answers = make(Entropy(0.05))[0].run(QUESTIONS[:2], path)
-    assert TraceFile(path).resume(QUESTIONS[:2]) == answers
-    blob = path.read_bytes()
-    first = blob.index(b"\n")
-    named = 0
-    for at in range(0, first, 11):
-        damaged = bytearray(blob)
-        damaged[at] ^= 1 << (at % 8)
-        path.write_bytes(damaged)
-        same = False  # "1e-05" and "1E-05" are one number
-        with suppress(ValueError):
-            same = json.loads(damaged[:first]) == json.loads(blob[:first])
-        assert TraceFile(path).resume(QUESTIONS[:2]) == ([*answers] if same else [None, answers[1]])
-        named += not same
-    assert caplog.text.count("damaged in line 1") == named > 10
+        assert run(path) == (whole, set()) and len(caplog.messages) == 1
 
 
 def test_a_run_that_goes_on_has_the_batches_of_one_that_was_not_interrupted(tmp_path, monkeypatch):
@@ -483,15 +433,6 @@ def test_the_terminal_is_not_steered_by_text():
         shown = screen.getvalue()
         assert "\x1b[2J" not in shown and "\x07" not in shown
         assert ("\x1b[31m" in shown) == isinstance(screen, Screen)
-        assert "[4]" in shown  # three searches, and each time the same
-
-
-def test_finished_questions_leave_the_batch_and_parts_can_be_exchanged():
-    rag, lm, retriever = make(Oracle())
-    rag.answer(QUESTIONS)
-    assert lm.batches == [8, 8 - len(KNOWN)]
-    retriever.queries.clear()
-    assert replace(rag, trigger=Always())(QUESTIONS[1]).retrievals == 1 == len(retriever.queries)
 
 
 def test_exemplars_are_named_as_the_prefix_of_every_prompt():
@@ -524,16 +465,12 @@ def test_questions_with_unlike_budgets_left_are_written_together():
             town, reading = asked(generation.prompt)
             return SILENT if reading else fires(position=5 * (town + 1))
 
-    def answered(questions):
-        rag, lm, _ = make(Cutting([]), writes=lambda p: " word" * 50, max_new_tokens=10, answer_tokens=0)
-        return rag.answer(questions), lm.batches
-
-    answers, batches = answered(QUESTIONS[:4])
-    assert batches == [4, 4]
+    rag, lm, _ = make(Cutting([]), writes=lambda p: " word" * 50, max_new_tokens=10, answer_tokens=0)
+    answers = rag.answer(QUESTIONS[:4])
+    assert lm.batches == [4, 4]
     assert [len(a.rounds[0].accepted.split()) for a in answers] == [1, 2, 3, 4]
     assert [a.counters.tokens for a in answers] == [19, 18, 17, 16]
     assert [len(a.text.split()) for a in answers] == [10] * 4
-    assert [a.text for q in QUESTIONS[:4] for a in answered([q])[0]] == [a.text for a in answers]
 
 
 def test_tokens_that_stay_and_alarms_are_counted():
@@ -551,18 +488,16 @@ def test_tokens_that_stay_and_alarms_are_counted():
     assert (answer.retrievals, answer.counters.alarms) == (1, 2)
     for trigger in (Never(), Always(), Random(rate=2)):
         assert all(a.counters.alarms == 0 for a in make(trigger)[0].answer(QUESTIONS))
-    # A final answer that was asked for stays; the words that announce it are ours.
-    answer, _ = one(Never(), writes=lambda p: " Land1." if p.endswith("is") else " one two", answer_tokens=4)
-    assert answer.counters.kept_tokens == answer.counters.tokens == 3 and answer.answer == "Land1"
 
 
 def test_the_prompts_of_all_calls_are_counted():
     answer, lm = one(Scripted([fires(position=17, tokens=(3,)), SILENT]))
     assert answer.counters.read_tokens == sum(len(tokens(prompt)) for prompt in lm.prompts)
     assert len(lm.prompts) == answer.counters.generations == 2
-    # A final answer is asked for with the whole text; a text taken again counts again.
+    # A final answer is asked for with the whole text; it stays, but not the words that announce it.
     answer, lm = one(Never(), writes=lambda p: " Land1." if p.endswith("is") else " one two", answer_tokens=4)
     assert answer.counters.read_tokens == sum(len(tokens(prompt)) for prompt in lm.prompts)
+    assert answer.counters.kept_tokens == answer.counters.tokens == 3 and answer.answer == "Land1"
     # Of several texts drawn after one prompt, the first alone counts it; a prompt left out was not read.
     (made,) = lm.generate(["one two three"], max_new_tokens=2)
     counters = Counters()
@@ -571,7 +506,7 @@ def test_the_prompts_of_all_calls_are_counted():
     assert (counters.generations, counters.tokens, counters.read_tokens) == (2, 4, 3) and counters.read_known
     counters.add(replace(made, stop="skipped"))
     assert counters.read_tokens == 3
-    assert Counters().read_known and not Counters(tokens=1).read_known
+    assert not Counters(tokens=1).read_known
 
 
 def test_strategyqa_is_answered_with_yes_or_no():

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from helpers.fake_lm import FakeLM, FakeRetriever
+from helpers.fake_lm import FakeLM
 from helpers.refusals import fails
-from helpers.tiny import tiny_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,15 +30,6 @@ from probers.rag.queries.attention import tf_idf
 from probers.rag.retrievers.bm25 import BM25
 from probers.rag.retrievers.lexical import tokenize
 from probers.rag.triggers import (
-    Always,
-    Entropy,
-    FixedLength,
-    FixedSentence,
-    Flare,
-    LlmJudge,
-    Never,
-    Oracle,
-    Random,
     Rind,
     State,
 )
@@ -80,24 +70,18 @@ SEEN = ((Passage("1", "T", "Orn is a town."),), 0)
         (AnswerQuery(whole_output=True), *BEGUN, None, ((), 1),
          "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."),
         (RELEASED, *BEGUN, None, (), ""),
-        (RELEASED, *BEGUN, None, ((), 1),
-         "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."),
         # The last sentence that was accepted, which goes back to what was accepted before.
         (LastSentenceQuery(), STORY, "", None, (), "So the answer is Orn."),
         (LastSentenceQuery(), STORY, "", 0, (), ""),
-        (LastSentenceQuery(), STORY, "", len(" He came."), (), "He came."),
         (LastSentenceQuery(), STORY, "", len(" He came. She was born"), (), "She was born"),
         (LastSentenceQuery(), *BORN, None, (), "She was born in Orn."),
         (LastSentenceQuery(), *BORN, 0, (), "She was"),
         (LastSentenceQuery(max_tokens=2), *BORN, None, (), "in Orn."),
         # The last tokens; the prompt is no part of the answer, and nothing accepted is no query.
-        (LastTokensQuery(n=2), *BORN, None, (), "in Orn."),
         (LastTokensQuery(n=2), *BORN, len(" born"), (), "was born"),
         (LastTokensQuery(), *BORN, None, (), "He came. She was born in Orn."),
-        (LastTokensQuery(), " Orn.", "", None, (), "Orn."),
         (LastTokensQuery(), " Orn.", "", 0, (), ""),
         # Question and answer, of which the last tokens are kept.
-        (FullContextQuery(), " born in Orn.", " She was", None, (), WHOLE),
         (FullContextQuery(), " born in Orn.", " She was", len(" born"), (), WHOLE.removesuffix(" in Orn.")),
         (FullContextQuery(max_tokens=6), " born in Orn.", " She was", None, (), "born? She was born in Orn."),
     ],
@@ -145,22 +129,14 @@ def test_flare_leaves_the_unsure_tokens_of_the_sentence_out():
     ):
         assert FlareQuery()(ASKED, made, decision, where) == "She was in"
     assert FlareQuery(beta=0)(ASKED, made, hit, where) == "She was born in Orn."
-    assert FlareQuery(beta=0.2)(ASKED, made, hit, where).startswith("She was born")
     # A verdict on the whole answer: all of it.
     assert FlareQuery()(ASKED, made, DECISION, where) == "He She was in So the answer is"
     # Below beta, not at it.
     sure, where = unsure(" in Orn", {"in": 1.0})
     assert FlareQuery(beta=1)(ASKED, sure, DECISION, where) == "in"
-
-
-def test_flare_keeps_what_was_accepted_of_the_sentence():
-    doubted = {"born": 0.1, "Orn.": 0.1, "He": 0.1}
-    made, where = unsure(" born in Orn. He left.", doubted, partial=" Kel. She was")
-    hit = replace(DECISION, position=0, tokens=(0,))
-    assert FlareQuery()(ASKED, made, hit, where) == "She was in"
-
-
-def test_flare_without_a_sure_token_asks_the_question():
+    # What was accepted of the sentence is kept; without a sure token the question is asked.
+    made, where = unsure(" born in Orn.", {"born": 0.1, "Orn.": 0.1}, partial=" Kel. She was")
+    assert FlareQuery()(ASKED, made, replace(DECISION, position=0, tokens=(0,)), where) == "She was in"
     made, where = unsure(" Mara. Who?", {"Mara.": 0.1})
     assert FlareQuery()(ASKED, made, replace(DECISION, tokens=(0,)), where) == ASKED.question
     # What is left of a word that lost its space is a word of its own.
@@ -168,6 +144,43 @@ def test_flare_without_a_sure_token_asks_the_question():
     (a, b), (c, d), _ = made.offsets
     glued = replace(made, text=" in Kelby", offsets=((a, b), (c, d), (d, d + 2)))
     assert FlareQuery()(ASKED, glued, replace(DECISION, tokens=(1,)), where) == "in by"
+
+
+def test_qfs_looks_from_the_last_token_of_a_whole_answer_and_else_from_the_triggers_position():
+    # Position 19 is before " by"(4): its own row is 5, and it is predicted by row 4.
+    cut = replace(DECISION, position=19)
+    assert TEXT[19:22] == " by"
+    made, where = with_rows({5: {3: 0.9, P + 5: 0.9}, N: {4: 0.9}})
+    assert QFS("paper", top_n=1)(ASKED, made, cut, where) == "Mara"
+    # A whole answer, or the very end: nothing is behind.
+    for decision in (DECISION, replace(DECISION, position=len(TEXT))):
+        assert QFS("paper", top_n=1)(ASKED, made, decision, where) == "Telka"
+    made, where = released({8: {2: 0.9, 3: 0.1}, 9: {3: 0.9}})  # of "Orn,", which is before " by"
+    assert QFS("released", top_n=1)(ASKED, made, cut, where) == "Mara"
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.sampled_from(["paper", "released"]), st.integers(1, 8), st.integers(1, 6))
+def test_query_words_are_unique_places_in_order_whatever_the_scale_of_attention(seed, variant, top_n, most):
+    rng = np.random.default_rng(seed)
+    made, where = generated(TEXT, partial=" Well, Mara Telka was")
+    rows = np.tril(rng.random(made.attention.rows.shape), k=len(made.prompt_ids) - 1).astype(np.float32)
+    hits = tuple(sorted(rng.choice(N, size=rng.integers(1, 4), replace=False).tolist()))
+    decision = replace(DECISION, tokens=hits)
+
+    def asked(rows, lm):
+        seen = replace(made, attention=AttentionRows(rows, made.attention.column_max))
+        return QFS(variant, top_n, max_tokens=most)(ASKED, seen, decision, replace(where, lm=lm))
+
+    query = asked(rows, noisy(seed))
+    words = tokenize(query)
+    assert 1 <= len(words) <= min(top_n, most)
+    text, place = tokenize(f"{ASKED.question} Well, Mara Telka was {TEXT}"), 0
+    for word in words:  # a subsequence of the text: every place is used at most once, in order
+        place = text.index(word, place) + 1
+    # The paper's variant has one row, the released one renormalises each, which may have a scale of its own.
+    own = lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1))  # noqa: E731
+    assert asked((rows * own(len(rows) - 1)).astype(np.float32), noisy(seed, own)) == query
 
 
 # Prompt words (columns): Question:(0) Where(1) was(2) Mara(3) Telka(4) born?(5) Answer:(6)
@@ -292,25 +305,6 @@ def test_qfs_without_a_word_asks_the_question_and_keeps_the_last_tokens():
     assert QFS("paper", max_tokens=2)(ASKED, made, hit, where) == "Telka born"
     nothing = replace(where, question_span=(0, 0))
     assert QFS("paper")(ASKED, made, hit, nothing) == ASKED.question
-
-
-def test_qfs_on_a_whole_answer_looks_from_its_last_token():
-    made, where = with_rows({N: {4: 0.9}})
-    assert QFS("paper", top_n=1)(ASKED, made, DECISION, where) == "Telka"
-    assert QFS("paper", top_n=9)(ASKED, generated("")[0], DECISION, where)
-
-
-def test_qfs_for_a_trigger_without_tokens_looks_from_its_position():
-    # Position 19 is before " by"(4): its own row is 5, and it is predicted by row 4.
-    cut = replace(DECISION, position=19)
-    assert TEXT[19:22] == " by"
-    made, where = with_rows({5: {3: 0.9, P + 5: 0.9}, N: {4: 0.9}})
-    assert QFS("paper", top_n=1)(ASKED, made, cut, where) == "Mara"
-    made, where = released({8: {2: 0.9, 3: 0.1}, 9: {3: 0.9}})  # of "Orn,", which is before " by"
-    assert QFS("released", top_n=1)(ASKED, made, cut, where) == "Mara"
-    # At the very end there is nothing behind: the last token, as for a whole answer.
-    made, where = with_rows({N: {4: 0.9}})
-    assert QFS("paper", top_n=1)(ASKED, made, replace(DECISION, position=len(TEXT)), where) == "Telka"
 
 
 # CIOQF. Words before the hit "Orn.": Where was Mara Telka born | Mara was born near, N = 9.
@@ -444,18 +438,6 @@ def test_cioqf_by_hand_with_z_scores():
     assert CIOQF("zscore", top_n=4)(ASKED, made, HIT, where) != CIOQF(top_n=4)(ASKED, made, HIT, where)
 
 
-def test_cioqf_divides_by_the_deviation_of_the_words_it_has():
-    # Attention .20 .43 .10, all else alike: mean .2433, variance (.0019 + .0348 + .0205) / 3 = .0191. Vamo
-    # has .1 / .1382 = .724 more than Orn by attention, and 2/3 less by its place. (With n - 1 it is .591.)
-    made, where = generated(" Vamo Kel Orn Hit")
-    rows = np.zeros((5, P + 4), dtype=np.float32)
-    rows[4, P : P + 3] = 0.20, 0.43, 0.10
-    made = replace(made, attention=AttentionRows(rows, np.zeros(4, dtype=np.float32)))
-    bare = replace(where, question_span=(0, 0), lm=Embedding([(1, 0)] * (P + 4)))
-    query = CIOQF("zscore", top_n=2)
-    assert query(ASKED, made, replace(DECISION, position=0, tokens=(3,)), bare) == "Vamo Kel"
-
-
 def test_the_inverse_document_frequency_is_scikit_learns():
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -489,104 +471,10 @@ def test_cioqf_with_nothing_before_asks_the_question_and_no_attention_is_refused
             query(ASKED, replace(made, attention=None), DECISION, where)
 
 
-@dataclass
-class Silent:
-    """A trigger that fires once in the middle and names no token."""
-
-    needs = Needs()
-
-    def __call__(self, generation, state):
-        return Decision(not state.retrievals, 1.0, 0.5, position=len(generation.text) // 2)
-
-
-QUERIES = [
-    QuestionQuery(), AnswerQuery(), AnswerQuery(with_passages=True), LastSentenceQuery(), LastTokensQuery(),
-    FullContextQuery(), FlareQuery(), FlareQuery(beta=1), QFS("paper"), QFS("released"), CIOQF(),
-    CIOQF("zscore"),
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return tiny_lm("llama")
-
-
-@pytest.mark.parametrize("query", QUERIES, ids=repr)
-def test_every_query_works_with_every_trigger(query, lm):
-    one = replace(ASKED, answers=("Orn",))
-    for trigger in (
-        Never(), Always(), Random(1.0), Oracle(), Entropy(0.0), Rind(0.0, "paper"), Rind(0.0, "released"),
-        FixedLength(3), FixedSentence(), Flare(0.01), Flare(0.01, "dragin"), Entropy(0.0, scope="sentence"),
-        LlmJudge(), Silent(),
-    ):  # fmt: skip
-        found = FakeRetriever(lambda q: [Passage("1", "Mill", f"passage {len(found.queries)}")])  # noqa: B023
-        rag = RAG(lm, found, trigger, query=query, max_new_tokens=8, max_retrievals=2, answer_tokens=2)
-        rag.answer([one])
-        assert all(q.strip() for q in found.queries)
-        if not isinstance(trigger, LlmJudge):  # a random model's reply
-            assert bool(found.queries) == (not isinstance(trigger, Never)), trigger
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 10_000), norm=st.sampled_from(["minmax", "zscore"]), top_n=st.integers(1, 12))
-def test_cioqf_asks_with_unique_places_in_order_whatever_the_scale_of_attention(seed, norm, top_n):
-    rng = np.random.default_rng(seed)
-    made, where = with_vectors()
-    rows = np.tril(rng.random(made.attention.rows.shape), k=P - 1).astype(np.float32)
-    hits = tuple(sorted(rng.choice(5, size=2, replace=False).tolist()))
-    decision = replace(DECISION, tokens=hits)
-    query = CIOQF(norm, top_n)(ASKED, replace(made, attention=AttentionRows(rows, None)), decision, where)
-    text = tokenize(ASKED.question + FACT)[: 5 + hits[0]]  # nothing at or behind the hit
-    found = tokenize(query)
-    assert len(found) == min(top_n, len(text))
-    place = 0
-    for word in found:
-        place = text.index(word, place) + 1
-    # norm takes scale out, exactly so for powers of two.
-    scaled = replace(made, attention=AttentionRows(rows * 2.0 ** rng.integers(-6, 7), None))
-    assert CIOQF(norm, top_n)(ASKED, scaled, decision, where) == query
-
-
 def noisy(seed, scale=lambda n: 1.0):
     """A model with random attention within a text, of which every row has a scale."""
     draw = lambda n: np.tril(np.random.default_rng(seed).random((n + 1, n)), k=-1)  # noqa: E731
     return Attends(lambda n: (draw(n).astype(np.float32) * scale(n)).astype(np.float32))
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 10_000), variant=st.sampled_from(["paper", "released"]), top_n=st.integers(1, 8))
-def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
-    rng = np.random.default_rng(seed)
-    made, where = generated(TEXT)
-    rows = np.tril(rng.random((N + 1, P + N)), k=P - 1).astype(np.float32)
-    decision = replace(DECISION, tokens=tuple(sorted(rng.choice(N, size=2, replace=False).tolist())))
-    # The released variant renormalises every row, the paper's has one: each row has a scale of its own.
-    scale = 2.0 ** rng.integers(-6, 7, size=(N + 1, 1))
-    scaled = noisy(seed, lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1)))
-
-    def asked(rows, lm):
-        seen = replace(made, attention=AttentionRows(rows, None))
-        return QFS(variant, top_n)(ASKED, seen, decision, replace(where, lm=lm))
-
-    assert asked(rows, noisy(seed)) == asked((rows * scale).astype(np.float32), scaled)
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 10_000), st.sampled_from(["paper", "released"]), st.integers(1, 8), st.integers(1, 6))
-def test_query_words_are_unique_places_of_the_text_in_its_order(seed, variant, top_n, max_tokens):
-    rng = np.random.default_rng(seed)
-    made, where = generated(TEXT, partial=" Well, Mara Telka was")
-    rows = np.tril(rng.random(made.attention.rows.shape), k=len(made.prompt_ids) - 1).astype(np.float32)
-    made = replace(made, attention=AttentionRows(rows, made.attention.column_max))
-    hits = tuple(sorted(rng.choice(N, size=rng.integers(1, 4), replace=False).tolist()))
-    where = replace(where, lm=noisy(seed))
-    query = QFS(variant, top_n, max_tokens=max_tokens)(ASKED, made, replace(DECISION, tokens=hits), where)
-    text = tokenize(f"{ASKED.question} Well, Mara Telka was {TEXT}")
-    words = tokenize(query)
-    assert 1 <= len(words) <= min(top_n, max_tokens)
-    place = 0
-    for word in words:  # a subsequence of the text: every place is used at most once, in order
-        place = text.index(word, place) + 1
 
 
 @pytest.mark.parametrize("query", [CIOQF(), QFS(variant="paper")])

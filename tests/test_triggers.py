@@ -16,7 +16,6 @@ from probers.rag.build import named_part
 from probers.rag.protocol import UNANSWERED, decide, name_of
 from probers.rag.triggers import (
     Adaptive,
-    Always,
     Entropy,
     FixedLength,
     FixedSentence,
@@ -28,7 +27,6 @@ from probers.rag.triggers import (
     Probing,
     ProbingBefore,
     Radio,
-    Random,
     Rind,
     State,
 )
@@ -51,26 +49,12 @@ def state(lm=None, **fields):
     return State(QUESTION, lm, TESTBED_PROMPT, (10, 14), **given, **fields)
 
 
-def test_never_and_always_do_not_fire_on_what_was_written():
-    assert not any(trigger(generation(" a b"), state()).fire for trigger in (Never(), Always()))
-    assert Always().before and not Never().before
-
-
 def test_oracle_fires_on_a_wrong_first_answer_only():
     made = generation(" x")
     assert Oracle()(made, state(answer="Bob")) == Decision(True, 1.0, 0.5)
     assert Oracle()(made, state(answer="the Ana.")) == Decision(False, 0.0, 0.5)
     assert Oracle()(made, state(answer="")).fire
     assert not Oracle()(made, state(answer="Bob", retrievals=1)).fire
-
-
-def test_random_scores_agree_with_its_firing():
-    for i in range(50):
-        for retrievals in (0, 1):
-            asked = replace(state(retrievals=retrievals), question=Question(f"q{i}", "?"))
-            decision = Random(0.4)(generation(" a"), asked)
-            assert decision.fire == (decision.score > decision.threshold)
-            assert not (decision.fire and retrievals)
 
 
 def test_another_form_of_prompts_is_refused_by_name_and_those_of_texts_are_told(caplog):
@@ -97,6 +81,15 @@ def test_entropy_by_hand():
     assert Entropy(0.8, "max")(made, state()).score == pytest.approx(0.9)
     empty = Entropy()(generation(""), state())  # is no answer
     assert empty.fire and empty.score == UNANSWERED
+    # Of sentences: means 0.25 and 0.5; maxima 0.4 and 1.4.
+    made = generation(TWO, [0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 1.4])
+    mean = Entropy(0.45, scope="sentence")(made, state())
+    assert (mean.fire, mean.position, mean.tokens) == (True, TWO.index("She"), (7,))
+    assert mean.score == pytest.approx(0.5)
+    assert Entropy(0.2, scope="sentence")(made, state()).position == 1
+    assert Entropy(1.0, "max", "sentence")(made, state()).score == pytest.approx(1.4)
+    assert not Entropy(0.6, scope="sentence")(made, state()).fire
+    assert not Entropy(0.45, scope="sentence")(generation(TWO, [2.0] * 4 + [0.1] * 4), state(fresh=True)).fire
 
 
 # RIND, paper: tokens " The"(0) " town"(1) " Vamo"(2) "ra."(3) " It"(4) " ends."(5); H and attention below.
@@ -166,8 +159,7 @@ def test_rind_released_fires_before_the_first_sentence_that_has_a_hit():
     text = " Rivers run. Vamora lies near Telka. Telka ends."
     made = generation(text, [0.1, 0.1, 2.0, 0.1, 0.1, 1.0, 3.0, 0.1])
     # Second sentence: shares of attention .5 .1 .1 .3 times 4 words: 2.0 .4 .4 1.2; S: 4.0 .04 0 1.2
-    attention = [0.5, 0.5, 0.5, 0.1, 0.1, 0.3, 0.9, 0.1]
-    lm = Alone([attention])
+    lm = Alone([[0.5, 0.5, 0.5, 0.1, 0.1, 0.3, 0.9, 0.1]])
     decision = Rind(1.0)(made, state(lm))
     assert decision.position == text.index("Vamora")
     assert decision.tokens == (2, 5)
@@ -176,38 +168,19 @@ def test_rind_released_fires_before_the_first_sentence_that_has_a_hit():
     assert decision.token_scores[2] == pytest.approx(4.0, rel=1e-5)
     assert Rind(1.5)(made, state(lm)).tokens == (2,)
     assert Rind(4.5)(made, state(lm)).position == text.index("Telka ends")
-    assert not Rind(5.5)(made, state(lm)).fire
+    assert not Rind(decision.score)(made, state(lm)).fire  # above the threshold, not at it
     # "lies" is no hit, "near" a stop word, and the fourth word of the sentence is one: all of it goes.
     late = replace(made, entropies=np.array([0.1, 0.1, 0.1, 0.1, 0.1, 2.0, 0.1, 0.1], dtype=np.float32))
     fourth = Rind(1.0)(late, state(lm))
     assert (fourth.position, fourth.tokens) == (text.index("Vamora"), (5,))
-    assert not Rind(fourth.score)(late, state(lm)).fire  # above the threshold, not at it
-    assert Rind(1.0).needs == Needs()
-
-
-def test_what_is_taken_unjudged_of_what_is_written_from_passages():
-    assert [Rind(variant=v).takes for v in ("paper", "released")] == ["nothing", "sentence"]
-    assert [Flare(variant=v).takes for v in ("paper", "dragin")] == ["sentence", "all"]
-    assert Entropy(scope="sentence").takes == "nothing"
-
-
-def test_rind_looks_at_a_whole_batch_in_one_pass_and_an_empty_text_does_not_fire():
+    # A whole batch is looked at in one pass, and an empty text does not fire.
     lm = Alone([[0.5, 0.5], []])
     decisions = decide(Rind(1.0), [generation(" Vamora lies.", [2.0, 0.1]), generation("")], [state(lm)] * 2)
     assert lm.calls == 1
     assert [d.fire for d in decisions] == [True, False]
-    assert decide(Rind(1.0), [], []) == []
 
 
-def bank(layers=(1, 2), threshold=0.25, **options):
-    return linear_bank(layers, threshold, **options)
-
-
-def probed(value, needs=BOTH):
-    return generation(" a b", needs=needs, state=lambda text: [value, 0, 0, 0])
-
-
-def test_probing_sums_layers_and_fires_above_the_banks_threshold(tmp_path):
+def test_probing_sums_its_own_layers_and_fires_above_the_banks_threshold(tmp_path):
     assert Probing(bank()).needs == Needs.of((1, 2))
     for options, value, decision in (
         ({}, 0.125, Decision(False, 0.25, 0.25)),
@@ -220,6 +193,39 @@ def test_probing_sums_layers_and_fires_above_the_banks_threshold(tmp_path):
         assert Probing(bank(), **options)(probed(value), state()) == decision
     bank(threshold=0.5).save_pretrained(tmp_path / "prober")  # it may be given by its folder
     assert Probing(str(tmp_path / "prober"))(probed(0.0), state()).threshold == 0.5
+    # Others may have been recorded.
+    states = np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]])
+    made = replace(probed(0.0, Needs.of((0, 1, 2))), states={Feature((0, 1, 2)): states})
+    assert Probing(bank((1, 2)))(made, state()).score == 3.0
+    assert Probing(bank((2,)))(made, state()).score == 2.0
+
+
+def test_a_batch_is_decided_at_once_an_empty_answer_fires_probing_and_not_radio():
+    needs = Probing(bank()).needs
+    made = [probed(0.25), replace(generation(""), needs=needs), probed(0.0)]
+    decisions = decide(Probing(bank()), made, [state()] * 3)
+    assert [(d.fire, d.score) for d in decisions] == [(True, 0.5), (True, UNANSWERED), (False, 0.0)]
+    empty = replace(generation(""), needs=Needs.of((2,), pool="tokens"))
+    made = [told(*[0.1] * 7, 0.9), empty, told(*[0.1] * 8)]
+    decisions = decide(Radio(token_bank()), made, [state()] * 3)
+    assert [d.fire for d in decisions] == [True, False, False]
+    assert decisions[0] == Radio(token_bank())(made[0], state())
+    with fails("model", "'q'", kind=RunError):
+        decide(Broken(), [generation(" a")], [state()])
+
+
+def test_what_is_taken_unjudged_of_what_is_written_from_passages():
+    assert [Rind(variant=v).takes for v in ("paper", "released")] == ["nothing", "sentence"]
+    assert [Flare(variant=v).takes for v in ("paper", "dragin")] == ["sentence", "all"]
+    assert Entropy(scope="sentence").takes == "nothing"
+
+
+def bank(layers=(1, 2), threshold=0.25, **options):
+    return linear_bank(layers, threshold, **options)
+
+
+def probed(value, needs=BOTH):
+    return generation(" a b", needs=needs, state=lambda text: [value, 0, 0, 0])
 
 
 @pytest.mark.parametrize(("combine", "theta", "retrieves"), [
@@ -241,28 +247,11 @@ def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     assert decision.score == pytest.approx(-1 if combine == "logits" else 1.5096 - 1.4904, abs=2e-4)
 
 
-def test_probing_reads_its_own_layers_among_those_recorded():
-    states = np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]])
-    made = replace(probed(0.0, Needs.of((0, 1, 2))), states={Feature((0, 1, 2)): states})
-    assert Probing(bank((1, 2)))(made, state()).score == 3.0
-    assert Probing(bank((2,)))(made, state()).score == 2.0
-
-
-def test_probing_decides_a_batch_at_once_and_empty_answers_fire():
-    trigger = Probing(bank())
-    made = [probed(0.25), replace(generation(""), needs=trigger.needs), probed(0.0)]
-    decisions = decide(trigger, made, [state()] * 3)
-    assert [d.fire for d in decisions] == [True, True, False]
-    assert [d.score for d in decisions] == [0.5, UNANSWERED, 0.0]
-
-
 def test_probing_combines_as_told():
     stacked = bank(ensemble=Ensemble("stacked", (3.0, 1.0), 0.5))
     for made, options, decision in (
         (bank(), {}, Decision(True, 2.0, 0.25)),
-        (bank(), {"combine": "logits"}, Decision(True, 2.0, 0.25)),
         (stacked, {}, Decision(True, 4.5, 0.25)),
-        (stacked, {"combine": "stacked"}, Decision(True, 4.5, 0.25)),
         (stacked, {"combine": "logits"}, Decision(True, 2.0, 0.0)),
     ):
         assert Probing(made, **options)(probed(1.0), state()) == decision
@@ -272,10 +261,7 @@ def test_probing_combines_as_told():
     assert decision.threshold == 0.0  # another scale: the bank's threshold does not apply
     assert other.probability is None  # and neither does its calibration
     np.testing.assert_allclose(Probing(bank()).probability(np.zeros(2)), 0.5)
-    assert Probing(bank(), combine="probabilities", threshold=0.1)(probed(1.0), state()).threshold == 0.1
-
-
-def test_probing_with_entropy_uses_the_banks_logistic_model():
+    # The bank's logistic model of margin and entropy.
     model = EntropyModel((0.0,) * 5, (1.0,) * 5, (2.0, 3.0, 0.0, 0.0, 0.0), intercept=-1.0, threshold=0.4)
     trigger = Probing(bank(entropy_model=model), with_entropy=True)
     decision = trigger(replace(probed(0.25), entropies=np.array([0.1, 0.3], dtype=np.float32)), state())
@@ -285,14 +271,23 @@ def test_probing_with_entropy_uses_the_banks_logistic_model():
         Probing(bank(entropy_model=model), combine="probabilities", with_entropy=True)
 
 
+def test_fixed_rules_fire_behind_their_token_or_sentence_if_there_is_more():
+    made = generation(TWO)
+    decision = FixedLength(3)(made, state())
+    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born"), (2,))
+    assert decision.fire == (decision.score > decision.threshold)
+    end = FixedLength(8)(made, state())
+    assert not end.fire
+    assert end.score == decision.score  # it looked at nothing, so there is nothing to rank by
+    assert FixedLength(1)(generation(" a b"), state(fresh=True)).fire  # it gets on, so it may
+    decision = FixedSentence()(made, state())
+    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born here."), (3,))
+    assert not any(FixedSentence()(generation(t), state()).fire for t in (" Dr. Ana was born here.", ""))
+
+
 class Broken(Never):
     def __call__(self, made, where):
         return Decision(False, float("nan"), 0.5)
-
-
-def test_nan_scores_are_errors_for_any_trigger():
-    with fails("model", "'q'", kind=RunError):
-        decide(Broken(), [generation(" a")], [state()])
 
 
 def test_unknown_names_and_options_list_the_choices():
@@ -367,37 +362,6 @@ def test_where_the_mean_is_improbable_so_is_some_token(chances, threshold):
         assert decision.fire == (decision.score > decision.threshold)
         assert all(decision.token_scores[t] > threshold for t in decision.tokens)
         assert bool(decision.tokens) == decision.fire
-
-
-def test_entropy_of_sentences_by_hand():
-    # Means 0.25 and 0.5; maxima 0.4 and 1.4.
-    made = generation(TWO, [0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 1.4])
-    mean = Entropy(0.45, scope="sentence")(made, state())
-    assert (mean.fire, mean.position, mean.tokens) == (True, TWO.index("She"), (7,))
-    assert mean.score == pytest.approx(0.5)
-    assert Entropy(0.2, scope="sentence")(made, state()).position == 1
-    assert Entropy(1.0, "max", "sentence")(made, state()).score == pytest.approx(1.4)
-    assert not Entropy(0.6, scope="sentence")(made, state()).fire
-    assert not Entropy(0.45, scope="sentence")(generation(TWO, [2.0] * 4 + [0.1] * 4), state(fresh=True)).fire
-
-
-def test_fixed_length_fires_behind_its_n_th_token_if_there_is_more():
-    made = generation(TWO)
-    decision = FixedLength(3)(made, state())
-    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born"), (2,))
-    assert decision.fire == (decision.score > decision.threshold)
-    assert FixedLength(7)(made, state()).position == TWO.index(" Rome")
-    end = FixedLength(8)(made, state())
-    assert not end.fire
-    assert end.score == decision.score  # it looked at nothing, so there is nothing to rank by
-    assert not FixedLength(1)(generation(""), state()).fire
-    assert FixedLength(1)(generation(" a b"), state(fresh=True)).fire  # it gets on, so it may
-
-
-def test_fixed_sentence_fires_behind_the_first_sentence_if_there_is_more():
-    decision = FixedSentence()(generation(TWO), state())
-    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born here."), (3,))
-    assert not any(FixedSentence()(generation(t), state()).fire for t in (" Dr. Ana was born here.", ""))
 
 
 def test_a_look_ahead_leaves_room_for_a_stop_string_that_begins_right_behind_it():
@@ -480,57 +444,30 @@ def test_radio_averages_layers_and_takes_the_word_it_just_looked_up_as_it_is():
     parts = told(*[0.1] * 8, 0.9, text=TWO + " x")
     parts = replace(parts, text=TWO, offsets=(*parts.offsets[:7], (32, 35), (35, 38)))
     assert Radio(token_bank())(parts, state()).position == TWO.index("Rome")
-
-
-def test_radio_decides_a_batch_at_once_and_an_empty_text_does_not_fire():
-    empty = replace(generation(""), needs=Needs.of((2,), pool="tokens"))
-    made = [told(*[0.1] * 7, 0.9), empty, told(*[0.1] * 8)]
-    decisions = decide(Radio(token_bank()), made, [state()] * 3)
-    assert [d.fire for d in decisions] == [True, False, False]
-    assert decisions[0] == Radio(token_bank())(made[0], state())
-
-
-@given(st.floats(0.001, 0.999), st.integers(0, 7))
-def test_radio_never_fires_where_all_tokens_are_alike(chance, place):
-    alike = [chance] * 8
-    assert not Radio(token_bank())(told(*alike), state()).fire
-    if chance < 0.9:
-        alike[place] = 0.95
-        assert Radio(token_bank())(told(*alike), state()).tokens == (place,)
-
-
-def test_radio_refuses_other_models_and_texts_without_states():
+    # Any prompt, no other model, and no text without states.
     trigger = Radio(token_bank())
-    trigger.check(SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Q"))  # any prompt
+    trigger.check(SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Q"))
     with fails("mismatch", "fake@r1", "other@r2"):
         trigger.check(replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
     with fails("mismatch", kind=RunError):
         trigger(generation(" a"), state())
 
 
-@pytest.mark.parametrize(("reply", "fires"), [
-    (" Yes, I can.", False), (" yes", False), (" No. Yes", True), (" I know not", True), ("", True),
-])  # fmt: skip
-def test_the_judges_first_yes_or_no_decides(reply, fires):
-    spent = []
-    lm = FakeLM(lambda prompt: reply)
-    (decision,) = LlmJudge().decide_before([state(lm, spend=spent.append)])
-    assert (decision.fire, decision.position) == (fires, None)
-    assert [g.text for g in spent] == [reply]
-    assert decision.fire == (decision.score > decision.threshold)
-    # Of what is written it says no more than it said of the question.
-    after = LlmJudge()(generation(" Ana."), state(lm, verdict=decision))
-    assert (after.fire, after.score) == (False, decision.score)
-    assert not LlmJudge()(generation(" Ana."), state(lm)).fire
-
-
-def test_the_judge_asks_about_all_questions_at_once():
+def test_the_judges_first_yes_or_no_decides_of_all_questions_at_once():
+    replies = {" Yes, I can.": False, " No. Yes": True, " I know not": True, "": True}
+    for reply, fires in replies.items():
+        spent = []
+        lm = FakeLM(lambda prompt, reply=reply: reply)
+        (decision,) = LlmJudge().decide_before([state(lm, spend=spent.append)])
+        assert (decision.fire, decision.position) == (fires, None)
+        assert [g.text for g in spent] == [reply]
+        # Of what is written it says no more than it said of the question.
+        after = LlmJudge()(generation(" Ana."), state(lm, verdict=decision))
+        assert (after.fire, after.score) == (False, decision.score)
     lm = FakeLM(lambda prompt: " yes" if "Ana" in prompt else " no")
     other = replace(state(lm), question=Question("p", "Who is Ana {question}?"))
     assert [d.fire for d in LlmJudge().decide_before([state(lm), other])] == [True, False]
-    assert LlmJudge().decide_before([]) == []
     assert lm.batches == [2]
-    assert lm.prompts[0].startswith("Question: Who?\nCan you")
     assert lm.prompts[1].startswith("Question: Who is Ana {question}?\nCan you")
     LlmJudge("{question} OK?").decide_before([state(lm)])
     assert lm.prompts[-1] == "Who? OK?"
@@ -581,22 +518,17 @@ def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt
 
 @pytest.mark.parametrize(("make", "code", "named"), [
     (lambda: Radio(bank()), "mismatch", "pool=tokens"),
-    (lambda: Probing(bank(position="entity")), "mismatch", "--source cot"),
     (lambda: Probing(bank(pool="predicting", position="entity")), "mismatch", "--source cot"),
     (lambda: Probing(bank(pool="prompt")), "mismatch", "trigger=probing_before"),
-    (lambda: Radio(bank(pool="prompt")), "mismatch", "pool=tokens"),
     (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
     (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
     (lambda: Probing(bank(), with_entropy=True), "mismatch", "with_entropy=true"),
-    *((lambda how=how: Probing(bank(), combine=how), "unknown-choice", f"trigger.combine={how}")
-      for how in ("best", "mean", "stacked")),
+    (lambda: Probing(bank(), combine="stacked"), "unknown-choice", "trigger.combine=stacked"),
     (lambda: Probing(bank(), threshold=0.1, theta=0.1), "conflict", "trigger.theta=0.1"),
     (lambda: Probing("no/such/folder"), "no-artifact", "no/such/folder"),
     (lambda: Probing(None), "no-artifact", "probers-datagen --source cot"),
-    (lambda: ProbingBefore(None), "no-artifact", "--source cot pool=prompt"),
     (lambda: Radio(None), "no-artifact", "probers-datagen --source wiki"),
     (lambda: Adaptive(None), "no-artifact", "probers-train head=adaptive"),
-    (lambda: Probing(token_bank(), with_entropy=True), "mismatch", "with_entropy=true"),
 ])  # fmt: skip
 def test_probers_that_a_trigger_cannot_read_are_refused(make, code, named):
     with fails(code, named):
