@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 import re
-import uuid
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,6 @@ from probers.cli.components import choices
 from probers.cli.main import Console
 from probers.data.splits import Seen
 from probers.prober.decision import ALWAYS
-from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.comparison import findings as showcase
 from probers.rag.comparison.outcomes import Evaluation, Outcomes
@@ -115,14 +113,6 @@ class Place:
     def first_asked(self):
         """The towns of the first questions, as many as there are for validation."""
         return {int(re.findall(r"\d+", p)[0]) for p in self.models[0].prompts[: len(VALIDATION)]}
-
-
-def of_other_weights(prober):
-    """Let a prober be of other weights, which no other test has; says of which."""
-    bank, revision = Prober.from_pretrained(prober), uuid.uuid4().hex[:12]
-    spec = replace(bank.spec, model=replace(bank.spec.model, revision=revision))
-    replace(bank, spec=spec).save_pretrained(prober)
-    return revision
 
 
 def test_every_method_gets_the_figures_it_must_have(place, capsys):

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from helpers.artefacts import write_lines
 from helpers.fake_elasticsearch import FakeElasticsearch
-from helpers.fake_lm import linear_bank
+from helpers.fake_lm import FakeLM, linear_bank
 from helpers.refusals import exits, fails
-from test_compare import model, of_other_weights, place  # noqa: F401
+from test_compare import model, place  # noqa: F401
 
 from probers.adaptive import AdaptiveClassifier
 from probers.cli import main as cli
@@ -23,6 +23,7 @@ from probers.cli.compose import request
 from probers.cli.inputs import find_classifier, find_prober
 from probers.cli.runs import RunFolder
 from probers.data.splits import Seen
+from probers.prober.prober import Prober
 from probers.rag.build import named_part
 from probers.rag.comparison.compare import selection_of
 from probers.rag.comparison.methods import available
@@ -53,17 +54,16 @@ def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, caps
     shown = capsys.readouterr().out
     assert "prober: prober" in caplog.text
     for part in (
-        "Question: Where is town 3?",
-        "[1] It must be Nowhere. So the answer is Nowhere.",
+        "Question: Where is town 3?", "[1] It must be Nowhere. So the answer is Nowhere.",
         "▲ probing fired on the whole answer: score 2, threshold 0",
-        "query: Where is town 3? It must be Nowhere.",
-        "fetched: Town 3 (",
-        "[2] It must be Land3.",
-        "Answer: Land3  (right; gold: Land3)",
-        "1 retrieval, 2 generations",
-    ):
+        "query: Where is town 3? It must be Nowhere.", "fetched: Town 3 (", "[2] It must be Land3.",
+        "Answer: Land3  (right; gold: Land3)", "1 retrieval, 2 generations",
+    ):  # fmt: skip
         assert part in shown, part
     assert sorted(p.name for p in rag.path.iterdir()) == ["corpus.jsonl", "prober", "questions.jsonl"]
+    # With out its trace is written.
+    rag("question=Where is town 3?", "trigger=always", "out=one")
+    assert traces(rag.path / "one")[0]["answer"] == "Land3" and figures(rag.path / "one")["n"] == 1
 
 
 def shown_of(rag, capsys, *overrides):
@@ -76,8 +76,7 @@ def shown_of(rag, capsys, *overrides):
 
 
 KNOWN = "It must be Land3. So the answer is Land3."
-WRONG, ASKED = "It must be Nowhere. So the answer is Nowhere.", "query: Where is town 3?"
-NOTHING = {2: "kept: nothing of it", 3: "query: It must be", 4: "fetched: nothing"}
+ASKED = "query: Where is town 3?"
 
 
 @pytest.mark.parametrize(("overrides", "lines"), [
@@ -85,48 +84,28 @@ NOTHING = {2: "kept: nothing of it", 3: "query: It must be", 4: "fetched: nothin
     (["trigger=always"],
      {0: "▲ always fired before the text", 1: ASKED, 3: f"[1] {KNOWN}", 4: "always did not fire again"}),
     # A rule fires after what it waited for, and has no score.
-    (["trigger=fixed_sentence"],
-     {0: "▲ fixed_sentence fired before the text", 5: "kept: It must be Land3. | discarded: So",
-      4: "▲ fixed_sentence fired after “Land3.”, character 18"}),
     (["trigger=fixed_length", "trigger.n=2"],
      {4: "▲ fixed_length fired after “must”, character 8", 5: "kept: It must | discarded: be"}),
     # Tokens that fired are shown as their words; the sentence is written anew from its beginning.
     (["trigger=flare", "query=question"],
      {1: "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2",
       2: "kept: nothing of it", 3: ASKED}),
-    (["trigger=flare", "query=flare"], NOTHING),
-    (["trigger=entropy", "trigger.scope=sentence", "query=flare"], NOTHING | {5: f"[2] {WRONG}"}),
 ])  # fmt: skip
 def test_the_terminal_shows_what_fired_where_and_what_came_of_it(rag, capsys, overrides, lines):
     shown = shown_of(rag, capsys, *overrides)
     assert {i: shown[i] for i in lines} == lines
-    assert not any("score" in line for line in shown) or "fixed" not in overrides[0]
-    assert overrides != ["trigger=always"] or shown[2].startswith("fetched: Town 3 (")
 
 
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
-    def small(cfg, folder, engine, adapter=None):
-        made = model()
-        made.context = 75
-        return made
-
+    small = lambda cfg, folder, engine, adapter=None: replace(model(), context=75)  # noqa: E731
     monkeypatch.setattr("probers.rag.command.load_model", small)
     texts = [f"town 3 {'and so on ' * 9}{i}" for i in range(3)]
     write_lines(rag.path / "long.jsonl", [{"id": text, "title": "", "text": text} for text in texts])
     rag("question=Where is town 3?", "trigger=always", "corpus=long.jsonl")
-    shown = capsys.readouterr().out
-    assert "    fetched: 3 passages, left out because none fits the model's context\n" in shown
-    assert "3 passages left out for want of room" in shown
+    assert "3 passages left out for want of room" in capsys.readouterr().out
     write_lines(rag.path / "other.jsonl", [{"id": "p", "title": "", "text": "zebra"}])
-    assert shown_of(rag, capsys, "trigger=always", "corpus=other.jsonl")[2] == "fetched: nothing"
     rag("trigger=always", "corpus=other.jsonl", "split=test", "out=empty")
     assert "40 retrievals found nothing; those answers went on without passages" in capsys.readouterr().out
-
-
-def test_one_question_with_out_writes_its_trace(rag):
-    rag("question=Where is town 3?", "trigger=always", "out=one")
-    assert traces(rag.path / "one")[0]["answer"] == "Land3"
-    assert figures(rag.path / "one")["n"] == 1
 
 
 def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys, caplog):
@@ -140,8 +119,13 @@ def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys
     assert (results["schema"], results["n"], results["methods"]["entropy"]["em"]) == (1, 40, 1.0)
     assert "wrote 40 traces to runs/rag/entropy/traces.jsonl" in capsys.readouterr().out
     rag("trigger=entropy", "split=test")
-    assert "complete" in caplog.text
-    assert len(rag.models) == 1
+    assert "complete" in caplog.text and len(rag.models) == 1
+    # A prober that the trigger does not take is named.
+    for trigger, used in (("entropy", False), ("probing", True)):
+        rag("question=Where is town 3?", f"trigger={trigger}", "prober=prober")
+        assert (f"note: prober=prober is not used: trigger={trigger}" in capsys.readouterr().out) == (
+            not used
+        )
 
 
 @pytest.mark.parametrize(("variant", "filter"), [("released", "stop words"), ("paper", None)])
@@ -149,13 +133,6 @@ def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatc
     monkeypatch.setattr("probers.words.text._tagger", lambda: None)
     out = rag("trigger=rind", f"trigger.variant={variant}", "query=question", "split=test", "limit=2")
     assert [figures(out)["filter"], *(trace["filter"] for trace in traces(out))] == [filter] * 3
-
-
-def test_a_prober_that_the_trigger_does_not_take_is_named(rag, capsys):
-    for trigger, used in (("entropy", False), ("probing", True)):
-        rag("question=Where is town 3?", f"trigger={trigger}", "prober=prober")
-        note = f"note: prober=prober is not used: trigger={trigger} takes none, or was given another"
-        assert (note in capsys.readouterr().out) == (not used)
 
 
 def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(rag, capsys):
@@ -179,7 +156,9 @@ def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(r
 
 @pytest.mark.parametrize("way", ["prober=prober", "trigger.bank=prober"])
 def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, caplog, way):
-    other = of_other_weights(rag.path / "prober")
+    bank, other = Prober.from_pretrained(rag.path / "prober"), f"r-{way[:6]}"
+    spec = replace(bank.spec, model=replace(bank.spec.model, revision=other))
+    replace(bank, spec=spec).save_pretrained(rag.path / "prober")
     given = ["trigger=probing", way, "limit=2", "out=o"]
     with fails(None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
         rag(*given)
@@ -214,8 +193,7 @@ def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
             if is_dataclass(target):
                 options = {name for name in signature(target).parameters if not name.startswith("_")}
                 assert options - {"passages", "matcher"} == names, name
-                trained = {*given, "theta"}
-                own = {k: asked.options[k] for k in names - trained}
+                own = {k: asked.options[k] for k in names - {*given, "theta"}}
                 assert {k: getattr(made, k) for k in own} == own
 
 
@@ -255,22 +233,18 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     for name in ("answers", "answers of another"):
         shutil.copytree(rag.path / "prober", runs / name)
     token_banks(runs)
-    classifier().save(runs / "adaptive")
+    for name in ("adaptive", "adaptive of another"):
+        classifier().save(runs / name)
     Seen({}).save(runs / "adaptive")
-    classifier().save(runs / "adaptive of another")
     kinds = ("answers", "tokens", "entities", "prompts", "helps", "helps_before")
     for name in (*kinds, "adaptive", "answers of another", "adaptive of another"):
         finished(runs / name, {"model": "x" if "another" in name else "testbed"})
     cfg = request("rag", [])
-    for kind in kinds:
-        assert find_prober(cfg, kind) == f"runs/train/{kind}"
+    assert [find_prober(cfg, kind) for kind in kinds] == [f"runs/train/{kind}" for kind in kinds]
     assert find_prober(cfg) == "runs/train/answers"
     assert find_classifier(cfg) == "runs/train/adaptive"
-    caplog.clear()
     for trigger, found in (
-        ("probing", "prober: runs/train/answers"), ("radio", "prober: runs/train/tokens"),
-        ("before_entity", "prober: runs/train/entities"),
-        ("probing_before", "prober: runs/train/prompts"), ("adaptive", "classifier: runs/train/adaptive"),
+        ("radio", "prober: runs/train/tokens"), ("adaptive", "classifier: runs/train/adaptive"),
     ):  # fmt: skip
         rag("question=Where is town 3?", f"trigger={trigger}")
         assert f"{found} (the newest" in caplog.text
@@ -307,16 +281,10 @@ def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys,
 
 
 def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_written(rag, monkeypatch):
-    def blind(cfg, folder, engine, adapter=None):
-        made = model()
+    def refuse(lm, generations, *, progress=None):
+        raise RunError("its attention is not to be had")
 
-        def refuse(generations, *, progress=None):
-            raise RunError("its attention is not to be had")
-
-        made.attention_alone = refuse
-        return made
-
-    monkeypatch.setattr("probers.rag.command.load_model", blind)
+    monkeypatch.setattr(FakeLM, "attention_alone", refuse)
     for overrides in (["trigger=rind"], ["trigger=never", "query=qfs"]):
         with fails("unsupported", overrides[-1], "its attention"):
             rag(*overrides, "split=test", "out=here")
