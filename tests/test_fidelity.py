@@ -1,12 +1,11 @@
-"""The methods against what their authors published: released triggers, queries and loops, and an example."""
+"""Triggers, queries and loops against the released procedures, written plainly."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers.fake_lm import FakeLM
 
 import probers.words.text
 from probers.model.causal_lm import CausalLM
@@ -17,7 +16,7 @@ from probers.rag.retrievers import BM25
 from probers.rag.triggers import Flare, Rind, State
 from probers.signals import rind_scores
 from probers.testbed.assets import load_corpus, load_questions, model_path
-from probers.types import AttentionRows, Decision, Generation, Needs, Question
+from probers.types import Generation, Needs
 
 
 @pytest.fixture(autouse=True)
@@ -323,63 +322,3 @@ def test_released_loops_write_and_ask_alike(name, both, request):
             assert (answer.text, answer.retrievals) == (text, len(queries))
             counts.add(len(queries))
         assert len(counts) > 1
-
-
-# DRAGIN's case study (appendix C): the arena of the Lewiston Maineiacs. The model hesitates at the number of
-# seats; what it attends to there are the words that say what is asked and of what. The attention values are
-# ours, in the order of the paper's finding: those words above all others.
-
-CASE = "The arena where the Lewiston Maineiacs played their home games can seat how many people?"
-WRITTEN = (
-    " The Lewiston Maineiacs played their home games at the Androscoggin Bank Colisée,"
-    " which has a seating capacity of 3,677 people."
-)
-ATTENDED = {
-    "seat": 0.09, "Androscoggin": 0.08, "Bank": 0.07, "Colisée,": 0.10, "seating": 0.12, "capacity": 0.14,
-    "Question:": 0.9, "Answer:": 0.9, "people.": 0.5,  # the last is written after the number: never asked
-}  # fmt: skip
-
-
-class Told(FakeLM):
-    """Attends within a text as it is told, by its words."""
-
-    def __init__(self, row: int) -> None:
-        super().__init__(lambda p: WRITTEN)
-        self.row = row
-
-    def attention_of(self, texts):
-        ((spans, within),) = super().attention_of(texts)
-        words = [texts[0][a:b].strip() for a, b in spans]
-        return [(spans, attended(within, words, words.index("3,677"), self.row))]
-
-
-def attended(recorded: AttentionRows, words: list[str], hit: int, row: int) -> AttentionRows:
-    """The attention in one row, that of the hit token (1) or of the one before (0).
-
-    The prompt's own words get most, function words and the rest less; the other row asks for something else.
-    """
-    rows = np.zeros_like(recorded.rows, dtype=np.float32)
-    rows[hit + row] = [ATTENDED.get(word, 0.001 * (place % 5)) for place, word in enumerate(words)]
-    rows[hit + 1 - row] = rows[hit + row][::-1]
-    return AttentionRows(rows, recorded.column_max)
-
-
-def case(variant: str, row: int) -> str:
-    """What QFS asks in the example."""
-    prompt, lm = TESTBED_PROMPT.question(CASE), Told(row)
-    made = lm.generate([prompt], max_new_tokens=99, needs=Needs(attention=True))[0]
-    words = [prompt[a:b].strip() for a, b in made.prompt_offsets]
-    words += [WRITTEN[a:b].strip() for a, b in made.offsets]
-    hit = words.index("3,677") - len(made.prompt_ids)
-    made = replace(made, attention=attended(made.attention, words, hit, row))
-    state = State(Question("case", CASE), lm, TESTBED_PROMPT, TESTBED_PROMPT.question_span(prompt, CASE))
-    decision = Decision(True, 1.5, 1.0, position=0, tokens=(hit,))
-    return QFS(variant, top_n=6)(state.question, made, decision, state)
-
-
-@pytest.mark.parametrize(("variant", "row"), [("released", 0), ("paper", 1)])
-def test_the_case_study_asks_for_the_seating_capacity(variant, row):
-    """The words are those of the attention, not of the text: with another row it is another query."""
-    query = case(variant, row)
-    assert query.replace("Colisée,", "Colisée") == "seat Androscoggin Bank Colisée seating capacity"
-    assert case(variant, 1 - row) != query
