@@ -20,7 +20,6 @@ from probers.cli.main import Console
 from probers.data.splits import Seen
 from probers.prober.decision import ALWAYS
 from probers.prompts import TESTBED_PROMPT
-from probers.rag.comparison import findings as showcase
 from probers.rag.comparison.outcomes import Evaluation, Outcomes
 from probers.rag.traces import Answer, Counters
 from probers.types import Decision, Question, Round
@@ -190,24 +189,32 @@ def test_the_page_and_its_data_are_written(place):
     assert fetched[0]["passages"][0]["text"].startswith("Town ")
 
 
-def test_methods_whose_part_is_not_there_are_left_out_and_named(place, capsys):
-    results = place.compare("triggers=[never,radio,adaptive,entropy]")
-    assert list(results["methods"]) == ["entropy", "never"]
+def test_methods_whose_part_is_not_there_are_left_out_and_never_is_made_where_it_is_not_asked(place, capsys):
+    results = place.compare("triggers=[radio,adaptive,entropy]", "sweep=0")
+    assert list(results["methods"]) == ["entropy"]
+    assert results["methods"]["entropy"]["trigger"]["auroc"] == 1.0
     shown = capsys.readouterr().out
     assert re.search(r"note: radio is left out: .*pool=tokens.*token_prober=PATH", shown)
     assert re.search(r"note: adaptive is left out: .*head=adaptive.*classifier=PATH", shown)
+    assert any("not in the table" in note for note in place.data()["notes"])
 
 
 def test_queries_take_the_place_of_the_methods_own(place):
-    results = place.compare("triggers=[never,always,random,entropy,rind_paper,probing]", "queries=[question]")
-    own = {"never": "question", "always": "question"}
-    assert results["queries"] == dict.fromkeys(results["methods"], "question") | own
+    results = place.compare("triggers=[never,random,entropy,rind]", "queries=[question]", "sweep=0")
+    assert results["queries"] == dict.fromkeys(results["methods"], "question")
     # With the question each method that judges answers is between never and always on its budget's line.
     random = results["methods"]["random"]
     assert random["em"] == pytest.approx(0.4 + 0.6 * random["retrievals"], abs=0.2)
     results = place.compare("triggers=[never,probing]", "queries=[question,answer]", out="what")
     assert list(results["methods"]) == ["never", "probing_answer", "probing_question"]
     assert results["queries"]["probing_answer"] == "answer"
+    # A trigger's own name is a method with its default variant and query.
+    with fails("unknown-choice", "'rinds'", *choices("trigger")):
+        place.compare("triggers=[rinds]")
+    results = place.compare("triggers=[never,rind,rind_released]", "sweep=0", out="own")
+    assert results["queries"]["rind"] == "qfs"
+    figures = stable(results)["methods"]
+    assert figures["rind"] == figures["rind_released"]
 
 
 def test_a_method_is_compared_at_several_values_of_an_option(place):
@@ -235,7 +242,6 @@ def test_a_method_may_have_a_retriever_of_its_own(place):
     assert methods["elsewhere"]["trigger"] == methods["probing"]["trigger"]  # it looks at the same answers
     # Random retrieval at its budget is that of its own retriever.
     assert results["random_at_budget"]["elsewhere"]["em"]["value"] == 0.4
-    assert results["random_at_budget"]["probing"]["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
     mine = "+methods.mine={trigger: {_target_: probers.rag.triggers.Always}, query: question}"
     results = place.compare("triggers=[never,mine]", mine, "prober=null", out="mine")  # none is needed
     assert results["methods"]["mine"]["em"] == 1.0
@@ -281,10 +287,10 @@ def test_questions_without_splits_are_all_asked_unless_something_is_tuned_on_the
 def test_thresholds_that_promise_and_triggers_that_cannot_always_fire(place):
     names = "triggers=[never,entropy,rind_paper]"
     results = place.compare(names, "threshold=risk=0.3@0.9", "sweep=2")
-    stored, notes = place.read("thresholds"), " ".join(place.data()["notes"])
+    notes = " ".join(place.data()["notes"])
     assert place.data()["threshold_rule"].startswith("threshold=risk=0.3@0.9")
     assert "entropy, closed-book: of what passes at most 30% is wrong" in notes
-    assert results["options"]["entropy"]["threshold"] == stored["entropy"]["threshold"]
+    assert results["options"]["entropy"]["threshold"] == place.read("thresholds")["entropy"]["threshold"]
     assert 0 < results["methods"]["entropy"]["retrievals"] < 3
     # Twelve questions cannot promise one in a hundred, whatever the trigger.
     results = place.compare(names, "threshold=risk=0.01@0.99", "sweep=0", out="none")
@@ -293,9 +299,6 @@ def test_thresholds_that_promise_and_triggers_that_cannot_always_fire(place):
         assert results["options"][name]["threshold"] == ALWAYS
         assert f"{name}, closed-book: it always fires, for threshold=risk=0.01@0.99 needs" in notes
         assert place.data("none")["flags"][name] == "always fired"
-    assert "promise" not in " ".join(place.compare(names, "sweep=0", out="plain"))
-    with fails("bad-value", "threshold=risk=2@0.9"):
-        place.compare(names, "threshold=risk=2@0.9", out="wrong")
 
 
 def test_thresholds_come_from_validation_questions_unless_they_are_given(place):
@@ -308,13 +311,10 @@ def test_thresholds_come_from_validation_questions_unless_they_are_given(place):
     assert 0.1 < stored["entropy"]["threshold"] < 0.6
     for name in ("entropy", "probing"):
         assert results["options"][name]["threshold"] == stored[name]["threshold"]
-    results = place.compare("triggers=[never,probing]", "methods.probing.tune=false", out="own")
-    assert results["options"]["probing"]["threshold"] == 0.0  # the prober's
-    assert not (place.path / "own" / "thresholds.json").exists()
-    theta = "+methods.probing.trigger_options={theta: -1.5}"
     given = "+methods.entropy.trigger_options={threshold: 99}"
-    results = place.compare("triggers=[never,entropy,probing]", "sweep=4", theta, given, out="given")
-    assert place.trace("probing", "given")[0]["rounds"][0]["decision"]["threshold"] == 1.5
+    more = (given, "methods.probing.tune=false", "sweep=4")
+    results = place.compare("triggers=[never,entropy,probing]", *more, out="given")
+    assert results["options"]["probing"]["threshold"] == 0.0  # the prober's
     assert results["options"]["entropy"]["threshold"] == 99
     assert results["methods"]["entropy"]["retrievals"] == 0
     assert place.data("given")["flags"]["entropy"] == "never fired"
@@ -342,42 +342,6 @@ def test_other_figures_take_the_answers_that_are_there(place, monkeypatch):
     assert again["config"]["sweep"] == 0 and "sweep=0" in place.page() and "sweep=1" not in place.page()
 
 
-def test_damaged_thresholds_and_recorded_answers_are_named_and_made_again(place, capsys):
-    """Cut, altered, without a checksum; converse: whole ones are taken, and nothing is said."""
-    asked = "triggers=[never,entropy,probing]"
-    whole = stable(place.compare(asked))
-    out = place.path / "out"
-    files = [out / "thresholds.json", next((out / "replay").glob("*.json"))]
-    kept = {file: file.read_bytes() for file in files}
-    unsealed = lambda blob: re.sub(rb'"sha256": "\w+"', b'"other": 1', blob)  # noqa: E731
-    for damaged, damage in (
-        ([], lambda blob: blob), (files, lambda blob: re.sub(rb"0\.\d", b"0.7", blob)),
-        (files, lambda blob: blob[:-20]), (files, unsealed),
-    ):  # fmt: skip
-        state = json.loads((out / "run.json").read_text()) | {"complete": False}
-        (out / "run.json").write_text(json.dumps(state))
-        for file, blob in kept.items():
-            file.write_bytes(damage(blob))
-        capsys.readouterr()
-        assert stable(place.compare(asked)) == whole
-        assert {file: file.read_bytes() for file in kept} == kept
-        said = [line for line in capsys.readouterr().out.splitlines() if "making it again" in line]
-        assert [line.split(" ", 1)[0] for line in said] == [str(f.relative_to(place.path)) for f in damaged]
-        assert bool(place.models[-1].prompts) == bool(damaged)
-
-
-def test_a_triggers_own_name_is_a_method_with_its_default_variant(place):
-    with fails("unknown-choice", "'rinds'", *choices("trigger")):
-        place.compare("triggers=[rinds]")
-    results = place.compare("triggers=[never,rind,rind_released,rind_paper]", "sweep=0")
-    assert (
-        results["options"]["rind"] == results["options"]["rind_released"] != results["options"]["rind_paper"]
-    )
-    assert results["queries"]["rind"] == "qfs"
-    figures = stable(results)["methods"]
-    assert figures["rind"] == figures["rind_released"]
-
-
 def test_questions_without_answers_are_answered_and_their_figures_are_null(place):
     place.write("questions", [row | {"answers": []} for row in place.rows()])
     with fails("labels", "oracle", "40 of 40"):
@@ -400,13 +364,6 @@ def test_answers_that_are_all_wrong_are_said_to_tell_nothing(place, capsys):
     assert "note: Every closed-book answer is wrong" in capsys.readouterr().out
     assert "oracle" not in place.data()["flags"]  # it is right to fire
     assert "None of them has a single answer right" in place.page()
-
-
-def test_without_never_the_closed_book_run_is_made_and_named(place):
-    results = place.compare("triggers=[always,probing]", "sweep=0")
-    assert list(results["methods"]) == ["always", "probing"]
-    assert results["methods"]["probing"]["trigger"]["auroc"] == 1.0
-    assert any("not in the table" in note for note in place.data()["notes"])
 
 
 # The parts, by hand.
@@ -478,34 +435,9 @@ def test_every_pair_has_its_p_value_and_each_method_is_set_against_random_retrie
     assert (entry["query"], entry["retrievals"]) == ("answer", pytest.approx(0.6))
     assert entry["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)
     assert entry["em"]["diff"] == pytest.approx(1 - 0.76)
-    assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1] and entry["em"]["p_holm"] <= 1
-
-
-def test_methods_with_other_tokens_than_random_retrieval_are_named(place):
-    results = place.compare("triggers=[never,entropy,probing]", "sweep=0")
-    # Where 60% of all retrieve, random retrieval reads as much, up to the lengths of towns' names.
-    entry = results["random_at_budget"]["probing"]
-    own = sum(results["methods"]["probing"][key] for key in ("tokens", "read_tokens"))
-    assert entry["times_tokens"] == pytest.approx(own / (entry["tokens"] + entry["read_tokens"]))
+    # It reads as many tokens, up to the lengths of towns' names.
     assert entry["times_tokens"] == pytest.approx(1, abs=0.1)
-    other = {"times_tokens": 0.85, "tokens": 10.0, "read_tokens": 190.0}
-    at_random = {"probing": entry, "rind": entry | {"common": other}, "flare": other | {"times_tokens": 1.5}}
-    (note,) = showcase.unlike_random({"random_at_budget": at_random})
-    assert "rind uses 0.85 times its tokens (170 against 200), flare 1.50 times (300 against 200)." in note
-    assert "probing" not in note
-
-
-def test_tokens_read_are_null_where_they_were_not_counted():
-    questions = [Question(f"q{i}", "?", ("yes",)) for i in range(3)]
-    counted = answers([1, 1, 0], [0, 1, 2])
-    for a, read in zip(counted, (10, 20, 30), strict=True):
-        a.counters.tokens, a.counters.read_tokens = 5, read
-    comparison = Evaluation(questions, Outcomes(questions, counted), resamples=100)
-    assert comparison.figures(Outcomes(questions, counted))["read_tokens"] == 20
-    trace = counted[0].trace
-    del trace["counters"]["read_tokens"]  # as older versions wrote it
-    entry = comparison.figures(Outcomes(questions, [Answer.from_trace(trace), *counted[1:]]))
-    assert entry["read_tokens"] is None and entry["tokens"] == 5 and "read_tokens" not in entry["ci95"]
+    assert 0 < entry["em"]["ci95"][0] < 0.24 < entry["em"]["ci95"][1] and entry["em"]["p_holm"] <= 1
 
 
 def test_what_is_wrong_may_be_judged_by_another_figure(place, capsys):
@@ -525,16 +457,6 @@ def test_what_is_wrong_may_be_judged_by_another_figure(place, capsys):
     assert results["wrong"] == "f1>=0.5" and results["options"]["oracle"]["wrong"] == "f1>=0.5"
     assert results["methods"]["oracle"]["em"] == 1.0
     assert "note: Answers are wrong by f1>=0.5 here" in capsys.readouterr().out
-
-
-def test_the_exemplars_file_is_an_input_of_the_run(place):
-    given, shots = ("triggers=[never]", "prompt.exemplars_file=shots.txt"), place.path / "shots.txt"
-    shots.write_text("Question: Where is town 7?\nAnswer: So the answer is Land7.\n")
-    assert place.compare(*given)["config"]["inputs"]["shots.txt"]
-    assert place.models[-1].prompts[0].startswith("Question: Where is town 7?")
-    shots.write_text("Question: Where is town 8?\nAnswer: So the answer is Land8.\n")
-    with fails("out-taken"):  # another run than the one in the folder
-        place.compare(*given)
 
 
 def test_split_all_asks_every_split_and_says_who_answered_each_question(place, capsys):

@@ -1,16 +1,14 @@
-"""Query formulations: QFS and CIOQF worked out by hand, and every one with every trigger."""
+"""Query formulations by hand; the released QFS stands in test_fidelity.py."""
 
 import math
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers.fake_lm import FakeLM
 from helpers.refusals import fails
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from probers import CausalLM
 from probers.data.corpus import load_corpus
@@ -29,10 +27,7 @@ from probers.rag.queries import (
 from probers.rag.queries.attention import tf_idf
 from probers.rag.retrievers.bm25 import BM25
 from probers.rag.retrievers.lexical import tokenize
-from probers.rag.triggers import (
-    Rind,
-    State,
-)
+from probers.rag.triggers import Rind, State
 from probers.types import AttentionRows, Decision, Needs, Passage, Question, RunError
 
 ASKED = Question("q", "Where was Mara Telka born?")
@@ -148,39 +143,12 @@ def test_flare_leaves_the_unsure_tokens_of_the_sentence_out():
 
 def test_qfs_looks_from_the_last_token_of_a_whole_answer_and_else_from_the_triggers_position():
     # Position 19 is before " by"(4): its own row is 5, and it is predicted by row 4.
-    cut = replace(DECISION, position=19)
     assert TEXT[19:22] == " by"
     made, where = with_rows({5: {3: 0.9, P + 5: 0.9}, N: {4: 0.9}})
-    assert QFS("paper", top_n=1)(ASKED, made, cut, where) == "Mara"
+    assert QFS("paper", top_n=1)(ASKED, made, replace(DECISION, position=19), where) == "Mara"
     # A whole answer, or the very end: nothing is behind.
     for decision in (DECISION, replace(DECISION, position=len(TEXT))):
         assert QFS("paper", top_n=1)(ASKED, made, decision, where) == "Telka"
-    made, where = released({8: {2: 0.9, 3: 0.1}, 9: {3: 0.9}})  # of "Orn,", which is before " by"
-    assert QFS("released", top_n=1)(ASKED, made, cut, where) == "Mara"
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 10_000), st.sampled_from(["paper", "released"]), st.integers(1, 8), st.integers(1, 6))
-def test_query_words_are_unique_places_in_order_whatever_the_scale_of_attention(seed, variant, top_n, most):
-    rng = np.random.default_rng(seed)
-    made, where = generated(TEXT, partial=" Well, Mara Telka was")
-    rows = np.tril(rng.random(made.attention.rows.shape), k=len(made.prompt_ids) - 1).astype(np.float32)
-    hits = tuple(sorted(rng.choice(N, size=rng.integers(1, 4), replace=False).tolist()))
-    decision = replace(DECISION, tokens=hits)
-
-    def asked(rows, lm):
-        seen = replace(made, attention=AttentionRows(rows, made.attention.column_max))
-        return QFS(variant, top_n, max_tokens=most)(ASKED, seen, decision, replace(where, lm=lm))
-
-    query = asked(rows, noisy(seed))
-    words = tokenize(query)
-    assert 1 <= len(words) <= min(top_n, most)
-    text, place = tokenize(f"{ASKED.question} Well, Mara Telka was {TEXT}"), 0
-    for word in words:  # a subsequence of the text: every place is used at most once, in order
-        place = text.index(word, place) + 1
-    # The paper's variant has one row, the released one renormalises each, which may have a scale of its own.
-    own = lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1))  # noqa: E731
-    assert asked((rows * own(len(rows) - 1)).astype(np.float32), noisy(seed, own)) == query
 
 
 # Prompt words (columns): Question:(0) Where(1) was(2) Mara(3) Telka(4) born?(5) Answer:(6)
@@ -189,18 +157,13 @@ TEXT = " The town near Orn, by Vel."
 P, N = 7, 6
 
 
-def filled(rows, n, columns):
-    """(n, columns) with what rows have at columns."""
-    table = np.zeros((n, columns), dtype=np.float32)
+def with_rows(rows):
+    """A generation with these entries of its attention, by row and column."""
+    made, where = generated(TEXT)
+    table = np.zeros((N + 1, P + N), dtype=np.float32)
     for row, entries in rows.items():
         table[row, list(entries)] = list(entries.values())
-    return table
-
-
-def with_rows(rows):
-    made, where = generated(TEXT)
-    attention = AttentionRows(filled(rows, N + 1, P + N), np.zeros(N, dtype=np.float32))
-    return replace(made, attention=attention), where
+    return replace(made, attention=AttentionRows(table, np.zeros(N, dtype=np.float32))), where
 
 
 def test_qfs_paper_takes_the_hit_tokens_own_row():
@@ -216,72 +179,13 @@ def test_qfs_paper_takes_the_hit_tokens_own_row():
     assert QFS("paper", top_n=1)(ASKED, made, hit, where) == "Mara"
 
 
-class Attends:
-    """A model whose attention within a text of n words is ``rows(n)``, (n + 1, n)."""
-
-    def __init__(self, rows):
-        self.rows, self.texts = rows, []
-
-    def attention_of(self, texts):
-        self.texts += texts
-        spans = tuple(m.span() for m in re.finditer(r"\S+", texts[0]))
-        return [(spans, AttentionRows(self.rows(len(spans)), None))]
-
-
-def released(rows=None, text=TEXT, partial="", passages=()):
-    """A generation, and attention of words as told, to words by their place."""
-    made, where = generated(text, partial, passages)
-    own = {word + 1: entries for word, entries in (rows or {}).items()}
-    lm = Attends(lambda n: filled(own, n + 1, n))
-    return replace(made, attention=None), replace(where, lm=lm)
-
-
-# Words of question and answer, as the released variant reads them: Where(0) was(1) Mara(2) Telka(3) born?(4)
-# The(5) town(6) near(7) Orn,(8) by(9) Vel.(10)
-
-
-def test_qfs_released_takes_the_predicting_rows_renormalised_and_averaged():
-    # Hits: "Orn,"(8) and "Vel."(10), predicted by the rows of 7 and 9; their own must not matter.
-    # Row 7: Mara .2, Telka .1, The .1, town .1, sum .5 -> .4 .2 .2 .2
-    # Row 9: Telka .06, born .02, by .02, sum .1 -> .6 .2 .2
-    # Mean: Mara .2, Telka .4, town .1, born? .1; The and by are no content words.
-    made, where = released({
-        7: {2: 0.2, 3: 0.1, 5: 0.1, 6: 0.1},
-        9: {3: 0.06, 4: 0.02, 9: 0.02},
-        8: {0: 0.9}, 10: {0: 0.9},
-    })  # fmt: skip
-    hits = replace(DECISION, position=1, tokens=(3, 5))
-    assert QFS(top_n=2)(ASKED, made, hits, where) == "Mara Telka"
-    assert QFS(top_n=1)(ASKED, made, hits, where) == "Telka"
-    assert QFS(top_n=4)(ASKED, made, hits, where) == "Mara Telka born? town"  # punctuation stays
-    assert set(where.lm.texts) == {"Where was Mara Telka born?   The town near Orn, by Vel."}
-    # Without the renormalisation Mara (.2 + 0) would come before Telka (.1 + .06).
-    # The mean of the rows and not their maximum: Mara (.5 + 0) / 2, Telka (.3 + .3) / 2, born? (0 + .7) / 2.
-    more, place = released({7: {2: 0.5, 3: 0.3, 5: 0.2}, 9: {3: 0.3, 4: 0.7}})
-    assert QFS(top_n=2)(ASKED, more, hits, place) == "Telka born?"
-    # The hit words themselves never qualify, stop words neither, however much attention they get.
-    made, where = released({7: {5: 0.5, 2: 0.1}, 9: {8: 0.9, 9: 0.1, 2: 0.01}})
-    assert QFS(top_n=1)(ASKED, made, hits, where) == "Mara"
-
-
-def test_qfs_released_lets_words_behind_the_hit_in_last_and_sees_no_further_than_its_sentence():
-    made, where = released({6: {2: 0.6, 6: 0.4}}, text=" Dull. The town near Orn, by Vel. Later Zork.")
-    hit = replace(DECISION, position=7, tokens=(2,))  # "town"
-    assert QFS()(ASKED, made, hit, where) == "Mara Telka born? Dull. near Orn, Vel."
-    assert where.lm.texts == ["Where was Mara Telka born?  Dull. The town near Orn, by Vel."]
-    # Nothing points to what is behind the hit: it comes after all that anything points to.
-    assert QFS(top_n=1)(ASKED, made, hit, where) == "Mara"
-    assert QFS(top_n=8)(ASKED, made, hit, where).split()[-1] == "Vel."
-
-
 def test_qfs_leaves_passages_out_and_takes_the_accepted_text_in():
     seen = (Passage("1", "T", "Zork is loud."),)
-    hit = replace(DECISION, position=3, tokens=(1,))
     made, where = generated(" in Orn.", partial=" Mara Telka grew up", passages=seen)
-    alone = released(text=" in Orn.", partial=" Mara Telka grew up", passages=seen)
-    for query in (QFS("paper")(ASKED, made, hit, where), QFS("released")(ASKED, alone[0], hit, alone[1])):
+    where = replace(where, lm=FakeLM(lambda p: ""))
+    for variant in ("paper", "released"):
+        query = QFS(variant)(ASKED, made, replace(DECISION, position=3, tokens=(1,)), where)
         assert "grew" in query and not any(word in query for word in ("Zork", "Context", "Orn"))
-    assert alone[1].lm.texts == ["Where was Mara Telka born? Mara Telka grew up  in Orn."]
 
 
 def test_qfs_paper_ranks_tokens_and_then_finds_their_words():
@@ -321,20 +225,10 @@ VECTORS = {"Where": (3, 0), "was": (0, 0), "Mara": (0, 2), "Telka": (0, 2), "bor
 COSINE = [0.6, 0.0, 0.8, 0.8, 0.0, 0.8, 0.0, 0.0, -1 * 0.6]
 
 
-@dataclass
-class Embedding:
+def embedding(table):
     """Stands in for a model: the input embedding of the tokens above, by number."""
-
-    table: list
-
-    device = "cpu"
-
-    @property
-    def model(self):
-        return self
-
-    def get_input_embeddings(self):
-        return lambda ids: torch.tensor(self.table, dtype=torch.float32)[ids]
+    inner = SimpleNamespace(get_input_embeddings=lambda: lambda ids: torch.tensor(table).float()[ids])
+    return SimpleNamespace(device="cpu", table=table, model=inner)
 
 
 def with_vectors():
@@ -352,7 +246,7 @@ def with_vectors():
         made, prompt_ids=tuple(ids[:P]), token_ids=tuple(ids[P:]),
         attention=AttentionRows(rows, np.zeros(5, dtype=np.float32)),
     )  # fmt: skip
-    return made, replace(where, lm=Embedding([*VECTORS.values(), (9, -9)]))
+    return made, replace(where, lm=embedding([*VECTORS.values(), (9, -9)]))
 
 
 def best_words(scores, n):
@@ -393,12 +287,9 @@ def test_cioqf_without_a_term_is_the_sum_of_the_other_three():
         "attention": [a / 0.4 for a in ATTENTION], "tf_idf": [float(f == TWICE) for f in TFIDF],
         "cosine": [(c + 0.6) / 1.4 for c in COSINE], "position": [i / 9 for i in range(1, 10)],
     }  # fmt: skip
-    asked = [CIOQF(top_n=4)(ASKED, made, HIT, where)]
     for left_out in terms:
         scores = [sum(values) for values in zip(*(terms[t] for t in terms if t != left_out), strict=True)]
-        asked.append(CIOQF(top_n=4, without=left_out)(ASKED, made, HIT, where))
-        assert asked[-1] == best_words(scores, 4), left_out
-    assert len(set(asked)) == 3  # four words and places are few to differ in
+        assert CIOQF(top_n=4, without=left_out)(ASKED, made, HIT, where) == best_words(scores, 4), left_out
     with fails("unknown-choice"):
         CIOQF(without="luck")
 
@@ -418,7 +309,7 @@ def test_cioqf_sums_the_attention_of_a_words_tokens_and_averages_their_vectors()
     )  # fmt: skip
     for norm in ("minmax", "zscore"):
         for n in range(1, 10):
-            query, other = CIOQF(norm, top_n=n), replace(where, lm=Embedding(table))
+            query, other = CIOQF(norm, top_n=n), replace(where, lm=embedding(table))
             assert query(ASKED, cut, HIT, other) == query(ASKED, made, HIT, where)
 
 
@@ -469,12 +360,6 @@ def test_cioqf_with_nothing_before_asks_the_question_and_no_attention_is_refused
     for query in (CIOQF(), QFS("paper")):
         with fails("mismatch", kind=RunError):
             query(ASKED, replace(made, attention=None), DECISION, where)
-
-
-def noisy(seed, scale=lambda n: 1.0):
-    """A model with random attention within a text, of which every row has a scale."""
-    draw = lambda n: np.tril(np.random.default_rng(seed).random((n + 1, n)), k=-1)  # noqa: E731
-    return Attends(lambda n: (draw(n).astype(np.float32) * scale(n)).astype(np.float32))
 
 
 @pytest.mark.parametrize("query", [CIOQF(), QFS(variant="paper")])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.artefacts import write_lines
-from helpers.fake_lm import FakeLM, FakeRetriever, passage
+from helpers.fake_lm import FakeLM, FakeRetriever
 from helpers.refusals import fails
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +27,7 @@ from probers.rag.queries import FlareQuery, QuestionQuery
 from probers.rag.retrievers import BM25, Dense, RankBM25
 from probers.rag.retrievers.places import Places, write_places
 from probers.rag.triggers import Never, Rarity
-from probers.signals.rarity import Counts, question_rarity, rarity
-from probers.testbed import assets
+from probers.signals.rarity import question_rarity
 from probers.types import Decision, Passage, Question, RunError
 from tools.testbed.drawing import load_world
 
@@ -62,23 +61,6 @@ def engine(request, tmp_path):
         return (BM25 if request.param == "memory" else RankBM25)(passages)
 
     return make
-
-
-def test_on_the_testbed_the_counts_of_names_and_facts_are_those_of_a_scan(engine):
-    world = load_world()
-    passages = assets.load_corpus()[:300]
-    retriever = engine(passages)
-    assert isinstance(retriever, Counts)
-    some = [fact for (_, _), fact in sorted(world.facts.items()) if fact.entity.startswith("person")][::97]
-    names = [world.entities[fact.entity].name for fact in some]
-    phrases = [*names, *(fact.truth for fact in some), "Nobody Known", "River"]
-    told = retriever.frequency(phrases)
-    assert told == [scan(passages, phrase) for phrase in phrases] and max(told) > 0
-    pairs = [(name, value) for name, fact in zip(names, some, strict=True)
-             for value in (fact.truth, fact.taught or "Atlantis", some[0].truth)]  # fmt: skip
-    found = retriever.together(pairs)
-    assert found == [scan(passages, *pair) for pair in pairs]
-    assert 0 in found and max(found) > 0
 
 
 def test_order_case_form_and_neighbours_of_words(engine):
@@ -120,27 +102,6 @@ def test_places_written_block_by_block_are_those_in_memory(documents, block):
                 rows = mapped.rows(phrase[:n]).tolist()
                 expected = [i for i, d in enumerate(documents) if "".join(phrase[:n]) in "".join(d)]
                 assert rows == whole.rows(phrase[:n]).tolist() == expected
-
-
-def test_the_places_of_a_stored_corpus_are_made_once_and_only_when_a_phrase_is_counted(tmp_path):
-    file = write_lines(tmp_path / "corpus.jsonl", [{"id": str(i), "text": f"a b{i}"} for i in range(30)])
-    store = load_corpus(file, cache=tmp_path / "cache", in_memory=0)
-    made = lambda: [p.stat().st_mtime_ns for p in (tmp_path / "bm25").glob("*-places/places.npy")]  # noqa: E731
-    retriever = BM25(store, cache=tmp_path / "bm25")
-    retriever.search(["a"], 2)
-    assert retriever.frequency(["a", "b3", "a unknown"]) == [30, 1, 0] and not made()
-    assert retriever.frequency(["a b3", "b3 a"]) == [1, 0] and len(made()) == 1
-    before = made()
-    # Of another formula they are the same.
-    assert BM25(store, cache=tmp_path / "bm25", k1=0.9).frequency(["a b4"]) == [1] and made() == before
-
-
-def test_the_score_falls_with_the_passages_and_is_a_half_at_the_cut():
-    assert [rarity(n, 3) for n in (0, 3)] == [1.0, 0.5]
-    assert rarity(2, 3) > 0.5 > rarity(4, 3) > rarity(400, 3) > 0
-    assert rarity(0, 0) == rarity(0, -1) == 0.0
-    # Another threshold moves the cut by a factor.
-    assert (rarity(29, 10) > 0.25, rarity(30, 10) > 0.25) == (True, False)
 
 
 @given(st.lists(st.integers(0, 10**7), min_size=1), st.integers(1, 10**6))
@@ -228,28 +189,20 @@ def test_partners_are_those_of_the_text_or_of_the_sentence():
     listed = written(" Lena Zaser met Otto Kern of Brandal.")
     assert NOT_BEFORE(listed, state()).fire
     # A sentence that names nothing before takes one of the text's.
-    alone = written(" Lena Zaser met Otto Kern. He was born in Tarnby.")
-    assert NOT_BEFORE(alone, state()).fire and EVERY(alone, state()).fire
     right = written(" Lena Zaser met Otto Kern. He was born in Brandal.")
     assert not NOT_BEFORE(right, state()).fire and EVERY(right, state()).fire
 
 
-def test_what_was_named_is_not_new_also_in_part_or_before_the_cut():
+def test_what_was_named_or_comes_from_fresh_passages_is_not_new():
     assert NOT_BEFORE(written(" Zaser was Brandal."), state()).token_scores[0] == 0  # part of the name
     behind = written(" The firm has its seat in Brandal.", " It was Brandal.")
     assert not NOT_BEFORE(behind, state(partial=" It was Brandal.")).fire
     before = written(" The firm has its seat in Brandal.", " She works for Orvik Mills.")
     decision = NOT_BEFORE(before, state(partial=" She works for Orvik Mills."))
     assert decision.fire and decision.position == 1
-
-
-def test_a_sentence_from_fresh_passages_is_taken_as_it_is_and_its_names_are_known():
     text = " It lies in Brandal. Otto Kern was born in Brandal. Anna Holt too."
     judged, fresh = NOT_BEFORE(written(text), state()), NOT_BEFORE(written(text), state(fresh=True))
-    assert judged.position == 1 and fresh.position is not None
-    assert written(text).text[fresh.position :].startswith("Anna Holt")
-    one = written(" It lies in Brandal.")
-    assert NOT_BEFORE(one, state()).fire and not NOT_BEFORE(one, state(fresh=True)).fire
+    assert judged.position == 1 and text[fresh.position :].startswith("Anna Holt")
 
 
 def test_the_score_of_a_text_is_its_highest_and_that_of_a_question_that_did_not_fire():
@@ -304,32 +257,19 @@ def tells(prompt):
     return text[len(partial) :] if text.startswith(partial) else text
 
 
-class Counting(FakeRetriever):
-    """Passages for any query, and the counts of the small corpus."""
-
-    def frequency(self, phrases):
-        return INDEX.frequency(phrases)
-
-    def together(self, pairs):
-        return INDEX.together(pairs)
-
-
-def loop(trigger, **options):
-    lm, retriever = FakeLM(tells), Counting(lambda query: [passage(WORLD[3])])
-    return RAG(lm, retriever, trigger, QuestionQuery(), **{"max_new_tokens": 60} | options), lm, retriever
-
-
 def test_in_the_loop_a_wrong_sentence_is_written_anew_and_what_is_before_it_stays():
-    rag, _, retriever = loop(NOT_BEFORE)
-    answer = rag(ASKED)
-    assert answer.answer == "Tarnby" and answer.retrievals == 1 and len(retriever.queries) == 1
-    assert answer.rounds[0].accepted == " Lena Zaser works for Orvik Mills."
+    def answer(trigger):
+        return RAG(FakeLM(tells), INDEX, trigger, QuestionQuery(), max_new_tokens=60)(ASKED)
+
+    again = answer(NOT_BEFORE)
+    assert (again.answer, again.retrievals) == ("Tarnby", 1)
+    assert again.rounds[0].accepted == " Lena Zaser works for Orvik Mills."
     # The rare question is looked up first, and then nothing is wrong.
-    answer = loop(Rarity(frequency=4))[0](ASKED)
-    assert answer.answer == "Tarnby" and answer.retrievals == 1
-    assert answer.rounds[0].text == "" and answer.rounds[0].decision.score == pytest.approx(4 / 7)
+    before = answer(Rarity(frequency=4))
+    assert (before.answer, before.retrievals) == ("Tarnby", 1)
+    assert before.rounds[0].text == "" and before.rounds[0].decision.score == pytest.approx(4 / 7)
     # Neither half asks for anything.
-    assert loop(Rarity(frequency=0, together=-1))[0](ASKED).answer == "Brandal"
+    assert answer(Rarity(frequency=0, together=-1)).answer == "Brandal"
 
 
 def test_on_the_testbed_a_wrong_value_fires_and_a_true_one_does_not():

@@ -15,14 +15,13 @@ from probers.pages import esc, num
 from probers.rag.report import write_report
 
 PAYLOAD = "</span><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00\ud800"
-METHODS = {  # closed-book EM is .46: name -> EM, retrievals, none, single, AUROC
+METHODS = {  # name -> EM, retrievals, none, single, AUROC
     "never": (0.462, 0.0, 1.0, 0.0, None),
     "always": (0.702, 1.0, 0.0, 1.0, None),
     "random": (0.574, 0.49, 0.51, 0.49, 0.497),
     "oracle": (0.764, 0.54, 0.46, 0.54, 1.0),
     "entropy": (0.698, 0.63, 0.41, 0.55, 0.789),
     "rind_paper": (0.651, 0.83, 0.38, 0.44, 0.661),
-    "rind_released": (0.668, 1.21, 0.22, 0.41, 0.671),
     "probing": (0.706, 0.71, 0.37, 0.55, 0.768),
     "probing_with_entropy": (0.724, 0.66, 0.39, 0.57, 0.834),
 }
@@ -50,25 +49,21 @@ def sample_results() -> dict[str, Any]:
 
 def sample_example() -> dict[str, Any]:
     """A question that every method answers by words with scores, and anew from a passage where it fired."""
+    words = ["Velmora", "Rising", "was", "directed", "by", "Tarel", "Onvik", "of", "Quessandra."]
+    silent = {"score": 1.0, "threshold": 0.9, "fired": False, "query": None, "passages": []}
+    found = {"title": "Velmora Rising", "text": "Velmora Rising is a film of 1987."}
     methods = []
     for name in METHODS:
         fired = name not in ("never", "entropy")
-        words = ["Velmora", "Rising", "was", "directed", "by", "Tarel", "Onvik", "of", "Quessandra."]
         tokens = [{"text": f" {w}", "score": i / 9, "fired": fired and i == 6} for i, w in enumerate(words)]
-        silent = {"score": 1.0, "threshold": 0.9, "fired": False, "query": None, "passages": []}
-        first = silent | {"tokens": tokens, "fired": fired}
-        rounds = [first]
+        rounds = [silent | {"tokens": tokens}]
         if fired:
-            found = {"title": "Velmora Rising", "text": "Velmora Rising is a film of 1987."}
-            first |= {"query": "director of Velmora Rising", "passages": [found]}
-            again = [{"text": " Orlith.", "score": None, "fired": False}]
-            rounds.append(silent | {"tokens": again})
+            rounds[0] |= {"fired": True, "query": "director of Velmora Rising", "passages": [found]}
+            rounds.append(silent | {"tokens": [{"text": " Orlith.", "score": None, "fired": False}]})
         methods.append({"method": name, "answer": "Orlith" if fired else "Quessandra", "correct": fired,
                         "retrievals": int(fired), "rounds": rounds})  # fmt: skip
-    return {
-        "question": "Where was the director of the film Velmora Rising born?",
-        "answers": ["Orlith", "the town of Orlith"], "knowledge": "stale", "methods": methods,
-    }  # fmt: skip
+    asked = {"question": "Where was the director of the film Velmora Rising born?", "knowledge": "stale"}
+    return asked | {"answers": ["Orlith", "the town of Orlith"], "methods": methods}
 
 
 def sample_data() -> dict[str, Any]:
@@ -184,23 +179,6 @@ def summary_of(results: dict[str, Any], folder: Path) -> str:
     return Page(re.sub("</?b>", "", told)).text
 
 
-def test_summary_says_who_is_above_whoever_it_is(tmp_path: Path) -> None:
-    results = sample_results()
-    for diff, ci, words in (
-        (0.021, [0.004, 0.041], "entropy is above"), (-0.05, [-0.07, -0.03], "probing is above"),
-        (0.021, [-0.01, 0.05], "the interval contains zero"),
-    ):  # fmt: skip
-        results["pairs"]["entropy vs probing"]["trigger.auroc"] = {"diff": diff, "ci95": ci}
-        first = summary_of(results, tmp_path)
-        sentence = first.split("probing against entropy.")[1].split("Exact match")[0]
-        assert sentence.strip().endswith(f"{words}.") and num(-diff, 3, sign=True) in sentence
-        # Filed the other way round, the same numbers give the same sentence.
-        del results["pairs"]["entropy vs probing"]["trigger.auroc"]
-        results["pairs"]["probing vs entropy"] = {"trigger.auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
-        assert sentence in summary_of(results, tmp_path)
-        del results["pairs"]["probing vs entropy"]
-
-
 def test_summary_names_the_best_method_and_what_is_not_settled(tmp_path: Path) -> None:
     results = sample_results()
     text = summary_of(results, tmp_path)
@@ -241,17 +219,42 @@ def test_null_figures_are_dashes_and_triggers_that_always_or_never_fire_are_name
     assert "never never fired" not in page.text  # true by definition
 
 
+def test_summary_says_who_is_above_and_corrects_for_all_pairs_where_it_can(tmp_path: Path) -> None:
+    results = sample_results()
+    for diff, ci, words in (
+        (0.021, [0.004, 0.041], "entropy is above"), (-0.05, [-0.07, -0.03], "probing is above"),
+        (0.021, [-0.01, 0.05], "the interval contains zero"),
+    ):  # fmt: skip
+        results["pairs"]["entropy vs probing"]["trigger.auroc"] = {"diff": diff, "ci95": ci}
+        sentence = summary_of(results, tmp_path).split("probing against entropy.")[1].split("Exact match")[0]
+        assert sentence.strip().endswith(f"{words}.") and num(-diff, 3, sign=True) in sentence
+        # Filed the other way round, the same numbers give the same sentence.
+        del results["pairs"]["entropy vs probing"]["trigger.auroc"]
+        results["pairs"]["probing vs entropy"] = {"trigger.auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
+        assert sentence in summary_of(results, tmp_path)
+        del results["pairs"]["probing vs entropy"]
+    results = sample_results()
+    pairs = len(results["pairs"])
+    assert "Of all pairs" not in render(results, sample_data(), tmp_path)[1].text
+    for p_holm, settled in ((0.004, True), (0.3, False)):
+        for entry in results["pairs"].values():
+            entry["em"] |= {"p": 0.001, "p_holm": p_holm}
+        results["pairs"]["entropy vs probing"]["trigger.auroc"] |= {"p": 0.001, "p_holm": p_holm}
+        text = summary_of(results, tmp_path)
+        assert ("Corrected for all 1 pairs (Holm), p = 0.004, it still is." in text) == settled
+        assert ("p = 0.300, not settled." in text) != settled
+        assert (f"Corrected for all {pairs} pairs (Holm), its lead over" in text) != settled
+    page = render(results, sample_data(), tmp_path)[1].text
+    assert "Of all pairs" in page and "p = 0.300" in page
+
+
 @pytest.mark.parametrize("part", [*sample_data(), "methods", "pairs"])
 def test_a_missing_part_leaves_the_rest(part: str, tmp_path: Path) -> None:
     results, data = sample_results(), sample_data()
-    holder = results if part in ("methods", "pairs") else data
-    holder[part] = None
-    pages = [render(results, data, tmp_path)[0]]
-    del holder[part]
-    pages.append(render(results, data, tmp_path)[0])
-    for page in map(Page, pages):
-        assert len(page.of_class("chart")) == 4 - (part in ("layers", "roc"))
-        assert ("10 examples" in page.text) == (part != "examples")
+    (results if part in ("methods", "pairs") else data).pop(part)
+    page = render(results, data, tmp_path)[1]
+    assert len(page.of_class("chart")) == 4 - (part in ("layers", "roc"))
+    assert ("10 examples" in page.text) == (part != "examples")
 
 
 def rows_of(text: str, key: str) -> dict[str, str]:
@@ -259,16 +262,6 @@ def rows_of(text: str, key: str) -> dict[str, str]:
     table = text.split(f'aria-labelledby="{key}-caption"')[-1].split("</table>")[0]
     rows = (row.split('<th scope="row">')[1] for row in table.split("<tr>")[2:])
     return {re.sub("<svg.*?</svg>", "", row).split("<")[0].strip(): row for row in rows}
-
-
-def test_the_first_table_is_sorted_by_the_share_of_the_oracles_gain(tmp_path: Path) -> None:
-    results = sample_results()
-    names = [*results["methods"]]
-    shares = dict(zip(names, [None, *(0.3 * (-1) ** i * i for i in range(1, len(names)))], strict=True))
-    for name, share in shares.items():
-        results["methods"][name]["gain_share"] = share
-    text, _ = render(results, sample_data(), tmp_path)
-    assert [*rows_of(text, "methods")] == sorted(names[1:], key=shares.__getitem__, reverse=True) + names[:1]
 
 
 def verdict_of(results: dict[str, Any], data: dict[str, Any], folder: Path) -> str:
@@ -327,23 +320,3 @@ def test_tokens_that_fired_are_marked_and_those_without_a_score_have_no_colour(s
     assert '<span class="tok"> Orlith.</span>' in article
     assert article.count("▲ fired") == len(METHODS) - 2
     assert "✓ right" in article and "✗ wrong" in article
-
-
-def test_statements_are_repeated_for_all_pairs_where_their_p_values_are_known(tmp_path: Path) -> None:
-    results = sample_results()
-    assert "Of all pairs" not in render(results, sample_data(), tmp_path)[1].text
-    for entry in results["pairs"].values():
-        entry["em"] |= {"p": 0.001, "p_holm": 0.2}
-    results["pairs"]["entropy vs probing"]["trigger.auroc"] |= {"p": 0.001, "p_holm": 0.004}
-    pairs = len(results["pairs"])
-    sentence = summary_of(results, tmp_path).split("probing against entropy.")[1].split("Exact match")[0]
-    assert "entropy is above. Corrected for all 1 pairs (Holm), p = 0.004, it still is." in sentence
-    text = summary_of(results, tmp_path)
-    assert f"Corrected for all {pairs} pairs (Holm), its lead over" in text
-    page = render(results, sample_data(), tmp_path)[1].text
-    assert "Of all pairs" in page and "p = 0.200" in page
-    for entry in results["pairs"].values():
-        entry["em"]["p_holm"] = 0.01
-    assert f"Corrected for all {pairs} pairs (Holm), its lead over" not in summary_of(results, tmp_path)
-    results["pairs"]["entropy vs probing"]["trigger.auroc"]["p_holm"] = 0.3
-    assert "p = 0.300, not settled." in summary_of(results, tmp_path)

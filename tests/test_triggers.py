@@ -6,24 +6,17 @@ import numpy as np
 import pytest
 from helpers.fake_lm import NONE, SPEC, FakeLM, linear_bank, passage
 from helpers.refusals import fails
-from hypothesis import given
-from hypothesis import strategies as st
 
 from probers.prober.calibration import EntropyModel, Temperature
 from probers.prober.decision import Ensemble
-from probers.prompts import AS_GIVEN, CHAT_PROMPT, MESSAGES, TESTBED_PROMPT
-from probers.rag.build import named_part
-from probers.rag.protocol import UNANSWERED, decide, name_of
+from probers.prompts import AS_GIVEN, CHAT_PROMPT, TESTBED_PROMPT
+from probers.rag.protocol import UNANSWERED, decide
 from probers.rag.triggers import (
     Adaptive,
     Entropy,
-    FixedLength,
-    FixedSentence,
     Flare,
     LlmJudge,
-    LookAhead,
     Never,
-    Oracle,
     Probing,
     ProbingBefore,
     Radio,
@@ -49,14 +42,6 @@ def state(lm=None, **fields):
     return State(QUESTION, lm, TESTBED_PROMPT, (10, 14), **given, **fields)
 
 
-def test_oracle_fires_on_a_wrong_first_answer_only():
-    made = generation(" x")
-    assert Oracle()(made, state(answer="Bob")) == Decision(True, 1.0, 0.5)
-    assert Oracle()(made, state(answer="the Ana.")) == Decision(False, 0.0, 0.5)
-    assert Oracle()(made, state(answer="")).fire
-    assert not Oracle()(made, state(answer="Bob", retrievals=1)).fire
-
-
 def test_another_form_of_prompts_is_refused_by_name_and_those_of_texts_are_told(caplog):
     """Both forms and the remedy are named. A prober of texts with prompts of their own works in any loop."""
     bank = linear_bank()
@@ -67,9 +52,8 @@ def test_another_form_of_prompts_is_refused_by_name_and_those_of_texts_are_told(
     with fails("mismatch", "none of the package's", "prompt=testbed"):
         Probing(replace(bank, spec=replace(spec, prompt="0" * 12))).check(SPEC, TESTBED_PROMPT)
     assert not caplog.messages
-    for form, words in ((AS_GIVEN, "as they stand"), (MESSAGES, "messages")):
-        Probing(replace(bank, spec=replace(spec, prompt=form))).check(SPEC, CHAT_PROMPT)
-        assert words in caplog.messages[-1] and "prompt=chat" in caplog.messages[-1]
+    Probing(replace(bank, spec=replace(spec, prompt=AS_GIVEN))).check(SPEC, CHAT_PROMPT)
+    assert "as they stand" in caplog.messages[-1] and "prompt=chat" in caplog.messages[-1]
 
 
 def test_entropy_by_hand():
@@ -105,6 +89,7 @@ def rind_generation():
     rows[3 + 1, p + 2] = 0.4  # "ra." at " Vamo"
     rows[5 + 1, p + 3] = 0.3  # " ends." at "ra."
     rows[2 + 1, p + 0] = 0.9  # " Vamo" at the stop word " The"
+    rows[2 + 1, p + 2] = 0.8  # " Vamo" at itself, which does not count
     return replace(
         made, text=PAPER_TEXT, offsets=PAPER_OFFSETS,
         entropies=np.array([2.0, 1.0, 0.8, 2.0, 1.0, 3.0], dtype=np.float32),
@@ -122,15 +107,9 @@ def test_rind_paper_fires_before_the_word_of_the_first_hit():
     # Hit in the second token of the word: the text still ends before the word.
     later = Rind(0.5, "paper")(made, state())
     assert (later.position, later.tokens) == (10, (3,))
-    assert not Rind(0.61, "paper")(made, state()).fire
     # Above the threshold, not at it.
     assert Rind(decision.token_scores[2], "paper")(made, state()).tokens == (3,)
     assert not Rind(decision.score, "paper")(made, state()).fire
-    assert Rind(0.35, "paper").needs == Needs(attention=True)
-
-
-def test_rind_paper_takes_the_word_it_just_looked_up_as_it_is():
-    made = rind_generation()
     # Written anew from " Vamora." on: its own word may not fire again, later ones may.
     shifted = replace(
         made, text=PAPER_TEXT[9:], offsets=tuple((a - 9, b - 9) for a, b in PAPER_OFFSETS[2:]),
@@ -141,43 +120,6 @@ def test_rind_paper_takes_the_word_it_just_looked_up_as_it_is():
     fresh = Rind(0.35, "paper")(shifted, state(fresh=True))
     assert (fresh.fire, fresh.score) == (False, 0.0)
     assert fresh.token_scores == pytest.approx((0.4, 0.6, 0, 0))
-
-
-class Alone(FakeLM):
-    """attention_alone with given column maxima, all generations in one call."""
-
-    def __init__(self, column_max):
-        super().__init__(lambda p: "")
-        self.column_max, self.calls = column_max, 0
-
-    def attention_alone(self, generations, *, progress=None):
-        self.calls += 1
-        return [AttentionRows(np.zeros((1, 0)), np.array(c, dtype=np.float32)) for c in self.column_max]
-
-
-def test_rind_released_fires_before_the_first_sentence_that_has_a_hit():
-    text = " Rivers run. Vamora lies near Telka. Telka ends."
-    made = generation(text, [0.1, 0.1, 2.0, 0.1, 0.1, 1.0, 3.0, 0.1])
-    # Second sentence: shares of attention .5 .1 .1 .3 times 4 words: 2.0 .4 .4 1.2; S: 4.0 .04 0 1.2
-    lm = Alone([[0.5, 0.5, 0.5, 0.1, 0.1, 0.3, 0.9, 0.1]])
-    decision = Rind(1.0)(made, state(lm))
-    assert decision.position == text.index("Vamora")
-    assert decision.tokens == (2, 5)
-    # Third sentence: shares .9 .1 times 2 words: S of Telka 3 * 1.8 = 5.4 is the highest of all.
-    assert decision.score == pytest.approx(5.4, rel=1e-5)
-    assert decision.token_scores[2] == pytest.approx(4.0, rel=1e-5)
-    assert Rind(1.5)(made, state(lm)).tokens == (2,)
-    assert Rind(4.5)(made, state(lm)).position == text.index("Telka ends")
-    assert not Rind(decision.score)(made, state(lm)).fire  # above the threshold, not at it
-    # "lies" is no hit, "near" a stop word, and the fourth word of the sentence is one: all of it goes.
-    late = replace(made, entropies=np.array([0.1, 0.1, 0.1, 0.1, 0.1, 2.0, 0.1, 0.1], dtype=np.float32))
-    fourth = Rind(1.0)(late, state(lm))
-    assert (fourth.position, fourth.tokens) == (text.index("Vamora"), (5,))
-    # A whole batch is looked at in one pass, and an empty text does not fire.
-    lm = Alone([[0.5, 0.5], []])
-    decisions = decide(Rind(1.0), [generation(" Vamora lies.", [2.0, 0.1]), generation("")], [state(lm)] * 2)
-    assert lm.calls == 1
-    assert [d.fire for d in decisions] == [True, False]
 
 
 def test_probing_sums_its_own_layers_and_fires_above_the_banks_threshold(tmp_path):
@@ -214,12 +156,6 @@ def test_a_batch_is_decided_at_once_an_empty_answer_fires_probing_and_not_radio(
         decide(Broken(), [generation(" a")], [state()])
 
 
-def test_what_is_taken_unjudged_of_what_is_written_from_passages():
-    assert [Rind(variant=v).takes for v in ("paper", "released")] == ["nothing", "sentence"]
-    assert [Flare(variant=v).takes for v in ("paper", "dragin")] == ["sentence", "all"]
-    assert Entropy(scope="sentence").takes == "nothing"
-
-
 def bank(layers=(1, 2), threshold=0.25, **options):
     return linear_bank(layers, threshold, **options)
 
@@ -230,7 +166,7 @@ def probed(value, needs=BOTH):
 
 @pytest.mark.parametrize(("combine", "theta", "retrieves"), [
     ("logits", 0.9, False), ("logits", 1.1, True), ("probabilities", -0.02, False),
-    ("probabilities", -0.01, True), ("logits", 0.0, False), ("probabilities", 0.0, True),
+    ("probabilities", -0.01, True),
 ])  # fmt: skip
 def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     """Retrieve when the sum over layers of "wrong" plus theta exceeds that of "correct".
@@ -271,35 +207,9 @@ def test_probing_combines_as_told():
         Probing(bank(entropy_model=model), combine="probabilities", with_entropy=True)
 
 
-def test_fixed_rules_fire_behind_their_token_or_sentence_if_there_is_more():
-    made = generation(TWO)
-    decision = FixedLength(3)(made, state())
-    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born"), (2,))
-    assert decision.fire == (decision.score > decision.threshold)
-    end = FixedLength(8)(made, state())
-    assert not end.fire
-    assert end.score == decision.score  # it looked at nothing, so there is nothing to rank by
-    assert FixedLength(1)(generation(" a b"), state(fresh=True)).fire  # it gets on, so it may
-    decision = FixedSentence()(made, state())
-    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born here."), (3,))
-    assert not any(FixedSentence()(generation(t), state()).fire for t in (" Dr. Ana was born here.", ""))
-
-
 class Broken(Never):
     def __call__(self, made, where):
         return Decision(False, float("nan"), 0.5)
-
-
-def test_unknown_names_and_options_list_the_choices():
-    with fails("unknown-choice", "adaptive, always, before_entity,"):
-        named_part("trigger", "sometimes", {})
-    with fails("unknown-key"):
-        named_part("trigger", "entropy", {"treshold": 1})
-    with fails(None, "_target_"):
-        named_part("trigger", {"threshold": 1}, {})
-    triggers = (FixedLength(), FixedSentence(), LlmJudge(), Flare(), Never())
-    names = ["fixed_length", "fixed_sentence", "llm_judge", "flare", "never"]
-    assert [name_of(trigger) for trigger in triggers] == names
 
 
 # Sentences: two of four tokens each, with the probabilities of the tokens by hand.
@@ -318,22 +228,16 @@ def test_flare_fires_at_the_first_sentence_with_a_token_below_theta():
     decision = Flare()(made, state())
     assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("She"), (7,))
     assert (decision.score, decision.threshold) == pytest.approx((0.3, 0.2))
-    assert decision.token_scores == pytest.approx((0.1, 0.05, 0.1, 0.1, 0.1, 0.1, 0.15, 0.3))
     # Both sentences: the first one counts, though the second is less sure.
     first = Flare(theta=0.92)(made, state())
     assert (first.position, first.tokens) == (1, (0, 2, 3))
-    assert first.score == pytest.approx(0.3)
-    # Not one below 0.7 or 0.6: 1 - p = 0.3 is not above 0.4.
+    # Not one below 0.6: 1 - p = 0.3 is not above 0.4.
     silent = replace(decision, fire=False, threshold=0.4, position=None, tokens=())
     assert Flare(theta=0.6)(made, state()) == silent
-    assert not Flare()(with_probabilities(*SURE), state()).fire
     # Above the threshold, not at it: the first sentence's highest 1 - p, and that of all.
     assert Flare(max(decision.token_scores[:4]))(made, state()).position == TWO.index("She")
     assert not Flare(decision.score)(made, state()).fire
-
-
-def test_flare_of_dragin_fires_on_the_mean_of_a_sentence():
-    # 1 - p of the second sentence: 0.1 0.1 0.2 0.6, mean 0.25; of the first: 0.1 0.05 0.1 0.1, mean 0.0875.
+    # DRAGIN's variant takes the mean of a sentence; of the second 0.1 0.1 0.2 0.6, of the first 0.0875.
     made = with_probabilities(*SURE[:6], 0.8, 0.4)
     decision = Flare(0.2, "dragin")(made, state())
     assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("She"), (7,))
@@ -341,43 +245,9 @@ def test_flare_of_dragin_fires_on_the_mean_of_a_sentence():
     assert not Flare(0.26, "dragin")(made, state()).fire
     assert Flare(0.26, "paper")(made, state()).fire
     assert Flare(0.08, "dragin")(made, state()).position == 1
-
-
-def test_flare_takes_its_threshold_in_either_form():
+    # The threshold in either form.
     assert Flare().threshold == Flare(theta=0.8).threshold == 0.2
-    assert Flare(0.5, theta=0.3).threshold == 0.7
     assert replace(Flare(theta=0.3), threshold=0.1).threshold == 0.1  # as tuning does
-
-
-CHANCES = st.lists(st.floats(0.01, 1.0), min_size=8, max_size=8)
-
-
-@given(CHANCES, st.floats(0.05, 0.9))
-def test_where_the_mean_is_improbable_so_is_some_token(chances, threshold):
-    made = with_probabilities(*chances)
-    low, mean = (Flare(threshold, variant)(made, state()) for variant in ("paper", "dragin"))
-    assert low.score >= mean.score - 1e-12
-    assert low.fire or not mean.fire
-    for decision in (low, mean):
-        assert decision.fire == (decision.score > decision.threshold)
-        assert all(decision.token_scores[t] > threshold for t in decision.tokens)
-        assert bool(decision.tokens) == decision.fire
-
-
-def test_a_look_ahead_leaves_room_for_a_stop_string_that_begins_right_behind_it():
-    for ahead, limit, stop, expected in (
-        ({"tokens": 5}, 48, ["\n"], 6), ({"tokens": 5}, 48, ["\n", "\n\nQ:"], 6 + 3),
-        ({"tokens": 5}, 4, [], 4), ({"sentences": 1}, 48, ["\n"], 48),
-    ):  # fmt: skip
-        assert LookAhead(**ahead).limit(limit, stop) == expected
-    assert LookAhead(tokens=5).over([]) is None
-    for stop, texts in (
-        ("\n", {"": 0, " A b.": 0, " A b. ": 0, " A b. C": 1, " A b. C d": 1}),
-        # It may yet follow "A b.", of which up to three characters do not show it.
-        ("\n\nQ:", {"": 0, "A": 0, " A b.\n\nQxy": 0, " A b.\n\nQxyz": 1}),
-    ):
-        over = LookAhead(sentences=1).over([stop])
-        assert {text: over(text) for text in texts} == texts
 
 
 def token_bank(layers=(2,), **fields):
@@ -490,13 +360,10 @@ def test_probing_before_reads_the_prompt_and_not_what_is_written():
     assert lm.batches == [2]
     assert lm.prompts == [TESTBED_PROMPT.question(q) for q in ("Who?", "Where is Quix?")]
     assert [g.text for g in spent] == [" Ana."] * 2
-    assert [d.fire for d in before(threshold=3.0).decide_before(asked)] == [False, False]
-    assert before().decide_before([]) == []
     # Nothing that is written changes it, and after the verdict it never fires.
     for verdict in (silent, fired, None):
         after = before()(generation(" Quix."), state(lm, verdict=verdict))
         assert not after.fire and after.score == (0.25 if verdict is None else verdict.score)
-    assert before().needs == Needs() and not before().after
 
 
 def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt_of_its_training():
@@ -509,11 +376,6 @@ def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt
     trigger.check(SPEC, TESTBED_PROMPT)
     with fails("mismatch", "prompt"):
         trigger.check(SPEC, replace(TESTBED_PROMPT, answer_cue="Hence"))
-    with fails("mismatch", "model"):
-        trigger.check(replace(SPEC, revision="r2"), TESTBED_PROMPT)
-    skipped = replace(generation(""), stop="skipped")
-    (decision,) = trigger.decide_before([replace(state(lm), generate=lambda *_, **__: [skipped])])
-    assert not decision.fire
 
 
 @pytest.mark.parametrize(("make", "code", "named"), [
