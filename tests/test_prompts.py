@@ -38,7 +38,7 @@ def test_a_bos_the_tokenizer_adds_itself_is_not_written_twice():
     chat, write = PromptTemplate("c", chat=True), lambda messages, **_: f"<s>[INST] {messages[0]['content']}"
     for ids, begins in (([1, 7], "[INST] Question"), ([7], "<s>[INST] Question")):
         tokenizer = Mock(bos_token="<s>", bos_token_id=1, chat_template="x", return_value={"input_ids": ids})
-        tokenizer.apply_chat_template = write
+        tokenizer.apply_chat_template, tokenizer.added_tokens_decoder = write, {}
         assert chat.bind(tokenizer).question("Who?").startswith(begins)
 
 

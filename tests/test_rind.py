@@ -1,4 +1,4 @@
-"""RIND by hand in both variants, signals, words, sentences."""
+"""What is filtered, signals, words and sentences; RIND by hand stands in test_triggers.py."""
 
 import math
 from dataclasses import replace
