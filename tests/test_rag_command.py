@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -59,6 +58,15 @@ def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, caps
     # With out its trace is written.
     rag("question=Where is town 3?", "trigger=always", "out=one")
     assert traces(rag.path / "one")[0]["answer"] == "Land3" and figures(rag.path / "one")["n"] == 1
+
+
+def test_the_terminal_shows_where_it_fired_and_what_is_kept(rag, capsys):
+    rag("question=Where is town 3?", "trigger=fixed_length", "trigger.n=2")
+    shown = capsys.readouterr().out
+    assert "▲ fixed_length fired before the text" in shown and "kept: It must | discarded: be" in shown
+    assert "▲ fixed_length fired after “must”, character 8" in shown
+    rag("question=Where is town 3?", "trigger=flare", "query=question")
+    assert "flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2" in capsys.readouterr().out
 
 
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
@@ -138,33 +146,20 @@ BANKS = {
 }  # fmt: skip
 
 
-def finished(folder, summary):
-    """Make a folder that of a finished probers-train run."""
-    run = RunFolder(folder, "train", {})
-    shutil.move(folder, f"{folder}.made")
-    run.claim()
-    shutil.copytree(f"{folder}.made", folder, dirs_exist_ok=True)
-    shutil.rmtree(f"{folder}.made")
-    run.finish(summary)
-    finished.time += 1
-    os.utime(folder / "run.json", (finished.time, finished.time))
-
-
-finished.time = 1000
-
-
 def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
-    runs = rag.path / "runs" / "train"
-    runs.mkdir(parents=True)
-    for name, options in (*BANKS.values(), ("answers of another", {})):
-        linear_bank(seen=Seen({}), **options).save_pretrained(runs / name)
     questions = [f"{word} {i}?" for word in ("where", "who") for i in range(3)]
-    for name in ("adaptive", "adaptive of another"):
-        AdaptiveClassifier.fit(questions, ["no"] * 3 + ["multi"] * 3).save(runs / name)
-    Seen({}).save(runs / "adaptive")
+    classifier = AdaptiveClassifier.fit(questions, ["no"] * 3 + ["multi"] * 3).save
+    made = {name: linear_bank(**options).save_pretrained for name, options in BANKS.values()}
+    made |= {"adaptive": classifier, "answers of another": linear_bank().save_pretrained}
+    for time, (name, save) in enumerate((made | {"adaptive of another": classifier}).items(), 1000):
+        folder = rag.path / "runs/train" / name
+        run = RunFolder(folder, "train", {})
+        run.claim()
+        save(folder)
+        Seen({}).save(folder)
+        run.finish({"model": "x" if "another" in name else "testbed"})
+        os.utime(folder / "run.json", (time, time))
     banks = {trigger: name for trigger, (name, _) in BANKS.items()}
-    for name in (*banks.values(), "adaptive", "answers of another", "adaptive of another"):
-        finished(runs / name, {"model": "x" if "another" in name else "testbed"})
     cfg = request("rag", [])
     assert [find_prober(cfg, kind) for kind in banks.values()] == [f"runs/train/{k}" for k in banks.values()]
     assert find_prober(cfg) == "runs/train/answers"
