@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 from test_watch import PROMPTS, batch, plain
 
 from probers.heads import CORRECT, WRONG, LinearHead
-from probers.model.hidden_states import decoder_layers
 from probers.model.tokens import decode, token_offsets
 from probers.prober.calibration import Isotonic, Platt, Temperature, sigmoid
 from probers.prober.prober import Prober
-from probers.prober.watch import GrowingText
 from probers.prompts import TESTBED_PROMPT
 from probers.rag.loop import RAG
 from probers.rag.queries import CIOQF, QFS
 from probers.rag.triggers import BeforeEntity, EntitySignal, State
 from probers.store.spec import FeatureSpec
 from probers.types import Needs, Question, RunError
-from probers.words import Recogniser, find_entities, tokens_of, with_scores, written_entities
+from probers.words import find_entities, tokens_of, with_scores, written_entities
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 QUESTION = Question("q", "Who founded the mill?")
@@ -88,32 +86,6 @@ def test_the_trigger_is_what_transformers_the_recogniser_and_the_head_say() -> N
     assert places[0] == 0 and [g.text for g in made] == TEXTS
 
 
-def test_scores_while_transformers_generates_are_the_triggers() -> None:
-    (model, tokenizer), lm, bank = plain(), tiny_lm(), tiny_bank()
-    with bank.watch(model, tokenizer=tokenizer) as scores:
-        sequences = model.generate(**batch(tokenizer), max_new_tokens=40, do_sample=False)
-        before = scores.tokens
-        scores.finish(sequences)
-    ids = sequences[:, -40:].tolist()
-    assert [len(row) for row in before] == [40] * 5 and [len(row) for row in scores.tokens] == [41] * 5
-    made = lm.score(PROMPTS, ids, needs=bank.needs)
-    found = 0
-    for row, generation in enumerate(made):
-        expected = by_hand(bank, model, tokenizer, PROMPTS[row], ids[row])
-        np.testing.assert_allclose(before[row], expected, **CLOSE)
-        assert before[row].tolist() == scores.tokens[row][:40].tolist()
-        decision = BeforeEntity(bank, threshold=0.0, asked=True)(generation, state())
-        np.testing.assert_allclose(bank.probability(before[row]), decision.token_scores, **CLOSE)
-        entities = scores.entities[row]
-        assert decision.fire == bool(entities)
-        if entities:
-            assert (entities[0].entity.start, entities[0].tokens) == (decision.position, decision.tokens)
-            chances = bank.probability(np.array([each.score for each in entities]))
-            assert decision.score == pytest.approx(float(chances.max()), abs=1e-4)
-        found += len(entities)
-    assert found
-
-
 def test_a_row_ends_once_an_entity_with_too_high_a_score_has_begun() -> None:
     """Against every beginning of the free text read anew; nothing of the entity stands before the cut."""
     (model, tokenizer), bank = plain(), tiny_bank()
@@ -124,6 +96,9 @@ def test_a_row_ends_once_an_entity_with_too_high_a_score_has_begun() -> None:
     highest = [max((e.score for e in row), default=-9.0) for row in scores.entities]
     threshold = float(np.mean(np.sort(highest)[1:3]))  # some rows reach it, some never do
     stop = bank.stopping_criteria(model, tokenizer, threshold)
+    for row, ids in enumerate(free.tolist()):  # the scores while it generates, by hand
+        expected = by_hand(bank, model, tokenizer, PROMPTS[row], ids)
+        np.testing.assert_allclose(scores.tokens[row], expected, **CLOSE)
     for _ in range(2):  # the second call starts afresh
         stopped = model.generate(**given, **options, stopping_criteria=[stop])[:, length:]
         for row in range(5):
@@ -153,57 +128,28 @@ def test_a_row_ends_once_an_entity_with_too_high_a_score_has_begun() -> None:
     assert torch.equal(model.generate(**given, **options, stopping_criteria=[never])[:, length:], free)
 
 
-def test_an_entity_at_the_end_is_whole_when_the_text_is_over() -> None:
-    _, tokenizer = plain()
-    ids = tokenizer(" She was born in Jomholm", add_special_tokens=False)["input_ids"]
-    text = GrowingText(tokenizer, [], Recogniser(quiet=True))
-    for token in ids:
-        text.push(token)
-    scores = [1.0] * len(ids)
-    assert text.first_above(0.5, scores, over=False) is None  # "Jomholm" may go on
-    found = text.first_above(0.5, scores, over=True)
-    assert found is not None and found.entity.text == "Jomholm"
-    offsets = token_offsets(tokenizer, ids)[1]
-    assert tokens_of(offsets, found.entity.start, found.entity.end) == [*found.tokens]
-
-
 def test_what_cannot_be_asked_is_said() -> None:
     (model, tokenizer), bank = plain(), tiny_bank()
-    with fails("missing-value", "tokenizer"):
-        bank.stopping_criteria(model, None)
 
     def watched(bank, **options):
         with bank.watch(model, **options) as scores:
             model.generate(**batch(tokenizer), max_new_tokens=3, do_sample=False)
         return scores
 
-    scores = watched(bank)
-    assert [len(row) for row in scores.tokens] == [3] * 5
-    with fails("missing-value"):
-        _ = scores.entities
     other = Prober(replace(bank.spec, pool="mean", position="generated"), bank.head)
-    with fails("unsupported"):
-        _ = watched(other, tokenizer=tokenizer).entities
-    for code, named, ask in (
-        ("no-artifact", "pool=predicting", lambda: BeforeEntity(None)),
-        ("mismatch", "", lambda: BeforeEntity(other)),
-        ("mismatch", "", lambda: BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)),
-        ("unknown-choice", "", lambda: EntitySignal("mood")),
-        (None, "recogniser=guess", lambda: EntitySignal(recogniser="guess")),
+    for code, ask in (
+        ("missing-value", lambda: bank.stopping_criteria(model, None)),
+        ("missing-value", lambda: watched(bank).entities),
+        ("unsupported", lambda: watched(other, tokenizer=tokenizer).entities),
+        ("no-artifact", lambda: BeforeEntity(None)),
+        ("mismatch", lambda: BeforeEntity(other)),
+        ("mismatch", lambda: BeforeEntity(bank).check(SPEC, TESTBED_PROMPT)),
+        ("unknown-choice", lambda: EntitySignal("mood")),
     ):
-        with fails(code, named):
+        with fails(code):
             ask()
     with fails("mismatch", "hidden states", kind=RunError):
         BeforeEntity(bank)(drafted(), state())
-
-    def broken(module, given, out):
-        return (out[0] * torch.nan, *out[1:]) if isinstance(out, tuple) else out * torch.nan
-
-    handle = decoder_layers(model)[0].register_forward_hook(broken)
-    scores = watched(bank)
-    handle.remove()
-    with fails("model", "row 0", kind=RunError):
-        _ = scores.tokens
 
 
 def test_the_signals_are_those_of_the_same_position() -> None:
@@ -234,8 +180,6 @@ def test_an_entity_at_the_very_beginning() -> None:
     made = drafted(" Mira Tolven in 1912.", entropies=[2, 2, 0, 0.5])
     assert EntitySignal()(made, state()).score == 0.5  # it begins a sentence
     assert EntitySignal(openings=True)(made, state()).position == 1
-    open_ = drafted(" Mira Tolven in 1912.", "The mill was founded by", [2, 2, 0, 0.5])
-    assert EntitySignal()(open_, state()).tokens == (0, 1)
     # Behind accepted text as well, but for passages that were fetched for this very place.
     behind = state(partial=" The mill was founded by")
     assert EntitySignal()(made, behind).tokens == (0, 1)
@@ -244,9 +188,27 @@ def test_an_entity_at_the_very_beginning() -> None:
     # Only what begins at the place is taken.
     later = drafted(" a man named Ida Morrow.", entropies=[0, 0, 0, 2, 2])
     assert EntitySignal()(later, replace(behind, fresh=True)).tokens == (3, 4)
-    for text in (" nothing is said of anyone.", ""):  # no entity
-        decision = EntitySignal(threshold=0)(drafted(text), state())
-        assert (decision.fire, decision.score) == (False, 0.0)
+    decision = EntitySignal(threshold=0)(drafted(" nothing is said of anyone."), state())  # no entity
+    assert (decision.fire, decision.score) == (False, 0.0)
+
+
+@pytest.mark.parametrize(
+    "how", [Temperature(2.0), Platt(0.5, 1.0), Platt(-0.5, 1.0), Isotonic((0.0, 1.0), (0.4, 0.4))]
+)
+def test_the_probers_own_threshold_and_recogniser_decide(how, tmp_path) -> None:
+    bank = tiny_bank(calibration=how)
+    trigger = BeforeEntity(bank)
+    scores = np.linspace(-3, 3, 31) + 0.05
+    chances = trigger._chances(scores)
+    own = trigger.record["threshold"]
+    assert ((chances > own) == (scores > bank.threshold)).all()
+    rises = not isinstance(how, Isotonic) and getattr(how, "slope", 1) > 0
+    np.testing.assert_allclose(chances, how(scores) if rises else sigmoid(scores))
+    assert replace(trigger, threshold=0.9).record["threshold"] == 0.9
+    replace(bank, recogniser="spacy:en_no_such").save_pretrained(tmp_path / "p")
+    with fails(None, "recogniser=spacy:en_no_such"):
+        BeforeEntity(str(tmp_path / "p"))
+    assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs.of((1, 2), pool="predicting")
 
 
 WORDS = [*"Mira Tolven in 1912 the mill. Jomholm, was 40 It founded".split(), '"The', 'Mill"']  # noqa: SIM905
@@ -288,27 +250,3 @@ def test_queries_look_back_from_the_entity_and_do_not_ask_with_it(query) -> None
     (asked,) = retriever.queries
     assert "Mira" not in asked and "Tolven" not in asked and "founded" in asked
     assert answer.text == "The mill was founded by Ida Morrow. So the answer is it."
-
-
-@pytest.mark.parametrize(
-    "how", [Temperature(2.0), Platt(0.5, 1.0), Platt(-0.5, 1.0), Isotonic((0.0, 1.0), (0.4, 0.4))]
-)
-def test_the_probers_own_threshold_decides_as_it_does_of_scores(how) -> None:
-    bank = tiny_bank(calibration=how)
-    trigger = BeforeEntity(bank)
-    scores = np.linspace(-3, 3, 31) + 0.05
-    chances = trigger._chances(scores)
-    own = trigger.record["threshold"]
-    assert ((chances > own) == (scores > bank.threshold)).all()
-    rises = not isinstance(how, Isotonic) and getattr(how, "slope", 1) > 0
-    np.testing.assert_allclose(chances, how(scores) if rises else sigmoid(scores))
-    assert replace(trigger, threshold=0.9).record["threshold"] == 0.9
-
-
-def test_the_recogniser_is_the_one_of_the_labels(tmp_path) -> None:
-    bank = replace(tiny_bank(), recogniser="spacy:en_no_such")
-    bank.save_pretrained(tmp_path / "p")
-    with fails(None, "recogniser=spacy:en_no_such"):
-        BeforeEntity(str(tmp_path / "p"))
-    assert BeforeEntity(str(tmp_path / "p"), recogniser="rules").needs == Needs.of((1, 2), pool="predicting")
-    assert tiny_bank().recogniser is None

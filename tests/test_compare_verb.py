@@ -9,12 +9,14 @@ from helpers.artefacts import write_lines
 from helpers.fake_lm import FakeLM, FakeRetriever, linear_bank, passage
 from helpers.refusals import fails, interrupted
 from test_compare import TEST, VALIDATION, model, place, stable  # noqa: F401
+from test_loop import without_seconds
 
 from probers.data.splits import Seen
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import RAG, Comparison, compare
-from probers.rag.queries import QuestionQuery
+from probers.rag.queries import QFS, QuestionQuery
+from probers.rag.retrievers import BM25
 from probers.rag.triggers import Entropy, Probing, Rind
 
 NAMES = ["never", "always", "random", "oracle", "entropy", "rind_paper", "rind_released"]
@@ -37,39 +39,18 @@ def parts(results):
     return {key: value for key, value in stable(results).items() if key not in ("config", "probers")}
 
 
-def steps(answers):
-    """Traces without their seconds."""
-    lines = [json.loads(json.dumps(answer.trace)) for answer in answers]
-    for line in lines:
-        del line["counters"]["seconds"]
-    return lines
-
-
-def kept(path, name):
-    lines = [json.loads(line) for line in (path / f"{name}.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["counters"]["seconds"], line["sha256"]
-    return lines
-
-
-@pytest.mark.parametrize("sweep", [0, 2])
-def test_the_function_equals_the_command(place, sweep):  # noqa: F811
-    shown = place.compare(f"sweep={sweep}", "limit=12")
+def test_the_function_equals_the_command(place):  # noqa: F811
+    shown = place.compare("sweep=2", "limit=12")
     bank = Prober.from_pretrained(place.path / "prober")
-    made = compare(
-        model(),
-        "questions.jsonl",
-        "corpus.jsonl",
-        triggers=[*NAMES, bank],
-        limit=12,
-        sweep=sweep,
-        resamples=1000,
-    )
+    options = {"limit": 12, "sweep": 2, "resamples": 1000}
+    made = compare(model(), "questions.jsonl", "corpus.jsonl", triggers=[*NAMES, bank], **options)
     assert parts(made.results) == parts(shown)
     assert made.results["probers"]["probing"] | {"prober": ""} == shown["probers"]["probing"] | {"prober": ""}
-    assert {n: steps(answers) for n, answers in made.answers.items()} == {
-        name: kept(place.path / "out/traces", name) for name in (*NAMES, "probing")
-    }
+    for name, answers in made.answers.items():
+        kept = place.trace(name)
+        for line in kept:
+            del line["counters"]["seconds"], line["sha256"]
+        assert [*map(without_seconds, answers)] == kept
     rest = place.data() | {"command": "", "model": "", "notes": ""}
     assert rest == json.loads(json.dumps(dict(made.page))) | {"command": "", "model": "", "notes": ""}
 
@@ -111,12 +92,6 @@ def test_objects_are_methods_under_names_of_their_own():
     assert made.results["probers"]["probing_2"]["layers"] == [2]
 
 
-def test_a_retriever_is_taken_as_it_is():
-    found = FakeRetriever(lambda query: [passage("Town 2 is in Land2.")])
-    made = compare(model(), asked("test")[2:3], found, triggers=["always"], **QUICK)
-    assert made.frame.loc["always", "em"] == 1.0 and found.queries
-
-
 def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
     def run(lm, *triggers, out=tmp_path / "out"):
         given = {"validation": asked("validation"), "triggers": ["never", *triggers], "out": out}
@@ -126,15 +101,7 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
         run(model(), "entropy")
     assert not (tmp_path / "out/results.json").exists()
     first = run(model(), "entropy")
-    whole = compare(
-        model(),
-        asked("test"),
-        texts(),
-        validation=asked("validation"),
-        triggers=["never", "entropy"],
-        **QUICK,
-    )
-    assert parts(first.results) == parts(whole.results)
+    assert parts(first.results) == parts(run(model(), "entropy", out=None).results)
     assert {"results.json", "report.html", "outcomes.jsonl", "report_data.json", "thresholds.json"} <= {
         file.name for file in (tmp_path / "out").iterdir()
     }
@@ -148,13 +115,10 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
 @pytest.mark.parametrize(("code", "named", "given"), [
     ("unknown-key", ["resample", "resamples"], {"resample": 3}),
     ("unknown-key", ["engine"], {"engine": "vllm"}), ("bad-value", ["k="], {"k": 0}),
-    ("unknown-choice", ["rinds"], {"triggers": ["rinds"]}),
     ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
     ("bad-value", ["trigger=3"], {"triggers": [3]}),
     ("conflict", ["never"], {"triggers": ["never", "never"]}),
-    ("unknown-choice", ["bm26"], {"retriever": "bm26"}),
     ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
-    ("unknown-choice", ["wrong=maybe"], {"wrong": "maybe"}),
     ("overlap", ["probing"], {"triggers": [linear_bank()]}),
 ])  # fmt: skip
 def test_a_wrong_request_is_refused_before_the_model_runs(code, named, given):
@@ -162,15 +126,6 @@ def test_a_wrong_request_is_refused_before_the_model_runs(code, named, given):
     with fails(code, *named):
         compare(lm, asked("test"), **{"passages": texts(), **given})
     assert not lm.prompts
-
-
-def test_a_question_of_a_probers_training_is_not_asked():
-    rows = asked("test")
-    seen = Seen.of({"train": [("", row["id"], row["question"]) for row in rows[:10]]})
-    given = {"validation": asked("validation"), "triggers": ["never", linear_bank(seen=seen)]} | QUICK
-    assert compare(model(), rows, texts(), **given).results["n"] == 30
-    allowed = compare(model(), rows, texts(), allow_overlap=True, **given)
-    assert allowed.results["n"] == 40 and any("Overlap: 10" in note for note in allowed.page["notes"])
 
 
 def test_thresholds_are_not_chosen_on_questions_that_are_asked():
@@ -186,46 +141,33 @@ def test_thresholds_are_not_chosen_on_questions_that_are_asked():
 def test_the_loop_takes_texts_names_and_probers():
     rag = RAG(model(), texts(), linear_bank())
     assert isinstance(rag.trigger, Probing) and rag("Where is town 2?").answer == "Land2"
-    rag = RAG(model(), [{"text": text} for text in texts()], "rind")
-    assert rag.trigger == Rind() and type(rag.query).__name__ == "QFS"
+    rag = RAG(model(), [{"text": text} for text in texts()], "rind", prompt="testbed")
+    assert rag.trigger == Rind() and type(rag.query) is QFS and rag.prompt == TESTBED_PROMPT
     kinds = {
         pool: type(RAG(model(), texts(), linear_bank(pool=pool, position=position)).trigger).__name__
         for pool, position in (("tokens", "entity"), ("predicting", "entity"), ("prompt", "generated"))
     }
     assert kinds == {"tokens": "Radio", "predicting": "BeforeEntity", "prompt": "ProbingBefore"}
-    assert type(RAG(model(), texts(), "rind", query="question").query).__name__ == "QuestionQuery"
-    assert RAG(model(), texts(), "never", prompt="testbed").prompt == TESTBED_PROMPT
-    for wrong in (
-        {"trigger": "rinds"},
-        {"trigger": "rind", "query": "qsf"},
-        {"trigger": "never", "prompt": "no"},
-    ):
+    assert type(RAG(model(), texts(), "rind", query="question").query) is QuestionQuery
+    for wrong in ({"query": "qsf"}, {"prompt": "no"}):
         with fails("unknown-choice"):
-            RAG(model(), texts(), **wrong)
+            RAG(model(), texts(), "rind", **wrong)
 
 
 @pytest.mark.parametrize(("code", "named", "passages"), [
     ("empty", ["passages=[]"], []), ("bad-value", ["one passage"], "Town 1 is in Land1."),
     ("missing-value", ["passage 2", "'test'"], [{"text": "a"}, {"test": "b"}]),
-    ("missing-value", ["passage 1", "'body'"], [{"body": "b"}]), ("bad-value", ["passage 1", "3"], [3]),
-    ("bad-value", ["passage 1", "title"], [{"text": "a", "title": None}]),
+    ("bad-value", ["passage 1", "3"], [3]),
     ("conflict", ["1 and 2", "'a'"], [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
 ])  # fmt: skip
-def test_passages_that_cannot_be_read_are_named(code, named, passages):
-    from probers.rag.retrievers import BM25
-
+def test_passages_without_ids_are_numbered_and_those_that_cannot_be_read_are_named(code, named, passages):
+    found = BM25(["a cat", {"text": "a dog", "title": "Dog", "id": 7}]).search(["cat", "dog"], 1)
+    assert [(p.id, p.title, p.text) for (p,) in found] == [("1", "", "a cat"), ("7", "Dog", "a dog")]
     with fails(code, *named):
         BM25(passages)
 
 
-def test_passages_without_ids_are_numbered():
-    from probers.rag.retrievers import BM25
-
-    found = BM25(["a cat", {"text": "a dog", "title": "Dog", "id": 7}]).search(["cat", "dog"], 1)
-    assert [(p.id, p.title, p.text) for (p,) in found] == [("1", "", "a cat"), ("7", "Dog", "a dog")]
-
-
-def test_questions_may_be_texts_or_questions(tmp_path):
+def test_questions_may_be_texts_files_or_tables_and_a_retriever_is_taken_as_it_is(tmp_path):
     write_lines(tmp_path / "q.jsonl", asked("test")[:3])
     table = pd.DataFrame(asked("test")[:3])
     for questions in ([row["question"] for row in asked("test")[:3]], tmp_path / "q.jsonl", table):
@@ -233,3 +175,6 @@ def test_questions_may_be_texts_or_questions(tmp_path):
         assert made.results["n"] == 3
     with fails(None, "question 1"):
         compare(model(), [3], texts(), triggers=["never"])
+    found = FakeRetriever(lambda query: [passage("Town 2 is in Land2.")])
+    made = compare(model(), asked("test")[2:3], found, triggers=["always"], **QUICK)
+    assert made.frame.loc["always", "em"] == 1.0 and found.queries

@@ -3,7 +3,8 @@
 import functools
 import importlib.util
 import shutil
-from unittest.mock import Mock
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,19 +75,15 @@ def test_the_nearest_passages_are_those_of_a_comparison_with_all(dense, tiny, si
         assert np.allclose([p.score for p in found], np.sort(scores)[::-1][:7], atol=1e-5)
 
 
-def test_k_blank_queries_and_wrong_options(dense, tiny, tmp_path):
+def test_k_blank_queries_and_wrong_options(dense, tmp_path):
     retriever = dense(corpus(5))
     none, blank, five = retriever.search(["", " \n", "w1"], 9)
     assert none == blank == [] and sorted(p.id for p in five) == [f"p{i}" for i in range(5)]
-    assert len(retriever.search(["unknownword"], 2)[0]) == 2 and retriever.search([], 3) == []
     with fails("bad-value", "k=0"):
         retriever.search(["w1"], 0)
     for passages, options, named in (
         (0, {}, "corpus"), (5, {"index": "tree"}, "retriever.index='tree'"),
-        (5, {"index": "ivfpq"}, "retriever.index=ivfpq"),
-        (5, {"similarity": "near"}, "retriever.similarity='near'"),
-        (5, {"batch_size": 0}, "retriever.batch_size=0"), (5, {"dtype": "int8"}, "retriever.dtype='int8'"),
-        (5, {"max_tokens": 0}, "retriever.max_tokens=0"),
+        (5, {"index": "ivfpq"}, "retriever.index=ivfpq"), (5, {"dtype": "int8"}, "retriever.dtype='int8'"),
         (5, {"brackets": True, "query_prefix": "q"}, "retriever.brackets=true"),
         (5, {"model": str(tmp_path)}, f"retriever.model={tmp_path}"),
     ):  # fmt: skip
@@ -94,19 +91,16 @@ def test_k_blank_queries_and_wrong_options(dense, tiny, tmp_path):
             dense(corpus(passages), **options)
 
 
-@pytest.mark.parametrize(("lost", "named"), [("encoder.layer.0.", "layer.0"), ("pooler.", None)])
-def test_an_encoder_without_some_of_its_weights_is_refused(tiny, dense, tmp_path, lost, named):
+@pytest.mark.parametrize("lost", ["encoder.layer.0.", "pooler."])
+def test_an_encoder_without_some_of_its_weights_is_refused(tiny, dense, tmp_path, lost):
     """Claim: what vectors are made of must be there; converse: BERT's pooler is not read."""
     from safetensors.torch import load_file, save_file
 
     folder = shutil.copytree(tiny, tmp_path / "less")
     weights = {k: v for k, v in load_file(folder / "model.safetensors").items() if lost not in k}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    if named is None:
+    with nullcontext() if lost == "pooler." else fails("model", f"retriever.model={folder}", "layer.0"):
         assert dense(corpus(3), model=str(folder)).search([WORDS[0]], 1)
-    else:
-        with fails("model", f"retriever.model={folder}", named):
-            dense(corpus(3), model=str(folder))
 
 
 def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(dense, monkeypatch):
@@ -116,9 +110,7 @@ def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(dense, m
         dense(corpus(3))
 
 
-def test_vectors_that_are_not_finite_name_their_text_and_memory_may_end(dense, monkeypatch):
-    import torch
-
+def test_vectors_that_are_not_finite_name_their_text(dense, monkeypatch):
     def encode(self, texts, kind):
         found = real(self, texts, kind)
         found[[text == "w3 w3" for text in texts]] = np.nan
@@ -130,28 +122,21 @@ def test_vectors_that_are_not_finite_name_their_text_and_memory_may_end(dense, m
     monkeypatch.setattr(module.Encoder, "encode", encode)
     with fails("model", "the query 'w3 w3'", kind=RunError):
         good.search(["w1", "w3 w3"], 1)
-    assert good.search(["w1"], 1)[0]
     with fails("model", "1 of 4 texts", "first passage 'bad'", kind=RunError):
         dense(passages, passage_prefix="passage : ")
-    monkeypatch.setattr(module.Encoder, "_plain", Mock(side_effect=torch.OutOfMemoryError("full")))
-    with fails("memory", "retriever.batch_size=8", kind=RunError):
-        dense(corpus(3))
 
 
 @pytest.mark.parametrize(("name", "damage", "kept"), [
     ("vectors.f32", lambda blob: blob + b"half a piece", 3), ("vectors.f32", lambda blob: b"x" + blob[1:], 0),
     ("vectors.json", lambda blob: blob.replace(b'"width": 8', b'"width": 4'), 0),
 ], ids=["appended", "flipped", "narrower"])  # fmt: skip
-@pytest.mark.parametrize("backing", ["list", "store"])
 def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
-    dense, tmp_path, monkeypatch, caplog, backing, name, damage, kept
+    dense, tmp_path, monkeypatch, caplog, name, damage, kept
 ):
     """Pieces that are whole are kept, and what was damaged is made anew."""
-    passages = corpus(100)
-    if backing == "store":
-        path = write_lines(tmp_path / "c.jsonl", ({"id": p.id, "text": p.text} for p in passages))
-        passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
-    whole = dense(passages, cache=tmp_path / "whole")
+    path = write_lines(tmp_path / "c.jsonl", ({"id": p.id, "text": p.text} for p in corpus(100)))
+    passages = load_corpus(path, cache=tmp_path / "corpus", in_memory=0)
+    whole = dense(corpus(100), cache=tmp_path / "whole")
     monkeypatch.setattr(module, "encode_corpus", functools.partial(module.encode_corpus, piece=16))
     with interrupted(module.Encoder, "encode", 3):
         dense(passages)
@@ -167,21 +152,42 @@ def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
     assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
 
 
+@pytest.mark.parametrize("method", ["hnsw", "ivfpq"])
+def test_approximate_indexes_are_mapped_and_find_nearly_what_the_exact_one_finds(tmp_path, method, dense):
+    points = clusters(4000, 32)
+    queries = points[::200] + 0.05 * clusters(20, 32, seed=1)
+    module.build(method, points, tmp_path)
+    exact = module.Neighbours("flat", points, tmp_path).search(queries, 10)
+    index = module.Neighbours(method, points, tmp_path)
+    found = index.search(queries, 10)
+    maps = Path("/proc/self/maps")
+    assert not maps.exists() or str(tmp_path / "index.faiss") in maps.read_text()
+    shared = [len({r for r, _ in a} & {r for r, _ in b}) for a, b in zip(exact, found, strict=True)]
+    assert np.mean(shared) >= 9.5
+    for row, query in zip(found, queries, strict=True):
+        assert np.allclose([s for _, s in row], [points[r] @ query for r, _ in row], atol=1e-5)
+        assert [s for _, s in row] == sorted((s for _, s in row), reverse=True)
+    # And so does the retriever with it.
+    passages, asked = corpus(1200), texts(10, seed=1)
+    both = (dense(passages, index=kind).search(asked, 5) for kind in ("flat", method))
+    same = [{p.id for p in a} == {p.id for p in b} for a, b in zip(*both, strict=True)]
+    assert np.mean(same) >= 0.8
+    assert [module.choose("auto", n) for n in (10, 10**6, 21 * 10**6)] == ["flat", "hnsw", "ivfpq"]
+
+
 def test_vectors_are_kept_for_their_corpus_model_and_passages_alone(dense, tmp_path, monkeypatch):
     passages = corpus(30)
     made = lambda: {p.name for p in (tmp_path / "cache").iterdir() if p.is_dir()}  # noqa: E731
     dense(passages)
-    first = made()
     monkeypatch.setattr(module, "encode_corpus", lambda *_: pytest.fail("encoded again"))
     dense(passages, query_prefix="query : ", batch_size=3)  # no other vectors
-    assert made() == first and len(first) == 1
     monkeypatch.undo()
-    other = {"passage_prefix": "passage : ", "brackets": True, "similarity": "dot", "max_tokens": 4}
-    for count, (option, value) in enumerate((other | {"dtype": "bfloat16"}).items(), 2):
+    other = {"passage_prefix": "passage : ", "brackets": True, "similarity": "dot", "dtype": "bfloat16"}
+    for count, (option, value) in enumerate(other.items(), 2):
         dense(passages, **{option: value})
         assert len(made()) == count, option
     dense([*passages[1:], passages[0]])
-    assert len(made()) == 7
+    assert len(made()) == 6
 
 
 def test_prefixes_and_brackets_change_what_is_encoded(tiny):
@@ -209,36 +215,6 @@ def clusters(n, width, seed=0):
     rng = np.random.default_rng(seed)
     found = rng.standard_normal((40, width))[rng.integers(40, size=n)] + 0.4 * rng.standard_normal((n, width))
     return np.ascontiguousarray(found / np.linalg.norm(found, axis=1, keepdims=True), dtype=np.float32)
-
-
-@pytest.mark.parametrize("method", ["hnsw", "ivfpq"])
-def test_approximate_indexes_find_nearly_what_the_exact_one_finds(tmp_path, method):
-    points = clusters(4000, 32)
-    queries = points[::200] + 0.05 * clusters(20, 32, seed=1)
-    module.build(method, points, tmp_path)
-    exact = module.Neighbours("flat", points, tmp_path).search(queries, 10)
-    found = module.Neighbours(method, points, tmp_path).search(queries, 10)
-    shared = [len({r for r, _ in a} & {r for r, _ in b}) for a, b in zip(exact, found, strict=True)]
-    assert np.mean(shared) >= 9.5
-    for row, query in zip(found, queries, strict=True):
-        assert np.allclose([s for _, s in row], [points[r] @ query for r, _ in row], atol=1e-5)
-        assert [s for _, s in row] == sorted((s for _, s in row), reverse=True)
-
-
-def test_the_method_follows_from_the_size():
-    assert [module.choose("auto", n) for n in (10, 10**6, 21 * 10**6)] == ["flat", "hnsw", "ivfpq"]
-    assert module.choose("hnsw", 10) == "hnsw"
-    sizes = [module.estimate(m, 21_000_000, 768).memory for m in ("hnsw", "ivfpq")]
-    assert sizes[0] > 60e9 > 3e9 > sizes[1]
-
-
-def test_an_approximate_index_is_used_through_the_retriever(dense):
-    passages, queries = corpus(1200), texts(10, seed=1)
-    flat = dense(passages).search(queries, 5)
-    for method in ("hnsw", "ivfpq"):
-        found = dense(passages, index=method).search(queries, 5)
-        same = [{p.id for p in a} == {p.id for p in b} for a, b in zip(flat, found, strict=True)]
-        assert np.mean(same) >= 0.8
 
 
 def test_a_real_encoder_finds_by_meaning_what_no_word_shares(tmp_path):

@@ -1,6 +1,5 @@
 """Search servers that fail on request, through both clients; ``tests/with_search`` asks real ones."""
 
-import importlib.util
 import logging
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from probers.rag.build import named_part
 from probers.rag.retrievers import server as connection
 from probers.rag.retrievers import server_index
 from probers.rag.retrievers.elasticsearch import Elasticsearch
-from probers.types import Passage, RunError, UserError
+from probers.types import Passage, ProbersError, RunError, UserError
 
 for client in ("elasticsearch", "opensearchpy"):
     pytest.importorskip(client, reason=f"{client} is not installed: pip install 'probers[search]'")
@@ -67,20 +66,13 @@ def ids(rows):
 def test_searches_and_passages_are_sent_in_batches_of_bounded_size(server, monkeypatch):
     retriever = connect(server, ALL)
     assert ids(retriever.search(["basil", " ", *["osier"] * 150], 1)) == [["p1"], [], *[["p14"]] * 150]
-    assert [len(body.splitlines()) // 2 for body in server.asked("search")] == [
-        64,
-        64,
-        23,
-    ]  # none for a blank
+    sizes = [len(body.splitlines()) // 2 for body in server.asked("search")]
+    assert sizes == [64, 64, 23]  # none for a blank
     assert retriever.together([("basil", "basil")] * 150) == [1] * 150 and len(server.asked("search")) == 4
     passages = corpus(*("amber " * 200 for _ in range(40)), "x " * 30_000)
-    by(monkeypatch, 15)
-    server.requests.clear()
-    connect(server, passages)
-    assert [len(b.splitlines()) // 2 for b in server.asked("bulk")] == [15, 15, 11]
     server.requests.clear()
     monkeypatch.setitem(server_index.BULK, "bytes", 10_000)
-    connect(server, passages, rebuild=True)
+    connect(server, passages)
     bodies = server.asked("bulk")
     assert all(len(b) <= 10_000 or len(b.splitlines()) == 2 for b in bodies) and len(bodies) == 6
     # A proxy that takes less gets less, of passages and of searches.
@@ -90,6 +82,74 @@ def test_searches_and_passages_are_sent_in_batches_of_bounded_size(server, monke
     assert ids(retriever.search(["amber"] * 64, 1)) == [["p0"]] * 64
     with fails("too-long", "'p40'", "60,0", "HTTP 413", "passage_words"):
         connect(server, passages, rebuild=True)
+
+
+def test_a_node_that_is_dead_or_dies_meanwhile_is_passed_over(server, monkeypatch):
+    """Two nodes of one cluster: both are asked, and from some request on one answers no more."""
+    gone = "http://127.0.0.1:9"  # where nobody listens
+    with fails("network", gone, "Connection refused", kind=RunError):
+        connect(server, corpus("amber"), url=gone)
+    by(monkeypatch, 2)
+    monkeypatch.setattr(time, "sleep", None)  # nothing is waited for
+    for endpoint in ("bulk", "search"):
+        server.indices.clear()
+        server.requests.clear()
+        with FakeElasticsearch() as other:
+            other.greeting, other.indices = server.greeting, server.indices
+            for name in ENDPOINTS:
+                other.faults[name] = [None] * (1 if name == endpoint else 99) + ["reset"] * 99
+            retriever = connect(server, ALL, url=[other.url, server.url])
+            for i, word in enumerate(WORDS):
+                assert ids(retriever.search([word], 1)) == [[f"p{i}"]]
+            assert len(other.asked(endpoint)) > 1 and len(server.asked(endpoint)) >= 4
+            assert len(server.only_index.docs) == len(WORDS)
+        assert ids(retriever.search(["heron"], 1)) == [["p7"]]  # the dead one is gone altogether
+    monkeypatch.setenv("ES_URL", f"{gone} {server.url}")
+    assert f"{gone}, {server.url})" in repr(connect(server, ALL, url=None))
+
+
+def test_opensearch_is_a_name_for_the_same_retriever_and_it_may_be_behind_a_path(server):
+    """From the command line, and as a method's own retriever."""
+    typed = ["question=x", "retriever=opensearch", f"retriever.url={server.url}", "retriever.b=0.4"]
+    made = request("rag", typed).retriever.make(corpus("amber"))
+    assert type(made) is Elasticsearch and made.b == 0.4
+    server.path = "/behind/a/proxy"
+    asked = named_part("retriever", "opensearch", {"url": f"{server.url}/behind/a/proxy/", "shards": 2})
+    retriever = asked.make(corpus("amber", "basil"))
+    assert ids(retriever.search(["basil"], 1)) == [["p1"]]
+    assert f"({server.url}/behind/a/proxy)" in repr(retriever)
+
+
+def test_passages_put_off_are_sent_again_alone_and_those_refused_or_lost_are_listed(server, monkeypatch):
+    server.put_off = {"3": 2, "5": 1}
+    connect(server, ALL, index="one")
+    assert [len(b.splitlines()) // 2 for b in server.asked("bulk")] == [15, 2, 1]
+    hold = lambda name: max((i for n, i in server.indices.items() if n.startswith(name)), key=id).docs  # noqa: E731
+    server.refuse = {"4": "no such thing", "7": "nor this"}
+    by(monkeypatch, 5)
+    reason = "mapper_parsing_exception: failed to parse no such thing"
+    with fails("server", "2 passages", "'p4' (", "'p7' (", reason, kind=RunError):
+        connect(server, ALL, index="two")
+    assert len(hold("two")) == 13  # the others are loaded
+    server.refuse = {}
+    connect(server, ALL, index="two")
+    assert len(hold("two")) == 15
+    server.put_off = {"3": 99}
+    with fails("server", "'p3' (es_rejected_execution_exception", kind=RunError):
+        connect(server, ALL, index="three")
+    # Many that are refused stop the loading.
+    server.put_off, server.refuse = {}, {str(i): "no" for i in range(200)}
+    server.requests.clear()
+    by(monkeypatch, 10)
+    with fails("server", "10 passages", "'p9'", kind=RunError):
+        connect(server, corpus(*(f"word{i}" for i in range(200))))
+    assert len(server.asked("bulk")) == 1
+    # Those that vanish in silence are missed.
+    server.refuse, server.lose = {}, {"9"}
+    with fails("server", "corpus has 15", "holds 14", kind=RunError):
+        connect(server, ALL)
+    server.lose = set()
+    assert ids(connect(server, ALL).search([WORDS[9]], 2)) == [["p9"]]
 
 
 ERROR = {"type": "es_rejected_execution_exception", "reason": "queue is full"}
@@ -126,7 +186,6 @@ def test_a_lasting_fault_in_a_search_is_one_clear_sentence_and_then_it_goes_on(s
     server.faults["search"] = [fault] * 2
     with fails("server" if "HTTP" in reason else "network", reason, server.url, kind=RunError):
         retriever.search(["amber"], 1)
-    server.faults.clear()
     assert ids(retriever.search(["amber"], 1)) == [["p0"]]
 
 
@@ -141,86 +200,6 @@ def test_pauses_double_and_one_line_says_for_whom(server, monkeypatch, caplog):
     assert pauses == [0.25, 7, 1, 2, 4]
     waiting = [r.getMessage() for r in caplog.records if "waiting" in r.getMessage()]
     assert len(waiting) == 1 and server.url in waiting[0] and "64 s" in waiting[0]
-    pauses.clear()
-    server.faults["search"] = [GONE] * 99
-    with fails("server", "HTTP 503", kind=RunError):
-        retriever.search(["amber"], 1)
-    assert pauses == [0.25 * 2**n for n in range(8)] and sum(pauses) == pytest.approx(64, abs=1)
-
-
-def test_of_several_nodes_one_may_be_dead(server, monkeypatch):
-    gone = "http://127.0.0.1:9"  # where nobody listens
-    with fails("network", gone, "Connection refused", kind=RunError):
-        connect(server, corpus("amber"), url=gone)
-    monkeypatch.setattr(time, "sleep", None)  # nothing is waited for
-    passages = corpus("amber", "basil")
-    for _ in range(4):  # whichever node is asked first
-        assert ids(connect(server, passages, url=[gone, server.url]).search(["basil"], 1)) == [["p1"]]
-    monkeypatch.setenv("ES_URL", f"{gone} {server.url}")
-    retriever = connect(server, passages, url=None)
-    assert ids(retriever.search(["amber"], 1)) == [["p0"]] and f"{gone}, {server.url})" in repr(retriever)
-
-
-@pytest.mark.parametrize("endpoint", ["bulk", "search"])
-def test_a_node_that_dies_meanwhile_is_passed_over(server, monkeypatch, endpoint):
-    """Two nodes of one cluster: both are asked, and from some request on one answers no more."""
-    by(monkeypatch, 2)
-    with FakeElasticsearch() as other:
-        other.greeting, other.indices = server.greeting, server.indices
-        for name in ENDPOINTS:
-            other.faults[name] = [None] * (1 if name == endpoint else 99) + ["reset"] * 99
-        retriever = connect(server, ALL, url=[other.url, server.url])
-        for i, word in enumerate(WORDS):
-            assert ids(retriever.search([word], 1)) == [[f"p{i}"]]
-        assert len(other.asked(endpoint)) > 1 and len(server.asked(endpoint)) >= 4
-        assert len(server.only_index.docs) == len(WORDS)
-    assert ids(retriever.search(["heron"], 1)) == [["p7"]]  # the dead one is gone altogether
-
-
-def test_opensearch_is_a_name_for_the_same_retriever(server):
-    """From the command line, and as a method's own retriever."""
-    typed = ["question=x", "retriever=opensearch", f"retriever.url={server.url}", "retriever.b=0.4"]
-    made = request("rag", typed).retriever.make(corpus("amber"))
-    assert type(made) is Elasticsearch and made.b == 0.4
-    asked = named_part("retriever", "opensearch", {"url": server.url, "shards": 2})
-    assert ids(asked.make(corpus("amber", "basil")).search(["basil"], 1)) == [["p1"]]
-    with fails(None, "shard", "shards"):
-        named_part("retriever", "opensearch", {"shard": 2})
-
-
-def test_passages_put_off_are_sent_again_alone_and_those_refused_are_listed(server, monkeypatch):
-    server.put_off = {"3": 2, "5": 1}
-    connect(server, ALL, index="one")
-    assert [len(b.splitlines()) // 2 for b in server.asked("bulk")] == [15, 2, 1]
-    hold = lambda name: max((i for n, i in server.indices.items() if n.startswith(name)), key=id).docs  # noqa: E731
-    server.refuse = {"4": "no such thing", "7": "nor this"}
-    by(monkeypatch, 5)
-    reason = "mapper_parsing_exception: failed to parse no such thing"
-    with fails("server", "2 passages", "'p4' (", "'p7' (", reason, kind=RunError):
-        connect(server, ALL, index="two")
-    assert len(hold("two")) == 13  # the others are loaded
-    server.refuse = {}
-    connect(server, ALL, index="two")
-    assert len(hold("two")) == 15
-    server.put_off = {"3": 99}
-    with fails("server", "'p3' (es_rejected_execution_exception", kind=RunError):
-        connect(server, ALL, index="three")
-    # Many that are refused stop the loading.
-    server.put_off = {}
-    server.refuse = {str(i): "no" for i in range(200)}
-    by(monkeypatch, 10)
-    server.requests.clear()
-    with fails("server", "10 passages", "'p9'", kind=RunError):
-        connect(server, corpus(*(f"word{i}" for i in range(200))))
-    assert len(server.asked("bulk")) == 1
-
-
-def test_passages_that_vanish_in_silence_are_missed(server):
-    server.lose = {"9"}
-    with fails("server", "corpus has 15", "holds 14", kind=RunError):
-        connect(server, ALL)
-    server.lose = set()
-    assert ids(connect(server, ALL).search([WORDS[9]], 2)) == [["p9"]]
 
 
 FAILED = {"root_cause": [{"type": "query_shard_exception", "reason": "bad field"}], "reason": "all failed"}
@@ -232,42 +211,33 @@ REJECTED = {"type": "search_phase_execution_exception", "reason": "", "root_caus
 
 @pytest.mark.parametrize(("answer", "said", "kind"), [
     (WHOLE | {"timed_out": True}, "timed out", RunError),
-    (WHOLE | {"_shards": LOST | {"failed": 1}}, "2 of the index's 3 shards", RunError),
     (WHOLE | {"_shards": LOST}, "2 of the index's 3 shards", RunError),
     ({"error": REJECTED, "status": 503}, "missing shards", RunError),
     ({"error": FAILED, "status": 400}, "HTTP 400 query_shard_exception: bad field", UserError),
-], ids=["late", "failed", "lost", "rejected", "error"])  # fmt: skip
-@pytest.mark.parametrize("ask", [
-    lambda r: r.search(["amber", "basil", "cedar"], 2), lambda r: r.frequency(["amber", "basil", "cedar"]),
-], ids=["search", "count"])  # fmt: skip
-def test_an_answer_in_part_or_none_is_refused(server, answer, said, kind, ask):
-    retriever = connect(server, corpus("amber", "basil", "cedar"))
+], ids=["late", "lost", "rejected", "error"])  # fmt: skip
+@pytest.mark.parametrize("verb", ["search", "frequency"])
+def test_an_answer_in_part_or_none_is_refused(server, answer, said, kind, verb):
+    retriever, words = connect(server, corpus("amber", "basil", "cedar")), ["amber", "basil", "cedar"]
+    ask = lambda: retriever.search(words, 2) if verb == "search" else retriever.frequency(words)  # noqa: E731
     whole = WHOLE | {"hits": {"hits": [], "total": {"value": 0}}}
     fault = (200, {}, {"responses": [whole, answer, whole]})
     server.faults["search"] = [fault] * 9
     with fails("server", said, *(["basil"] if kind is UserError else []), kind=kind):
-        ask(retriever)
+        ask()
     server.faults["search"] = [fault]
     if kind is RunError:  # it may have passed
-        assert len(ask(retriever)) == 3
+        assert len(ask()) == 3
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, {"responses": [{}]}, {"responses": 3}, ["a"], {"responses": [WHOLE | {"hits": None}]}]
+    "answer", [{}, ["a"], {"responses": [WHOLE | {"hits": None}]}, {"responses": [WHOLE] * 2}]
 )
 @pytest.mark.parametrize("endpoint", ["search", "bulk", "count"])
 def test_garbage_is_one_sentence(server, answer, endpoint):
     retriever = connect(server, corpus("amber", "basil"))
     server.faults[endpoint] = [(200, {}, answer)]
-    with fails("server", server.url):
+    with fails("server", server.url, kind=ProbersError):
         retriever.search(["amber"], 2) if endpoint == "search" else connect(server, corpus("cedar"))
-
-
-def test_fewer_answers_than_searches_are_refused(server):
-    retriever = connect(server, corpus("amber", "basil"))
-    server.faults["search"] = [(200, {}, {"responses": [WHOLE]})]
-    with fails("server", "1 of 2", kind=RunError):
-        retriever.search(["amber", "basil"], 2)
 
 
 def test_a_redirection_is_not_followed(server, monkeypatch):
@@ -281,7 +251,7 @@ def test_a_redirection_is_not_followed(server, monkeypatch):
 
 
 @pytest.mark.parametrize(("product", "numbers"), [
-    ("Elasticsearch", "7.0.0 7.17.28 8.0.0 9.1.2"), ("OpenSearch", "1.3.20 2.19.1 3.0.0"),
+    ("Elasticsearch", "7.0.0 9.1.2"), ("OpenSearch", "1.3.20 3.0.0"),
 ])  # fmt: skip
 def test_servers_that_speak_it_are_taken_and_no_others(elastic, product, numbers):
     for number in numbers.split():
@@ -289,58 +259,32 @@ def test_servers_that_speak_it_are_taken_and_no_others(elastic, product, numbers
         elastic.indices.clear()
         client = type(connect(elastic, corpus("amber"))._server.client)
         assert client.__module__.startswith("elasticsearch" if elastic.elastic else "opensearch")
-    for other, number in (("Elasticsearch", "6.8.23"), ("Another engine", "4.1"), ("Elasticsearch", "")):
+    for other, number in (("Elasticsearch", "6.8.23"), ("Another engine", "4.1")):
         elastic.version(number, product=other)
         elastic.requests.clear()
         with fails("server", "HTTP 200", "retriever.url"):
             connect(elastic, corpus("amber"))
         assert {name for name, _ in elastic.requests} == {"root"}
-
-
-@pytest.mark.parametrize(("answer", "message"), [
-    ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "text/html"),
-    ((200, {}, b'{"version": {"num'), "JSONDecodeError"),
-    ((404, {"Content-Type": "text/html"}, b"<html><title>No &amp; none</title>"), "page: No & none;"),
-    ((301, {"Location": "https://there:9200/"}, b""), "HTTP 301"), ((200, {}, {"version": 3}), "Error"),
-    ((200, {}, ["a"]), "Error"),
-])  # fmt: skip
-def test_what_is_no_such_server_at_all_is_told(elastic, answer, message):
-    elastic.version("", product="Another engine")
-    elastic.faults["root"] = [answer]
-    with fails("server", message, "retriever.url"):
-        connect(elastic, corpus("amber"))
+    for answer, message in (
+        ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "text/html"),
+        ((200, {}, b'{"version": {"num'), "JSONDecodeError"), ((200, {}, {"version": 3}), "Error"),
+    ):  # fmt: skip
+        elastic.faults["root"] = [answer]
+        with fails("server", message, "retriever.url"):
+            connect(elastic, corpus("amber"))
 
 
 @pytest.mark.parametrize(("options", "named"), [
     ({"url": None}, ["ES_URL"]), ({"url": "localhost:9200"}, ["'localhost:9200'"]),
     ({"url": ["http://x:1", "ftp://x:1"]}, ["'http://x:1 ftp://x:1'"]),
-    ({"url": "http://x:y"}, ["'http://x:y'"]), ({"url": "http://x:1/?pretty"}, ["retriever.url"]),
-    ({"url": "http://x:1\n"}, ["retriever.url"]), ({"k1": -1}, ["k1=-1"]), ({"b": 2}, ["b=2"]),
-    ({"shards": 0}, ["shards=0"]), ({"replicas": -1}, ["replicas=-1"]),
+    ({"url": "http://x:1/?pretty"}, ["retriever.url"]), ({"b": 2}, ["b=2"]),
     ({"existing": True, "k1": 2}, ["k1=2", "existing"]), ({"existing": True}, ["passages"]),
-    ({"text": "txt"}, ["text=txt"]), ({"timeout": 0}, ["timeout=0"]), ({"retries": -1}, ["retries=-1"]),
-    ({"ca_file": __file__}, [f"ca_file={__file__}", "verify=true"]),
-    ({"ca_file": __file__, "url": "https://x:1", "verify": False}, ["verify=true"]),
+    ({"text": "txt"}, ["text=txt"]), ({"ca_file": __file__}, [f"ca_file={__file__}", "verify=true"]),
 ])  # fmt: skip
 def test_a_mistaken_request_is_told_before_anything_is_made(elastic, options, named):
     with fails(None, *named):
         connect(elastic, corpus("amber"), **options)
     assert not elastic.indices
-
-
-def test_a_server_may_be_behind_a_path(server):
-    server.path = "/behind/a/proxy"
-    retriever = connect(server, corpus("amber"), url=f"{server.url}/behind/a/proxy/")
-    assert ids(retriever.search(["amber"], 1)) == [["p0"]]
-    assert f"({server.url}/behind/a/proxy)" in repr(retriever)
-
-
-def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(elastic, monkeypatch):
-    found = importlib.util.find_spec
-    gone = lambda name: None if name == "opensearchpy" else found(name)  # noqa: E731
-    monkeypatch.setattr(importlib.util, "find_spec", gone)
-    with fails("missing-extra", "opensearch-py", "probers[search]"):
-        connect(elastic, corpus("amber"))
 
 
 KEY, USER, PASSWORD = "aWQ6c2VjcmV0LWtleS0xMjM=", "reader", "pa ss:word@1/2"
@@ -360,13 +304,11 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
     server.authorization = header
     caplog.set_level(logging.INFO)
     asked = Component.of("retriever", "elasticsearch", **FAST, url=server.url)
-    told = [repr(asked), repr(asked.node)]
     server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a log may quote
     retriever = asked.make(corpus("amber", "basil"))
     assert ids(retriever.search(["basil"], 1)) == [["p1"]]
-    told += [repr(retriever), repr(retriever._server.client)]
-    index = next(iter(server.indices.values()))
-    told += [str(index.mappings), str(server.requests)]
+    told = [repr(each) for each in (asked, asked.node, retriever, retriever._server.client)]
+    told += [str(server.only_index.mappings), str(server.requests)]
 
     def refused(*named, kind=UserError):
         """Search, and note what the error says and what a traceback would say of those it came from."""
@@ -385,36 +327,9 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
     server.authorization = "another"
     refused("HTTP 401", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD")
     assert any(record.name.startswith(("elastic_transport", "opensearch")) for record in caplog.records)
-    output = capfd.readouterr()
-    told += [caplog.text, output.out, output.err]
+    told += [caplog.text, *capfd.readouterr()]
     for secret in (KEY, "secret-key-123", PASSWORD, BASIC.split()[1], "pa%20ss", "pa ss"):
         assert not any(secret in text for text in told), [text for text in told if secret in text]
-
-
-@pytest.mark.parametrize("url", [
-    "http://reader:hidden@127.0.0.1:9", "http://hidden@x", "http://u:hid/den@x", "http://u:9#hidden@x",
-])  # fmt: skip
-def test_an_address_with_a_password_is_refused_as_an_option_without_being_shown(elastic, url):
-    with fails("bad-value", "ES_URL") as error:
-        connect(elastic, corpus("amber"), url=url)
-    assert "hid" not in str(error.value) and "den@" not in str(error.value)
-    assert error.value.__cause__ is None
-    with fails("bad-value") as error:
-        Component.of("retriever", "elasticsearch", url=url).make(corpus("amber"))
-    assert "hid" not in str(error.value)
-
-
-@pytest.mark.parametrize("environ", [
-    {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"}, {"ES_USERNAME": USER},
-    {"ES_PASSWORD": "hidden"}, {"ES_API_KEY": "hid den\nc"},
-    {"ES_USERNAME": "reader", "ES_PASSWORD": "hidd\u00e9n"},
-])  # fmt: skip
-def test_credentials_that_contradict_each_other_are_told(elastic, monkeypatch, environ):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with fails("conflict", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD") as error:
-        connect(elastic, corpus("amber"))
-    assert "hid" not in str(error.value) and not elastic.requests
 
 
 @pytest.fixture(scope="module")
@@ -443,3 +358,23 @@ def test_certificates_are_checked_unless_told_otherwise(elastic, certificate):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"))
     with fails("network", "give retriever.url as http://"):
         connect(elastic, corpus("amber"), url=elastic.url.replace("http", "https"))
+
+
+@pytest.mark.parametrize("environ", [
+    {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"}, {"ES_API_KEY": "hid den\nc"},
+])  # fmt: skip
+def test_credentials_that_contradict_each_other_and_an_address_with_a_password_are_refused(
+    elastic, monkeypatch, environ
+):
+    """Without being shown."""
+    for url in ("http://reader:hidden@127.0.0.1:9", "http://u:9#hidden@x"):
+        made = Component.of("retriever", "elasticsearch", url=url).make
+        for make in (made, lambda passages, url=url: connect(elastic, passages, url=url)):
+            with fails("bad-value", "ES_URL") as error:
+                make(corpus("amber"))
+            assert "hid" not in str(error.value) and error.value.__cause__ is None
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with fails("conflict", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD") as error:
+        connect(elastic, corpus("amber"))
+    assert "hid" not in str(error.value) and not elastic.requests

@@ -6,41 +6,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.fake_lm import FakeRetriever, linear_bank, passage
+from helpers.fake_lm import linear_bank, passage
 from helpers.refusals import fails
-from helpers.tiny import tiny_lm
 from test_loop import KNOWN, QUESTIONS, SILENT, asked, find, make, without_seconds
 
 from probers.cli.compose import request
 from probers.model.causal_lm import CausalLM
 from probers.prompts import TESTBED_PROMPT
+from probers.rag import triggers as rules
 from probers.rag.comparison.compare import selection_of
 from probers.rag.comparison.trajectories import tune
 from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, Trigger
 from probers.rag.queries import AnswerQuery, QuestionQuery
 from probers.rag.retrievers import BM25
-from probers.rag.triggers import (
-    Adaptive,
-    Always,
-    BeforeEntity,
-    EntitySignal,
-    Entropy,
-    FixedLength,
-    FixedSentence,
-    Flare,
-    Helps,
-    HelpsBefore,
-    LlmJudge,
-    LookAhead,
-    Never,
-    Oracle,
-    Probing,
-    ProbingBefore,
-    Radio,
-    Random,
-    Rind,
-)
 from probers.testbed.assets import load_corpus, load_questions
 from probers.types import Needs, RunError
 
@@ -108,16 +87,17 @@ def told(trigger, **options):
 
 
 EVERY = {
-    "fixed_length": lambda: FixedLength(3), "fixed_sentence": FixedSentence, "flare": Flare,
-    "flare_mean": lambda: Flare(0.15, "dragin"), "entropy": lambda: Entropy(0.2),
-    "entropy_sentence": lambda: Entropy(0.3, "max", "sentence"), "rind_paper": lambda: Rind(0.01, "paper"),
-    "rind_released": lambda: Rind(0.8), "radio": lambda: Radio(heads("tokens"), above_mean=False),
-    "before_entity": lambda: BeforeEntity(heads("predicting"), threshold=0.7), "entity_signal": EntitySignal,
-    "probing": lambda: Probing(heads()), "probing_before": lambda: ProbingBefore(heads("prompt")),
-    "helps": lambda: Helps(replace(heads(), label="helps")),
-    "helps_before": lambda: HelpsBefore(replace(heads("prompt"), label="helps")), "llm_judge": LlmJudge,
-    "adaptive": lambda: Adaptive(Strategies()), "random": lambda: Random(0.8), "oracle": Oracle,
-    "always": Always, "never": Never,
+    "fixed_length": lambda: rules.FixedLength(3), "fixed_sentence": rules.FixedSentence, "flare": rules.Flare,
+    "flare_mean": lambda: rules.Flare(0.15, "dragin"), "entropy": lambda: rules.Entropy(0.2),
+    "entropy_sentence": lambda: rules.Entropy(0.3, "max", "sentence"),
+    "rind_paper": lambda: rules.Rind(0.01, "paper"), "rind_released": lambda: rules.Rind(0.8),
+    "radio": lambda: rules.Radio(heads("tokens"), above_mean=False), "entity_signal": rules.EntitySignal,
+    "before_entity": lambda: rules.BeforeEntity(heads("predicting"), threshold=0.7),
+    "probing": lambda: rules.Probing(heads()), "probing_before": lambda: rules.ProbingBefore(heads("prompt")),
+    "helps": lambda: rules.Helps(replace(heads(), label="helps")), "llm_judge": rules.LlmJudge,
+    "helps_before": lambda: rules.HelpsBefore(replace(heads("prompt"), label="helps")),
+    "adaptive": lambda: rules.Adaptive(Strategies()), "random": lambda: rules.Random(0.8),
+    "oracle": rules.Oracle, "always": rules.Always, "never": rules.Never,
 }  # fmt: skip
 
 
@@ -126,20 +106,40 @@ def test_no_trigger_depends_on_the_batch_and_a_killed_run_goes_on(name, tmp_path
     whole = list(map(without_seconds, told(EVERY[name]())[0].answer(QUESTIONS)))
     rag, lm, _ = told(EVERY[name]())
     assert [without_seconds(rag(q)) for q in QUESTIONS] == whole
-    assert list(map(without_seconds, rag.answer(QUESTIONS[::-1])[::-1])) == whole
-    assert max(lm.batches) == len(QUESTIONS) or name == "adaptive"  # which groups them by look-ahead
     path = tmp_path / "traces.jsonl"
     rag.run(QUESTIONS, path)
+    assert max(lm.batches) == len(QUESTIONS) or name == "adaptive"  # which groups them by look-ahead
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]) + lines[4][:30])
     resumed = told(EVERY[name]())[0].run(QUESTIONS, path)
     assert list(map(without_seconds, resumed)) == whole
-    fired = {q.id: a["counters"]["retrievals"] for q, a in zip(QUESTIONS, whole, strict=True)}
-    assert set(fired.values()) == {0} if name == "never" else max(fired.values()) > 0
-    for answer in whole:
-        for done in answer["rounds"]:
-            if done["decision"] is not None:
-                assert done["decision"]["fire"] == (done["decision"]["score"] > done["decision"]["threshold"])
+    fired = {a["counters"]["retrievals"] for a in whole}
+    assert fired == {0} if name == "never" else max(fired) > 0
+    for decision in (r["decision"] for a in whole for r in a["rounds"] if r["decision"] is not None):
+        assert decision["fire"] == (decision["score"] > decision["threshold"])
+
+
+def test_fixed_rules_by_hand():
+    rag, lm, retriever = told(rules.FixedLength(5), query=QuestionQuery(), max_retrievals=9)
+    answer = rag(QUESTIONS[2])
+    # " Town 2 is quite old. It lies in Land2. So the answer is Land2.": 14 words, so behind 5 and 10.
+    stretches = ["", " Town 2 is quite old.", " It lies in Land2. So", " the answer is Land2."]
+    assert [r.accepted for r in answer.rounds] == stretches
+    assert retriever.queries == ["Where is town 2?"] * 3
+    assert lm.prompts[1].endswith("Answer: Town 2 is quite old.")
+    # Six tokens show that there are more than five; the last pass shows the end.
+    assert (answer.counters.retrievals, answer.counters.generations) == (3, 3)
+    assert answer.counters.tokens == 6 + 6 + 4
+    # With one retrieval left out, the last stretch is written in one go.
+    short = told(rules.FixedLength(5), query=QuestionQuery(), max_retrievals=2)[0](QUESTIONS[2])
+    assert (short.retrievals, short.counters.generations, short.text) == (2, 2, answer.text)
+    rag, lm, retriever = told(rules.FixedSentence(), max_retrievals=9)
+    answer = rag(QUESTIONS[1])
+    sentences = ["", " Town 1 is quite old.", " It lies in Land1.", " So the answer is Land1."]
+    assert [r.accepted for r in answer.rounds] == sentences
+    town = "Where is town 1?"
+    assert retriever.queries == [town, f"{town} is quite old.", f"{town} lies in Land1."]
+    assert answer.counters.tokens == 6 + 5 + 5  # the first word of the next sentence shows the end of one
 
 
 @pytest.mark.parametrize("name", [
@@ -155,35 +155,6 @@ def test_an_unsure_sentence_is_written_anew_and_what_is_before_it_stays(name):
     assert told(EVERY[name]())[0](QUESTIONS[2]).retrievals == 0  # it knows that one
 
 
-def test_fixed_length_by_hand():
-    rag, lm, retriever = told(FixedLength(5), query=QuestionQuery(), max_retrievals=9)
-    answer = rag(QUESTIONS[2])
-    # " Town 2 is quite old. It lies in Land2. So the answer is Land2.": 14 words, so behind 5 and 10.
-    stretches = ["", " Town 2 is quite old.", " It lies in Land2. So", " the answer is Land2."]
-    assert [r.accepted for r in answer.rounds] == stretches
-    assert retriever.queries == ["Where is town 2?"] * 3
-    assert lm.prompts[1].endswith("Answer: Town 2 is quite old.")
-    # Six tokens show that there are more than five; the last pass shows the end.
-    assert (answer.counters.retrievals, answer.counters.generations) == (3, 3)
-    assert answer.counters.tokens == 6 + 6 + 4
-    # With one retrieval left out, the last stretch is written in one go.
-    short = told(FixedLength(5), query=QuestionQuery(), max_retrievals=2)[0](QUESTIONS[2])
-    assert [r.accepted for r in short.rounds][2:] == [" It lies in Land2. So the answer is Land2."]
-    assert (short.retrievals, short.counters.generations) == (2, 2)
-    assert short.text == answer.text
-
-
-def test_fixed_sentence_by_hand():
-    rag, lm, retriever = told(FixedSentence(), max_retrievals=9)
-    answer = rag(QUESTIONS[1])
-    sentences = ["", " Town 1 is quite old.", " It lies in Land1.", " So the answer is Land1."]
-    assert [r.accepted for r in answer.rounds] == sentences
-    town = "Where is town 1?"
-    assert retriever.queries == [town, f"{town} is quite old.", f"{town} lies in Land1."]
-    assert ["is quite old." in p.partition("Question:")[0] for p in lm.prompts] == [False, True, False]
-    assert answer.counters.tokens == 6 + 5 + 5  # the first word of the next sentence shows the end of one
-
-
 def whole(trigger):
     """The same trigger, which looks at all that is written."""
     kind = type("Whole", (type(trigger),), {"look_ahead": Trigger.look_ahead})
@@ -197,7 +168,6 @@ def test_writing_no_more_than_is_looked_at_changes_nothing_but_the_tokens(name):
         assert (one.text, one.answer, one.retrievals) == (other.text, other.answer, other.retrievals)
         steps = [[(r.query, r.passage_ids, r.accepted) for r in answer.rounds] for answer in (one, other)]
         assert steps[0] == steps[1]
-        assert one.counters.generations == other.counters.generations
     assert sum(a.counters.tokens for a in ahead) < 0.9 * sum(a.counters.tokens for a in all_of_it)
 
 
@@ -208,23 +178,20 @@ def test_a_text_that_was_cut_short_goes_on_also_when_nothing_is_retrieved_there(
         needs = Needs()
 
         def look_ahead(self, question):
-            return LookAhead(sentences=1) if question.id != "q0" else LookAhead(tokens=4)
+            return rules.LookAhead(sentences=1) if question.id != "q0" else rules.LookAhead(tokens=4)
 
         def __call__(self, generation, state):
             return SILENT
 
     rag, _, retriever = told(Undecided())
     answers = rag.answer(QUESTIONS[:3])
-    assert [a.text for a in answers] == [a.text for a in told(Never())[0].answer(QUESTIONS[:3])]
+    assert [a.text for a in answers] == [a.text for a in told(rules.Never())[0].answer(QUESTIONS[:3])]
     assert [a.counters.generations for a in answers] == [3, 3, 3] and not retriever.queries
-    assert answers[1].rounds[0].accepted == " Town 1 is quite old. It"
-    limited = told(Undecided(), max_new_tokens=8, answer_tokens=0)[0](QUESTIONS[1])
-    assert limited.text == "Town 1 is quite old. It lies in"
 
 
 def test_adaptive_retrieves_as_its_classifier_says():
     classifier = Strategies()
-    rag, _, retriever = told(Adaptive(classifier))
+    rag, _, retriever = told(rules.Adaptive(classifier))
     answers = rag.answer(QUESTIONS[:6])
     # 0 and 3: never. 1 and 4: once, before. 2 and 5: before, and behind both sentences.
     assert [a.retrievals for a in answers] == [0, 1, 3, 0, 1, 3]
@@ -234,11 +201,9 @@ def test_adaptive_retrieves_as_its_classifier_says():
     first = [next(r.decision for r in a.rounds if r.decision is not None) for a in answers]
     # P = (0.8, 0.1, 0.1): 0.1 - 0.8; (0.1, 0.8, 0.1): 0.8 - 0.1.
     assert [d.score for d in first] == pytest.approx([-0.7, 0.7, 0.7] * 2)
-    assert [d.fire for d in first] == [False, True, True] * 2
-    assert told(Adaptive(Strategies()), max_retrievals=0)[0](QUESTIONS[2]).retrievals == 0
     broken = SimpleNamespace(probabilities=lambda questions: np.full((len(questions), 3), np.nan))
     with fails("model", "adaptive gave NaN", "'q3'", kind=RunError):
-        told(Adaptive(broken))[0](QUESTIONS[3])
+        told(rules.Adaptive(broken))[0](QUESTIONS[3])
 
 
 @pytest.mark.parametrize(("name", "scores", "limits"), [
@@ -248,94 +213,34 @@ def test_adaptive_retrieves_as_its_classifier_says():
 def test_who_decides_before_anything_is_written_is_asked_once_and_saves_the_draft(name, scores, limits):
     rag, lm, retriever = told(EVERY[name](), query=AnswerQuery())
     known, unknown = rag.answer([QUESTIONS[2], QUESTIONS[3]])
-    plain = told(Never())[0](QUESTIONS[2])
+    plain = told(rules.Never())[0](QUESTIONS[2])
     # One token, the judge's " yes" or one that nobody reads, and then the answer, with passages or without.
     assert (known.retrievals, known.counters.generations, known.text) == (0, 2, plain.text)
     assert known.counters.tokens == plain.counters.tokens + 1
-    assert known.counters.sentences == plain.counters.sentences + 1
     assert (unknown.retrievals, unknown.counters.generations) == (1, 2)
-    assert unknown.text == told(Always())[0](QUESTIONS[3]).text
+    assert unknown.text == told(rules.Always())[0](QUESTIONS[3]).text
     assert retriever.queries == [QUESTIONS[3].question]
     assert [p.startswith("Context:") for p in lm.prompts] == [False, False, False, True]
     decisions = [[r.decision for r in a.rounds if r.decision] for a in (known, unknown)]
     assert [[d.score for d in each] for each in decisions] == scores
     assert [[d.threshold for d in each] for each in decisions] == limits
-    untouched = told(EVERY[name](), max_retrievals=0)[0](QUESTIONS[3])
-    assert (untouched.retrievals, untouched.counters.generations) == (0, 1)
 
 
 def test_the_threshold_before_an_answer_is_chosen_from_the_verdicts():
     """As that of a trigger which judges the answers, with the same scores, beside it."""
     questions = [replace(QUESTIONS[i % 8], id=f"q{i}") for i in range(24)]
-    rag, lm, _ = told(Never())
+    rag, lm, _ = told(rules.Never())
     town = lambda text: 0.1 * asked(text)[0]  # noqa: E731
     lm.state = lambda text: [wrongness(text)[0] + (town(text) if text.endswith("Answer:") else 0), 0, 0, 0]
-    own = ProbingBefore(heads("prompt"), threshold=99.0)
-    found = tune(rag, {"before": own, "entropy": Entropy(0.5)}, questions)
-    assert [*found] == ["before", "entropy"]
+    own = rules.ProbingBefore(heads("prompt"), threshold=99.0)
+    found = tune(rag, {"before": own, "entropy": rules.Entropy(0.5)}, questions)
     scores = {q.question: 2 * lm.state(TESTBED_PROMPT.question(q.question))[0] for q in questions}
-    wrong = {q.question: not told(Never())[0](q).answer.startswith("Land") for q in questions}
+    wrong = {q.question: not told(rules.Never())[0](q).answer.startswith("Land") for q in questions}
     highest = max(score for asks, score in scores.items() if not wrong[asks])
     lowest = min(score for asks, score in scores.items() if wrong[asks])
-    assert found["before"].threshold == pytest.approx((highest + lowest) / 2, abs=0.01)  # half precision
     assert highest < lowest
+    assert found["before"].threshold == pytest.approx((highest + lowest) / 2, abs=0.01)  # half precision
     assert found["before"](np.array([lowest]))[0] > 0.5 > found["before"](np.array([highest]))[0]
-
-
-@pytest.mark.parametrize(
-    ("theta", "limit", "written"), [(-0.5, 9, 3), (-0.5, 1, 2), (-2.5, 9, 1), (0.1, 9, 10)]
-)
-def test_probing_rag_by_hand(theta, limit, written):
-    """Algorithm 1: while sum logit[0] + theta > sum logit[1] and count < maximum: retrieve, write, probe.
-
-    Two layers, logit[1] = 0 in both and logit[0] = 1, 0.5, 0.25, 0 in the four texts' passes: the sums
-    are 2, 1, 0.5 and 0. With theta = -0.5: 1.5 > 0, 0.5 > 0, and 0 > 0 does not hold: two retrievals.
-    With theta = -2.5 none; with 0.1 also for the fourth, whose passage makes it write the same text, and
-    so on to the limit.
-    """
-    texts = {" First guess.": 1.0, " Second guess.": 0.5, " Third guess.": 0.25, " Last guess.": 0.0}
-
-    def guesses(prompt):
-        seen = [i for i, text in enumerate(texts, 1) if f"about{text}" in prompt]
-        return list(texts)[min(max(seen, default=0), 3)]
-
-    trigger = Probing(heads(), theta=theta)
-    query = AnswerQuery(with_passages=True)
-    rag, lm, retriever = make(
-        trigger, writes=guesses, query=query, max_retrievals=limit, answer_tokens=0,
-        finds=lambda q: [passage(f"about {' '.join(q.split()[-2:])}")],
-    )  # fmt: skip
-    lm.state = lambda text: [texts[text], 0, 0, 0]
-    answer = rag(QUESTIONS[1])
-    assert answer.counters.generations == written
-    # Every retrieval counts, also one that changes nothing.
-    text, count = next(iter(texts)), 0
-    while 2 * texts[text] + theta > 0 and count < limit:
-        count, text = count + 1, guesses(f"about {' '.join(text.split()[-2:])}")
-    assert (answer.retrievals, answer.text) == (count, text.strip())
-    assert answer.text == list(texts)[min(written, 4) - 1].strip()
-    if written == 3:
-        assert [r.decision.score for r in answer.rounds] == [2.0, 1.0, 0.5]
-        # R(q, r, a) at first, R(q, passages, r, a) later.
-        later = ("First guess.", "about First guess. Second guess.")
-        assert retriever.queries == [f"Where is town 1? {text}" for text in later]
-        assert [r.decision.fire for r in answer.rounds] == [True, True, False]
-    if limit == 1:
-        assert [r.decision.fire for r in answer.rounds] == [True, True]  # the limit ends it
-
-
-@pytest.mark.parametrize("trigger", [Rind(1.0, "paper"), Rind(1.0)])
-def test_a_model_without_readable_attention_is_refused_before_anything_runs(trigger, monkeypatch):
-    lm = tiny_lm()
-    # As of a family whose attention does not ask transformers for its function.
-    monkeypatch.setattr("probers.model.attention.hasattr", lambda *_: False, raising=False)
-    monkeypatch.setattr(lm, "generate", None)  # would fail if it was called
-    retriever = FakeRetriever(find)
-    with fails("unsupported", "trigger=rind cannot be used with this model: attention of Llama"):
-        RAG(lm, retriever, trigger, query=QuestionQuery())
-    RAG(lm, retriever, Flare(), query=QuestionQuery())  # needs none
-    monkeypatch.undo()
-    RAG(lm, retriever, trigger, query=QuestionQuery())
 
 
 def test_published_thresholds_are_kept_and_the_others_are_tuned():
@@ -344,27 +249,13 @@ def test_published_thresholds_are_kept_and_the_others_are_tuned():
     tuned = {"flare_mean", "entropy", "entropy_sentence", "rind_released"}
     assert {m.name for m in methods if m.tunable} == tuned
     assert {m.name for m in methods if m.untested} == {"fixed_length", "fixed_sentence"}
-    # A prober's probabilities depend on its training: RaDIO's 0.5 is kept where it is asked for.
-    for given, tuned in (([], True), (["methods.radio.trigger_options.threshold=0.5"], False)):
-        overrides = ["triggers=[radio]", *("+" + key for key in given)]
-        (radio,) = selection_of(request("compare", overrides)).build(lambda: heads("tokens"))
-        assert radio.tunable == tuned
 
 
-@pytest.fixture(scope="module")
-def testbed():
-    """The testbed's model, some of its questions and passages to search."""
+@pytest.mark.parametrize("trigger", [rules.FixedLength(3), rules.FixedSentence(), rules.Flare()])
+def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(trigger):
+    lm, retriever = CausalLM.from_pretrained("testbed", batch_size=4), BM25(load_corpus()[:400])
     questions = [q for q in load_questions() if q.split == "test"][:3]
-    return CausalLM.from_pretrained("testbed", batch_size=4), questions, BM25(load_corpus()[:400])
-
-
-@pytest.mark.parametrize(("trigger", "stop"), [
-    (FixedLength(4), "\n"), (FixedLength(3), "\nQuestion: "), (FixedSentence(), "\n"),
-    (FixedSentence(), "\nQuestion: "), (Flare(), "\n"),
-])  # fmt: skip
-def test_a_real_model_gives_the_same_in_any_batch_and_whatever_it_looks_ahead(testbed, trigger, stop):
-    lm, questions, retriever = testbed
-    prompt = replace(TESTBED_PROMPT, stop=(stop,))
+    prompt = replace(TESTBED_PROMPT, stop=("\nQuestion: ",))
     rag = RAG(lm, retriever, trigger, Tail(), prompt, k=1, max_new_tokens=20, max_retrievals=3)
     together = rag.answer(questions)
     assert [without_seconds(rag(q))["text"] for q in questions] == [a.text for a in together]
@@ -379,11 +270,11 @@ def test_an_answer_without_a_token_does_not_bend_the_calibration_of_the_others()
     questions = [replace(QUESTIONS[i % 8], id=f"q{i}") for i in range(40)]
 
     def found(silent):
-        rag, lm, _ = told(Never(), answer_tokens=0)
+        rag, lm, _ = told(rules.Never(), answer_tokens=0)
         write = lm.write
         lm.write = lambda prompt: "" if silent and asked(prompt)[0] == 1 else write(prompt)
         asks = questions if silent else [q for q in questions if q.question != QUESTIONS[1].question]
-        return tune(rag, {"entropy": Entropy(0.5)}, asks)["entropy"]
+        return tune(rag, {"entropy": rules.Entropy(0.5)}, asks)["entropy"]
 
     with_silent, without = found(True), found(False)
     scores = np.linspace(0.05, 0.5, 9)

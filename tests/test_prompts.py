@@ -4,6 +4,7 @@ import dataclasses
 from datetime import date
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers.refusals import fails
@@ -14,7 +15,6 @@ from probers.cli.inputs import load_model
 from probers.cli.runs import RunFolder
 from probers.evaluation.answers import extract_answer
 from probers.prompts import PromptTemplate, chat_text
-from probers.words.text import split_sentences
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -34,67 +34,12 @@ def tokenizer():
     found.chat_template = None
 
 
-def test_the_forms_of_an_article(tokenizer):
-    assert len({template(name).fingerprint for name in ("testbed", "mind", "radio", "chat")}) == 4
-    assert template("chat").bind(tokenizer).fingerprint == template("chat").fingerprint  # of no model
-    assert template("testbed").continuation("T", "It lies in") == "It lies in"
-    assert template("mind").continuation("T", "It lies in") == "It lies in"
-    radio = template("radio").continuation("{T}", "It lies in")
-    assert radio.endswith("titled {T}. Please continue the passage from where the sentence ends. It lies in")
-
-
-def test_a_chat_prompt_goes_through_the_models_template(tokenizer):
-    chat = template("chat").bind(tokenizer)
-    asked = chat.question("Who?", ["A passage."], partial="It was")
-    assert asked.startswith("<|user|>Context:\n[1] A passage.\nQuestion: Who?")
-    assert asked.endswith("<|end|><|assistant|>It was")
-    start, end = chat.question_span(asked, "Who?", "It was")
-    assert asked[start:end] == "Who?"
-    article = chat.continuation("Spain", "Spain is in")
-    assert article == "<|user|>Tell me something about Spain.<|end|><|assistant|>Spain is in"
-    shots = dataclasses.replace(template("chat"), exemplars="One example.\n").bind(tokenizer)
-    assert shots.question("Who?").startswith(shots.prefix) and shots.prefix == "<|user|>One example.\n"
-
-
-def test_a_bos_the_tokenizer_adds_itself_is_not_written_twice(tokenizer):
-    class Adding:
-        bos_token, bos_token_id, chat_template = "<s>", 1, "x"
-
-        def apply_chat_template(self, messages, **_):
-            return f"<s>[INST] {messages[0]['content']} [/INST]"
-
-        def __call__(self, text, **_):
-            return {"input_ids": [1, 7]}
-
-    class Plain(Adding):
-        def __call__(self, text, **_):
-            return {"input_ids": [7]}
-
-    chat = PromptTemplate("c", chat=True)
-    assert chat.bind(Adding()).question("Who?").startswith("[INST] Question")
-    assert chat.bind(Plain()).question("Who?").startswith("<s>[INST] Question")
-
-
-def test_a_model_without_a_chat_template_is_refused():
-    with fails("model", "prompt=chat"):
-        template("chat").bind(tiny_lm("llama").tokenizer)
-    with pytest.raises(ValueError, match="not bound"):
-        template("chat").question("Who?")
-
-
-def test_the_forms_of_a_question_with_passages():
-    def asked(name):
-        return template(name).question("Who?", ["P1.", "P2."], partial=" It")
-
-    assert asked("dragin").endswith(
-        "\n\nContext:\n[1] P1.\n[2] P2.\nAnswer in the same format as before.\nQuestion: Who?\nAnswer: It"
-    )
-    assert asked("radio") == (
-        "External Knowledge: [1] P1. [2] P2. \nUsing the external knowledge provided above, please answer "
-        "the following question:\nQuestion: Who?\nAnswer: It"
-    )
-    assert "Context" not in template("dragin").question("Who?")
-    assert "format" not in template("dragin").question("Who?").replace(template("dragin").exemplars, "")
+def test_a_bos_the_tokenizer_adds_itself_is_not_written_twice():
+    chat, write = PromptTemplate("c", chat=True), lambda messages, **_: f"<s>[INST] {messages[0]['content']}"
+    for ids, begins in (([1, 7], "[INST] Question"), ([7], "<s>[INST] Question")):
+        tokenizer = Mock(bos_token="<s>", bos_token_id=1, chat_template="x", return_value={"input_ids": ids})
+        tokenizer.apply_chat_template, tokenizer.added_tokens_decoder = write, {}
+        assert chat.bind(tokenizer).question("Who?").startswith(begins)
 
 
 def test_probing_rags_form_is_read_as_it_is_written():
@@ -113,29 +58,59 @@ def test_probing_rags_form_is_read_as_it_is_written():
 DRAGIN = {"dragin_2wiki": 6, "dragin_strategyqa": 6, "dragin_hotpotqa": 8, "dragin_iirc": 8}
 
 
+def test_a_chat_prompt_goes_through_the_models_template_and_needs_one(tokenizer):
+    chat = template("chat").bind(tokenizer)
+    assert chat.fingerprint == template("chat").fingerprint  # of no model
+    asked = chat.question("Who?", ["A passage."], partial="It was")
+    assert asked.startswith("<|user|>Context:\n[1] A passage.\nQuestion: Who?")
+    assert asked.endswith("<|end|><|assistant|>It was")
+    start, end = chat.question_span(asked, "Who?", "It was")
+    assert asked[start:end] == "Who?"
+    article = chat.continuation("Spain", "Spain is in")
+    assert article == "<|user|>Tell me something about Spain.<|end|><|assistant|>Spain is in"
+    shots = dataclasses.replace(template("chat"), exemplars="One example.\n").bind(tokenizer)
+    assert shots.question("Who?").startswith(shots.prefix) and shots.prefix == "<|user|>One example.\n"
+    tokenizer.chat_template = None
+    with fails("model", "prompt=chat"):
+        template("chat").bind(tokenizer)
+
+
+def test_the_forms_of_articles_and_of_questions_with_passages():
+    names = ("testbed", "mind", "radio", "chat")
+    assert len({template(name).fingerprint for name in names}) == 4
+    assert template("testbed").continuation("T", "It lies in") == "It lies in"
+    radio = template("radio").continuation("{T}", "It lies in")
+    assert radio.endswith("titled {T}. Please continue the passage from where the sentence ends. It lies in")
+
+    def asked(name):
+        return template(name).question("Who?", ["P1.", "P2."], partial=" It")
+
+    assert asked("dragin").endswith(
+        "\n\nContext:\n[1] P1.\n[2] P2.\nAnswer in the same format as before.\nQuestion: Who?\nAnswer: It"
+    )
+    assert asked("radio") == (
+        "External Knowledge: [1] P1. [2] P2. \nUsing the external knowledge provided above, please answer "
+        "the following question:\nQuestion: Who?\nAnswer: It"
+    )
+    assert "Context" not in template("dragin").question("Who?")
+
+
 @pytest.mark.parametrize(("name", "count"), DRAGIN.items())
 def test_dragins_sets_have_as_many_exemplars_as_the_authors(name, count):
     prompt, plain = template(name), template("dragin")
     *shots, end = prompt.exemplars.split("\n\n")
-    assert prompt.exemplars.endswith(".\n\n") and end == "" and len(set(shots)) == count
+    assert end == "" and len(set(shots)) == count and not set(shots) & set(plain.exemplars.split("\n\n"))
     answers = []
     for shot in shots:
-        asked, answered = shot.split("\n")
-        assert asked.startswith("Question: ") and asked.endswith("?") and answered.startswith("Answer: ")
-        steps, cue, said = answered.removeprefix("Answer: ").rpartition(f" {prompt.answer_cue} ")
+        steps, cue, said = shot.partition("\nAnswer: ")[2].rpartition(f" {prompt.answer_cue} ")
         assert cue and steps.endswith(".") and ". " in steps  # more than one step
-        assert extract_answer(answered, prompt.answer_cue) == said.removesuffix(".")
-        answers.append(said.removesuffix("."))
-    verdicts = answers.count("yes") + answers.count("no")
+        answers.append(extract_answer(shot, prompt.answer_cue))
+        assert answers[-1] == said.removesuffix(".")
     if name == "dragin_strategyqa":
-        assert verdicts == count and answers.count("yes") == answers.count("no")
-    else:
-        assert 0 < verdicts < count / 2
+        assert answers.count("yes") == answers.count("no") == count / 2
     # The request for steps stands before the question that is asked, and not before the exemplars.
     asked = prompt.question("Who?", ["P."]).removeprefix(prompt.exemplars)
-    request = asked.removesuffix("Question: Who?\nAnswer:").partition(plain.task)[2]
-    assert bool(request) == (name in ("dragin_hotpotqa", "dragin_strategyqa")) == ("step" in asked)
-    assert not set(shots) & set(plain.exemplars.split("\n\n"))
+    assert ("step" in asked) == (name in ("dragin_hotpotqa", "dragin_strategyqa"))
 
 
 def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
@@ -147,21 +122,16 @@ def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
     # What is in it tells prompts apart, and not where it lies.
     same = dataclasses.replace(template("dragin_iirc"), exemplars=made.exemplars)
     assert made.fingerprint == same.fingerprint != template("dragin_iirc").fingerprint
-    assert dataclasses.replace(made, exemplars="").exemplars == ""
     file.write_bytes(b"\xff\xfe")
     for given in (file, tmp_path / "no.txt"):
         with fails(None, given):
             settings("rag", [f"prompt.exemplars_file={given}"]).prompt.make()
 
 
-@pytest.mark.parametrize(
-    "form", ["{0}", "{}", "{text}", "{question", "}", "{question!r}", "{question.upper}"]
-)
-def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_runs(form):
-    with fails("bad-value", "question_form="):
-        settings("rag", [f"prompt.question_form='{form}'"]).prompt.make()
-    with fails("bad-value", "passage="):
-        dataclasses.replace(template("testbed"), passage="{title}")
+def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_runs():
+    for form in ("{0}", "{text}", "{question", "{question.upper}"):
+        with fails("bad-value", "question_form="):
+            settings("rag", [f"prompt.question_form='{form}'"]).prompt.make()
     assert dataclasses.replace(template("testbed"), question_form="{{x}} {question}").question("Q") == "{x} Q"
 
 
@@ -174,34 +144,9 @@ def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name)
     assert asked[start:end] == "Who was it?"
 
 
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ("李白是诗人。他出生于碎叶城！", ["李白是诗人。", "他出生于碎叶城！"]),
-        ("नमस्ते। फिर मिलेंगे।", ["नमस्ते।", "फिर मिलेंगे।"]),
-        ("هل هذا؟ نعم۔", ["هل هذا؟", "نعم۔"]),
-        ("Այո։ Ոչ։", ["Այո։", "Ոչ։"]),
-        ("አዎ። ምን፧", ["አዎ።", "ምን፧"]),
-        ("ဟုတ်။ ဟုတ်။", ["ဟုတ်။", "ဟုတ်။"]),
-        ("你好!再见.", ["你好!", "再见."]),
-        ("好⁉是", ["好⁉", "是"]),
-    ],
-)
-def test_sentences_of_other_scripts_end_at_their_marks(text, sentences):
-    assert [text[start:end] for start, end in split_sentences(text)] == sentences
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        '{%- if not date_string is defined %}{%- set date_string = strftime_now("%d %b %Y") %}{%- endif %}'
-        "Today: {{ date_string }} {{ messages[0].content }}",
-        "{{ strftime_now('%B %d, %Y') }} {{ messages[0].content }}",
-    ],
-)
-def test_a_run_says_one_day_however_long_it_takes(template, tmp_path, monkeypatch):
+def test_a_run_says_one_day_however_long_it_takes(tmp_path, monkeypatch):
     lm = tiny_lm("llama")
-    lm.tokenizer.chat_template = template
+    lm.tokenizer.chat_template = "{{ strftime_now('%B %d, %Y') }} {{ messages[0].content }}"
     lm.tokenizer.save_pretrained(tmp_path / "model")
     lm.model.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
@@ -217,5 +162,3 @@ def test_a_run_says_one_day_however_long_it_takes(template, tmp_path, monkeypatc
     assert texts[0] == texts[1] and "2024" in texts[0] and "01" in texts[0]
     fixed = load_model(settings("rag", [*given, "model.chat_date=1999-12-31"]), None).tokenizer
     assert "1999" in chat_text(fixed, [{"role": "user", "content": "Hi"}], "it")
-    with fails("bad-value", "chat_date"):
-        load_model(settings("rag", [*given, "model.chat_date=soon"]))

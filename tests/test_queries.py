@@ -1,17 +1,14 @@
-"""Query formulations: QFS and CIOQF worked out by hand, and every one with every trigger."""
+"""Query formulations by hand; the released QFS stands in test_fidelity.py."""
 
 import math
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers.fake_lm import FakeLM, FakeRetriever
+from helpers.fake_lm import FakeLM
 from helpers.refusals import fails
-from helpers.tiny import tiny_lm
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from probers import CausalLM
 from probers.data.corpus import load_corpus
@@ -30,19 +27,7 @@ from probers.rag.queries import (
 from probers.rag.queries.attention import tf_idf
 from probers.rag.retrievers.bm25 import BM25
 from probers.rag.retrievers.lexical import tokenize
-from probers.rag.triggers import (
-    Always,
-    Entropy,
-    FixedLength,
-    FixedSentence,
-    Flare,
-    LlmJudge,
-    Never,
-    Oracle,
-    Random,
-    Rind,
-    State,
-)
+from probers.rag.triggers import Rind, State
 from probers.types import AttentionRows, Decision, Needs, Passage, Question, RunError
 
 ASKED = Question("q", "Where was Mara Telka born?")
@@ -80,24 +65,18 @@ SEEN = ((Passage("1", "T", "Orn is a town."),), 0)
         (AnswerQuery(whole_output=True), *BEGUN, None, ((), 1),
          "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."),
         (RELEASED, *BEGUN, None, (), ""),
-        (RELEASED, *BEGUN, None, ((), 1),
-         "Question: Where was Mara Telka born? Answer: Mara Telka is from Orn."),
         # The last sentence that was accepted, which goes back to what was accepted before.
         (LastSentenceQuery(), STORY, "", None, (), "So the answer is Orn."),
         (LastSentenceQuery(), STORY, "", 0, (), ""),
-        (LastSentenceQuery(), STORY, "", len(" He came."), (), "He came."),
         (LastSentenceQuery(), STORY, "", len(" He came. She was born"), (), "She was born"),
         (LastSentenceQuery(), *BORN, None, (), "She was born in Orn."),
         (LastSentenceQuery(), *BORN, 0, (), "She was"),
         (LastSentenceQuery(max_tokens=2), *BORN, None, (), "in Orn."),
         # The last tokens; the prompt is no part of the answer, and nothing accepted is no query.
-        (LastTokensQuery(n=2), *BORN, None, (), "in Orn."),
         (LastTokensQuery(n=2), *BORN, len(" born"), (), "was born"),
         (LastTokensQuery(), *BORN, None, (), "He came. She was born in Orn."),
-        (LastTokensQuery(), " Orn.", "", None, (), "Orn."),
         (LastTokensQuery(), " Orn.", "", 0, (), ""),
         # Question and answer, of which the last tokens are kept.
-        (FullContextQuery(), " born in Orn.", " She was", None, (), WHOLE),
         (FullContextQuery(), " born in Orn.", " She was", len(" born"), (), WHOLE.removesuffix(" in Orn.")),
         (FullContextQuery(max_tokens=6), " born in Orn.", " She was", None, (), "born? She was born in Orn."),
     ],
@@ -145,22 +124,14 @@ def test_flare_leaves_the_unsure_tokens_of_the_sentence_out():
     ):
         assert FlareQuery()(ASKED, made, decision, where) == "She was in"
     assert FlareQuery(beta=0)(ASKED, made, hit, where) == "She was born in Orn."
-    assert FlareQuery(beta=0.2)(ASKED, made, hit, where).startswith("She was born")
     # A verdict on the whole answer: all of it.
     assert FlareQuery()(ASKED, made, DECISION, where) == "He She was in So the answer is"
     # Below beta, not at it.
     sure, where = unsure(" in Orn", {"in": 1.0})
     assert FlareQuery(beta=1)(ASKED, sure, DECISION, where) == "in"
-
-
-def test_flare_keeps_what_was_accepted_of_the_sentence():
-    doubted = {"born": 0.1, "Orn.": 0.1, "He": 0.1}
-    made, where = unsure(" born in Orn. He left.", doubted, partial=" Kel. She was")
-    hit = replace(DECISION, position=0, tokens=(0,))
-    assert FlareQuery()(ASKED, made, hit, where) == "She was in"
-
-
-def test_flare_without_a_sure_token_asks_the_question():
+    # What was accepted of the sentence is kept; without a sure token the question is asked.
+    made, where = unsure(" born in Orn.", {"born": 0.1, "Orn.": 0.1}, partial=" Kel. She was")
+    assert FlareQuery()(ASKED, made, replace(DECISION, position=0, tokens=(0,)), where) == "She was in"
     made, where = unsure(" Mara. Who?", {"Mara.": 0.1})
     assert FlareQuery()(ASKED, made, replace(DECISION, tokens=(0,)), where) == ASKED.question
     # What is left of a word that lost its space is a word of its own.
@@ -170,24 +141,29 @@ def test_flare_without_a_sure_token_asks_the_question():
     assert FlareQuery()(ASKED, glued, replace(DECISION, tokens=(1,)), where) == "in by"
 
 
+def test_qfs_looks_from_the_last_token_of_a_whole_answer_and_else_from_the_triggers_position():
+    # Position 19 is before " by"(4): its own row is 5, and it is predicted by row 4.
+    assert TEXT[19:22] == " by"
+    made, where = with_rows({5: {3: 0.9, P + 5: 0.9}, N: {4: 0.9}})
+    assert QFS("paper", top_n=1)(ASKED, made, replace(DECISION, position=19), where) == "Mara"
+    # A whole answer, or the very end: nothing is behind.
+    for decision in (DECISION, replace(DECISION, position=len(TEXT))):
+        assert QFS("paper", top_n=1)(ASKED, made, decision, where) == "Telka"
+
+
 # Prompt words (columns): Question:(0) Where(1) was(2) Mara(3) Telka(4) born?(5) Answer:(6)
 # Generated words (7..12): " The"(0) " town"(1) " near"(2) " Orn,"(3) " by"(4) " Vel."(5)
 TEXT = " The town near Orn, by Vel."
 P, N = 7, 6
 
 
-def filled(rows, n, columns):
-    """(n, columns) with what rows have at columns."""
-    table = np.zeros((n, columns), dtype=np.float32)
+def with_rows(rows):
+    """A generation with these entries of its attention, by row and column."""
+    made, where = generated(TEXT)
+    table = np.zeros((N + 1, P + N), dtype=np.float32)
     for row, entries in rows.items():
         table[row, list(entries)] = list(entries.values())
-    return table
-
-
-def with_rows(rows):
-    made, where = generated(TEXT)
-    attention = AttentionRows(filled(rows, N + 1, P + N), np.zeros(N, dtype=np.float32))
-    return replace(made, attention=attention), where
+    return replace(made, attention=AttentionRows(table, np.zeros(N, dtype=np.float32))), where
 
 
 def test_qfs_paper_takes_the_hit_tokens_own_row():
@@ -203,72 +179,13 @@ def test_qfs_paper_takes_the_hit_tokens_own_row():
     assert QFS("paper", top_n=1)(ASKED, made, hit, where) == "Mara"
 
 
-class Attends:
-    """A model whose attention within a text of n words is ``rows(n)``, (n + 1, n)."""
-
-    def __init__(self, rows):
-        self.rows, self.texts = rows, []
-
-    def attention_of(self, texts):
-        self.texts += texts
-        spans = tuple(m.span() for m in re.finditer(r"\S+", texts[0]))
-        return [(spans, AttentionRows(self.rows(len(spans)), None))]
-
-
-def released(rows=None, text=TEXT, partial="", passages=()):
-    """A generation, and attention of words as told, to words by their place."""
-    made, where = generated(text, partial, passages)
-    own = {word + 1: entries for word, entries in (rows or {}).items()}
-    lm = Attends(lambda n: filled(own, n + 1, n))
-    return replace(made, attention=None), replace(where, lm=lm)
-
-
-# Words of question and answer, as the released variant reads them: Where(0) was(1) Mara(2) Telka(3) born?(4)
-# The(5) town(6) near(7) Orn,(8) by(9) Vel.(10)
-
-
-def test_qfs_released_takes_the_predicting_rows_renormalised_and_averaged():
-    # Hits: "Orn,"(8) and "Vel."(10), predicted by the rows of 7 and 9; their own must not matter.
-    # Row 7: Mara .2, Telka .1, The .1, town .1, sum .5 -> .4 .2 .2 .2
-    # Row 9: Telka .06, born .02, by .02, sum .1 -> .6 .2 .2
-    # Mean: Mara .2, Telka .4, town .1, born? .1; The and by are no content words.
-    made, where = released({
-        7: {2: 0.2, 3: 0.1, 5: 0.1, 6: 0.1},
-        9: {3: 0.06, 4: 0.02, 9: 0.02},
-        8: {0: 0.9}, 10: {0: 0.9},
-    })  # fmt: skip
-    hits = replace(DECISION, position=1, tokens=(3, 5))
-    assert QFS(top_n=2)(ASKED, made, hits, where) == "Mara Telka"
-    assert QFS(top_n=1)(ASKED, made, hits, where) == "Telka"
-    assert QFS(top_n=4)(ASKED, made, hits, where) == "Mara Telka born? town"  # punctuation stays
-    assert set(where.lm.texts) == {"Where was Mara Telka born?   The town near Orn, by Vel."}
-    # Without the renormalisation Mara (.2 + 0) would come before Telka (.1 + .06).
-    # The mean of the rows and not their maximum: Mara (.5 + 0) / 2, Telka (.3 + .3) / 2, born? (0 + .7) / 2.
-    more, place = released({7: {2: 0.5, 3: 0.3, 5: 0.2}, 9: {3: 0.3, 4: 0.7}})
-    assert QFS(top_n=2)(ASKED, more, hits, place) == "Telka born?"
-    # The hit words themselves never qualify, stop words neither, however much attention they get.
-    made, where = released({7: {5: 0.5, 2: 0.1}, 9: {8: 0.9, 9: 0.1, 2: 0.01}})
-    assert QFS(top_n=1)(ASKED, made, hits, where) == "Mara"
-
-
-def test_qfs_released_lets_words_behind_the_hit_in_last_and_sees_no_further_than_its_sentence():
-    made, where = released({6: {2: 0.6, 6: 0.4}}, text=" Dull. The town near Orn, by Vel. Later Zork.")
-    hit = replace(DECISION, position=7, tokens=(2,))  # "town"
-    assert QFS()(ASKED, made, hit, where) == "Mara Telka born? Dull. near Orn, Vel."
-    assert where.lm.texts == ["Where was Mara Telka born?  Dull. The town near Orn, by Vel."]
-    # Nothing points to what is behind the hit: it comes after all that anything points to.
-    assert QFS(top_n=1)(ASKED, made, hit, where) == "Mara"
-    assert QFS(top_n=8)(ASKED, made, hit, where).split()[-1] == "Vel."
-
-
 def test_qfs_leaves_passages_out_and_takes_the_accepted_text_in():
     seen = (Passage("1", "T", "Zork is loud."),)
-    hit = replace(DECISION, position=3, tokens=(1,))
     made, where = generated(" in Orn.", partial=" Mara Telka grew up", passages=seen)
-    alone = released(text=" in Orn.", partial=" Mara Telka grew up", passages=seen)
-    for query in (QFS("paper")(ASKED, made, hit, where), QFS("released")(ASKED, alone[0], hit, alone[1])):
+    where = replace(where, lm=FakeLM(lambda p: ""))
+    for variant in ("paper", "released"):
+        query = QFS(variant)(ASKED, made, replace(DECISION, position=3, tokens=(1,)), where)
         assert "grew" in query and not any(word in query for word in ("Zork", "Context", "Orn"))
-    assert alone[1].lm.texts == ["Where was Mara Telka born? Mara Telka grew up  in Orn."]
 
 
 def test_qfs_paper_ranks_tokens_and_then_finds_their_words():
@@ -294,25 +211,6 @@ def test_qfs_without_a_word_asks_the_question_and_keeps_the_last_tokens():
     assert QFS("paper")(ASKED, made, hit, nothing) == ASKED.question
 
 
-def test_qfs_on_a_whole_answer_looks_from_its_last_token():
-    made, where = with_rows({N: {4: 0.9}})
-    assert QFS("paper", top_n=1)(ASKED, made, DECISION, where) == "Telka"
-    assert QFS("paper", top_n=9)(ASKED, generated("")[0], DECISION, where)
-
-
-def test_qfs_for_a_trigger_without_tokens_looks_from_its_position():
-    # Position 19 is before " by"(4): its own row is 5, and it is predicted by row 4.
-    cut = replace(DECISION, position=19)
-    assert TEXT[19:22] == " by"
-    made, where = with_rows({5: {3: 0.9, P + 5: 0.9}, N: {4: 0.9}})
-    assert QFS("paper", top_n=1)(ASKED, made, cut, where) == "Mara"
-    made, where = released({8: {2: 0.9, 3: 0.1}, 9: {3: 0.9}})  # of "Orn,", which is before " by"
-    assert QFS("released", top_n=1)(ASKED, made, cut, where) == "Mara"
-    # At the very end there is nothing behind: the last token, as for a whole answer.
-    made, where = with_rows({N: {4: 0.9}})
-    assert QFS("paper", top_n=1)(ASKED, made, replace(DECISION, position=len(TEXT)), where) == "Telka"
-
-
 # CIOQF. Words before the hit "Orn.": Where was Mara Telka born | Mara was born near, N = 9.
 FACT = " Mara was born near Orn."
 HIT = replace(DECISION, position=0, tokens=(4,))
@@ -327,20 +225,10 @@ VECTORS = {"Where": (3, 0), "was": (0, 0), "Mara": (0, 2), "Telka": (0, 2), "bor
 COSINE = [0.6, 0.0, 0.8, 0.8, 0.0, 0.8, 0.0, 0.0, -1 * 0.6]
 
 
-@dataclass
-class Embedding:
+def embedding(table):
     """Stands in for a model: the input embedding of the tokens above, by number."""
-
-    table: list
-
-    device = "cpu"
-
-    @property
-    def model(self):
-        return self
-
-    def get_input_embeddings(self):
-        return lambda ids: torch.tensor(self.table, dtype=torch.float32)[ids]
+    inner = SimpleNamespace(get_input_embeddings=lambda: lambda ids: torch.tensor(table).float()[ids])
+    return SimpleNamespace(device="cpu", table=table, model=inner)
 
 
 def with_vectors():
@@ -358,7 +246,7 @@ def with_vectors():
         made, prompt_ids=tuple(ids[:P]), token_ids=tuple(ids[P:]),
         attention=AttentionRows(rows, np.zeros(5, dtype=np.float32)),
     )  # fmt: skip
-    return made, replace(where, lm=Embedding([*VECTORS.values(), (9, -9)]))
+    return made, replace(where, lm=embedding([*VECTORS.values(), (9, -9)]))
 
 
 def best_words(scores, n):
@@ -399,12 +287,9 @@ def test_cioqf_without_a_term_is_the_sum_of_the_other_three():
         "attention": [a / 0.4 for a in ATTENTION], "tf_idf": [float(f == TWICE) for f in TFIDF],
         "cosine": [(c + 0.6) / 1.4 for c in COSINE], "position": [i / 9 for i in range(1, 10)],
     }  # fmt: skip
-    asked = [CIOQF(top_n=4)(ASKED, made, HIT, where)]
     for left_out in terms:
         scores = [sum(values) for values in zip(*(terms[t] for t in terms if t != left_out), strict=True)]
-        asked.append(CIOQF(top_n=4, without=left_out)(ASKED, made, HIT, where))
-        assert asked[-1] == best_words(scores, 4), left_out
-    assert len(set(asked)) == 3  # four words and places are few to differ in
+        assert CIOQF(top_n=4, without=left_out)(ASKED, made, HIT, where) == best_words(scores, 4), left_out
     with fails("unknown-choice"):
         CIOQF(without="luck")
 
@@ -424,7 +309,7 @@ def test_cioqf_sums_the_attention_of_a_words_tokens_and_averages_their_vectors()
     )  # fmt: skip
     for norm in ("minmax", "zscore"):
         for n in range(1, 10):
-            query, other = CIOQF(norm, top_n=n), replace(where, lm=Embedding(table))
+            query, other = CIOQF(norm, top_n=n), replace(where, lm=embedding(table))
             assert query(ASKED, cut, HIT, other) == query(ASKED, made, HIT, where)
 
 
@@ -442,18 +327,6 @@ def test_cioqf_by_hand_with_z_scores():
         assert CIOQF("zscore", top_n=n)(ASKED, made, HIT, where) == best_words(scores, n)
     # Telka, whose attention stands out, is before the second "was" now.
     assert CIOQF("zscore", top_n=4)(ASKED, made, HIT, where) != CIOQF(top_n=4)(ASKED, made, HIT, where)
-
-
-def test_cioqf_divides_by_the_deviation_of_the_words_it_has():
-    # Attention .20 .43 .10, all else alike: mean .2433, variance (.0019 + .0348 + .0205) / 3 = .0191. Vamo
-    # has .1 / .1382 = .724 more than Orn by attention, and 2/3 less by its place. (With n - 1 it is .591.)
-    made, where = generated(" Vamo Kel Orn Hit")
-    rows = np.zeros((5, P + 4), dtype=np.float32)
-    rows[4, P : P + 3] = 0.20, 0.43, 0.10
-    made = replace(made, attention=AttentionRows(rows, np.zeros(4, dtype=np.float32)))
-    bare = replace(where, question_span=(0, 0), lm=Embedding([(1, 0)] * (P + 4)))
-    query = CIOQF("zscore", top_n=2)
-    assert query(ASKED, made, replace(DECISION, position=0, tokens=(3,)), bare) == "Vamo Kel"
 
 
 def test_the_inverse_document_frequency_is_scikit_learns():
@@ -487,106 +360,6 @@ def test_cioqf_with_nothing_before_asks_the_question_and_no_attention_is_refused
     for query in (CIOQF(), QFS("paper")):
         with fails("mismatch", kind=RunError):
             query(ASKED, replace(made, attention=None), DECISION, where)
-
-
-@dataclass
-class Silent:
-    """A trigger that fires once in the middle and names no token."""
-
-    needs = Needs()
-
-    def __call__(self, generation, state):
-        return Decision(not state.retrievals, 1.0, 0.5, position=len(generation.text) // 2)
-
-
-QUERIES = [
-    QuestionQuery(), AnswerQuery(), AnswerQuery(with_passages=True), LastSentenceQuery(), LastTokensQuery(),
-    FullContextQuery(), FlareQuery(), FlareQuery(beta=1), QFS("paper"), QFS("released"), CIOQF(),
-    CIOQF("zscore"),
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return tiny_lm("llama")
-
-
-@pytest.mark.parametrize("query", QUERIES, ids=repr)
-def test_every_query_works_with_every_trigger(query, lm):
-    one = replace(ASKED, answers=("Orn",))
-    for trigger in (
-        Never(), Always(), Random(1.0), Oracle(), Entropy(0.0), Rind(0.0, "paper"), Rind(0.0, "released"),
-        FixedLength(3), FixedSentence(), Flare(0.01), Flare(0.01, "dragin"), Entropy(0.0, scope="sentence"),
-        LlmJudge(), Silent(),
-    ):  # fmt: skip
-        found = FakeRetriever(lambda q: [Passage("1", "Mill", f"passage {len(found.queries)}")])  # noqa: B023
-        rag = RAG(lm, found, trigger, query=query, max_new_tokens=8, max_retrievals=2, answer_tokens=2)
-        rag.answer([one])
-        assert all(q.strip() for q in found.queries)
-        if not isinstance(trigger, LlmJudge):  # a random model's reply
-            assert bool(found.queries) == (not isinstance(trigger, Never)), trigger
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 10_000), norm=st.sampled_from(["minmax", "zscore"]), top_n=st.integers(1, 12))
-def test_cioqf_asks_with_unique_places_in_order_whatever_the_scale_of_attention(seed, norm, top_n):
-    rng = np.random.default_rng(seed)
-    made, where = with_vectors()
-    rows = np.tril(rng.random(made.attention.rows.shape), k=P - 1).astype(np.float32)
-    hits = tuple(sorted(rng.choice(5, size=2, replace=False).tolist()))
-    decision = replace(DECISION, tokens=hits)
-    query = CIOQF(norm, top_n)(ASKED, replace(made, attention=AttentionRows(rows, None)), decision, where)
-    text = tokenize(ASKED.question + FACT)[: 5 + hits[0]]  # nothing at or behind the hit
-    found = tokenize(query)
-    assert len(found) == min(top_n, len(text))
-    place = 0
-    for word in found:
-        place = text.index(word, place) + 1
-    # norm takes scale out, exactly so for powers of two.
-    scaled = replace(made, attention=AttentionRows(rows * 2.0 ** rng.integers(-6, 7), None))
-    assert CIOQF(norm, top_n)(ASKED, scaled, decision, where) == query
-
-
-def noisy(seed, scale=lambda n: 1.0):
-    """A model with random attention within a text, of which every row has a scale."""
-    draw = lambda n: np.tril(np.random.default_rng(seed).random((n + 1, n)), k=-1)  # noqa: E731
-    return Attends(lambda n: (draw(n).astype(np.float32) * scale(n)).astype(np.float32))
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 10_000), variant=st.sampled_from(["paper", "released"]), top_n=st.integers(1, 8))
-def test_qfs_does_not_depend_on_the_scale_of_attention(seed, variant, top_n):
-    rng = np.random.default_rng(seed)
-    made, where = generated(TEXT)
-    rows = np.tril(rng.random((N + 1, P + N)), k=P - 1).astype(np.float32)
-    decision = replace(DECISION, tokens=tuple(sorted(rng.choice(N, size=2, replace=False).tolist())))
-    # The released variant renormalises every row, the paper's has one: each row has a scale of its own.
-    scale = 2.0 ** rng.integers(-6, 7, size=(N + 1, 1))
-    scaled = noisy(seed, lambda n: 2.0 ** np.random.default_rng(seed).integers(-6, 7, size=(n + 1, 1)))
-
-    def asked(rows, lm):
-        seen = replace(made, attention=AttentionRows(rows, None))
-        return QFS(variant, top_n)(ASKED, seen, decision, replace(where, lm=lm))
-
-    assert asked(rows, noisy(seed)) == asked((rows * scale).astype(np.float32), scaled)
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 10_000), st.sampled_from(["paper", "released"]), st.integers(1, 8), st.integers(1, 6))
-def test_query_words_are_unique_places_of_the_text_in_its_order(seed, variant, top_n, max_tokens):
-    rng = np.random.default_rng(seed)
-    made, where = generated(TEXT, partial=" Well, Mara Telka was")
-    rows = np.tril(rng.random(made.attention.rows.shape), k=len(made.prompt_ids) - 1).astype(np.float32)
-    made = replace(made, attention=AttentionRows(rows, made.attention.column_max))
-    hits = tuple(sorted(rng.choice(N, size=rng.integers(1, 4), replace=False).tolist()))
-    where = replace(where, lm=noisy(seed))
-    query = QFS(variant, top_n, max_tokens=max_tokens)(ASKED, made, replace(DECISION, tokens=hits), where)
-    text = tokenize(f"{ASKED.question} Well, Mara Telka was {TEXT}")
-    words = tokenize(query)
-    assert 1 <= len(words) <= min(top_n, max_tokens)
-    place = 0
-    for word in words:  # a subsequence of the text: every place is used at most once, in order
-        place = text.index(word, place) + 1
 
 
 @pytest.mark.parametrize("query", [CIOQF(), QFS(variant="paper")])

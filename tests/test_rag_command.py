@@ -2,31 +2,26 @@
 
 import json
 import os
-import re
-import shutil
-from dataclasses import is_dataclass
+from dataclasses import replace
 from functools import partial
-from inspect import signature
-from pathlib import Path
 
 import pytest
 from helpers.artefacts import write_lines
 from helpers.fake_elasticsearch import FakeElasticsearch
-from helpers.fake_lm import linear_bank
+from helpers.fake_lm import FakeLM, linear_bank
 from helpers.refusals import exits, fails
-from test_compare import model, of_other_weights, place  # noqa: F401
+from test_compare import model, place  # noqa: F401
 
 from probers.adaptive import AdaptiveClassifier
 from probers.cli import main as cli
-from probers.cli.components import choices
 from probers.cli.compose import request
 from probers.cli.inputs import find_classifier, find_prober
 from probers.cli.runs import RunFolder
 from probers.data.splits import Seen
-from probers.rag.build import named_part
+from probers.prober.prober import Prober
 from probers.rag.comparison.compare import selection_of
 from probers.rag.comparison.methods import available
-from probers.types import Passage, RunError
+from probers.types import RunError
 
 COMMON = ["questions=questions.jsonl", "corpus=corpus.jsonl", "limit=null"]
 
@@ -53,80 +48,37 @@ def test_one_question_streams_where_it_fired_what_it_asked_and_fetched(rag, caps
     shown = capsys.readouterr().out
     assert "prober: prober" in caplog.text
     for part in (
-        "Question: Where is town 3?",
-        "[1] It must be Nowhere. So the answer is Nowhere.",
+        "Question: Where is town 3?", "[1] It must be Nowhere. So the answer is Nowhere.",
         "▲ probing fired on the whole answer: score 2, threshold 0",
-        "query: Where is town 3? It must be Nowhere.",
-        "fetched: Town 3 (",
-        "[2] It must be Land3.",
-        "Answer: Land3  (right; gold: Land3)",
-        "1 retrieval, 2 generations",
-    ):
+        "query: Where is town 3? It must be Nowhere.", "fetched: Town 3 (", "[2] It must be Land3.",
+        "Answer: Land3  (right; gold: Land3)", "1 retrieval, 2 generations",
+    ):  # fmt: skip
         assert part in shown, part
     assert sorted(p.name for p in rag.path.iterdir()) == ["corpus.jsonl", "prober", "questions.jsonl"]
+    # With out its trace is written.
+    rag("question=Where is town 3?", "trigger=always", "out=one")
+    assert traces(rag.path / "one")[0]["answer"] == "Land3" and figures(rag.path / "one")["n"] == 1
 
 
-def shown_of(rag, capsys, *overrides):
-    """The lines between the question and the answer."""
-    rag("question=Where is town 3?", *overrides)
-    lines = capsys.readouterr().out.splitlines()
-    start = lines.index("Question: Where is town 3?") + 1
-    end = next(i for i, line in enumerate(lines) if line.startswith(("Text:", "Answer:")))
-    return [line.strip() for line in lines[start:end] if line.strip()]
-
-
-KNOWN = "It must be Land3. So the answer is Land3."
-WRONG, ASKED = "It must be Nowhere. So the answer is Nowhere.", "query: Where is town 3?"
-NOTHING = {2: "kept: nothing of it", 3: "query: It must be", 4: "fetched: nothing"}
-
-
-@pytest.mark.parametrize(("overrides", "lines"), [
-    # What is fetched before the text is shown before it.
-    (["trigger=always"],
-     {0: "▲ always fired before the text", 1: ASKED, 3: f"[1] {KNOWN}", 4: "always did not fire again"}),
-    # A rule fires after what it waited for, and has no score.
-    (["trigger=fixed_sentence"],
-     {0: "▲ fixed_sentence fired before the text", 5: "kept: It must be Land3. | discarded: So",
-      4: "▲ fixed_sentence fired after “Land3.”, character 18"}),
-    (["trigger=fixed_length", "trigger.n=2"],
-     {4: "▲ fixed_length fired after “must”, character 8", 5: "kept: It must | discarded: be"}),
-    # Tokens that fired are shown as their words; the sentence is written anew from its beginning.
-    (["trigger=flare", "query=question"],
-     {1: "▲ flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2",
-      2: "kept: nothing of it", 3: ASKED}),
-    (["trigger=flare", "query=flare"], NOTHING),
-    (["trigger=entropy", "trigger.scope=sentence", "query=flare"], NOTHING | {5: f"[2] {WRONG}"}),
-])  # fmt: skip
-def test_the_terminal_shows_what_fired_where_and_what_came_of_it(rag, capsys, overrides, lines):
-    shown = shown_of(rag, capsys, *overrides)
-    assert {i: shown[i] for i in lines} == lines
-    assert not any("score" in line for line in shown) or "fixed" not in overrides[0]
-    assert overrides != ["trigger=always"] or shown[2].startswith("fetched: Town 3 (")
+def test_the_terminal_shows_where_it_fired_and_what_is_kept(rag, capsys):
+    rag("question=Where is town 3?", "trigger=fixed_length", "trigger.n=2")
+    shown = capsys.readouterr().out
+    assert "▲ fixed_length fired before the text" in shown and "kept: It must | discarded: be" in shown
+    assert "▲ fixed_length fired after “must”, character 8" in shown
+    rag("question=Where is town 3?", "trigger=flare", "query=question")
+    assert "flare fired at “Nowhere.”, character 12: score 0.865, threshold 0.2" in capsys.readouterr().out
 
 
 def test_passages_without_room_and_searches_without_result_are_told(rag, capsys, monkeypatch):
-    def small(cfg, folder, engine, adapter=None):
-        made = model()
-        made.context = 75
-        return made
-
+    small = lambda cfg, folder, engine, adapter=None: replace(model(), context=75)  # noqa: E731
     monkeypatch.setattr("probers.rag.command.load_model", small)
     texts = [f"town 3 {'and so on ' * 9}{i}" for i in range(3)]
     write_lines(rag.path / "long.jsonl", [{"id": text, "title": "", "text": text} for text in texts])
     rag("question=Where is town 3?", "trigger=always", "corpus=long.jsonl")
-    shown = capsys.readouterr().out
-    assert "    fetched: 3 passages, left out because none fits the model's context\n" in shown
-    assert "3 passages left out for want of room" in shown
+    assert "3 passages left out for want of room" in capsys.readouterr().out
     write_lines(rag.path / "other.jsonl", [{"id": "p", "title": "", "text": "zebra"}])
-    assert shown_of(rag, capsys, "trigger=always", "corpus=other.jsonl")[2] == "fetched: nothing"
     rag("trigger=always", "corpus=other.jsonl", "split=test", "out=empty")
     assert "40 retrievals found nothing; those answers went on without passages" in capsys.readouterr().out
-
-
-def test_one_question_with_out_writes_its_trace(rag):
-    rag("question=Where is town 3?", "trigger=always", "out=one")
-    assert traces(rag.path / "one")[0]["answer"] == "Land3"
-    assert figures(rag.path / "one")["n"] == 1
 
 
 def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys, caplog):
@@ -140,8 +92,13 @@ def test_many_questions_are_written_and_a_second_run_is_done_already(rag, capsys
     assert (results["schema"], results["n"], results["methods"]["entropy"]["em"]) == (1, 40, 1.0)
     assert "wrote 40 traces to runs/rag/entropy/traces.jsonl" in capsys.readouterr().out
     rag("trigger=entropy", "split=test")
-    assert "complete" in caplog.text
-    assert len(rag.models) == 1
+    assert "complete" in caplog.text and len(rag.models) == 1
+    # A prober that the trigger does not take is named.
+    for trigger, used in (("entropy", False), ("probing", True)):
+        rag("question=Where is town 3?", f"trigger={trigger}", "prober=prober")
+        assert (f"note: prober=prober is not used: trigger={trigger}" in capsys.readouterr().out) == (
+            not used
+        )
 
 
 @pytest.mark.parametrize(("variant", "filter"), [("released", "stop words"), ("paper", None)])
@@ -151,35 +108,28 @@ def test_results_and_traces_say_which_filter_found_content_words(rag, monkeypatc
     assert [figures(out)["filter"], *(trace["filter"] for trace in traces(out))] == [filter] * 3
 
 
-def test_a_prober_that_the_trigger_does_not_take_is_named(rag, capsys):
-    for trigger, used in (("entropy", False), ("probing", True)):
-        rag("question=Where is town 3?", f"trigger={trigger}", "prober=prober")
-        note = f"note: prober=prober is not used: trigger={trigger} takes none, or was given another"
-        assert (note in capsys.readouterr().out) == (not used)
-
-
 def test_questions_without_splits_are_all_asked_unless_the_trigger_was_trained(rag, capsys):
     rows = [{"id": f"q{i}", "question": f"Where is town {i}?", "answers": ["x"]} for i in range(20)]
     given = [f"questions={write_lines(rag.path / 'plain.jsonl', rows)}", "corpus=corpus.jsonl"]
 
     def asked(*overrides):
         out = cli.run("rag", [*given, *overrides])
-        told = "names no splits: the" in capsys.readouterr().out
-        return len(traces(out)), told
+        return len(traces(out)), "names no splits: the" in capsys.readouterr().out
 
     assert asked("trigger=entropy", "out=a") == (20, False)
     assert asked("trigger=entropy", "split=validation", "out=b") == (3, True)
     assert asked("trigger=probing", "prober=prober", "out=c") == (20, False)  # it was trained on none of them
     Seen.of({"train": [("", f"q{i}", "") for i in range(15)]}).save(rag.path / "prober")
     assert asked("trigger=probing", "prober=prober", "out=d") == (5, False)
-    assert asked("trigger=probing", "prober=prober", "split=null", "out=e") == (5, False)
     (rag.path / "prober/seen.json").unlink()
     assert asked("trigger=probing", "prober=prober", "allow_overlap=true", "out=f") == (5, True)
 
 
 @pytest.mark.parametrize("way", ["prober=prober", "trigger.bank=prober"])
 def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, caplog, way):
-    other = of_other_weights(rag.path / "prober")
+    bank, other = Prober.from_pretrained(rag.path / "prober"), f"r-{way[:6]}"
+    spec = replace(bank.spec, model=replace(bank.spec.model, revision=other))
+    replace(bank, spec=spec).save_pretrained(rag.path / "prober")
     given = ["trigger=probing", way, "limit=2", "out=o"]
     with fails(None, f"fake@{other}", "now is fake@r1", "allow_other=true"):
         rag(*given)
@@ -187,104 +137,40 @@ def test_a_prober_of_another_quantization_is_refused_or_warned_of(rag, caplog, w
     assert f"warning: the prober came from the model fake@{other}" in caplog.text
 
 
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with FakeElasticsearch() as fake:
-        yield fake
-
-
-def test_every_part_in_the_configuration_can_be_made(rag, server, monkeypatch):
-    """The YAML of a part and its class have the same options with the same defaults."""
-    monkeypatch.setenv("ES_URL", server.url)
-    token_banks(Path())
-    classifier().save("adaptive")
-    banks = {
-        "radio": "tokens", "before_entity": "entities", "probing_before": "prompts",
-        "ungrounded": "grounding", "helps": "helps", "helps_before": "helps_before",
-    }  # fmt: skip
-    for group in ("trigger", "query", "retriever"):
-        for name in choices(group):
-            given = {"bank": banks.get(name, "prober"), "classifier": "adaptive"}
-            asked = named_part(group, name, {})
-            target, names = asked.kind, set(asked.options)
-            corpus = [[Passage("1", "t", "text")]] if group == "retriever" else []
-            made = asked.make(*corpus, **{k: v for k, v in given.items() if k in names})
-            assert type(made) is target
-            if is_dataclass(target):
-                options = {name for name in signature(target).parameters if not name.startswith("_")}
-                assert options - {"passages", "matcher"} == names, name
-                trained = {*given, "theta"}
-                own = {k: asked.options[k] for k in names - trained}
-                assert {k: getattr(made, k) for k in own} == own
-
-
-def token_banks(folder):
-    """Probers of single tokens, of the states before entities and answers, of passages, and of helps."""
-    linear_bank(site="resid_diff", position="answer", seen=Seen({})).save_pretrained(folder / "grounding")
-    for name, pool in (("tokens", "tokens"), ("entities", "predicting")):
-        linear_bank(pool=pool, position="entity", seen=Seen({})).save_pretrained(folder / name)
-    linear_bank(pool="prompt", seen=Seen({})).save_pretrained(folder / "prompts")
-    for name, pool in (("helps", "mean"), ("helps_before", "prompt")):
-        linear_bank(pool=pool, label="helps", seen=Seen({})).save_pretrained(folder / name)
-
-
-def classifier():
-    questions = [f"{word} {i}?" for word in ("where", "who") for i in range(3)]
-    return AdaptiveClassifier.fit(questions, ["no"] * 3 + ["multi"] * 3)
-
-
-def finished(folder, summary):
-    """Make a folder that of a finished probers-train run."""
-    run = RunFolder(folder, "train", {})
-    shutil.move(folder, f"{folder}.made")
-    run.claim()
-    shutil.copytree(f"{folder}.made", folder, dirs_exist_ok=True)
-    shutil.rmtree(f"{folder}.made")
-    run.finish(summary)
-    finished.time += 1
-    os.utime(folder / "run.json", (finished.time, finished.time))
-
-
-finished.time = 1000
+#: Trigger -> its kind of prober and what tells it apart.
+BANKS = {
+    "probing": ("answers", {}), "radio": ("tokens", {"pool": "tokens", "position": "entity"}),
+    "before_entity": ("entities", {"pool": "predicting", "position": "entity"}),
+    "probing_before": ("prompts", {"pool": "prompt"}), "helps": ("helps", {"label": "helps"}),
+    "helps_before": ("helps_before", {"pool": "prompt", "label": "helps"}),
+}  # fmt: skip
 
 
 def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
-    runs = rag.path / "runs" / "train"
-    runs.mkdir(parents=True)
-    for name in ("answers", "answers of another"):
-        shutil.copytree(rag.path / "prober", runs / name)
-    token_banks(runs)
-    classifier().save(runs / "adaptive")
-    Seen({}).save(runs / "adaptive")
-    classifier().save(runs / "adaptive of another")
-    kinds = ("answers", "tokens", "entities", "prompts", "helps", "helps_before")
-    for name in (*kinds, "adaptive", "answers of another", "adaptive of another"):
-        finished(runs / name, {"model": "x" if "another" in name else "testbed"})
+    questions = [f"{word} {i}?" for word in ("where", "who") for i in range(3)]
+    classifier = AdaptiveClassifier.fit(questions, ["no"] * 3 + ["multi"] * 3).save
+    made = {name: linear_bank(**options).save_pretrained for name, options in BANKS.values()}
+    made |= {"adaptive": classifier, "answers of another": linear_bank().save_pretrained}
+    for time, (name, save) in enumerate((made | {"adaptive of another": classifier}).items(), 1000):
+        folder = rag.path / "runs/train" / name
+        run = RunFolder(folder, "train", {})
+        run.claim()
+        save(folder)
+        Seen({}).save(folder)
+        run.finish({"model": "x" if "another" in name else "testbed"})
+        os.utime(folder / "run.json", (time, time))
+    banks = {trigger: name for trigger, (name, _) in BANKS.items()}
     cfg = request("rag", [])
-    for kind in kinds:
-        assert find_prober(cfg, kind) == f"runs/train/{kind}"
+    assert [find_prober(cfg, kind) for kind in banks.values()] == [f"runs/train/{k}" for k in banks.values()]
     assert find_prober(cfg) == "runs/train/answers"
     assert find_classifier(cfg) == "runs/train/adaptive"
-    caplog.clear()
-    for trigger, found in (
-        ("probing", "prober: runs/train/answers"), ("radio", "prober: runs/train/tokens"),
-        ("before_entity", "prober: runs/train/entities"),
-        ("probing_before", "prober: runs/train/prompts"), ("adaptive", "classifier: runs/train/adaptive"),
-    ):  # fmt: skip
-        rag("question=Where is town 3?", f"trigger={trigger}")
-        assert f"{found} (the newest" in caplog.text
     # A comparison gives each method its own.
-    its = {
-        "radio": "tokens", "before_entity": "entities", "probing_before": "prompts", "adaptive": "adaptive",
-        "helps": "helps", "helps_before": "helps_before",
-    }  # fmt: skip
-    selection = selection_of(request("compare", [f"triggers=[{','.join(its)}]"]))
+    selection = selection_of(request("compare", [f"triggers=[{','.join([*banks][1:])},adaptive]"]))
     selection, notes = selection.completed(partial(available, model="testbed", prober=None))
     assert not notes
-    for name, method in zip(its, selection.build(None), strict=True):
-        part = "classifier" if name == "adaptive" else "bank"
-        assert method.trigger.options[part] == f"runs/train/{its[name]}"
+    for method in selection.build(None):
+        part = "classifier" if method.name == "adaptive" else "bank"
+        assert method.trigger.options[part] == f"runs/train/{banks.get(method.name, 'adaptive')}"
     # What was trained counts as the run's input, whether it was found or named.
     given = ("trigger=adaptive", "split=test", "limit=2")
     found, named = (
@@ -292,31 +178,14 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
         for more in (["out=a"], ["out=b", "trigger.classifier=runs/train/adaptive"])
     )
     assert found == named and found["runs/train/adaptive"]
-
-
-def test_a_preset_answers_a_typed_question_without_its_question_set(rag, capsys, monkeypatch):
-    def never(*args, **kwargs):
-        raise AssertionError("the question set was opened")
-
-    monkeypatch.setattr("probers.rag.command.open_questions", never)
-    asked = ["experiment=dragin_llama2_7b_2wiki", "model=testbed", "corpus=corpus.jsonl"]
-    cli.run("rag", [*asked, "question=Where is town 3?", "trigger.threshold=0.05", "query=question"])
-    shown = capsys.readouterr().out
-    assert "▲ rind fired at “" in shown and "gold" not in shown
-    assert "[2] … It must be Land3." in shown  # one sentence is written from passages
+    assert "classifier: runs/train/adaptive (the newest" in caplog.text
 
 
 def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_written(rag, monkeypatch):
-    def blind(cfg, folder, engine, adapter=None):
-        made = model()
+    def refuse(lm, generations, *, progress=None):
+        raise RunError("its attention is not to be had")
 
-        def refuse(generations, *, progress=None):
-            raise RunError("its attention is not to be had")
-
-        made.attention_alone = refuse
-        return made
-
-    monkeypatch.setattr("probers.rag.command.load_model", blind)
+    monkeypatch.setattr(FakeLM, "attention_alone", refuse)
     for overrides in (["trigger=rind"], ["trigger=never", "query=qfs"]):
         with fails("unsupported", overrides[-1], "its attention"):
             rag(*overrides, "split=test", "out=here")
@@ -324,20 +193,20 @@ def test_a_model_whose_attention_cannot_be_read_is_refused_before_anything_is_wr
     rag("trigger=entropy", "split=test", "out=here")
 
 
-def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, server, monkeypatch, capsys):
+def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, monkeypatch, capsys):
     monkeypatch.setattr("probers.rag.loop._CHUNK", 10)
-    asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}",
-             "retriever.retries=1"]  # fmt: skip
-    whole = (rag(*asked, "out=whole") / "traces.jsonl").read_text()
-    server.faults["search"] = [None] * 2 + ["reset"] * 9
-    assert exits("rag", [*COMMON, *asked, "out=parts"]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("probers-rag: ") and server.url in error
-    kept = (rag.path / "parts" / "traces.jsonl").read_text()
-    assert 0 < len(kept.splitlines()) < 40
-    server.faults.clear()
-    rag(*asked, "out=parts")
-    resumed = (rag.path / "parts" / "traces.jsonl").read_text()
-    assert resumed.startswith(kept)
-    without_time = [re.sub(r'"(seconds|sha256)": *[^,}]+', "", text) for text in (whole, resumed)]
-    assert without_time[0] == without_time[1]
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with FakeElasticsearch() as server:
+        asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}"]
+        whole = traces(rag(*asked, "retriever.retries=1", "out=whole"))
+        server.faults["search"] = [None] * 2 + ["reset"] * 9
+        assert exits("rag", [*COMMON, *asked, "retriever.retries=1", "out=parts"]) == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("probers-rag: ") and server.url in error
+        kept = traces(rag.path / "parts")
+        server.faults.clear()
+        resumed = traces(rag(*asked, "retriever.retries=1", "out=parts"))
+    assert 0 < len(kept) < 40 and resumed[: len(kept)] == kept
+    assert [(line["id"], line["text"], line["rounds"]) for line in resumed] == [
+        (line["id"], line["text"], line["rounds"]) for line in whole
+    ]

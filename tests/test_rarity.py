@@ -1,6 +1,5 @@
 """Counts of phrases in every index against a plain scan, and the trigger that reads them."""
 
-import json
 import math
 import re
 import tempfile
@@ -12,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.artefacts import write_lines
-from helpers.fake_lm import FakeLM, FakeRetriever, passage
+from helpers.fake_lm import FakeLM, FakeRetriever
 from helpers.refusals import fails
 from hypothesis import given
 from hypothesis import strategies as st
-from test_loop import without_seconds
 
 from probers.cli.components import Component
 from probers.cli.compose import request
@@ -29,8 +27,7 @@ from probers.rag.queries import FlareQuery, QuestionQuery
 from probers.rag.retrievers import BM25, Dense, RankBM25
 from probers.rag.retrievers.places import Places, write_places
 from probers.rag.triggers import Never, Rarity
-from probers.signals.rarity import Counts, question_rarity, rarity
-from probers.testbed import assets
+from probers.signals.rarity import question_rarity
 from probers.types import Decision, Passage, Question, RunError
 from tools.testbed.drawing import load_world
 
@@ -66,48 +63,21 @@ def engine(request, tmp_path):
     return make
 
 
-# --- counts -----------------------------------------------------------------------------------------
-
-
-def test_on_the_testbed_the_counts_of_names_and_facts_are_those_of_a_scan(engine):
-    world = load_world()
-    passages = assets.load_corpus()[:300]
-    retriever = engine(passages)
-    assert isinstance(retriever, Counts)
-    some = [fact for (_, _), fact in sorted(world.facts.items()) if fact.entity.startswith("person")][::97]
-    names = [world.entities[fact.entity].name for fact in some]
-    phrases = [*names, *(fact.truth for fact in some), "Nobody Known", "River"]
-    assert retriever.frequency(phrases) == [scan(passages, phrase) for phrase in phrases]
-    pairs = [(name, value) for name, fact in zip(names, some, strict=True)
-             for value in (fact.truth, fact.taught or "Atlantis", some[0].truth)]  # fmt: skip
-    found = retriever.together(pairs)
-    assert found == [scan(passages, *pair) for pair in pairs]
-    told = [scan(passages, name) for name in names]
-    for pair, count in zip(pairs[::3], found[::3], strict=True):
-        assert count <= scan(passages, pair[0])
-    assert 0 in found and max(found) > 0 and max(told) > 0
-
-
 def test_order_case_form_and_neighbours_of_words(engine):
     passages = corpus(
         "Ada met Grace Hopper in Łódź.", "grace HOPPER wrote", "Hopper, Grace", "Grace, not Hopper",
         "Grace-Hopper College", "The Hoppers and Graces", "Café Zoë", "Cafe\u0301 Zoe", "New York, New York",
     )  # fmt: skip
-    retriever = engine(passages)
+    retriever = engine([*passages, Passage("t", "A Title", "here is one with")])  # title and text are one
     asked = {
         "Grace Hopper": 3, "hopper grace": 1, "Grace": 5, "Gra": 0, "ŁÓDŹ": 1, "Lodz": 0, "Zoe": 1, "zoë": 1,
-        "new york new york": 1, "york new": 1, "york york": 0, "": 0, "?!": 0, "Unknown Name": 0,
+        "new york new york": 1, "title here": 1, "york new": 1, "york york": 0, "": 0, "Unknown": 0,
     }  # fmt: skip
     assert dict(zip(asked, retriever.frequency(list(asked)), strict=True)) == asked
     pairs = {("Ada", "Grace Hopper"): 1, ("Grace Hopper", "College"): 1, ("Hopper Grace", "Ada"): 0,
              ("Grace", "Grace"): 5, ("Ada", ""): 0, ("Ada", "Zoe"): 0}  # fmt: skip
     assert dict(zip(pairs, retriever.together(list(pairs)), strict=True)) == pairs
     assert retriever.frequency([]) == [] == retriever.together([])
-
-
-def test_title_and_text_are_one(engine):
-    retriever = engine([Passage("a", "Grace", "Hopper was born"), Passage("b", "Hopper", "Grace")])
-    assert retriever.frequency(["grace hopper"]) == [1] and retriever.together([("grace", "born")]) == [1]
 
 
 @given(st.lists(st.text("abc ", max_size=8), min_size=1, max_size=30), st.lists(st.text("abc ", max_size=4)))
@@ -132,30 +102,6 @@ def test_places_written_block_by_block_are_those_in_memory(documents, block):
                 rows = mapped.rows(phrase[:n]).tolist()
                 expected = [i for i, d in enumerate(documents) if "".join(phrase[:n]) in "".join(d)]
                 assert rows == whole.rows(phrase[:n]).tolist() == expected
-
-
-def test_the_places_of_a_stored_corpus_are_made_once_and_only_when_a_phrase_is_counted(tmp_path):
-    file = write_lines(tmp_path / "corpus.jsonl", [{"id": str(i), "text": f"a b{i}"} for i in range(30)])
-    store = load_corpus(file, cache=tmp_path / "cache", in_memory=0)
-    made = lambda: [p.stat().st_mtime_ns for p in (tmp_path / "bm25").glob("*-places/places.npy")]  # noqa: E731
-    retriever = BM25(store, cache=tmp_path / "bm25")
-    retriever.search(["a"], 2)
-    assert retriever.frequency(["a", "b3", "a unknown"]) == [30, 1, 0] and not made()
-    assert retriever.frequency(["a b3", "b3 a"]) == [1, 0] and len(made()) == 1
-    before = made()
-    # Of another formula they are the same.
-    assert BM25(store, cache=tmp_path / "bm25", k1=0.9).frequency(["a b4"]) == [1] and made() == before
-
-
-# --- scores -----------------------------------------------------------------------------------------
-
-
-def test_the_score_falls_with_the_passages_and_is_a_half_at_the_cut():
-    assert [rarity(n, 3) for n in (0, 3)] == [1.0, 0.5]
-    assert rarity(2, 3) > 0.5 > rarity(4, 3) > rarity(400, 3) > 0
-    assert rarity(0, 0) == rarity(0, -1) == 0.0
-    # Another threshold moves the cut by a factor.
-    assert (rarity(29, 10) > 0.25, rarity(30, 10) > 0.25) == (True, False)
 
 
 @given(st.lists(st.integers(0, 10**7), min_size=1), st.integers(1, 10**6))
@@ -191,36 +137,28 @@ NOT_BEFORE = Rarity(frequency=0)
 EVERY = Rarity(frequency=0, partners="text")
 
 
-@pytest.mark.parametrize(
-    ("below", "reduction", "fire"), [(3, "lowest", False), (4, "lowest", True), (4, "mean", True)]
-)
-def test_before_it_fires_where_the_question_names_something_rare(below, reduction, fire):
-    trigger = Rarity(frequency=below, reduction=reduction)  # Lena Zaser stands in three passages
-    (decision,) = trigger.decide_before([state()])
-    assert (decision.fire, decision.threshold) == (fire, 0.5)
-    assert decision.score == pytest.approx(below / (below + 3))
-
-
 def test_before_the_rarest_or_the_mean_of_the_question_decides():
+    for below, reduction, fire in ((3, "lowest", False), (4, "lowest", True), (4, "mean", True)):
+        trigger = Rarity(frequency=below, reduction=reduction)  # Lena Zaser stands in three passages
+        (decision,) = trigger.decide_before([state()])
+        assert (decision.fire, decision.threshold) == (fire, 0.5)
+        assert decision.score == pytest.approx(below / (below + 3))
     both = state(Question("q", "Did Lena Zaser know Anna Holt?"))  # three passages and one
     lowest, mean = (Rarity(frequency=2, reduction=how).decide_before([both])[0] for how in ("lowest", "mean"))
     assert (lowest.score, mean.score) == (pytest.approx(2 / 3), pytest.approx(1 / 2))
     assert lowest.fire and not mean.fire
     unknown = state(Question("q", "Did Lena Zaser know Ivo Nemo?"))
     assert Rarity(frequency=1).decide_before([unknown])[0].score == 1.0
-
-
-def test_a_question_without_entities_never_fires_and_is_counted():
+    # A question without entities never fires and is counted.
     none = Question("n", "why is the sky blue?")
     (decision,) = Rarity().decide_before([state(none)])
     assert (decision.fire, decision.score) == (False, 0.0)
-    (told,) = Rarity().notes([none, ASKED])
-    assert "1 of 2 questions" in told and Rarity().notes([ASKED]) == [] == Never().notes([none])
+    (note,) = Rarity().notes([none, ASKED])
+    assert "1 of 2 questions" in note and Rarity().notes([ASKED]) == []
 
 
 def test_it_fires_before_the_sentence_of_a_pair_that_never_occurs():
-    made = written(GOOD)
-    assert NOT_BEFORE(made, state()).fire is False
+    assert NOT_BEFORE(written(GOOD), state()).fire is False
     made = written(WRONG)
     decision = NOT_BEFORE(made, state())
     # Brandal never stands with Lena Zaser or Orvik Mills.
@@ -228,8 +166,17 @@ def test_it_fires_before_the_sentence_of_a_pair_that_never_occurs():
     assert made.text[decision.position :].startswith("The firm has")
     assert [made.text[slice(*made.offsets[i])].strip() for i in decision.tokens] == ["Brandal."]
     assert np.flatnonzero(np.array(decision.token_scores) == 1.0).tolist() == list(decision.tokens)
-    # The final sentence names nothing new.
-    assert all(score == 0 for score in decision.token_scores[-5:])
+    # A query can leave out what fired.
+    query = FlareQuery(masks="fired")(ASKED, made, decision, state())
+    assert query == "The firm has its seat in"
+    assert "Brandal" in FlareQuery(beta=0)(ASKED, made, decision, state())
+    # A pair in few passages counts as never together if asked, and none does below zero.
+    made = written(" Lena Zaser works for Orvik Mills.")
+    decision = NOT_BEFORE(made, state())
+    assert (decision.fire, decision.score) == (False, 0.5)
+    assert Rarity(frequency=0, together=1)(made, state()).fire
+    never = Rarity(frequency=0, together=-1)(written(WRONG), state())
+    assert (never.fire, never.score) == (False, 0.0)
 
 
 def test_partners_are_those_of_the_text_or_of_the_sentence():
@@ -242,37 +189,20 @@ def test_partners_are_those_of_the_text_or_of_the_sentence():
     listed = written(" Lena Zaser met Otto Kern of Brandal.")
     assert NOT_BEFORE(listed, state()).fire
     # A sentence that names nothing before takes one of the text's.
-    alone = written(" Lena Zaser met Otto Kern. He was born in Tarnby.")
-    assert NOT_BEFORE(alone, state()).fire and EVERY(alone, state()).fire
     right = written(" Lena Zaser met Otto Kern. He was born in Brandal.")
     assert not NOT_BEFORE(right, state()).fire and EVERY(right, state()).fire
 
 
-def test_a_pair_in_few_passages_counts_as_never_together_if_asked():
-    made = written(" Lena Zaser works for Orvik Mills.")
-    decision = NOT_BEFORE(made, state())
-    assert (decision.fire, decision.score) == (False, 0.5)
-    assert Rarity(frequency=0, together=1)(made, state()).fire
-    never = Rarity(frequency=0, together=-1)(written(WRONG), state())
-    assert (never.fire, never.score) == (False, 0.0)
-
-
-def test_what_was_named_is_not_new_also_in_part_or_before_the_cut():
+def test_what_was_named_or_comes_from_fresh_passages_is_not_new():
     assert NOT_BEFORE(written(" Zaser was Brandal."), state()).token_scores[0] == 0  # part of the name
     behind = written(" The firm has its seat in Brandal.", " It was Brandal.")
     assert not NOT_BEFORE(behind, state(partial=" It was Brandal.")).fire
     before = written(" The firm has its seat in Brandal.", " She works for Orvik Mills.")
     decision = NOT_BEFORE(before, state(partial=" She works for Orvik Mills."))
     assert decision.fire and decision.position == 1
-
-
-def test_a_sentence_from_fresh_passages_is_taken_as_it_is_and_its_names_are_known():
     text = " It lies in Brandal. Otto Kern was born in Brandal. Anna Holt too."
     judged, fresh = NOT_BEFORE(written(text), state()), NOT_BEFORE(written(text), state(fresh=True))
-    assert judged.position == 1 and fresh.position is not None
-    assert written(text).text[fresh.position :].startswith("Anna Holt")
-    one = written(" It lies in Brandal.")
-    assert NOT_BEFORE(one, state()).fire and not NOT_BEFORE(one, state(fresh=True)).fire
+    assert judged.position == 1 and text[fresh.position :].startswith("Anna Holt")
 
 
 def test_the_score_of_a_text_is_its_highest_and_that_of_a_question_that_did_not_fire():
@@ -287,19 +217,15 @@ def test_the_score_of_a_text_is_its_highest_and_that_of_a_question_that_did_not_
     # Nothing was asked before: as if it fired before the text.
     rare = replace(trigger, frequency=9)
     assert (rare(quiet, state()).position, rare(quiet, state()).fire) == (0, True)
+    for threshold in (0.0, 0.3, 0.5, 0.9):
+        for text, trigger in product((GOOD, WRONG, ""), (Rarity(threshold), Rarity(threshold, frequency=0))):
+            for verdict in (None, *trigger.decide_before([state()])):
+                decision = trigger(written(text), state(verdict=verdict))
+                assert decision.fire == (decision.score > decision.threshold == threshold)
+                assert decision.fire == (decision.position is not None)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 0.9])
-@pytest.mark.parametrize("text", [GOOD, WRONG, " That is so.", ""])
-def test_it_fires_exactly_above_its_threshold(threshold, text):
-    for trigger in (Rarity(threshold), Rarity(threshold, frequency=0), Rarity(threshold, together=2)):
-        for verdict in (None, *trigger.decide_before([state()])):
-            decision = trigger(written(text), state(verdict=verdict))
-            assert decision.fire == (decision.score > decision.threshold == threshold)
-            assert decision.fire == (decision.position is not None)
-
-
-def test_retrievers_without_counts_are_refused():
+def test_retrievers_without_counts_are_refused_and_a_comparison_leaves_it_out():
     plain = FakeRetriever(lambda query: [])
     for retriever, name in ((Dense, "dense"), (plain, "")):
         with fails("unsupported", "trigger=rarity", "retriever=bm25", name):
@@ -312,8 +238,6 @@ def test_retrievers_without_counts_are_refused():
     with fails("mismatch", kind=RunError):
         Rarity().decide_before([state(retriever=plain)])
 
-
-def test_a_comparison_with_dense_passages_leaves_it_out_and_says_so():
     def supported(*typed):
         settings = request("compare", list(typed))
         return selection_of(settings).supported(settings.retriever.kind)
@@ -325,9 +249,6 @@ def test_a_comparison_with_dense_passages_leaves_it_out_and_says_so():
     assert supported("triggers=[never,rarity]")[0].names == ["never", "rarity"]
 
 
-# --- loop -------------------------------------------------------------------------------------------
-
-
 def tells(prompt):
     """A model that believes its passages, and without them that the firm is in Brandal."""
     partial = prompt.rpartition("Answer:")[2]
@@ -336,45 +257,19 @@ def tells(prompt):
     return text[len(partial) :] if text.startswith(partial) else text
 
 
-class Counting(FakeRetriever):
-    """Passages for any query, and the counts of the small corpus."""
-
-    def frequency(self, phrases):
-        return INDEX.frequency(phrases)
-
-    def together(self, pairs):
-        return INDEX.together(pairs)
-
-
-def loop(trigger, **options):
-    lm, retriever = FakeLM(tells), Counting(lambda query: [passage(WORLD[3])])
-    return RAG(lm, retriever, trigger, QuestionQuery(), **{"max_new_tokens": 60} | options), lm, retriever
-
-
 def test_in_the_loop_a_wrong_sentence_is_written_anew_and_what_is_before_it_stays():
-    rag, _, retriever = loop(NOT_BEFORE)
-    answer = rag(ASKED)
-    assert answer.answer == "Tarnby" and answer.retrievals == 1 and len(retriever.queries) == 1
-    assert answer.rounds[0].accepted == " Lena Zaser works for Orvik Mills."
+    def answer(trigger):
+        return RAG(FakeLM(tells), INDEX, trigger, QuestionQuery(), max_new_tokens=60)(ASKED)
+
+    again = answer(NOT_BEFORE)
+    assert (again.answer, again.retrievals) == ("Tarnby", 1)
+    assert again.rounds[0].accepted == " Lena Zaser works for Orvik Mills."
     # The rare question is looked up first, and then nothing is wrong.
-    answer = loop(Rarity(frequency=4))[0](ASKED)
-    assert answer.answer == "Tarnby" and answer.retrievals == 1
-    assert answer.rounds[0].text == "" and answer.rounds[0].decision.score == pytest.approx(4 / 7)
+    before = answer(Rarity(frequency=4))
+    assert (before.answer, before.retrievals) == ("Tarnby", 1)
+    assert before.rounds[0].text == "" and before.rounds[0].decision.score == pytest.approx(4 / 7)
     # Neither half asks for anything.
-    assert loop(Rarity(frequency=0, together=-1))[0](ASKED).answer == "Brandal"
-    assert loop(NOT_BEFORE, max_retrievals=0)[0](ASKED).retrievals == 0
-
-
-def test_traces_are_the_same_in_any_batch_and_a_killed_run_goes_on(tmp_path):
-    questions = [replace(ASKED, id=f"q{i}") for i in range(5)]
-    whole = [*map(without_seconds, loop(NOT_BEFORE)[0].answer(questions))]
-    path = tmp_path / "traces.jsonl"
-    loop(NOT_BEFORE)[0].run(questions, path)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:3]) + lines[3][:20])
-    assert [*map(without_seconds, loop(NOT_BEFORE)[0].run(questions, path))] == whole
-    assert without_seconds(loop(NOT_BEFORE)[0](questions[2])) == whole[2]
-    assert json.loads(path.read_text().splitlines()[0])["counters"]["retrievals"] == 1
+    assert answer(Rarity(frequency=0, together=-1)).answer == "Brandal"
 
 
 def test_on_the_testbed_a_wrong_value_fires_and_a_true_one_does_not():
@@ -391,13 +286,3 @@ def test_on_the_testbed_a_wrong_value_fires_and_a_true_one_does_not():
             decision = NOT_BEFORE(written(text), state(asked, index))
             assert (together == 0) == wrong == decision.fire
             assert decision.position == (1 if wrong else None)
-
-
-def test_the_query_can_leave_out_what_fired():
-    made = written(WRONG)
-    decision = NOT_BEFORE(made, state())
-    query = FlareQuery(masks="fired")(ASKED, made, decision, state())
-    assert query == "The firm has its seat in"
-    assert "Brandal" in FlareQuery(beta=0)(ASKED, made, decision, state())
-    with fails("unknown-choice", "query.masks"):
-        FlareQuery(masks="all")

@@ -23,7 +23,6 @@ from probers.heads import HEADS, WRONG
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import queries, triggers
-from probers.rag.comparison.trajectories import record
 from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, State
 from probers.signals import trend_scores
@@ -87,44 +86,38 @@ def test_etc_scores_fires_and_asks_as_released(case, by_letter):
 def test_dtr_scores_and_chooses_as_released():
     data = DATA["dtr"]
     for logprobs, expected in zip(data["logprobs"], data["uncertainty"], strict=True):
-        parts = [" a"] * len(logprobs)
         values = np.array(logprobs, dtype=np.float32)
-        generation = Generation(
-            "", (), (), tuple(range(len(parts))), "".join(parts), offsets(parts), values, -values, "eos"
-        )
+        generation = made([" a"] * len(values), values)
         state = State(Question("q", "q"), None, None, (0, 0))
         assert triggers.DTR()(generation, state).score == pytest.approx(expected, abs=1e-6)
         # What is written after a retrieval is not judged.
         assert not triggers.DTR(0.0)(generation, replace(state, retrievals=1)).fire
 
-    class Cosines:
-        def search(self, texts, k):
-            found = []
-            for text in texts:
-                kind, row = text.split()
-                scores = data[kind][int(row)]
-                ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
-                found.append([replace(passage(str(i)), score=scores[i]) for i in ranked[:k]])
-            return found
+    def cosines(text):
+        kind, row = text.split()
+        scores = data[kind][int(row)]
+        best = sorted(range(len(scores)), key=lambda i: -scores[i])
+        return [replace(passage(str(i)), score=scores[i]) for i in best]
 
     places = range(len(data["question"]))
     states = [State(Question(str(i), f"question {i}"), None, None, (0, 0)) for i in places]
-    query = queries.DTRQuery(n=data["n"])
-    found = query.find([f"passage {i}" for i in places], states, Cosines(), data["k"])
+    query, search = queries.DTRQuery(n=data["n"]), FakeRetriever(cosines)
+    found = query.find([f"passage {i}" for i in places], states, search, data["k"])
     assert [[int(p.text) for p in hits] for hits in found] == data["chosen"]
     assert [[p.score for p in hits] for hits in found] == pytest.approx(np.array(data["scores"]), abs=1e-6)
-
-
-def test_scores_that_are_no_cosines_count_equally():
-    scores = {"question": {"a": 2.0, "b": 1.9}, "passage": {"c": 90.0, "b": 80.0, "a": 10.0}}
-
-    def hits(query):
-        return [replace(passage(name), score=score) for name, score in scores[query].items()]
-
-    state = State(Question("q", "question"), None, None, (0, 0))
-    (found,) = queries.DTRQuery().find(["passage"], [state], FakeRetriever(hits), 3)
+    # Scores that are no cosines count equally.
+    scores = {"question 0": {"a": 2.0, "b": 1.9}, "passage": {"c": 90.0, "b": 80.0, "a": 10.0}}
+    search = FakeRetriever(lambda q: [replace(passage(n), score=s) for n, s in scores[q].items()])
+    (found,) = queries.DTRQuery().find(["passage"], states[:1], search, 3)
     assert [p.text for p in found] == ["b", "a", "c"]
     assert found[0].score == pytest.approx(1.9 / 2 + 80 / 90) and found[2].score == 1.0
+
+
+def made(parts, logprobs, **more):
+    """A generation of these tokens."""
+    values = np.array(logprobs, dtype=np.float32)
+    ids = tuple(range(len(parts)))
+    return Generation("", (), (), ids, "".join(parts), offsets(parts), values, -values, "eos", **more)
 
 
 @pytest.mark.parametrize("number", range(len(DATA["seakr"])))
@@ -159,71 +152,44 @@ def test_ctrla_is_radio_with_a_mean_difference_head():
     states, wrong = torch.tensor(data["states"]), ~torch.tensor(data["confident"], dtype=torch.bool)
     means = torch.stack([states[wrong].mean(0), states[~wrong].mean(0)])
     order = [0, 1] if WRONG == 0 else [1, 0]
-    moments = SimpleNamespace(class_mean=means[order][None], deviation=states.std(0, correction=0)[None])
-    head.prepare(moments)
+    head.prepare(SimpleNamespace(class_mean=means[order][None], deviation=states.std(0, correction=0)[None]))
     spec = FeatureSpec(SPEC, (1,), 4, pool="tokens", prompt=TESTBED_PROMPT.fingerprint)
     bank = Prober(spec, head, 0.0, aggregate="max")
     tokens = np.array(data["tokens"], dtype=np.float32)
     apart = float((means[0] - means[1]).norm())
-    margins = bank.margins(tokens[:, None])[:, 0]
-    projected = data["threshold"] - margins * apart / 2  # their direction points to the confident
+    projected = (
+        data["threshold"] - bank.margins(tokens[:, None])[:, 0] * apart / 2
+    )  # theirs: to the confident
     assert projected == pytest.approx(data["projections"], abs=1e-6)
-    parts = [f" w{i}" for i in range(len(tokens))]
     needs = Needs((Feature((1,), pool="tokens"),))
-    zeros = np.zeros(len(parts), dtype=np.float32)
-    generation = Generation(
-        "", (), (), tuple(range(len(parts))), "".join(parts), offsets(parts), zeros, zeros, "eos",
-        needs=needs, states={needs.features[0]: tokens[:, None]},
-    )  # fmt: skip
+    recorded = {"needs": needs, "states": {needs.features[0]: tokens[:, None]}}
+    generation = made([f" w{i}" for i in range(len(tokens))], np.zeros(len(tokens)), **recorded)
     trigger = triggers.Radio(bank, above_mean=False)
     decision = trigger.decide([generation], [State(Question("q", "q"), None, None, (0, 0))])[0]
     assert [score > trigger.threshold for score in decision.token_scores] == data["low"]
-    assert 0 < sum(data["low"]) < len(parts)
-
-
-@pytest.fixture(scope="module")
-def testbed():
-    lm = CausalLM.from_pretrained("testbed", device="cpu", dtype="float32")
-    return RAG(lm, load_corpus(), "never", "question"), load_questions()[:8]
+    assert 0 < sum(data["low"]) < len(tokens)
 
 
 METHODS = {
     "etc": (triggers.ETC(0.3), queries.ETCQuery()),
     "dtr": (triggers.DTR(0.05), queries.DTRQuery()),
-    "draft": (triggers.DTR(0.05), queries.DTRQuery(form=None)),
     "seakr": (triggers.Eigenscore(-1.0, samples=3, variant="seakr"), queries.SeakrQuery(samples=3)),
 }
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_costs_of_a_run_are_those_of_its_parts(name, testbed):
-    rag, asked = testbed
+def test_costs_of_a_run_are_those_of_its_parts(name):
+    lm = CausalLM.from_pretrained("testbed", device="cpu", dtype="float32")
     trigger, query = METHODS[name]
-    answers = replace(rag, trigger=trigger, query=query).answer(asked)
+    answers = RAG(lm, load_corpus(), trigger, query).answer(load_questions()[:8])
     retrievals = [answer.retrievals for answer in answers]
     assert any(retrievals) and (name == "seakr" or not all(retrievals))
     assert name != "dtr" or max(retrievals) == 1
     for answer in answers:
         counters, fired = answer.counters, answer.retrievals
         written = sum(bool(r.text) for r in answer.rounds) - counters.forced
-        if name in ("etc", "draft"):
-            assert counters.generations == written + counters.forced
-        elif name == "dtr":
-            assert counters.generations == written + counters.forced + fired  # a passage for each retrieval
+        if name in ("etc", "dtr"):  # a passage is written for each retrieval of DTR
+            assert counters.generations == written + counters.forced + fired * (name == "dtr")
         else:  # 3 samples for each answer, and 4 texts for each passage that is read, of at most 3
             assert counters.generations <= written * 4 + fired * 3 * (1 + 3 * 2) + counters.forced
             assert counters.generations > written * 4 + fired * 4 - 1 + counters.forced
-
-
-def test_replayed_costs_are_those_of_runs(testbed):
-    rag, asked = testbed
-    trigger, query = METHODS["dtr"]
-    loop = replace(rag, query=query, trigger=trigger)
-    recorded = record(loop, {"dtr": trigger}, asked)
-    for threshold in recorded.thresholds("dtr"):
-        run = replace(loop, trigger=triggers.DTR(threshold)).answer(asked)
-        replayed = recorded.replay("dtr", threshold)
-        assert replayed["retrievals"].tolist() == [answer.retrievals for answer in run]
-        for name in ("tokens", "read_tokens"):
-            assert replayed[name].tolist() == [getattr(answer.counters, name) for answer in run]
-    assert recorded.thresholds("dtr")[0] > -100

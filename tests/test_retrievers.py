@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-from itertools import pairwise
 
 import bm25s
 import numpy as np
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from probers.data.corpus import load_corpus
 from probers.rag.retrievers import BM25, RankBM25, bm25
-from probers.rag.retrievers.bm25 import Vocabulary, build_index, write_vocabulary
+from probers.rag.retrievers.bm25 import Vocabulary, build_index
 from probers.rag.retrievers.lexical import document_tokens, tokenize
 from probers.types import Passage
 from probers.words import text
@@ -43,28 +42,16 @@ def test_score_is_lucenes_formula_by_hand(engine):
     assert [p.score for p in found] == pytest.approx([2 / 3.5 * factor, factor / 1.9], rel=1e-5)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_fewer_matches_give_fewer_passages_and_no_match_gives_none(engine):
-    retriever = engine(corpus("red apple", "green pear", "green apple"))
-    several, none, empty, few = retriever.search(["apple", "zebra", "", "pear"], 10)
-    assert ({*ids(several)}, none, empty, ids(few)) == ({"0", "2"}, [], [], ["1"])
-    assert ids(retriever.search(["pear"], 2)[0]) == ["1"]  # fewer than the corpus, and not padded
-    assert all(p.score > 0 for p in several + few)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_ties_keep_the_corpus_order_also_where_k_cuts_them_and_in_every_passage(engine):
-    """Okapi's idf of a word in every passage would be negative and the passages would vanish."""
-    assert ids(engine(corpus("the apple", "the pear")).search(["the"], 5)[0]) == ["0", "1"]
-    retriever = engine(corpus(*["same words"] * 20, "other"))
-    assert ids(retriever.search(["words"], 7)[0]) == [str(i) for i in range(7)]
-
-
-def test_scripts_without_spaces_lie_in_the_blocks_that_are_looked_at():
-    every = "".join(chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000)
-    runs = "".join(text._UNSPACED.findall(every))
-    assert len(runs) > 90_000 and len(text._MAY_BE_UNSPACED.findall(runs)) == len(runs)
-    assert text.tokenize("São–Tomé 東京都 x") == ["são", "tomé", "東京", "京都", "x"]
+def test_a_search_that_is_compiled_or_on_the_disk_finds_the_same(tmp_path, monkeypatch):
+    texts, queries = skewed(300)
+    texts[100:120] = ["t1 t2"] * 20  # ties
+    queries += ["t1 t2", "zebra", "", "?!", "t1 zebra t1"]
+    plain, on_disk = BM25(corpus(*texts)), BM25(stored(tmp_path, texts), cache=tmp_path / "bm25")
+    monkeypatch.setattr(bm25, "COMPILED_FROM", 1)
+    compiled = BM25(corpus(*texts))
+    assert compiled._index._compute_relevance_from_scores is not plain._index._compute_relevance_from_scores
+    for k in (1, 10, 1000):
+        assert compiled.search(queries, k) == plain.search(queries, k) == on_disk.search(queries, k)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -72,15 +59,12 @@ def test_titles_are_searched_and_bad_requests_are_named(engine, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     retriever = engine([Passage("a", "Vamora", "a river"), Passage("b", "Telka", "a town")])
     assert ids(retriever.search(["telka"], 1)[0]) == ["b"]
-    for query in ("telka", "unknown"):
-        with fails("bad-value", "k=0"):
-            retriever.search([query], 0)
+    with fails("bad-value", "k=0"):
+        retriever.search(["unknown"], 0)
     silent = ["...", "?!"]
     for nothing, named in (([], ""), (corpus(*silent), ""), (stored(tmp_path, silent), "2 passages")):
         with fails("empty", named):
             engine(nothing)
-    with fails("bad-value", "b=1.5"):
-        engine(corpus("a"), b=1.5)
 
 
 WORDS = [f"w{i}" for i in range(25)]
@@ -101,20 +85,6 @@ def test_both_engines_rank_alike(texts, query, k, k1, b):
     clear = gaps & np.concatenate([[True], gaps[:-1]])
     clear[-1:] = False  # the last place may be shared with a passage that k left out
     assert np.array(ids(fast))[clear].tolist() == np.array(ids(exact))[clear].tolist()
-
-
-def test_parity_on_a_corpus_with_skewed_words_also_where_search_is_compiled(monkeypatch):
-    texts, queries = skewed(300)
-    fast, exact = (e(corpus(*texts)).search(queries, 10) for e in ENGINES)
-    assert [*map(ids, fast)] == [*map(ids, exact)]
-    texts[100:120] = ["t1 t2"] * 20
-    plain = BM25(corpus(*texts))
-    monkeypatch.setattr(bm25, "COMPILED_FROM", 1)
-    compiled = BM25(corpus(*texts))
-    assert compiled._index._compute_relevance_from_scores is not plain._index._compute_relevance_from_scores
-    queries += ["t1 t2", "zebra"]
-    for k in (1, 10, 300):
-        assert compiled.search(queries, k) == plain.search(queries, k)
 
 
 def skewed(n, seed=0):
@@ -149,15 +119,6 @@ def test_the_streamed_index_is_that_of_bm25s_whatever_the_size_of_shards_and_blo
             np.testing.assert_allclose(ours, theirs, rtol=1e-6 if name == "data" else 0)
 
 
-def test_a_stored_corpus_gives_the_same_passages_and_scores_as_a_list(tmp_path):
-    texts, queries = skewed(400)
-    texts[100:120] = ["t1 t2"] * 20  # ties
-    queries += ["t1", "zebra", "", "?!", "t1 zebra t1"]
-    on_disk = BM25(stored(tmp_path, texts), cache=tmp_path / "bm25")
-    for k in (1, 7, 1000):
-        assert on_disk.search(queries, k) == BM25(corpus(*texts)).search(queries, k)
-
-
 def test_an_index_is_made_once_for_its_corpus_and_parameters(tmp_path, monkeypatch):
     (texts, queries), cache = skewed(60), tmp_path / "bm25"
     store = stored(tmp_path, texts)
@@ -165,16 +126,29 @@ def test_an_index_is_made_once_for_its_corpus_and_parameters(tmp_path, monkeypat
     monkeypatch.setattr(bm25, "count_shard", None)
     assert BM25(store, cache=cache).search(queries, 5) == first
     monkeypatch.undo()
-    other = BM25(store, cache=cache, k1=2.0).search(queries, 5)
-    assert other != first and other == BM25(corpus(*texts), k1=2.0).search(queries, 5)
     changed = [f"{t} t1" for t in texts]
-    now = BM25(stored(tmp_path, changed), cache=cache).search(queries, 5)
-    assert now == BM25(corpus(*changed)).search(queries, 5) != first
+    for others, k1 in ((texts, 2.0), (changed, 1.2)):
+        found = BM25(stored(tmp_path, others), cache=cache, k1=k1).search(queries, 5)
+        assert found == BM25(corpus(*others), k1=k1).search(queries, 5) != first
     assert len([p for p in cache.iterdir() if p.is_dir()]) == 3
 
 
-@pytest.mark.parametrize("name", ["00003.terms", "00001.rows.npy", "00001.terms", "00001.json"])
-@pytest.mark.parametrize("damage", [lambda blob: blob[:-2] + b"00", lambda blob: blob[:-9]])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fewer_matches_are_not_padded_and_ties_keep_the_corpus_order(engine):
+    """Okapi's idf of a word in every passage would be negative and the passages would vanish."""
+    retriever = engine(corpus("red apple", "green pear", "green apple"))
+    several, none, empty, few = retriever.search(["apple", "zebra", "", "pear"], 10)
+    assert ({*ids(several)}, none, empty, ids(few)) == ({"0", "2"}, [], [], ["1"])
+    assert ids(retriever.search(["pear"], 2)[0]) == ["1"]  # fewer than the corpus, and not padded
+    assert ids(engine(corpus("the apple", "the pear")).search(["the"], 5)[0]) == ["0", "1"]
+    retriever = engine(corpus(*["same words"] * 20, "other"))
+    assert ids(retriever.search(["words"], 7)[0]) == [str(i) for i in range(7)]
+
+
+@pytest.mark.parametrize(("name", "damage"), [
+    ("00003.terms", lambda blob: blob[:-9]), ("00001.rows.npy", lambda blob: blob[:-2] + b"00"),
+    ("00001.json", lambda blob: blob[:-9]),
+])  # fmt: skip
 def test_an_interrupted_index_goes_on_after_its_whole_shards(tmp_path, monkeypatch, caplog, name, damage):
     """It is interrupted at its fourth shard, which may be cut off; others that are damaged are told."""
     (texts, queries), begun, counted = skewed(200), [], bm25.count_shard
@@ -194,59 +168,36 @@ def test_an_interrupted_index_goes_on_after_its_whole_shards(tmp_path, monkeypat
     file.write_bytes(damage(file.read_bytes()))
     found = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
     assert found == BM25(corpus(*texts)).search(queries, 5)
-    assert begun[0] == (0, 0) and all(a < b for a, b in pairwise(begun[:4]))
     whole = int(name[4])
     assert begun[4] == begun[whole]  # nothing that is whole is counted twice
     assert ("00001.json" in caplog.text) == (whole == 1)
 
 
-@settings(max_examples=50)
-@given(st.sets(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=4)), st.text(max_size=4))
-def test_a_vocabulary_on_the_disk_knows_its_words_and_no_others(tmp_path_factory, words, other):
-    folder = tmp_path_factory.mktemp("vocabulary")
-    ordered = sorted(words) or ["x"]
-    assert write_vocabulary(folder, ordered) == len(ordered)
-    vocabulary = Vocabulary(folder)
-    assert [vocabulary.get(w) for w in ordered] == list(range(len(ordered)))
-    assert (vocabulary.get(other) is not None) == (other in ordered)
-
-
-def test_rank_bm25_warns_of_large_corpora_only(caplog):
-    RankBM25(corpus(*"a" * 20_000))
-    assert not caplog.messages
-    (found,) = RankBM25(corpus(*"a" * 20_000, "d")).search(["d"], 5)
-    assert ids(found) == ["20000"]
-    assert all(told in caplog.text for told in ("20,001", "200 MB of memory", "0.1 s", "retriever=bm25"))
-
-
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
-        ("L'Été 1995, O-Tarn_2!", ["l", "été", "1995", "o", "tarn_2"]),
-        ("Dvor\u030ca\u0301k", ["dvořák"]), ("Dvořák", ["dvořák"]),
-        ("Straße", ["strasse"]), ("STRASSE", ["strasse"]),
-        ("ﬁne", ["fine"]), ("İstanbul", ["istanbul"]), ("Ｃａｆé", ["café"]),
-        ("co\u00adop", ["coop"]), ("كِتَاب كتـــاب", ["كتاب", "كتاب"]), ("می\u200cدانم", ["میدانم"]),
-        ("שָׁלוֹם", ["שלום"]),
+        ("L'Été 1995, O-Tarn_2!", ["l", "été", "1995", "o", "tarn_2"]), ("Dvor\u030ca\u0301k", ["dvořák"]),
+        ("Straße", ["strasse"]), ("ﬁne", ["fine"]), ("İstanbul", ["istanbul"]), ("Ｃａｆé", ["café"]),
+        ("co\u00adop", ["coop"]), ("كِتَاب كتـــاب", ["كتاب", "كتاب"]), ("שָׁלוֹם", ["שלום"]),
         ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),  # with their vowel signs
+        ("São–Tomé 東京都 x", ["são", "tomé", "東京", "京都", "x"]),
     ],
 )  # fmt: skip
 def test_tokens_are_words_of_any_script_without_their_case_and_form(text, tokens):
     assert tokenize(text) == tokens
 
 
-@pytest.mark.parametrize(
-    ("query", "text"),
-    [
+def test_scripts_without_spaces_are_found_by_their_pairs():
+    every = "".join(chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000)
+    runs = "".join(text._UNSPACED.findall(every))
+    assert len(runs) > 90_000 and len(text._MAY_BE_UNSPACED.findall(runs)) == len(runs)
+    for query, found in (
         ("李白出生于哪里?", "李白是唐代的诗人,出生于碎叶城。"),
-        ("東京タワーの高さ", "東京タワーは高い。"),
         ("เมืองหลวงของไทย", "กรุงเทพเป็นเมืองหลวง"),
-    ],
-)
-def test_scripts_without_spaces_are_found_by_their_pairs(query, text):
-    for engine in ENGINES:
-        (found,) = engine(corpus("Something else altogether.", text)).search([query], 2)
-        assert ids(found) == ["1"]
+    ):
+        for engine in ENGINES:
+            (hits,) = engine(corpus("Something else altogether.", found)).search([query], 2)
+            assert ids(hits) == ["1"]
 
 
 def test_jax_is_not_started(tmp_path):

@@ -101,6 +101,10 @@ def test_signals_of_planted_distributions_are_their_closed_forms(trigger, expect
     evidence = found[3].evidence
     assert evidence["undecided"] == 1 and evidence["clusters"] == [0, 1, 0, 0, 0]
     assert evidence["samples"][1] == sentence("John Quincy Adams")
+    # Every sample is a cost, and the prompt once.
+    plain, counters = loop().answer(QUESTIONS[:1])[0].counters, answers[0].counters
+    assert counters.generations == 1 + 5 and answers[0].retrievals == 0
+    assert counters.tokens == plain.tokens * 6 and counters.read_tokens == plain.read_tokens * 2
 
 
 def test_similar_words_and_states_score_low():
@@ -118,13 +122,12 @@ def test_a_stated_confidence_is_missing_and_never_zero():
     assert found[3].evidence == {"reply": " quite sure", "stated": None}
     # One call more for each answer; the one that fired is asked again about each of three new ones.
     assert [answer.counters.generations for answer in answers] == [2, 2, 8, 2]
-
-
-def test_costs_count_every_sample_and_the_prompt_once():
-    plain = loop().answer(QUESTIONS[:1])[0].counters
-    found = loop(trigger=SemanticEntropy(9.0)).answer(QUESTIONS[:1])[0].counters
-    assert found.generations == 1 + 5
-    assert found.tokens == plain.tokens * 6 and found.read_tokens == plain.read_tokens * 2
+    # In training it counts as the mean.
+    table = pd.DataFrame({"verbalised": [0.2, 0.8, None, 0.9], "verbalised_tokens": [3, 3, 4, 2]})
+    examples = SimpleNamespace(table=table, rows={"train": np.array([0, 1])})
+    (found,) = _further({"stated": _SAMPLED["stated confidence"]}, examples)
+    assert found.scores.tolist() == pytest.approx([-0.2, -0.8, -0.5, -0.9])
+    assert (found.cost.calls, found.cost.tokens) == (1, 3)
 
 
 def test_triggers_with_equal_settings_share_their_samples():
@@ -136,9 +139,7 @@ def test_triggers_with_equal_settings_share_their_samples():
     assert len({answers[0].counters.generations for answers in runs}) == 1
     replace(rag, trigger=SemanticEntropy(9.0, seed=1)).answer(QUESTIONS)
     assert rag.lm.drawn == 10 * len(QUESTIONS)
-
-
-def test_without_room_all_samples_of_a_prompt_are_drawn_again():
+    # Without room all samples of a prompt are drawn again.
     rag = loop(SharedRAG, cache=GenerationCache(megabytes=0.01))
     first, again = (decisions(replace(rag, trigger=SemanticEntropy(9.0)), QUESTIONS)[0] for _ in range(2))
     assert [d.score for d in first] == [d.score for d in again] and rag.lm.drawn > 5 * len(QUESTIONS)
@@ -146,24 +147,28 @@ def test_without_room_all_samples_of_a_prompt_are_drawn_again():
 
 def test_replayed_thresholds_are_runs_at_these_thresholds():
     rag = loop(SharedRAG, cache=GenerationCache())
-    triggers = {"entropy": SemanticEntropy(0.5), "words": LexicalSimilarity(0.5)}
-    trajectory = record(rag, triggers, QUESTIONS)
-    for name, trigger in triggers.items():
-        for threshold in (-1.0, 0.1, 0.6, 1.0, 9.0):
-            mine = replace(rag, trigger=replace(trigger, threshold=threshold))
-            ran, replayed = Outcomes(QUESTIONS, mine.answer(QUESTIONS)), trajectory.replay(name, threshold)
-            assert replayed["em"].tolist() == ran.table["em"].tolist()
-            assert replayed["retrievals"].tolist() == ran.cost("retrievals").tolist()
-
-
-def test_thresholds_are_chosen_on_validation_like_those_of_others():
+    trigger = SemanticEntropy(0.5)
+    trajectory = record(rag, {"entropy": trigger}, QUESTIONS)
+    for threshold in (-1.0, 0.6, 1.0, 9.0):
+        mine = replace(rag, trigger=replace(trigger, threshold=threshold))
+        ran, replayed = Outcomes(QUESTIONS, mine.answer(QUESTIONS)), trajectory.replay("entropy", threshold)
+        assert replayed["em"].tolist() == ran.table["em"].tolist()
+        assert replayed["retrievals"].tolist() == ran.cost("retrievals").tolist()
+    # And chosen on validation: entropies of right answers are 0 and .67, of wrong ones 1.6 and .5.
     tuned = tune(loop(), {"entropy": SemanticEntropy(), "stated": Verbalised()}, QUESTIONS)
-    # Wrong are Oslo and John Adams: the entropies of right answers are 0 and .67, of wrong ones 1.6 and .5.
-    assert 0.0 < tuned["entropy"].threshold < 1.7
-    assert set(tuned) == {"entropy", "stated"}
+    assert 0.0 < tuned["entropy"].threshold < 1.7 and set(tuned) == {"entropy", "stated"}
 
 
-def test_states_are_asked_for_where_there_are_some():
+def test_engines_that_lack_something_are_refused_beforehand():
+    query = Component.of("query", "answer")
+    for name, server, vllm in (
+        ("semantic_entropy", True, False), ("eigenscore", False, False), ("p_true", False, True),
+        ("verbalised", True, True),
+    ):  # fmt: skip
+        trigger = Component.of("trigger", name)
+        assert (unsupported("http://localhost:1", trigger, query) is None) == server
+        assert (unsupported("vllm", trigger, query) is None) == vllm
+        assert unsupported("transformers", trigger, query) is None
     with fails("layers"):
         Eigenscore(layer=9).check(SPEC, None)
     server = Planted()
@@ -173,21 +178,9 @@ def test_states_are_asked_for_where_there_are_some():
     check_readable(server, SemanticEntropy(), AnswerQuery())
 
 
-@pytest.mark.parametrize("name, server, vllm", [
-    ("semantic_entropy", True, False), ("eigenscore", False, False), ("p_true", False, True),
-    ("verbalised", True, True),
-])  # fmt: skip
-def test_engines_that_lack_something_are_refused_beforehand(name, server, vllm):
-    trigger, query = Component.of("trigger", name), Component.of("query", "answer")
-    assert (unsupported("http://localhost:1", trigger, query) is None) == server
-    assert (unsupported("vllm", trigger, query) is None) == vllm
-    assert unsupported("transformers", trigger, query) is None
-
-
 def test_an_empty_answer_fires_without_samples():
     rag = loop(trigger=SemanticEntropy(9.0), max_retrievals=0)
-    rag.lm.greedy = lambda prompt: ""
-    rag.lm.write = rag.lm.greedy
+    rag.lm.greedy = rag.lm.write = lambda prompt: ""
     (decision,), _ = decisions(rag, QUESTIONS[:1])
     assert decision.score == UNANSWERED and decision.fire and rag.lm.drawn == 0
 
@@ -195,63 +188,40 @@ def test_an_empty_answer_fires_without_samples():
 def test_the_model_is_asked_about_its_own_answer():
     lm = CausalLM.from_pretrained("testbed")
     question = Question("q", "Who does Lena Zaser work for?", ("?",))
-    retriever = FakeRetriever(lambda query: [])
-    found = []
-    for trigger in (rules.PTrue(9.0), rules.PTrue(9.0, samples=2)):
-        rag = RAG(lm, retriever, trigger, AnswerQuery())
+    for samples, calls in ((0, 2), (2, 4)):
+        rag = RAG(lm, FakeRetriever(lambda query: []), rules.PTrue(9.0, samples=samples), AnswerQuery())
         ((decision,), (answer,)) = decisions(rag, [question])
         assert 0 <= decision.score <= 1 and not decision.fire
-        found.append((decision, answer.counters.generations))
-    assert found[0][1] == 2 and "samples" not in found[0][0].evidence
-    assert found[1][1] == 4 and len(found[1][0].evidence["samples"]) == 2
+        assert answer.counters.generations == calls
+        assert len(decision.evidence.get("samples", ())) == samples
 
 
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory):
-    """A store with the columns of samples and labels by semantic entropy."""
-    out = tmp_path_factory.mktemp("sampled") / "store"
+def test_a_store_has_the_detectors_and_labels_by_the_cut(tmp_path):
     typed = ["--source", "cot", "limit=16", "layers=[4]", "samples=3", "temperature=2", f"label={BY_ENTROPY}"]
-    assert not exits("datagen", [*typed, f"out={out}"])
-    return FeatureStore.open(out)
-
-
-def test_a_store_has_the_detectors_and_labels_by_the_cut(sampled):
-    table = sampled.table()
+    assert not exits("datagen", [*typed, f"out={tmp_path}/store"])
+    table = FeatureStore.open(tmp_path / "store").table()
     assert table["sample_calls"].eq(3).all() and table["sample_tokens"].gt(3).all()
     assert table["self_consistency"].between(0, 1).all() and table["p_true"].between(0, 1).all()
     high, low = (table[table["correct"] == label]["semantic_entropy"] for label in (0, 1))
     assert len(high) and len(low) and high.min() > low.max()
     assert set(table["gold_right"]) == {0, 1} and (table["gold_right"] == table["em"]).all()
     assert table["question_frequency"].notna().any()
-    about = json.loads((sampled.path / "manifest.json").read_text())
-    assert about["spec"]["layers"] == [4]
 
 
 def test_samples_that_cannot_be_drawn_are_refused(tmp_path):
     for more in (
-        [f"label={BY_ENTROPY}"], ["samples=1"], [f"label={BY_ENTROPY}", "samples=5", "balance_to={train: 4}"],
-        ["samples=5", "engine=vllm"], ["samples=5", "temperature=0"],
+        [f"label={BY_ENTROPY}"], ["samples=1"], ["samples=5", "engine=vllm"], ["samples=5", "temperature=0"],
     ):  # fmt: skip
         assert exits("datagen", ["--source", "cot", "limit=8", f"out={tmp_path}/x", *more]) == 2
     assert not (tmp_path / "x").exists()
-
-
-def test_values_that_are_missing_count_as_the_training_mean():
-
-    table = pd.DataFrame({"verbalised": [0.2, 0.8, None, 0.9], "verbalised_tokens": [3, 3, 4, 2]})
-    examples = SimpleNamespace(table=table, rows={"train": np.array([0, 1])})
-    (found,) = _further({"stated": _SAMPLED["stated confidence"]}, examples)
-    assert found.scores.tolist() == pytest.approx([-0.2, -0.8, -0.5, -0.9])
-    assert (found.cost.calls, found.cost.tokens) == (1, 3)
 
 
 def test_a_comparison_tells_what_could_not_be_read(tmp_path):
     typed = ["limit=4", "validation=12", "triggers=[never,semantic_entropy,verbalised]", "sweep=0"]
     typed += ["resamples=100", "max_new_tokens=24", "max_retrievals=1", "examples=1", f"out={tmp_path}"]
     assert not exits("compare", typed)
-    results = json.loads((tmp_path / "results.json").read_text())
-    calls = {name: entry["generations"] for name, entry in results["methods"].items()}
-    assert calls["semantic_entropy"] >= 6 > calls["never"]
+    calls = json.loads((tmp_path / "results.json").read_text())["methods"]["semantic_entropy"]["generations"]
+    assert calls >= 6
     # The testbed's model follows no instructions.
     notes = json.loads((tmp_path / "report_data.json").read_text())["notes"]
     assert any(note.startswith("verbalised: ") and "state no number" in note for note in notes)

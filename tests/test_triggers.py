@@ -6,29 +6,20 @@ import numpy as np
 import pytest
 from helpers.fake_lm import NONE, SPEC, FakeLM, linear_bank, passage
 from helpers.refusals import fails
-from hypothesis import given
-from hypothesis import strategies as st
 
 from probers.prober.calibration import EntropyModel, Temperature
 from probers.prober.decision import Ensemble
-from probers.prompts import AS_GIVEN, CHAT_PROMPT, MESSAGES, TESTBED_PROMPT
-from probers.rag.build import named_part
-from probers.rag.protocol import UNANSWERED, decide, name_of
+from probers.prompts import AS_GIVEN, CHAT_PROMPT, TESTBED_PROMPT
+from probers.rag.protocol import UNANSWERED, decide
 from probers.rag.triggers import (
     Adaptive,
-    Always,
     Entropy,
-    FixedLength,
-    FixedSentence,
     Flare,
     LlmJudge,
-    LookAhead,
     Never,
-    Oracle,
     Probing,
     ProbingBefore,
     Radio,
-    Random,
     Rind,
     State,
 )
@@ -51,28 +42,6 @@ def state(lm=None, **fields):
     return State(QUESTION, lm, TESTBED_PROMPT, (10, 14), **given, **fields)
 
 
-def test_never_and_always_do_not_fire_on_what_was_written():
-    assert not any(trigger(generation(" a b"), state()).fire for trigger in (Never(), Always()))
-    assert Always().before and not Never().before
-
-
-def test_oracle_fires_on_a_wrong_first_answer_only():
-    made = generation(" x")
-    assert Oracle()(made, state(answer="Bob")) == Decision(True, 1.0, 0.5)
-    assert Oracle()(made, state(answer="the Ana.")) == Decision(False, 0.0, 0.5)
-    assert Oracle()(made, state(answer="")).fire
-    assert not Oracle()(made, state(answer="Bob", retrievals=1)).fire
-
-
-def test_random_scores_agree_with_its_firing():
-    for i in range(50):
-        for retrievals in (0, 1):
-            asked = replace(state(retrievals=retrievals), question=Question(f"q{i}", "?"))
-            decision = Random(0.4)(generation(" a"), asked)
-            assert decision.fire == (decision.score > decision.threshold)
-            assert not (decision.fire and retrievals)
-
-
 def test_another_form_of_prompts_is_refused_by_name_and_those_of_texts_are_told(caplog):
     """Both forms and the remedy are named. A prober of texts with prompts of their own works in any loop."""
     bank = linear_bank()
@@ -83,9 +52,8 @@ def test_another_form_of_prompts_is_refused_by_name_and_those_of_texts_are_told(
     with fails("mismatch", "none of the package's", "prompt=testbed"):
         Probing(replace(bank, spec=replace(spec, prompt="0" * 12))).check(SPEC, TESTBED_PROMPT)
     assert not caplog.messages
-    for form, words in ((AS_GIVEN, "as they stand"), (MESSAGES, "messages")):
-        Probing(replace(bank, spec=replace(spec, prompt=form))).check(SPEC, CHAT_PROMPT)
-        assert words in caplog.messages[-1] and "prompt=chat" in caplog.messages[-1]
+    Probing(replace(bank, spec=replace(spec, prompt=AS_GIVEN))).check(SPEC, CHAT_PROMPT)
+    assert "as they stand" in caplog.messages[-1] and "prompt=chat" in caplog.messages[-1]
 
 
 def test_entropy_by_hand():
@@ -97,6 +65,15 @@ def test_entropy_by_hand():
     assert Entropy(0.8, "max")(made, state()).score == pytest.approx(0.9)
     empty = Entropy()(generation(""), state())  # is no answer
     assert empty.fire and empty.score == UNANSWERED
+    # Of sentences: means 0.25 and 0.5; maxima 0.4 and 1.4.
+    made = generation(TWO, [0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 1.4])
+    mean = Entropy(0.45, scope="sentence")(made, state())
+    assert (mean.fire, mean.position, mean.tokens) == (True, TWO.index("She"), (7,))
+    assert mean.score == pytest.approx(0.5)
+    assert Entropy(0.2, scope="sentence")(made, state()).position == 1
+    assert Entropy(1.0, "max", "sentence")(made, state()).score == pytest.approx(1.4)
+    assert not Entropy(0.6, scope="sentence")(made, state()).fire
+    assert not Entropy(0.45, scope="sentence")(generation(TWO, [2.0] * 4 + [0.1] * 4), state(fresh=True)).fire
 
 
 # RIND, paper: tokens " The"(0) " town"(1) " Vamo"(2) "ra."(3) " It"(4) " ends."(5); H and attention below.
@@ -112,6 +89,7 @@ def rind_generation():
     rows[3 + 1, p + 2] = 0.4  # "ra." at " Vamo"
     rows[5 + 1, p + 3] = 0.3  # " ends." at "ra."
     rows[2 + 1, p + 0] = 0.9  # " Vamo" at the stop word " The"
+    rows[2 + 1, p + 2] = 0.8  # " Vamo" at itself, which does not count
     return replace(
         made, text=PAPER_TEXT, offsets=PAPER_OFFSETS,
         entropies=np.array([2.0, 1.0, 0.8, 2.0, 1.0, 3.0], dtype=np.float32),
@@ -129,15 +107,9 @@ def test_rind_paper_fires_before_the_word_of_the_first_hit():
     # Hit in the second token of the word: the text still ends before the word.
     later = Rind(0.5, "paper")(made, state())
     assert (later.position, later.tokens) == (10, (3,))
-    assert not Rind(0.61, "paper")(made, state()).fire
     # Above the threshold, not at it.
     assert Rind(decision.token_scores[2], "paper")(made, state()).tokens == (3,)
     assert not Rind(decision.score, "paper")(made, state()).fire
-    assert Rind(0.35, "paper").needs == Needs(attention=True)
-
-
-def test_rind_paper_takes_the_word_it_just_looked_up_as_it_is():
-    made = rind_generation()
     # Written anew from " Vamora." on: its own word may not fire again, later ones may.
     shifted = replace(
         made, text=PAPER_TEXT[9:], offsets=tuple((a - 9, b - 9) for a, b in PAPER_OFFSETS[2:]),
@@ -150,64 +122,7 @@ def test_rind_paper_takes_the_word_it_just_looked_up_as_it_is():
     assert fresh.token_scores == pytest.approx((0.4, 0.6, 0, 0))
 
 
-class Alone(FakeLM):
-    """attention_alone with given column maxima, all generations in one call."""
-
-    def __init__(self, column_max):
-        super().__init__(lambda p: "")
-        self.column_max, self.calls = column_max, 0
-
-    def attention_alone(self, generations, *, progress=None):
-        self.calls += 1
-        return [AttentionRows(np.zeros((1, 0)), np.array(c, dtype=np.float32)) for c in self.column_max]
-
-
-def test_rind_released_fires_before_the_first_sentence_that_has_a_hit():
-    text = " Rivers run. Vamora lies near Telka. Telka ends."
-    made = generation(text, [0.1, 0.1, 2.0, 0.1, 0.1, 1.0, 3.0, 0.1])
-    # Second sentence: shares of attention .5 .1 .1 .3 times 4 words: 2.0 .4 .4 1.2; S: 4.0 .04 0 1.2
-    attention = [0.5, 0.5, 0.5, 0.1, 0.1, 0.3, 0.9, 0.1]
-    lm = Alone([attention])
-    decision = Rind(1.0)(made, state(lm))
-    assert decision.position == text.index("Vamora")
-    assert decision.tokens == (2, 5)
-    # Third sentence: shares .9 .1 times 2 words: S of Telka 3 * 1.8 = 5.4 is the highest of all.
-    assert decision.score == pytest.approx(5.4, rel=1e-5)
-    assert decision.token_scores[2] == pytest.approx(4.0, rel=1e-5)
-    assert Rind(1.5)(made, state(lm)).tokens == (2,)
-    assert Rind(4.5)(made, state(lm)).position == text.index("Telka ends")
-    assert not Rind(5.5)(made, state(lm)).fire
-    # "lies" is no hit, "near" a stop word, and the fourth word of the sentence is one: all of it goes.
-    late = replace(made, entropies=np.array([0.1, 0.1, 0.1, 0.1, 0.1, 2.0, 0.1, 0.1], dtype=np.float32))
-    fourth = Rind(1.0)(late, state(lm))
-    assert (fourth.position, fourth.tokens) == (text.index("Vamora"), (5,))
-    assert not Rind(fourth.score)(late, state(lm)).fire  # above the threshold, not at it
-    assert Rind(1.0).needs == Needs()
-
-
-def test_what_is_taken_unjudged_of_what_is_written_from_passages():
-    assert [Rind(variant=v).takes for v in ("paper", "released")] == ["nothing", "sentence"]
-    assert [Flare(variant=v).takes for v in ("paper", "dragin")] == ["sentence", "all"]
-    assert Entropy(scope="sentence").takes == "nothing"
-
-
-def test_rind_looks_at_a_whole_batch_in_one_pass_and_an_empty_text_does_not_fire():
-    lm = Alone([[0.5, 0.5], []])
-    decisions = decide(Rind(1.0), [generation(" Vamora lies.", [2.0, 0.1]), generation("")], [state(lm)] * 2)
-    assert lm.calls == 1
-    assert [d.fire for d in decisions] == [True, False]
-    assert decide(Rind(1.0), [], []) == []
-
-
-def bank(layers=(1, 2), threshold=0.25, **options):
-    return linear_bank(layers, threshold, **options)
-
-
-def probed(value, needs=BOTH):
-    return generation(" a b", needs=needs, state=lambda text: [value, 0, 0, 0])
-
-
-def test_probing_sums_layers_and_fires_above_the_banks_threshold(tmp_path):
+def test_probing_sums_its_own_layers_and_fires_above_the_banks_threshold(tmp_path):
     assert Probing(bank()).needs == Needs.of((1, 2))
     for options, value, decision in (
         ({}, 0.125, Decision(False, 0.25, 0.25)),
@@ -220,11 +135,38 @@ def test_probing_sums_layers_and_fires_above_the_banks_threshold(tmp_path):
         assert Probing(bank(), **options)(probed(value), state()) == decision
     bank(threshold=0.5).save_pretrained(tmp_path / "prober")  # it may be given by its folder
     assert Probing(str(tmp_path / "prober"))(probed(0.0), state()).threshold == 0.5
+    # Others may have been recorded.
+    states = np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]])
+    made = replace(probed(0.0, Needs.of((0, 1, 2))), states={Feature((0, 1, 2)): states})
+    assert Probing(bank((1, 2)))(made, state()).score == 3.0
+    assert Probing(bank((2,)))(made, state()).score == 2.0
+
+
+def test_a_batch_is_decided_at_once_an_empty_answer_fires_probing_and_not_radio():
+    needs = Probing(bank()).needs
+    made = [probed(0.25), replace(generation(""), needs=needs), probed(0.0)]
+    decisions = decide(Probing(bank()), made, [state()] * 3)
+    assert [(d.fire, d.score) for d in decisions] == [(True, 0.5), (True, UNANSWERED), (False, 0.0)]
+    empty = replace(generation(""), needs=Needs.of((2,), pool="tokens"))
+    made = [told(*[0.1] * 7, 0.9), empty, told(*[0.1] * 8)]
+    decisions = decide(Radio(token_bank()), made, [state()] * 3)
+    assert [d.fire for d in decisions] == [True, False, False]
+    assert decisions[0] == Radio(token_bank())(made[0], state())
+    with fails("model", "'q'", kind=RunError):
+        decide(Broken(), [generation(" a")], [state()])
+
+
+def bank(layers=(1, 2), threshold=0.25, **options):
+    return linear_bank(layers, threshold, **options)
+
+
+def probed(value, needs=BOTH):
+    return generation(" a b", needs=needs, state=lambda text: [value, 0, 0, 0])
 
 
 @pytest.mark.parametrize(("combine", "theta", "retrieves"), [
     ("logits", 0.9, False), ("logits", 1.1, True), ("probabilities", -0.02, False),
-    ("probabilities", -0.01, True), ("logits", 0.0, False), ("probabilities", 0.0, True),
+    ("probabilities", -0.01, True),
 ])  # fmt: skip
 def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     """Retrieve when the sum over layers of "wrong" plus theta exceeds that of "correct".
@@ -241,28 +183,11 @@ def test_the_decision_of_probing_rag_by_hand(combine, theta, retrieves):
     assert decision.score == pytest.approx(-1 if combine == "logits" else 1.5096 - 1.4904, abs=2e-4)
 
 
-def test_probing_reads_its_own_layers_among_those_recorded():
-    states = np.array([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [2.0, 0, 0, 0]])
-    made = replace(probed(0.0, Needs.of((0, 1, 2))), states={Feature((0, 1, 2)): states})
-    assert Probing(bank((1, 2)))(made, state()).score == 3.0
-    assert Probing(bank((2,)))(made, state()).score == 2.0
-
-
-def test_probing_decides_a_batch_at_once_and_empty_answers_fire():
-    trigger = Probing(bank())
-    made = [probed(0.25), replace(generation(""), needs=trigger.needs), probed(0.0)]
-    decisions = decide(trigger, made, [state()] * 3)
-    assert [d.fire for d in decisions] == [True, True, False]
-    assert [d.score for d in decisions] == [0.5, UNANSWERED, 0.0]
-
-
 def test_probing_combines_as_told():
     stacked = bank(ensemble=Ensemble("stacked", (3.0, 1.0), 0.5))
     for made, options, decision in (
         (bank(), {}, Decision(True, 2.0, 0.25)),
-        (bank(), {"combine": "logits"}, Decision(True, 2.0, 0.25)),
         (stacked, {}, Decision(True, 4.5, 0.25)),
-        (stacked, {"combine": "stacked"}, Decision(True, 4.5, 0.25)),
         (stacked, {"combine": "logits"}, Decision(True, 2.0, 0.0)),
     ):
         assert Probing(made, **options)(probed(1.0), state()) == decision
@@ -272,10 +197,7 @@ def test_probing_combines_as_told():
     assert decision.threshold == 0.0  # another scale: the bank's threshold does not apply
     assert other.probability is None  # and neither does its calibration
     np.testing.assert_allclose(Probing(bank()).probability(np.zeros(2)), 0.5)
-    assert Probing(bank(), combine="probabilities", threshold=0.1)(probed(1.0), state()).threshold == 0.1
-
-
-def test_probing_with_entropy_uses_the_banks_logistic_model():
+    # The bank's logistic model of margin and entropy.
     model = EntropyModel((0.0,) * 5, (1.0,) * 5, (2.0, 3.0, 0.0, 0.0, 0.0), intercept=-1.0, threshold=0.4)
     trigger = Probing(bank(entropy_model=model), with_entropy=True)
     decision = trigger(replace(probed(0.25), entropies=np.array([0.1, 0.3], dtype=np.float32)), state())
@@ -288,23 +210,6 @@ def test_probing_with_entropy_uses_the_banks_logistic_model():
 class Broken(Never):
     def __call__(self, made, where):
         return Decision(False, float("nan"), 0.5)
-
-
-def test_nan_scores_are_errors_for_any_trigger():
-    with fails("model", "'q'", kind=RunError):
-        decide(Broken(), [generation(" a")], [state()])
-
-
-def test_unknown_names_and_options_list_the_choices():
-    with fails("unknown-choice", "adaptive, always, before_entity,"):
-        named_part("trigger", "sometimes", {})
-    with fails("unknown-key"):
-        named_part("trigger", "entropy", {"treshold": 1})
-    with fails(None, "_target_"):
-        named_part("trigger", {"threshold": 1}, {})
-    triggers = (FixedLength(), FixedSentence(), LlmJudge(), Flare(), Never())
-    names = ["fixed_length", "fixed_sentence", "llm_judge", "flare", "never"]
-    assert [name_of(trigger) for trigger in triggers] == names
 
 
 # Sentences: two of four tokens each, with the probabilities of the tokens by hand.
@@ -323,22 +228,16 @@ def test_flare_fires_at_the_first_sentence_with_a_token_below_theta():
     decision = Flare()(made, state())
     assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("She"), (7,))
     assert (decision.score, decision.threshold) == pytest.approx((0.3, 0.2))
-    assert decision.token_scores == pytest.approx((0.1, 0.05, 0.1, 0.1, 0.1, 0.1, 0.15, 0.3))
     # Both sentences: the first one counts, though the second is less sure.
     first = Flare(theta=0.92)(made, state())
     assert (first.position, first.tokens) == (1, (0, 2, 3))
-    assert first.score == pytest.approx(0.3)
-    # Not one below 0.7 or 0.6: 1 - p = 0.3 is not above 0.4.
+    # Not one below 0.6: 1 - p = 0.3 is not above 0.4.
     silent = replace(decision, fire=False, threshold=0.4, position=None, tokens=())
     assert Flare(theta=0.6)(made, state()) == silent
-    assert not Flare()(with_probabilities(*SURE), state()).fire
     # Above the threshold, not at it: the first sentence's highest 1 - p, and that of all.
     assert Flare(max(decision.token_scores[:4]))(made, state()).position == TWO.index("She")
     assert not Flare(decision.score)(made, state()).fire
-
-
-def test_flare_of_dragin_fires_on_the_mean_of_a_sentence():
-    # 1 - p of the second sentence: 0.1 0.1 0.2 0.6, mean 0.25; of the first: 0.1 0.05 0.1 0.1, mean 0.0875.
+    # DRAGIN's variant takes the mean of a sentence; of the second 0.1 0.1 0.2 0.6, of the first 0.0875.
     made = with_probabilities(*SURE[:6], 0.8, 0.4)
     decision = Flare(0.2, "dragin")(made, state())
     assert (decision.fire, decision.position, decision.tokens) == (True, TWO.index("She"), (7,))
@@ -346,74 +245,9 @@ def test_flare_of_dragin_fires_on_the_mean_of_a_sentence():
     assert not Flare(0.26, "dragin")(made, state()).fire
     assert Flare(0.26, "paper")(made, state()).fire
     assert Flare(0.08, "dragin")(made, state()).position == 1
-
-
-def test_flare_takes_its_threshold_in_either_form():
+    # The threshold in either form.
     assert Flare().threshold == Flare(theta=0.8).threshold == 0.2
-    assert Flare(0.5, theta=0.3).threshold == 0.7
     assert replace(Flare(theta=0.3), threshold=0.1).threshold == 0.1  # as tuning does
-
-
-CHANCES = st.lists(st.floats(0.01, 1.0), min_size=8, max_size=8)
-
-
-@given(CHANCES, st.floats(0.05, 0.9))
-def test_where_the_mean_is_improbable_so_is_some_token(chances, threshold):
-    made = with_probabilities(*chances)
-    low, mean = (Flare(threshold, variant)(made, state()) for variant in ("paper", "dragin"))
-    assert low.score >= mean.score - 1e-12
-    assert low.fire or not mean.fire
-    for decision in (low, mean):
-        assert decision.fire == (decision.score > decision.threshold)
-        assert all(decision.token_scores[t] > threshold for t in decision.tokens)
-        assert bool(decision.tokens) == decision.fire
-
-
-def test_entropy_of_sentences_by_hand():
-    # Means 0.25 and 0.5; maxima 0.4 and 1.4.
-    made = generation(TWO, [0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 1.4])
-    mean = Entropy(0.45, scope="sentence")(made, state())
-    assert (mean.fire, mean.position, mean.tokens) == (True, TWO.index("She"), (7,))
-    assert mean.score == pytest.approx(0.5)
-    assert Entropy(0.2, scope="sentence")(made, state()).position == 1
-    assert Entropy(1.0, "max", "sentence")(made, state()).score == pytest.approx(1.4)
-    assert not Entropy(0.6, scope="sentence")(made, state()).fire
-    assert not Entropy(0.45, scope="sentence")(generation(TWO, [2.0] * 4 + [0.1] * 4), state(fresh=True)).fire
-
-
-def test_fixed_length_fires_behind_its_n_th_token_if_there_is_more():
-    made = generation(TWO)
-    decision = FixedLength(3)(made, state())
-    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born"), (2,))
-    assert decision.fire == (decision.score > decision.threshold)
-    assert FixedLength(7)(made, state()).position == TWO.index(" Rome")
-    end = FixedLength(8)(made, state())
-    assert not end.fire
-    assert end.score == decision.score  # it looked at nothing, so there is nothing to rank by
-    assert not FixedLength(1)(generation(""), state()).fire
-    assert FixedLength(1)(generation(" a b"), state(fresh=True)).fire  # it gets on, so it may
-
-
-def test_fixed_sentence_fires_behind_the_first_sentence_if_there_is_more():
-    decision = FixedSentence()(generation(TWO), state())
-    assert (decision.fire, decision.position, decision.tokens) == (True, len(" Ana was born here."), (3,))
-    assert not any(FixedSentence()(generation(t), state()).fire for t in (" Dr. Ana was born here.", ""))
-
-
-def test_a_look_ahead_leaves_room_for_a_stop_string_that_begins_right_behind_it():
-    for ahead, limit, stop, expected in (
-        ({"tokens": 5}, 48, ["\n"], 6), ({"tokens": 5}, 48, ["\n", "\n\nQ:"], 6 + 3),
-        ({"tokens": 5}, 4, [], 4), ({"sentences": 1}, 48, ["\n"], 48),
-    ):  # fmt: skip
-        assert LookAhead(**ahead).limit(limit, stop) == expected
-    assert LookAhead(tokens=5).over([]) is None
-    for stop, texts in (
-        ("\n", {"": 0, " A b.": 0, " A b. ": 0, " A b. C": 1, " A b. C d": 1}),
-        # It may yet follow "A b.", of which up to three characters do not show it.
-        ("\n\nQ:", {"": 0, "A": 0, " A b.\n\nQxy": 0, " A b.\n\nQxyz": 1}),
-    ):
-        over = LookAhead(sentences=1).over([stop])
-        assert {text: over(text) for text in texts} == texts
 
 
 def token_bank(layers=(2,), **fields):
@@ -480,57 +314,30 @@ def test_radio_averages_layers_and_takes_the_word_it_just_looked_up_as_it_is():
     parts = told(*[0.1] * 8, 0.9, text=TWO + " x")
     parts = replace(parts, text=TWO, offsets=(*parts.offsets[:7], (32, 35), (35, 38)))
     assert Radio(token_bank())(parts, state()).position == TWO.index("Rome")
-
-
-def test_radio_decides_a_batch_at_once_and_an_empty_text_does_not_fire():
-    empty = replace(generation(""), needs=Needs.of((2,), pool="tokens"))
-    made = [told(*[0.1] * 7, 0.9), empty, told(*[0.1] * 8)]
-    decisions = decide(Radio(token_bank()), made, [state()] * 3)
-    assert [d.fire for d in decisions] == [True, False, False]
-    assert decisions[0] == Radio(token_bank())(made[0], state())
-
-
-@given(st.floats(0.001, 0.999), st.integers(0, 7))
-def test_radio_never_fires_where_all_tokens_are_alike(chance, place):
-    alike = [chance] * 8
-    assert not Radio(token_bank())(told(*alike), state()).fire
-    if chance < 0.9:
-        alike[place] = 0.95
-        assert Radio(token_bank())(told(*alike), state()).tokens == (place,)
-
-
-def test_radio_refuses_other_models_and_texts_without_states():
+    # Any prompt, no other model, and no text without states.
     trigger = Radio(token_bank())
-    trigger.check(SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Q"))  # any prompt
+    trigger.check(SPEC, replace(TESTBED_PROMPT, name="mine", exemplars="Q"))
     with fails("mismatch", "fake@r1", "other@r2"):
         trigger.check(replace(SPEC, id="other", revision="r2"), TESTBED_PROMPT)
     with fails("mismatch", kind=RunError):
         trigger(generation(" a"), state())
 
 
-@pytest.mark.parametrize(("reply", "fires"), [
-    (" Yes, I can.", False), (" yes", False), (" No. Yes", True), (" I know not", True), ("", True),
-])  # fmt: skip
-def test_the_judges_first_yes_or_no_decides(reply, fires):
-    spent = []
-    lm = FakeLM(lambda prompt: reply)
-    (decision,) = LlmJudge().decide_before([state(lm, spend=spent.append)])
-    assert (decision.fire, decision.position) == (fires, None)
-    assert [g.text for g in spent] == [reply]
-    assert decision.fire == (decision.score > decision.threshold)
-    # Of what is written it says no more than it said of the question.
-    after = LlmJudge()(generation(" Ana."), state(lm, verdict=decision))
-    assert (after.fire, after.score) == (False, decision.score)
-    assert not LlmJudge()(generation(" Ana."), state(lm)).fire
-
-
-def test_the_judge_asks_about_all_questions_at_once():
+def test_the_judges_first_yes_or_no_decides_of_all_questions_at_once():
+    replies = {" Yes, I can.": False, " No. Yes": True, " I know not": True, "": True}
+    for reply, fires in replies.items():
+        spent = []
+        lm = FakeLM(lambda prompt, reply=reply: reply)
+        (decision,) = LlmJudge().decide_before([state(lm, spend=spent.append)])
+        assert (decision.fire, decision.position) == (fires, None)
+        assert [g.text for g in spent] == [reply]
+        # Of what is written it says no more than it said of the question.
+        after = LlmJudge()(generation(" Ana."), state(lm, verdict=decision))
+        assert (after.fire, after.score) == (False, decision.score)
     lm = FakeLM(lambda prompt: " yes" if "Ana" in prompt else " no")
     other = replace(state(lm), question=Question("p", "Who is Ana {question}?"))
     assert [d.fire for d in LlmJudge().decide_before([state(lm), other])] == [True, False]
-    assert LlmJudge().decide_before([]) == []
     assert lm.batches == [2]
-    assert lm.prompts[0].startswith("Question: Who?\nCan you")
     assert lm.prompts[1].startswith("Question: Who is Ana {question}?\nCan you")
     LlmJudge("{question} OK?").decide_before([state(lm)])
     assert lm.prompts[-1] == "Who? OK?"
@@ -553,13 +360,10 @@ def test_probing_before_reads_the_prompt_and_not_what_is_written():
     assert lm.batches == [2]
     assert lm.prompts == [TESTBED_PROMPT.question(q) for q in ("Who?", "Where is Quix?")]
     assert [g.text for g in spent] == [" Ana."] * 2
-    assert [d.fire for d in before(threshold=3.0).decide_before(asked)] == [False, False]
-    assert before().decide_before([]) == []
     # Nothing that is written changes it, and after the verdict it never fires.
     for verdict in (silent, fired, None):
         after = before()(generation(" Quix."), state(lm, verdict=verdict))
         assert not after.fire and after.score == (0.25 if verdict is None else verdict.score)
-    assert before().needs == Needs() and not before().after
 
 
 def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt_of_its_training():
@@ -572,31 +376,21 @@ def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt
     trigger.check(SPEC, TESTBED_PROMPT)
     with fails("mismatch", "prompt"):
         trigger.check(SPEC, replace(TESTBED_PROMPT, answer_cue="Hence"))
-    with fails("mismatch", "model"):
-        trigger.check(replace(SPEC, revision="r2"), TESTBED_PROMPT)
-    skipped = replace(generation(""), stop="skipped")
-    (decision,) = trigger.decide_before([replace(state(lm), generate=lambda *_, **__: [skipped])])
-    assert not decision.fire
 
 
 @pytest.mark.parametrize(("make", "code", "named"), [
     (lambda: Radio(bank()), "mismatch", "pool=tokens"),
-    (lambda: Probing(bank(position="entity")), "mismatch", "--source cot"),
     (lambda: Probing(bank(pool="predicting", position="entity")), "mismatch", "--source cot"),
     (lambda: Probing(bank(pool="prompt")), "mismatch", "trigger=probing_before"),
-    (lambda: Radio(bank(pool="prompt")), "mismatch", "pool=tokens"),
     (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
     (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
     (lambda: Probing(bank(), with_entropy=True), "mismatch", "with_entropy=true"),
-    *((lambda how=how: Probing(bank(), combine=how), "unknown-choice", f"trigger.combine={how}")
-      for how in ("best", "mean", "stacked")),
+    (lambda: Probing(bank(), combine="stacked"), "unknown-choice", "trigger.combine=stacked"),
     (lambda: Probing(bank(), threshold=0.1, theta=0.1), "conflict", "trigger.theta=0.1"),
     (lambda: Probing("no/such/folder"), "no-artifact", "no/such/folder"),
     (lambda: Probing(None), "no-artifact", "probers-datagen --source cot"),
-    (lambda: ProbingBefore(None), "no-artifact", "--source cot pool=prompt"),
     (lambda: Radio(None), "no-artifact", "probers-datagen --source wiki"),
     (lambda: Adaptive(None), "no-artifact", "probers-train head=adaptive"),
-    (lambda: Probing(token_bank(), with_entropy=True), "mismatch", "with_entropy=true"),
 ])  # fmt: skip
 def test_probers_that_a_trigger_cannot_read_are_refused(make, code, named):
     with fails(code, named):
