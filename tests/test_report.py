@@ -11,7 +11,7 @@ from helpers.html_pages import Page, digest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probers.pages import esc, num
+from probers.pages import esc
 from probers.rag.report import write_report
 
 PAYLOAD = "</span><script>alert('x')</script><img src=x onerror=\"alert(1)\">&\"'\x00\ud800"
@@ -69,7 +69,6 @@ def sample_example() -> dict[str, Any]:
 def sample_data() -> dict[str, Any]:
     triggers = {name: row for name, row in METHODS.items() if row[4] is not None}
     fpr, share = np.linspace(0, 1, 40), np.linspace(0, 1, 25)
-    controls = {"mean entropy": 0.789, "bag of words": 0.612, "majority": None}
     return {
         "title": "Retrieval triggers on the embedded testbed", "command": "probers-demo out=runs/demo",
         "model": "testbed", "corpus": "testbed, 41,203 passages", "n": 800, "date": "2025-01-31",
@@ -77,11 +76,6 @@ def sample_data() -> dict[str, Any]:
         "flags": {"never": "never fired", "always": "always fired"},
         "knowledge_em": {name: {kind: {"em": row[0], "n": n} for kind, n in (("known", 380), ("stale", 420))}
                          for name, row in METHODS.items()},
-        "layers": [{"layer": k, "accuracy": 0.7, "auroc": 0.7 + k / 100, "auroc_ci": [0.6, 0.9]}
-                   for k in range(13)],
-        "controls": {name: {"auroc": v, "auroc_ci": v and [v - 0.03, v + 0.03]}
-                     for name, v in controls.items()},
-        "ensemble": {"auroc": 0.768, "auroc_ci": [0.737, 0.797]},
         "roc": {name: {"fpr": fpr.tolist(), "tpr": (fpr ** (1 / row[4] - 1)).tolist(), "auroc": row[4]}
                 for name, row in triggers.items()},
         "replay": {name: {"retrievals": share.tolist(), "em": (0.46 + 0.24 * share).tolist()}
@@ -108,10 +102,10 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
 def test_page_is_complete_and_well_formed(sample: tuple[str, Page]) -> None:
     text, page = sample
     for heading in ("Methods", "Decisions and their cost", "By what the model was taught",
-                    "Layers and controls", "Paired differences", "10 examples", "is small"):  # fmt: skip
+                    "What to try next", "Paired differences", "10 examples", "is small"):  # fmt: skip
         assert heading in page.text
     charts = [chart["aria-labelledby"].split("-")[0] for chart in page.of_class("chart")]
-    assert charts == ["tradeoff", "roc", "layers", "controls"]
+    assert charts == ["tradeoff", "roc"]
     assert len(page.of_class("example")) == 10 and text.count("<h1>") == 1
     # References by id resolve, and cells have heads.
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
@@ -137,13 +131,13 @@ def test_nothing_can_load_or_run_and_the_bytes_are_the_same_again(
 
 def poisoned(value: Any) -> Any:
     """The same structure with the payload behind every string, keys of free choice included."""
-    fixed = {"em", "auroc", "auroc_ci", "n", "fpr", "tpr", "retrievals", "em_ci", "layer", "accuracy"}
+    fixed = {"em", "auroc", "n", "fpr", "tpr", "retrievals", "em_ci"}
     if isinstance(value, str):
         return value + PAYLOAD
     if isinstance(value, list):
         return [poisoned(item) for item in value]
     if isinstance(value, dict):
-        free = {"never", "known", "mean entropy"} & set(value)
+        free = {"never", "known"} & set(value)
         return {key + PAYLOAD if free and key not in fixed else key: poisoned(v) for key, v in value.items()}
     return value
 
@@ -160,7 +154,7 @@ def test_generated_text_is_escaped_everywhere(tmp_path: Path) -> None:
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
     shown = PAYLOAD.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
     for before in ("Retrieval triggers on the embedded testbed", "probers-demo out=runs/demo", "never",
-                   "Velmora Rising", "the town of Orlith", " Onvik", "mean entropy", "stale"):  # fmt: skip
+                   "Velmora Rising", "the town of Orlith", " Onvik", "stale"):  # fmt: skip
         assert before + shown in page.text, before
     assert "\x00" not in text
 
@@ -173,34 +167,6 @@ def test_escaped_text_reads_back_as_itself(text: str) -> None:
     assert (page.text, page.tags) == (clean, [("p", {"title": clean})])
 
 
-def summary_of(results: dict[str, Any], folder: Path) -> str:
-    text, _ = render(results, sample_data(), folder)
-    told = text.split('<h2 id="summary">')[1].split("</summary>")[1].split("</details>")[0]
-    return Page(re.sub("</?b>", "", told)).text
-
-
-def test_summary_names_the_best_method_and_what_is_not_settled(tmp_path: Path) -> None:
-    results = sample_results()
-    text = summary_of(results, tmp_path)
-    for told in (
-        "The highest exact match is that of probing_with_entropy: it reaches 0.724",
-        "with 0.66 retrievals per question", "Its lead over probing, always and entropy is not settled",
-        "The oracle, which is told the truth, reaches 0.764",
-    ):  # fmt: skip
-        assert told in text
-    for entry in results["pairs"].values():
-        entry["em"]["ci95"] = [entry["em"]["diff"] - 1e-3, entry["em"]["diff"] + 1e-3]
-    assert "intervals against every other method lie above zero" in summary_of(results, tmp_path)
-    results["methods"]["always"]["em"] = results["methods"]["never"]["em"] = 0.9
-    assert "never and always share the highest exact match" in summary_of(results, tmp_path)
-    # By match meaning `never` wins, whose exact match is the lowest.
-    results = sample_results() | {"headline": "match"}
-    for name, entry in results["methods"].items():
-        entry["match"] = 0.95 if name == "never" else 0.9
-        entry["ci95"]["match"] = [entry["match"] - 0.01, entry["match"] + 0.01]
-    assert "The highest match by meaning is that of never: it reaches 0.950" in summary_of(results, tmp_path)
-
-
 def test_null_figures_are_dashes_and_triggers_that_always_or_never_fire_are_named(tmp_path: Path) -> None:
     results = sample_results()
     results["methods"] = {"entropy": dict.fromkeys(results["methods"]["entropy"])}
@@ -211,7 +177,7 @@ def test_null_figures_are_dashes_and_triggers_that_always_or_never_fire_are_name
     assert "None" not in page.text and "nan" not in page.text.lower().split()
     assert "no gold answers" in page.text
     _, page = render({"schema": 1, "methods": {}}, {}, tmp_path)  # nothing at all still makes a page
-    assert "No method was run." in page.text
+    assert "no method was run." in page.text
     flags = {"rind_paper": "never fired", "never": "never fired", "entropy": "always fired"}
     _, page = render(sample_results(), sample_data() | {"flags": flags}, tmp_path)
     assert "rind_paper never fired on these questions." in page.text
@@ -219,31 +185,11 @@ def test_null_figures_are_dashes_and_triggers_that_always_or_never_fire_are_name
     assert "never never fired" not in page.text  # true by definition
 
 
-def test_summary_says_who_is_above_and_corrects_for_all_pairs_where_it_can(tmp_path: Path) -> None:
+def test_paired_differences_are_corrected_for_all_pairs_where_p_values_are_there(tmp_path: Path) -> None:
     results = sample_results()
-    for diff, ci, words in (
-        (0.021, [0.004, 0.041], "entropy is above"), (-0.05, [-0.07, -0.03], "probing is above"),
-        (0.021, [-0.01, 0.05], "the interval contains zero"),
-    ):  # fmt: skip
-        results["pairs"]["entropy vs probing"]["trigger.auroc"] = {"diff": diff, "ci95": ci}
-        sentence = summary_of(results, tmp_path).split("probing against entropy.")[1].split("Exact match")[0]
-        assert sentence.strip().endswith(f"{words}.") and num(-diff, 3, sign=True) in sentence
-        # Filed the other way round, the same numbers give the same sentence.
-        del results["pairs"]["entropy vs probing"]["trigger.auroc"]
-        results["pairs"]["probing vs entropy"] = {"trigger.auroc": {"diff": -diff, "ci95": [-ci[1], -ci[0]]}}
-        assert sentence in summary_of(results, tmp_path)
-        del results["pairs"]["probing vs entropy"]
-    results = sample_results()
-    pairs = len(results["pairs"])
     assert "Of all pairs" not in render(results, sample_data(), tmp_path)[1].text
-    for p_holm, settled in ((0.004, True), (0.3, False)):
-        for entry in results["pairs"].values():
-            entry["em"] |= {"p": 0.001, "p_holm": p_holm}
-        results["pairs"]["entropy vs probing"]["trigger.auroc"] |= {"p": 0.001, "p_holm": p_holm}
-        text = summary_of(results, tmp_path)
-        assert ("Corrected for all 1 pairs (Holm), p = 0.004, it still is." in text) == settled
-        assert ("p = 0.300, not settled." in text) != settled
-        assert (f"Corrected for all {pairs} pairs (Holm), its lead over" in text) != settled
+    for entry in results["pairs"].values():
+        entry["em"] |= {"p": 0.001, "p_holm": 0.3}
     page = render(results, sample_data(), tmp_path)[1].text
     assert "Of all pairs" in page and "p = 0.300" in page
 
@@ -253,7 +199,7 @@ def test_a_missing_part_leaves_the_rest(part: str, tmp_path: Path) -> None:
     results, data = sample_results(), sample_data()
     (results if part in ("methods", "pairs") else data).pop(part)
     page = render(results, data, tmp_path)[1]
-    assert len(page.of_class("chart")) == 4 - (part in ("layers", "roc"))
+    assert len(page.of_class("chart")) == 2 - (part == "roc")
     assert ("10 examples" in page.text) == (part != "examples")
 
 
