@@ -1,11 +1,9 @@
 """The server: what it answers is what the engine and the prober say, whoever else is served."""
 
-import gzip
 import itertools
 import json
 import math
 import re
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -142,16 +140,6 @@ def test_a_sentence_is_known_by_what_comes_later(lm):
         GrowingSentences(replace(bank, spec=replace(bank.spec, position="span")))
 
 
-def joined(chunks: Any) -> dict[str, Any]:
-    """The lists of all chunks of a stream of one choice."""
-    lists: dict[str, Any] = {}
-    for chunk in chunks:
-        for name, values in chunk.choices[0].hallucination.items():
-            if name.startswith("token_"):
-                lists.setdefault(name, []).extend(values)
-    return lists
-
-
 def test_a_stream_is_the_whole_response_in_pieces(server):
     whole = completion(server, logprobs=2)
     chunks = list(completion(server, logprobs=2, stream=True, stream_options={"include_usage": True}))
@@ -161,13 +149,16 @@ def test_a_stream_is_the_whole_response_in_pieces(server):
     told, wanted = last.choices[0].hallucination, whole.choices[0].hallucination
     assert told["spans"] == wanted["spans"] and len(pieces) > 2
     assert len(told["token_scores"]) < len(wanted["token_scores"])
-    assert joined([*pieces, last]) == {name: wanted[name] for name in wanted if name.startswith("token_")}
+    lists: dict[str, Any] = {}
+    for chunk in (*pieces, last):
+        for name, values in chunk.choices[0].hallucination.items():
+            if name.startswith("token_"):
+                lists.setdefault(name, []).extend(values)
+    assert lists == {name: wanted[name] for name in wanted if name.startswith("token_")}
     assert "spans" not in pieces[0].choices[0].hallucination
     tokens = [t for c in (*pieces, last) for t in c.choices[0].logprobs.tokens]
     assert tokens == whole.choices[0].logprobs.tokens and "".join(tokens) == whole.choices[0].text
     assert usage.choices == [] and usage.usage.completion_tokens == len(tokens)
-    best = whole.choices[0].logprobs.top_logprobs[0]
-    assert len(best) == 2 and max(best.values()) == pytest.approx(whole.choices[0].logprobs.token_logprobs[0])
 
 
 @pytest.mark.parametrize("thinks", [False, True])
@@ -216,8 +207,7 @@ def test_tokens_that_share_a_character_have_all_of_it_in_every_chunk(lm, text):
 
 
 @pytest.mark.parametrize("body", [
-    {"hallucination": {"on_high": "abstain", "threshold": 1e6}}, {"retrieval": {"trigger": "never"}}, {},
-    {"hallucination": {"on_high": "stop", "unit": "sentence"}},
+    {"hallucination": {"on_high": "abstain", "threshold": 1e6}}, {"retrieval": {"trigger": "never"}},
 ])  # fmt: skip
 def test_no_line_of_a_stream_grows_with_the_text(server, body):
     """Claim: whatever is held back, no line is longer than readers take, and the lists are whole."""
@@ -233,17 +223,6 @@ def test_no_line_of_a_stream_grows_with_the_text(server, body):
         assert max(len(each["hallucination"][name]) for each in scored) <= 32
     assert "".join(each["text"] for each in choices) == whole["text"]
     assert [each["finish_reason"] for each in choices if each["finish_reason"]] == [whole["finish_reason"]]
-
-
-def test_impossible_tokens_and_no_alternatives_have_the_forms_of_openai(server, lm):
-    made = completion(server, logprobs=0, max_tokens=3).choices[0].logprobs
-    assert [list(top.items()) for top in made.top_logprobs] == [
-        [pair] for pair in zip(made.tokens, made.token_logprobs, strict=True)
-    ]
-    assert json.loads(as_json({"x": [math.inf, math.nan, 1 / 3]})) == {"x": [None, None, 0.333333]}
-    text = Mock(row=Mock(ids=[40]), logprobs=[-math.inf], tops=[], text="a", offsets=[(0, 1)])
-    choice = Choice(Frame("chat.completion", "m"), 0, text, lm.tokenizer, 0, None)
-    assert choice._logprobs([0])["logprobs"]["content"][0]["logprob"] == -9999.0
 
 
 def test_streams_beside_each_other_are_those_alone(server, lm):
@@ -311,27 +290,18 @@ def test_retrieval_is_the_loop_of_a_request(server, lm, trigger, own):
 
 def test_a_prober_asks_for_retrieval(server):
     asked = [{"retrieval": {"trigger": "probing", "threshold": threshold}} for threshold in (1e5, -1e5)]
-    never, often = (completion(server, QUESTION, extra_body=e).choices[0].retrieval for e in asked)
+    never, often = (completion(server, QUESTION, extra_body=each).choices[0].retrieval for each in asked)
     assert (never["retrievals"], often["retrievals"]) == (0, 2)
     judged = [e for e in often["events"] if e["type"] == "judged"]
-    assert all(e["fire"] for e in judged)
     draft = next(e for e in often["events"] if e["type"] == "draft")
     assert len(draft["scores"]) == len(draft["offsets"]) == len(draft["entropies"])
     assert draft["score"] == pytest.approx(judged[0]["score"]) and draft["spans"]
-    for threshold, fires in ((1e6, False), (-1e6, True)):  # of the answer's score
-        own = {"retrieval": {"trigger": "never"}, "hallucination": {"threshold": threshold}}
-        assert completion(server, QUESTION, extra_body=own).choices[0].hallucination["fires"] is fires
-
-
-def test_retrieval_ends_for_its_reason_and_tells_its_usage(server):
-    asked: dict[str, Any] = {"extra_body": {"retrieval": {"trigger": "never"}}, "seed": 5, "top_p": 1}
-    assert completion(server, QUESTION, max_tokens=48, **asked).choices[0].finish_reason == "stop"
-    with running(server.served.scheduler.lm, None, corpus=True) as bare:
-        bare.served.retrieving.options["answer_tokens"] = 0
-        *_, last, usage = completion(
-            bare, QUESTION, max_tokens=3, stream=True, stream_options={"include_usage": True}, **asked
-        )
-    assert last.choices[0].finish_reason == "length"
+    body = {"retrieval": {"trigger": "never"}, "hallucination": {"threshold": -1e6}}
+    assert completion(server, QUESTION, extra_body=body).choices[0].hallucination["fires"]
+    body["hallucination"] = {"threshold": 1e6}
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": body}
+    *_, last, usage = completion(server, QUESTION, **options)
+    assert not last.choices[0].hallucination["fires"] and last.choices[0].finish_reason == "stop"
     assert usage.choices == [] and usage.usage.total_tokens > usage.usage.prompt_tokens > 0
 
 
@@ -388,40 +358,39 @@ def test_a_dead_thread_ends_what_waits_and_fails_the_health_check(lm, monkeypatc
         monkeypatch.undo()
 
 
-def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm, server):
-    logprobs = completion(server, "Lena Zaser 😀", logprobs=20, max_tokens=8).choices[0].logprobs
-    assert [len(top) for top in logprobs.top_logprobs] == [20] * len(logprobs.tokens)
-    for token, own, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
-        assert top[token] == pytest.approx(own)
+def test_alternatives_are_true_bytes_in_the_forms_of_openai(lm, server):
+    for count in (0, 20):
+        made = completion(server, "Lena Zaser 😀", logprobs=count, max_tokens=8).choices[0].logprobs
+        assert [len(top) for top in made.top_logprobs] == [max(1, count)] * len(made.tokens)
+        for token, own, top in zip(made.tokens, made.token_logprobs, made.top_logprobs, strict=True):
+            assert top[token] == pytest.approx(own) == max(top.values())
     for token in range(300):
         spelled = token_bytes(lm.tokenizer, token)
         told = shown_bytes(spelled)
         if not told.startswith("bytes:"):
             assert told.encode() == spelled
+    # What JSON does not have, and a token that sampling had ruled out.
+    assert json.loads(as_json({"x": [math.inf, math.nan, 1 / 3]})) == {"x": [None, None, 0.333333]}
+    text = Mock(row=Mock(ids=[40]), logprobs=[-math.inf], tops=[], text="a", offsets=[(0, 1)])
+    choice = Choice(Frame("chat.completion", "m"), 0, text, lm.tokenizer, 0, None)
+    assert choice._logprobs([0])["logprobs"]["content"][0]["logprob"] == -9999.0
 
 
-@pytest.mark.parametrize(("fields", "text"), [
-    ({"refusal": None, "annotations": [], "tool_calls": None}, "Hi."),
-    ({"audio": None, "function_call": None, "reasoning": None}, "Hi."),
-    ({"content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]}, "Hi."),
-    ({"parsed": None, "provider_specific_fields": None, "images": []}, "Hi."),
-    ({"content": [{"type": "text", "text": "Hi.", "annotations": [], "x": None}]}, "Hi."),
-    ({"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": ""}}]}, "Hi."),
-    ({"content": None}, ""),
+@pytest.mark.parametrize("fields", [
+    {"refusal": None, "annotations": [], "audio": None, "reasoning": None, "parsed": None, "images": []},
+    {"content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i.", "annotations": []}]},
+    {"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": ""}}]},
 ])  # fmt: skip
-def test_an_answer_can_be_sent_back(fields, text):
+def test_an_answer_can_be_sent_back(fields):
     message = {"role": "assistant", "content": "Hi.", **fields}
     request = ChatRequest.model_validate({"model": "m", "messages": [message]})
-    assert request.messages[0].text == text
+    assert request.messages[0].text == "Hi."
 
 
 @pytest.mark.parametrize(("change", "param"), [
     ({"function_call": {"name": "f"}}, "messages[1].function_call"),
-    ({"refusal": "No."}, "messages[1].refusal"), ({"content": 5}, "messages[1].content"),
-    ({"content": []}, "messages[1].content"),
-    ({"content": {"type": "text", "text": "a"}}, "messages[1].content"),
+    ({"refusal": "No."}, "messages[1].refusal"), ({"content": []}, "messages[1].content"),
     ({"content": [{"type": "text", "text": None}]}, "messages[1].content[0].text"),
-    ({"content": [{"type": "text", "text": "a", "z": {"y": 1}}]}, "messages[1].content[0].z"),
     ({"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "messages[1].content[1].type"),
 ])  # fmt: skip
 def test_what_a_message_asks_for_in_vain_is_refused_by_its_place(change, param):
@@ -432,41 +401,29 @@ def test_what_a_message_asks_for_in_vain_is_refused_by_its_place(change, param):
     assert (error.status, error.param) == (400, param) and param in error.message
 
 
-def test_what_is_listed(server):
-    (entry,) = server.client.models.list().data
-    assert entry.id == "testbed" and entry.prober["pool"] == "tokens"
-    assert {"probing", "flare", "rind", "never"} <= set(entry.triggers)
-    assert not {"oracle", "adaptive", "before_entity", "probing_before"} & set(entry.triggers)
-    assert entry.chat is False
-
-
-#: Changes of a good request, status, the field named by ``param`` or the message, a value in the message.
-REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
-    ({"model": "other"}, 404, "model", "'testbed'"), ({"prompt": None}, 400, "prompt", ""),
-    ({"prompt": ""}, 400, "prompt", "empty"), ({"prompt": []}, 400, "prompt", ""),
-    ({"prompt": [10**9]}, 400, "prompt", "1000000000"), ({"prompt": "\ud800"}, 400, "prompt", "surrogates"),
-    ({"prompt": ["a", "\udc00"]}, 400, "prompt[1]", "surrogates"),
-    ({"stop": ["a", "b\ud83d"]}, 400, "stop[1]", "surrogates"),
-    ({"model": "\ud83d"}, 400, "model", "surrogates"), ({"user": "\ud83d"}, 400, "user", "surrogates"),
-    ({"metadata": {"\ud83d": "a"}}, 400, "metadata", "surrogates"),
-    ({"\ud83d": 1}, 400, "None", "surrogates"),
-    ({"hallucination": {"abstention": "\ud83d"}}, 400, "hallucination.abstention", "surrogates"),
-    ({"messages": [{"role": "user", "content": [{"text": "\ud83d"}]}]}, 400, "messages[0].content[0].text",
-     ""),
-    ({"retrieval": {"trigger": "\ud83d"}}, 400, "retrieval.trigger", "surrogates"),
-    ({"prompt": "word " * 3000}, 400, "prompt", "maximum context length"),
-    ({"max_tokens": 0}, 400, "max_tokens", ""), ({"max_tokens": 10**6}, 400, "max_tokens", "1000000"),
-    ({"max_tokens": "4"}, 400, "max_tokens", ""), ({"temperature": 3}, 400, "temperature", ""),
-    ({"top_p": 0}, 400, "top_p", ""), ({"n": 0}, 400, "n", ""), ({"stop": ""}, 400, "stop", "empty string"),
-    ({"stop": ["a", ""]}, 400, "stop", "empty string"), ({"echo": True}, 400, "echo", ""),
-    ({"tempreature": 1}, 400, "tempreature", "Unrecognized request argument supplied"),
-    ({"presence_penalty": 0.5}, 400, "presence_penalty", ""),
-    ({"retrieval": {"trigger": "nonsense"}}, 400, "trigger", "'nonsense'"),
-    ({"retrieval": {"trigger": "oracle"}}, 400, "oracle", ""),
-    ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "threshold", "never"),
-    *(({"retrieval": {"trigger": "never"}, **more}, 400, next(iter(more)), value) for more, value in (
+#: Changes of a good request, the field that ``param`` names, and what the message says of it.
+REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"model": "other"}, "model", "'testbed'"), ({"prompt": None}, "prompt", ""),
+    ({"prompt": ""}, "prompt", "empty"), ({"prompt": [10**9]}, "prompt", "1000000000"),
+    ({"prompt": ["a", 5]}, "prompt[1]", ""), ({"prompt": [[1, "a"]]}, "prompt[0][1]", ""),
+    ({"prompt": "word " * 3000}, "prompt", "maximum context length"),
+    ({"prompt": "\ud800"}, "prompt", "surrogates"), ({"stop": ["a", "b\ud83d"]}, "stop[1]", "surrogates"),
+    ({"metadata": {"\ud83d": "a"}}, "metadata", "surrogates"), ({"\ud83d": 1}, None, "surrogates"),
+    ({"max_tokens": 0}, "max_tokens", ""), ({"max_tokens": 10**6}, "max_tokens", "1000000"),
+    ({"max_tokens": "4"}, "max_tokens", ""), ({"temperature": 3}, "temperature", ""),
+    ({"top_p": 0}, "top_p", ""), ({"n": 0}, "n", ""), ({"stop": ["a", ""]}, "stop", "empty string"),
+    ({"stop": ["a"] * 17}, "stop", ""), ({"echo": True}, "echo", ""), ({"verbosity": "low"}, "verbosity", ""),
+    ({"tempreature": 1}, "tempreature", "Unrecognized request argument supplied"),
+    ({"presence_penalty": 0.5}, "presence_penalty", ""),
+    ({"moderation": {"mode": "block"}}, "moderation", ""),
+    ({"hallucination": {"str": 1}}, "hallucination.str", ""),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", ""),
+    ({"retrieval": {}}, "retrieval.trigger", ""),
+    ({"retrieval": {"trigger": "nonsense"}}, "retrieval.trigger", "'nonsense'"),
+    ({"retrieval": {"trigger": "oracle"}}, "retrieval.trigger", "oracle"),
+    ({"retrieval": {"trigger": "never", "threshold": 1}}, "retrieval.threshold", "never"),
+    *(({"retrieval": {"trigger": "never"}, **more}, next(iter(more)), value) for more, value in (
         ({"n": 2}, "one greedy answer"), ({"prompt": "a \ud800"}, "surrogates"), ({"stop": ["."]}, ""),
-        ({"logprobs": 2}, ""), ({"temperature": 0.5}, ""), ({"top_p": 0.9}, ""),
         ({"max_tokens": 10**6}, "1000000"), ({"prompt": ["a", "b"]}, "one question"),
     )),
 ]  # fmt: skip
@@ -477,53 +434,33 @@ def post(server: Running, content: str, path: str = "completions") -> httpx.Resp
     return httpx.post(f"{server.url}/v1/{path}", content=content, headers=headers)
 
 
-@pytest.mark.parametrize(("change", "status", "named", "value"), REFUSED, ids=lambda v: str(v)[:40])
-def test_mistakes_are_told_as_openai_tells_them(server, change, status, named, value):
+@pytest.mark.parametrize(("change", "param", "value"), REFUSED, ids=lambda v: str(v)[:40])
+def test_mistakes_are_told_as_openai_tells_them(server, change, param, value):
     body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, **change}
     answer = post(server, json.dumps(body))
-    assert answer.status_code == status, answer.text
+    assert answer.status_code == (404 if "model" in change else 400), answer.text
     error = answer.json()["error"]
-    assert error["type"] == "invalid_request_error" and value in error["message"]
-    assert str(error["param"]).startswith(named) or named in error["message"]
+    assert error["type"] == "invalid_request_error" and error["param"] == param
+    assert value in error["message"] and (param or "") in error["message"]
     assert server.idle()
 
 
-#: OpenAI's fields that ask for nothing here.
-NEUTRAL: list[dict[str, Any]] = [
-    {"presence_penalty": 0, "best_of": 1, "echo": False, "logit_bias": {}, "user": "someone"},
-    {"stream_options": {"include_obfuscation": True}}, {"stream_options": {"include_obfuscation": False}},
-    {"prompt_cache_key": "a", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "explicit"}},
-    {"safety_identifier": "a", "metadata": {"task": "b"}, "verbosity": "medium", "store": False},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("fields", NEUTRAL)
-def test_neutral_fields_of_clients_are_taken(server, fields):
+def test_fields_of_openai_that_ask_for_nothing_are_taken(server):
+    fields: dict[str, Any] = {
+        "presence_penalty": 0, "best_of": 1, "echo": False, "logit_bias": {}, "user": "someone",
+        "stream_options": {"include_obfuscation": False}, "prompt_cache_key": "a", "store": False,
+        "safety_identifier": "a", "metadata": {"task": "b"}, "verbosity": "medium",
+    }  # fmt: skip
     made = completion(server, extra_body=fields)
     assert made.choices[0].text == completion(server).choices[0].text
 
 
 @pytest.mark.parametrize(("fields", "param"), [
-    ({"stop": 5}, "stop"), ({"stop": {}}, "stop"), ({"stop": ["a", 5]}, "stop[1]"),
-    ({"stop": ["a"] * 17}, "stop"), ({"prompt": 5}, "prompt"), ({"prompt": ["a", 5]}, "prompt[1]"),
-    ({"prompt": [[1, "a"]]}, "prompt[0][1]"), ({"hallucination": {"str": 1}}, "hallucination.str"),
-    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"retrieval": {}}, "retrieval.trigger"), ({"moderation": {"mode": "block"}}, "moderation"),
-    ({"verbosity": "low"}, "verbosity"), ({"x-y": 1}, "x-y"),
-])  # fmt: skip
-def test_param_is_what_was_sent(server, fields, param):
-    body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 4, **fields}
-    error = post(server, json.dumps(body)).json()["error"]
-    assert error["param"] == param and param in error["message"] and "constrained" not in error["message"]
-
-
-@pytest.mark.parametrize(("fields", "param"), [
-    ({"max_completion_tokens": 10**6}, "max_completion_tokens"), ({"max_tokens": 10**6}, "max_tokens"),
+    ({"max_completion_tokens": 10**6}, "max_completion_tokens"), ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
      "messages[0].content[0].text"),
-    ({"messages": [{"role": "user", "content": 5}, {"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": []}, "messages"), ({"tool_choice": {"type": "x"}}, "tool_choice"),
+    ({"tool_choice": {"type": "x"}}, "tool_choice"),
     ({"chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a"),
 ])  # fmt: skip
 def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
@@ -536,31 +473,26 @@ def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     assert good.status_code == 200, good.text
 
 
-@pytest.mark.parametrize("depth", [10, 400, 700, 990, 3000, 50_000])
-def test_nesting_is_read_or_refused_in_one_sentence(chatting, depth):
+@pytest.mark.parametrize(("depth", "statuses"), [(10, (200,)), (700, (200, 400)), (50_000, (400,))])
+def test_nesting_is_read_or_refused_in_one_sentence(chatting, depth, statuses):
     """Claim: whatever reads a body to its depth, a reader of JSON or a template, no error is the server's."""
     nested = '{"a":' * depth + "1" + "}" * depth
     tools = '[{"type": "function", "function": {"name": "f", "parameters": ' + nested + "}}]"
     told = '"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1'
     body = f'{{"model": "testbed", {told}, "tools": {tools}, "metadata": {nested}}}'
     answer = post(chatting, body, "chat/completions")
-    assert answer.status_code in ((200,) if depth == 10 else (400,) if depth >= 3000 else (200, 400))
+    assert answer.status_code in statuses
     assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"], answer.text
 
 
 @pytest.mark.parametrize(("content", "headers", "status", "told"), [
-    ("{", {}, 400, "JSON"), ("[]", {}, 400, "the body"), ('{"model": NaN}', {}, 400, "model"),
+    ("{", {}, 400, "JSON"), ("[]", {}, 400, "the body"), ("", {}, 400, "the body"),
     ("{}", {"content-type": "text/plain"}, 415, "application/json"),
     ("x" * 4_000_001, {}, 413, "more than 4000000 bytes"),
     ([b"x" * 500_000] * 10, {}, 413, "more than 4000000 bytes"),  # in chunks
-    (b'{"model": "\xff"}', {}, 400, "UTF-8"),
-    (gzip.compress(b"{}", mtime=0), {"content-encoding": "gzip"}, 415, "gzip"),
-    (b"{}", {"content-encoding": "br"}, 415, "br"), ("[" * 200_000, {}, 400, "nested"),
-    ('{"prompt": ' + '{"a":' * 100_000 + "1" + "}" * 100_001, {}, 400, "nested"),
+    (b'{"model": "\xff"}', {}, 400, "UTF-8"), (b"{}", {"content-encoding": "br"}, 415, "br"),
     ('{"max_tokens": ' + "9" * 5000 + "}", {}, 400, "digits"),
     ('{"model": "testbed", "prompt": "a", "temperature": 1e999}', {}, 400, "temperature"),
-    ('{"model": "testbed", "prompt": "a", "seed": ' + "9" * 400 + "}", {}, 400, "seed"),
-    ('{"model": "testbed", "prompt": [' + "9" * 400 + "]}", {}, 400, "prompt"), ("", {}, 400, "the body"),
     ("{}", {f"x-{i}": "a" for i in range(300)}, 431, "headers"),
 ], ids=lambda value: str(value)[:30])  # fmt: skip
 def test_bodies_that_are_none(server, content, headers, status, told):
@@ -568,17 +500,14 @@ def test_bodies_that_are_none(server, content, headers, status, told):
     answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert told in error["message"] and "parsing the body" not in error["message"]
-    assert len(error["message"]) < 200
+    assert told in error["message"] and len(error["message"]) < 200
 
 
 @pytest.mark.parametrize(("method", "path", "status", "told"), [
-    ("GET", "/v1/nothing", 404, "GET /v1/models"), ("POST", "/v1/responses", 404, "/v1/chat/completions"),
-    ("POST", "/v1/embeddings", 404, "/v1/completions"), ("POST", "/chat/completions", 404, "end with /v1"),
-    ("GET", "/models", 404, "end with /v1"),
+    ("POST", "/v1/responses", 404, "/v1/chat/completions"), ("GET", "/models", 404, "end with /v1"),
     ("POST", "/v1/files", 404, "POST /v1/files"),  # an upload, no JSON
     ("POST", "/v1/v1/chat/completions", 404, "not offered"), ("GET", "/v1/completions", 405, "send POST"),
-    ("POST", "/v1/models", 405, "send GET"), ("PUT", "/health", 405, "send GET"),
+    ("PUT", "/health", 405, "send GET"),
 ])  # fmt: skip
 def test_what_is_not_offered_says_so(server, method, path, status, told):
     answer = httpx.request(
@@ -590,8 +519,11 @@ def test_what_is_not_offered_says_so(server, method, path, status, told):
     assert (answer.headers.get("allow") is not None) == (status == 405)
 
 
-def test_other_paths(server):
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+def test_models_and_other_paths(server):
+    (entry,) = server.client.models.list().data
+    assert entry.id == "testbed" and entry.prober["pool"] == "tokens" and entry.chat is False
+    assert {"probing", "flare", "rind", "never"} <= set(entry.triggers)
+    assert not {"oracle", "adaptive", "before_entity", "probing_before"} & set(entry.triggers)
     assert httpx.get(f"{server.url}/page/page.js").status_code == 200
     assert httpx.get(f"{server.url}/page/nothing").status_code == 404
     with pytest.raises(openai.NotFoundError) as refused:
@@ -615,14 +547,19 @@ def test_counts_have_no_name_that_a_client_chooses(lm):
     assert 'probers_request_seconds_count{path="/v1/completions"} 1.0' in page
 
 
-def test_every_answer_and_every_log_line_has_the_name_of_its_request(lm, monkeypatch, caplog):
+def test_answers_and_log_lines_have_the_name_of_their_request_and_texts_are_logged_if_asked(
+    lm, chatting, monkeypatch, caplog
+):
+    completion(chatting, "The secret word", max_tokens=2)
+    assert "secret" not in caplog.text
     with running(lm, None, log_requests=True) as server:
-        paths = ("/health", "/v1/models", "/", "/page/page.js", "/no")
-        answers = [httpx.get(f"{server.url}{path}") for path in paths]
+        completion(server, "The secret\x1b[31m word", max_tokens=2)
+        assert "secret" in caplog.text and "\x1b" not in caplog.text
+        answers = [httpx.get(f"{server.url}{path}") for path in ("/health", "/v1/models", "/", "/no")]
         bodies = ("{", '{"model": "testbed", "prompt": "a", "max_tokens": 1}')
         answers += [post(server, content) for content in bodies]
         names = [answer.headers["x-request-id"] for answer in answers]
-        assert len(set(names)) == len(names) == 7 and names[-1] in caplog.text and names[0] not in caplog.text
+        assert len(set(names)) == len(names) and names[-1] in caplog.text and names[0] not in caplog.text
         monkeypatch.setattr("probers.serve.endpoint.Endpoint._acting", lambda *_: 1 / 0)
         answer = post(server, '{"model": "testbed", "prompt": "a"}')
         assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
@@ -659,7 +596,8 @@ def test_retry_after_is_when_enough_texts_are_over(lm):
     assert (refused.value.status, refused.value.param) == (400, "n")
 
 
-def test_a_client_that_goes_frees_its_row(lm):
+def test_a_client_that_goes_frees_its_row(lm, monkeypatch):
+    """Claim: one that reads a stream, and one that waits for the whole text, which writes on and on."""
     with running(lm, None, rows=1, waiting=0) as server:
         stream = completion(server, "The", max_tokens=200, stream=True)
         next(iter(stream))
@@ -669,37 +607,13 @@ def test_a_client_that_goes_frees_its_row(lm):
         stream.close()
         assert server.idle()
         assert completion(server).choices[0].text
-        page = httpx.get(f"{server.url}/metrics").text
-    assert 'probers_texts_total{stop="cancelled"} 1.0' in page
-    assert "probers_running_texts 0.0" in page
-
-
-def test_one_that_waits_without_a_stream_and_goes_frees_its_row(lm, monkeypatch):
-    monkeypatch.setattr(CausalLM, "_eos", frozenset())  # it writes on and on
-    with running(lm, None, rows=1, waiting=0) as server:
+        monkeypatch.setattr(CausalLM, "_eos", frozenset())
+        body = {"model": "testbed", "prompt": "The", "max_tokens": 1000, "temperature": 1.5}
         with pytest.raises(httpx.TimeoutException):
-            body = {"model": "testbed", "prompt": "The", "max_tokens": 1000, "temperature": 1.5}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
         assert server.idle()
-        assert 'probers_texts_total{stop="cancelled"} 1.0' in httpx.get(f"{server.url}/metrics").text
-
-
-def test_a_client_that_does_not_read_is_given_up(lm, monkeypatch):
-    monkeypatch.setattr(CausalLM, "_eos", frozenset())
-    with running(lm, None, rows=32, waiting=64, patience=0.3) as server:
-        port = int(server.url.rpartition(":")[2])
-        body = json.dumps({
-            "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 1000, "temperature": 1, "stream": True,
-            "n": 4, "logprobs": 20,
-        })  # fmt: skip
-        with socket.socket() as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            deaf.connect(("127.0.0.1", port))
-            head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
-            deaf.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
-            assert completion(server, max_tokens=4).choices[0].text
-            assert server.idle(30)
-        assert 'stop="cancelled"' in httpx.get(f"{server.url}/metrics").text
+        page = httpx.get(f"{server.url}/metrics").text
+    assert 'probers_texts_total{stop="cancelled"} 2.0' in page and "probers_running_texts 0.0" in page
 
 
 def test_the_key_is_asked_for(lm):
@@ -718,20 +632,10 @@ def test_the_key_is_asked_for(lm):
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_requests_are_logged_only_where_that_is_asked(lm, caplog):
-    for wanted in (False, True):
-        with running(lm, None, log_requests=wanted) as server:
-            completion(server, "The secret\x1b[31m word", max_tokens=2)
-        assert ("secret" in caplog.text) is wanted
-        assert "\x1b" not in caplog.text
-
-
-def test_without_a_prober_there_are_no_scores(lm):
-    with running(lm, None) as server:
-        made = completion(server)
-        assert not hasattr(made.choices[0], "hallucination")
-        with pytest.raises(openai.BadRequestError, match="corpus=FILE"):
-            completion(server, extra_body={"retrieval": {"trigger": "never"}})
+def test_without_a_prober_there_are_no_scores(chatting):
+    assert not hasattr(completion(chatting).choices[0], "hallucination")
+    with pytest.raises(openai.BadRequestError, match="corpus=FILE"):
+        completion(chatting, extra_body={"retrieval": {"trigger": "never"}})
 
 
 def test_what_the_model_breaks_on_ends_alone(lm, server, monkeypatch):

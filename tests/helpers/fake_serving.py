@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,27 +103,17 @@ class FakeServer(Server):
 
         class Serving(Handler):
             def refused(self) -> bool:
-                if fake.key and self.headers.get("Authorization") != f"Bearer {fake.key}":
+                refused = fake.key != "" and self.headers.get("Authorization") != f"Bearer {fake.key}"
+                if refused:
                     self.send(401, {"error": {"message": "give an API key: Authorization: Bearer KEY"}})
-                    return True
-                return False
-
-            def replay(self, body: dict[str, Any]) -> None:
-                try:
-                    self.send(200, replay(Replay.model_validate(body)))
-                except ApiError as error:
-                    self.send(error.status, error.body())
+                return refused
 
             def do_GET(self) -> None:
                 if self.path == "/v1/models":
                     if not self.refused():
                         self.send(200, {"object": "list", "data": [fake.model]})
                     return
-                name = "index.html" if self.path == "/" else self.path.removeprefix("/page/")
-                file = PAGE / name
-                if "/" in name or not file.is_file():
-                    self.send(404, {"detail": "Not Found"})
-                    return
+                file = PAGE / ("index.html" if self.path == "/" else self.path.removeprefix("/page/"))
                 headers = {"Content-Type": TYPES[file.suffix], "Content-Security-Policy": POLICY}
                 self.send(200, file.read_bytes(), headers)
 
@@ -131,14 +122,15 @@ class FakeServer(Server):
                 if self.refused():
                     return
                 if self.path == "/v1/replay":
-                    self.replay(body)
+                    try:
+                        self.send(200, replay(Replay.model_validate(body)))
+                    except ApiError as error:
+                        self.send(error.status, error.body())
                     return
                 fake.asked.append(body | {"path": self.path})
                 if self.path == "/v1/score":
-                    if (scored := fake.prepared.get(body["answer"])) is None:
-                        self.send(404, {"error": {"message": "POST /v1/score is not offered"}})
-                    else:
-                        self.send(200, {"text": body["answer"], "hallucination": scored.whole()})
+                    scored = fake.prepared[body["answer"]]
+                    self.send(200, {"text": body["answer"], "hallucination": scored.whole()})
                     return
                 chat = self.path == "/v1/chat/completions"
                 found = fake.prepared[body["messages"][-1]["content"] if chat else body["prompt"]]
@@ -148,14 +140,12 @@ class FakeServer(Server):
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
                 self.end_headers()
-                try:
+                with suppress(BrokenPipeError, ConnectionResetError):  # the page stopped listening
                     for chunk in found.chunks(chat):
                         self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
                         self.wfile.flush()
                         time.sleep(found.pause)
                     self.wfile.write(b"data: [DONE]\n\n")
-                except (BrokenPipeError, ConnectionResetError):
-                    pass  # the page stopped listening
 
         super().__init__(Serving)
         self.url += "/"
