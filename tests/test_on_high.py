@@ -133,31 +133,42 @@ def test_the_lowest_of_the_draws_is_returned(server: Running, lm: CausalLM) -> N
 
 
 def test_headers_say_what_the_answer_does(server: Running) -> None:
-    def asked(**own: Any) -> httpx.Headers:
-        body = {
-            "model": "testbed", "prompt": PROMPT, "temperature": 0, "max_tokens": 32, "hallucination": own,
-        }  # fmt: skip
-        return httpx.post(f"{server.url}/v1/completions", json=body).headers
+    def headers(**own: Any) -> httpx.Headers:
+        body = {"model": "testbed", "prompt": PROMPT, "temperature": 0, "max_tokens": 32}
+        return httpx.post(f"{server.url}/v1/completions", json={**body, "hallucination": own}).headers
 
-    plain, stopped = asked(threshold=1e6), asked(on_high="stop", threshold=-1e6)
+    plain, stopped = headers(threshold=1e6), headers(on_high="stop", threshold=-1e6)
     told = complete(server).choices[0].hallucination
     assert float(plain["x-hallucination-score"]) == pytest.approx(told["score"], rel=1e-4)
     assert (plain["x-hallucination-fires"], plain["x-hallucination-action"]) == ("false", "none")
     assert stopped["x-hallucination-action"] == "stop"
 
 
-@pytest.mark.parametrize(("own", "param"), [
-    ({"on_high": "explode"}, "hallucination.on_high"),
-    ({"on_high": "retry"}, "hallucination.on_high"),  # at temperature 0
-    ({"on_high": "stop", "unit": "answer"}, "hallucination.on_high"),
-    ({"on_high": "retry", "draws": 1}, "hallucination.draws"),
-    ({"on_high": "abstain", "abstention": ""}, "hallucination.abstention"),
-    ({"unit": "word"}, "hallucination.unit"),
-])  # fmt: skip
-def test_what_cannot_be_done_is_named(server: Running, own: dict[str, Any], param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        complete(server, **own)
-    assert refused.value.param == param
+def test_what_cannot_be_done_is_named(server: Running, lm: CausalLM) -> None:
+    def refused(at: Running, param: str, **own: Any) -> None:
+        with pytest.raises(openai.BadRequestError) as error:
+            complete(at, **own)
+        assert error.value.param == f"hallucination.{param}"
+
+    refused(server, "on_high", on_high="explode")
+    refused(server, "on_high", on_high="retry")  # at temperature 0
+    refused(server, "on_high", on_high="stop", unit="answer")
+    refused(server, "draws", on_high="retry", draws=1)
+    refused(server, "abstention", on_high="abstain", abstention="")
+    with running(lm, None) as bare:
+        refused(bare, "on_high", on_high="stop")
+    with running(lm, bank_for(lm, "mean")) as pooled:
+        refused(pooled, "on_high", on_high="stop")
+        refused(pooled, "unit", unit="token")
+        score = complete(pooled).choices[0].hallucination["score"]
+        for threshold, above in ((score - 1, True), (score + 1, False)):
+            made = complete(pooled, on_high="abstain", threshold=threshold).choices[0]
+            assert (made.finish_reason == "content_filter") == above
+    with pytest.raises(openai.BadRequestError):
+        server.client.completions.create(
+            model="testbed", prompt="Who does Lena Zaser work for?",
+            extra_body={"hallucination": {"on_high": "stop"}, "retrieval": {"trigger": "flare"}},
+        )  # fmt: skip
 
 
 def test_probers_of_whole_answers_and_of_entities_judge_nothing_else(lm: CausalLM) -> None:
@@ -165,29 +176,9 @@ def test_probers_of_whole_answers_and_of_entities_judge_nothing_else(lm: CausalL
     entities = replace(tokens, spec=replace(tokens.spec, position="entity"))
     assert units_of(pooled) == ("answer",)
     assert units_of(entities) == units_of(bank_for(lm, "predicting")) == ("span",)
-    with running(lm, pooled) as server:
-        for own, param in ([{"on_high": "stop"}, "on_high"], [{"unit": "token"}, "unit"]):
-            with pytest.raises(openai.BadRequestError) as refused:
-                complete(server, **own)
-            assert refused.value.param == f"hallucination.{param}"
-        score = complete(server).choices[0].hallucination["score"]
-        for threshold, above in ((score - 1, True), (score + 1, False)):
-            made = complete(server, on_high="abstain", threshold=threshold).choices[0]
-            assert (made.finish_reason == "content_filter") == above
     for other, unit in ((entities, "token"), (pooled, "span")):
         with fails("unsupported", unit):
             Assessor(other, None, unit)
-
-
-def test_a_server_without_a_prober_acts_on_nothing(lm: CausalLM, server: Running) -> None:
-    with running(lm, None) as bare, pytest.raises(openai.BadRequestError) as refused:
-        complete(bare, on_high="stop")
-    assert refused.value.param == "hallucination.on_high"
-    with pytest.raises(openai.BadRequestError):
-        server.client.completions.create(
-            model="testbed", prompt="Who does Lena Zaser work for?",
-            extra_body={"hallucination": {"on_high": "stop"}, "retrieval": {"trigger": "flare"}},
-        )  # fmt: skip
 
 
 def test_a_client_that_leaves_ends_its_draws(server: Running) -> None:
