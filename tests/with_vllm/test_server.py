@@ -26,7 +26,7 @@ from helpers.tiny import byte_level
 from tokenizers.processors import TemplateProcessing
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from written import DRAFTS, make_bank, save_tiny, with_adapter
+from written import make_bank, save_tiny, with_adapter
 
 from probers.cli.settings import Model
 from probers.model.causal_lm import CausalLM
@@ -143,29 +143,27 @@ def test_a_finished_answer_is_scored_as_by_our_engine(url: str, lm: CausalLM, ba
         return reply.status_code, reply.json()
 
     lm.tokenizer.chat_template = TEMPLATE
-    for each in (row, row | {"passages": passages}, chat, row | {"answer": row["answer"] * 6}):
-        for _ in range(2):  # the second time the prefix cache holds it
-            status, made = post("score", model="testbed", **each)
-            assert status == 200, made
-            told = made["hallucination"]
-            (want,) = bank.score(lm, [each])
-            assert (made["object"], made["prompt"]) == ("score", want.prompt)
-            assert made["text"] == want.text == each["answer"]
-            wanted = want.response.wire()
-            check_whole(told, made["text"])
-            assert told.keys() == wanted.keys()
-            assert told["token_offsets"] == [list(place) for place in wanted["token_offsets"]]
-            np.testing.assert_allclose(told["token_scores"], wanted["token_scores"], rtol=1e-3, atol=0.05)
-            np.testing.assert_allclose(told["token_logprobs"], wanted["token_logprobs"], atol=2e-3)
-            assert told["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
+    for each in (row, row | {"passages": passages}, chat, row):  # the prefix cache holds the last
+        status, made = post("score", model="testbed", **each)
+        assert status == 200, made
+        told, (want,) = made["hallucination"], bank.score(lm, [each])
+        assert (made["object"], made["prompt"]) == ("score", want.prompt)
+        assert made["text"] == want.text == each["answer"]
+        wanted = want.response.wire()
+        check_whole(told, made["text"])
+        assert told.keys() == wanted.keys()
+        assert told["token_offsets"] == [list(place) for place in wanted["token_offsets"]]
+        np.testing.assert_allclose(told["token_scores"], wanted["token_scores"], rtol=1e-3, atol=0.05)
+        np.testing.assert_allclose(told["token_logprobs"], wanted["token_logprobs"], atol=2e-3)
+        assert told["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
     status, high = post("score", model="testbed", threshold=-1e6, **row)
     assert status == 200 and high["hallucination"]["fires"]
-    asked = {"contexts": passages, "question": row["prompt"], "answer": row["answer"]}
-    status, tokens = post("lettucedetect/token", **asked)
+    status, tokens = post(
+        "lettucedetect/token", contexts=passages, question=row["prompt"], answer=row["answer"]
+    )
     assert "".join(each["token"] for each in tokens["predictions"]) == row["answer"]
-    assert post("score", **{**row, "model": "other"})[0] == 404
-    assert post("score", model="testbed", **row, unit="claim")[0] == 400
-    assert post("score", model="testbed", **{**row, "answer": ""})[0] == 400
+    for wrong, refusal in ({"model": "other"}, 404), ({"unit": "claim"}, 400), ({"answer": ""}, 400):
+        assert post("score", **{"model": "testbed", **row, **wrong})[0] == refusal
     assert httpx.post(f"{url}/score", json={"model": "testbed", **row}).status_code == 401
     # Passages that do not fit are left out from the end; an answer that does not is not scored.
     status, cut = post("score", model="testbed", **row, passages=passages * 40)
@@ -203,20 +201,18 @@ def test_a_stream_tells_the_same_as_it_grows(client: openai.OpenAI, chat: bool) 
     assert len(last.hallucination["token_scores"]) < 5 < len(told["token_scores"])
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_an_offer_of_http_2_loses_no_body(url: str, apart: bool) -> None:
-    """Claim: Java's standard client gets its answer, and one alone; the body may come by itself."""
+def test_an_offer_of_http_2_loses_no_body(url: str) -> None:
+    """Claim: Java's standard client gets its answer, and one alone, also if its body comes by itself."""
     body = json.dumps({"model": "testbed", "prompt": PROMPT, "max_tokens": 2})
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
-        "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
         f"Content-Type: application/json\r\nAuthorization: Bearer {KEY}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=20) as link:
-        for part in (head, body) if apart else (head + body,):
-            link.sendall(part.encode())
-            time.sleep(0.2 * apart)
+        link.sendall(head.encode())
+        time.sleep(0.2)
+        link.sendall(body.encode())
         heard = b""
         while b"usage" not in heard:
             more = link.recv(65536)
@@ -338,31 +334,13 @@ def test_a_prober_with_an_adapter_scores_the_answers_of_it(tmp_path: Path) -> No
     bank = with_adapter(lm, make_bank(lm, tmp_path / "plain", "tokens", (2,)), tmp_path / "prober")
     with served(tmp_path / "prober", "--enforce-eager", model=model) as address:
         client = openai.OpenAI(base_url=address, api_key=KEY)
-        for stop in ([], ["e"]):
-            asked: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "stop": stop}
-            (choice,) = client.completions.create(model=model, **asked).choices
-            (scored,) = lm.score([PROMPT], [choice.text], needs=bank.needs)
-            if len(scored.token_ids) == len(choice.hallucination["token_scores"]):
-                want = bank.score_states(as_stored(scored.state, bank.spec.dtype))
-                scores = choice.hallucination["token_scores"]
-                # A token that the stop string cut is another one where the text is read.
-                whole = slice(None, -1 if stop else None)
-                np.testing.assert_allclose(scores[whole], want[whole], rtol=1e-3, atol=0.05)
+        asked: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        (choice,) = client.completions.create(model=model, **asked).choices
+        (scored,) = lm.score([PROMPT], [choice.text], needs=bank.needs)
+        want = bank.score_states(as_stored(scored.state, bank.spec.dtype))
+        np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
         (choice,) = client.completions.create(model=f"{model}-base", **asked).choices
         assert choice.hallucination is None
-
-
-def test_two_ranks_with_drafts_answer_what_our_engine_says(tmp_path: Path) -> None:
-    model = save_tiny("llama", tmp_path / "model")
-    lm = CausalLM.from_pretrained(model, dtype="float32")
-    bank = make_bank(lm, tmp_path / "prober", "tokens", (0, 1, 3))
-    flags = ["--tensor-parallel-size", "2", "--enforce-eager", "--speculative-config", json.dumps(DRAFTS)]
-    with served(tmp_path / "prober", *flags, model=model) as url:
-        made = asyncio.run(answers(url, 60, model=model, temperature=0, max_tokens=40))
-        said = httpx.get(url.removesuffix("v1") + "metrics").text
-    [accepted] = re.findall(r"vllm:spec_decode_num_accepted_tokens_total\{.*\} (\S+)", said)
-    assert float(accepted) > 0
-    check_answers(made, lm, bank)
 
 
 def test_a_server_says_which_option_is_refused_and_loads_no_model(folder: Path, bank: Prober) -> None:
@@ -373,7 +351,6 @@ def test_a_server_says_which_option_is_refused_and_loads_no_model(folder: Path, 
     [log] = {*folder.parent.glob("server-*.log")} - before
     said = log.read_text()
     assert "vLLM cannot run --speculative-config with method=draft_model beside a prober" in said
-    assert "give method=ngram or leave it out" in said
     assert "Starting to load model" not in said
 
 
@@ -386,7 +363,7 @@ def complete(client: openai.OpenAI, *, stream: bool = False, **own: Any) -> Any:
     return list(made) if stream else made
 
 
-@pytest.mark.parametrize("unit", ["span", "sentence", "token"])
+@pytest.mark.parametrize("unit", ["span", "sentence"])
 def test_on_high_stop_ends_before_the_first_unit_above(client: openai.OpenAI, unit: str) -> None:
     free = complete(client, unit=unit, logprobs=0).choices[0]
     spans = free.hallucination["spans"]
@@ -421,9 +398,8 @@ def test_on_high_abstain_and_retry(client: openai.OpenAI) -> None:
     scores = [choice.hallucination["score"] for choice in free]
     assert made.text == free[int(np.argmin(scores))].text
     assert made.hallucination["acted"]["scores"] == pytest.approx(scores, rel=1e-3, abs=0.05)
-    for wrong in ({"on_high": "retry"}, {"on_high": "stop", "unit": "answer"}, {"on_high": "explode"}):
-        with pytest.raises(openai.BadRequestError):
-            complete(client, **wrong)
+    with pytest.raises(openai.BadRequestError):
+        complete(client, on_high="stop", unit="answer")
 
 
 def test_reasoning_that_a_parser_takes_apart_is_scored_with_the_answer(tmp_path: Path) -> None:
@@ -478,14 +454,7 @@ def test_a_prompt_ends_without_the_tokenizers_marker() -> None:
 def test_half_of_a_pair_of_surrogates_is_refused_before_vllm_reads_it() -> None:
     app = FastAPI()
     Scores().attach_router(app)
+    body = json.dumps({"model": "m", "prompt": "a", "stop": ["\ud83d"]})
     with TestClient(app) as client:
-        for field in (
-            {"prompt": "\ud83d"},
-            {"prompt": "a", "stop": ["\ud83d"]},
-            {"prompt": "a", "\ud83d": 1},
-        ):
-            body = json.dumps({"model": "m", **field})
-            answer = client.post(
-                "/v1/completions", content=body, headers={"content-type": "application/json"}
-            )
-            assert answer.status_code == 400 and "surrogates" in answer.text
+        answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and "surrogates" in answer.text

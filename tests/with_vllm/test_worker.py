@@ -14,7 +14,6 @@ from written import (
     PROMPTS,
     SCHEDULER,
     Written,
-    folder_of,
     make_bank,
     ours,
     save_tiny,
@@ -111,27 +110,6 @@ def test_ranks_and_experts_change_no_score_and_heads_run_on_rank_0_alone(
     check(written, ours(lm, bank, written))
     passes = [counters[f"heads_of_rank_{rank}"] for rank in range(ranks)]
     assert passes[0] > 0 and not any(passes[1:])
-
-
-def test_smollm2_on_three_ranks(tmp_path: Path) -> None:
-    lm = CausalLM.from_pretrained("smollm2", dtype="float32")
-    written, counters = write(
-        "smollm2", "smollm2", PROMPTS[::8], scheduler_cls=SCHEDULER, enforce_eager=True,
-        tensor_parallel_size=3,
-    )  # fmt: skip
-    check(written, ours(lm, Prober.from_pretrained("smollm2"), written))
-    assert [counters[f"heads_of_rank_{rank}"] > 0 for rank in range(3)] == [True, False, False]
-
-
-def test_vllm_refuses_ranks_that_do_not_divide_the_heads() -> None:
-    from vllm.engine.arg_utils import EngineArgs
-
-    def configure(ranks: int) -> Any:
-        return EngineArgs(folder_of("smollm2"), tensor_parallel_size=ranks).create_engine_config()
-
-    assert configure(3).parallel_config.world_size == 3
-    with pytest.raises(ValueError, match=r"attention heads \(9\) must be divisible .* \(2\)"):
-        configure(2)
 
 
 @pytest.mark.parametrize("pool", ["tokens", "mean", "predicting"])
