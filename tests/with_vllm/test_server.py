@@ -110,20 +110,25 @@ def check_whole(told: Any, text: str) -> None:
     assert all(text[span["start"] : span["end"]].strip() for span in told["spans"])
 
 
+def check_scores(told: Any, read: Any, bank: Prober) -> None:
+    """The scores and log-probabilities are those of our engine for the same tokens."""
+    want = bank.score_states(as_stored(read.state, bank.spec.dtype))
+    np.testing.assert_allclose(told["token_scores"], want, rtol=1e-3, atol=0.05)
+    np.testing.assert_allclose(told["token_logprobs"], read.logprobs, atol=1e-3)
+
+
 def test_an_answer_carries_the_scores_of_our_engine(
     client: openai.OpenAI, lm: CausalLM, bank: Prober
 ) -> None:
-    for count in (1, 6, 40):
+    for count in (1, 40):
         made = client.completions.create(model="testbed", prompt=PROMPT, max_tokens=count, temperature=0)
-        choice = made.choices[0]
-        check_whole(choice.hallucination, choice.text)
-        scored = lm.score([PROMPT], [choice.text], needs=bank.needs)[0]
-        assert [tuple(span) for span in choice.hallucination["token_offsets"]] == list(scored.offsets)
-        want = bank.score_states(as_stored(scored.state, bank.spec.dtype))
-        np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
-        np.testing.assert_allclose(choice.hallucination["token_logprobs"], scored.logprobs, atol=1e-3)
-        wanted = Assessor(bank)(WrittenText.of(scored, *text_scores(bank, scored.state))).wire()
+        (choice,) = made.choices
         told = choice.hallucination
+        check_whole(told, choice.text)
+        scored = lm.score([PROMPT], [choice.text], needs=bank.needs)[0]
+        assert [tuple(span) for span in told["token_offsets"]] == list(scored.offsets)
+        check_scores(told, scored, bank)
+        wanted = Assessor(bank)(WrittenText.of(scored, *text_scores(bank, scored.state))).wire()
         places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, wanted)]
         assert places[0] == places[1] and told["fires"] == wanted["fires"]
         assert told["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
@@ -192,10 +197,9 @@ def test_a_stream_tells_the_same_as_it_grows(client: openai.OpenAI, chat: bool) 
     text = whole.message.content if chat else whole.text
     pieces = [chunk.choices[0].delta.content or "" if chat else chunk.choices[0].text for chunk in chunks]
     assert "".join(pieces) == text
-    check_whole(whole.hallucination, text)
     last = chunks[-1].choices[0]
     assert last.finish_reason == whole.finish_reason
-    told = joined(chunks[i].choices[0] for i in range(len(chunks)))
+    told = joined(chunk.choices[0] for chunk in chunks)
     check_whole(told, text)
     np.testing.assert_allclose(told["token_scores"], whole.hallucination["token_scores"], atol=0.05)
     assert len(last.hallucination["token_scores"]) < 5 < len(told["token_scores"])
@@ -276,16 +280,15 @@ def test_the_requests_threshold_and_what_is_refused(client: openai.OpenAI) -> No
         openai.OpenAI(base_url=client.base_url, api_key="no").models.list()
 
 
-async def answers(url: str, count: int, **more: Any) -> list[Any]:
-    """``count`` random requests, 16 at a time and every other one streamed: (prompt, text, what is said)."""
+async def answers(url: str, count: int) -> list[Any]:
+    """``count`` random requests, 16 at a time and every other one streamed: prompt, text, ids, our field."""
     rng, client = random.Random(0), openai.AsyncOpenAI(base_url=url, api_key=KEY, timeout=600)
     turn = asyncio.Semaphore(16)
 
     async def one(i: int) -> tuple[str, str, list[int], Any]:
-        prompt = f"Question {i % 50}: Who was born in {1900 + i % 37}?\nAnswer:"
-        asked = {
-            "model": "testbed", "prompt": prompt,
-            "max_tokens": rng.randint(1, 12), "temperature": 0.8, "seed": i, **more,
+        asked: dict[str, Any] = {
+            "model": "testbed", "prompt": f"Question {i % 50}: Who was born in {1900 + i % 37}?\nAnswer:",
+            "max_tokens": rng.randint(1, 12), "temperature": 0.8, "seed": i,
             "extra_body": {"return_token_ids": True},
         }  # fmt: skip
         async with turn:
@@ -294,14 +297,13 @@ async def answers(url: str, count: int, **more: Any) -> list[Any]:
             else:
                 made = (await client.completions.create(**asked)).choices
         ids = [token for c in made for token in c.token_ids or ()]
-        return prompt, "".join(c.text for c in made), ids, joined(made)
+        return asked["prompt"], "".join(c.text for c in made), ids, joined(made)
 
     return list(await asyncio.gather(*(one(i) for i in range(count))))
 
 
-def test_no_score_of_many_requests_is_lost(url: str) -> None:
-    for _, text, _, told in asyncio.run(answers(url, 300)):
-        check_whole(told, text)
+def test_no_score_of_many_requests_is_lost(url: str, lm: CausalLM, bank: Prober) -> None:
+    check_answers(asyncio.run(answers(url, 300)), lm, bank)
 
 
 def test_two_engines_behind_one_address(lm: CausalLM, bank: Prober, folder: Path) -> None:
@@ -322,25 +324,23 @@ def check_answers(made: list[Any], lm: CausalLM, bank: Prober) -> None:
     scored = lm.score([prompt for prompt, *_ in made], kept, needs=bank.needs)
     for (_, text, _, told), want in zip(made, scored, strict=True):
         check_whole(told, text)
-        wanted = bank.score_states(as_stored(want.state, bank.spec.dtype))
-        np.testing.assert_allclose(told["token_scores"], wanted, rtol=1e-3, atol=0.05)
-        np.testing.assert_allclose(told["token_logprobs"], want.logprobs, atol=1e-3)
+        check_scores(told, want, bank)
 
 
 def test_a_prober_with_an_adapter_scores_the_answers_of_it(tmp_path: Path) -> None:
     """Claim: the model's name answers with the adapter, and is scored; the model as it is, is not."""
     model = save_tiny("llama", tmp_path / "model")
-    lm = CausalLM.from_pretrained(model, dtype="float32")
+    lm, bare = (CausalLM.from_pretrained(model, dtype="float32") for _ in range(2))
     bank = with_adapter(lm, make_bank(lm, tmp_path / "plain", "tokens", (2,)), tmp_path / "prober")
     with served(tmp_path / "prober", "--enforce-eager", model=model) as address:
         client = openai.OpenAI(base_url=address, api_key=KEY)
         asked: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
         (choice,) = client.completions.create(model=model, **asked).choices
-        (scored,) = lm.score([PROMPT], [choice.text], needs=bank.needs)
-        want = bank.score_states(as_stored(scored.state, bank.spec.dtype))
-        np.testing.assert_allclose(choice.hallucination["token_scores"], want, rtol=1e-3, atol=0.05)
-        (choice,) = client.completions.create(model=f"{model}-base", **asked).choices
-        assert choice.hallucination is None
+        (base,) = client.completions.create(model=f"{model}-base", **asked).choices
+    needs = bank.needs
+    read, without = (each.score([PROMPT], [choice.text], needs=needs)[0] for each in (lm, bare))
+    check_scores(choice.hallucination, read, bank)
+    assert np.abs(read.state - without.state).max() > 0.1 and base.hallucination is None
 
 
 def test_a_server_says_which_option_is_refused_and_loads_no_model(folder: Path, bank: Prober) -> None:
@@ -409,26 +409,22 @@ def test_reasoning_that_a_parser_takes_apart_is_scored_with_the_answer(tmp_path:
     flags = ["--reasoning-parser", "deepseek_r1", "--enforce-eager", "--chat-template", CHAT_TEMPLATE]
     with served(tmp_path / "prober", *flags, model=model) as url:
         client = openai.OpenAI(base_url=url, api_key=KEY)
-        for question, *_ in CHATS[:2]:
-            asked: dict[str, Any] = {
-                "model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 80,
-                "temperature": 0,
-            }  # fmt: skip
-            choice = client.chat.completions.create(**asked).choices[0]
-            prompt = chat_text(lm.tokenizer, asked["messages"], "it")
-            (own,) = lm.generate([prompt], max_new_tokens=80)
-            (read,) = lm.score([prompt], [own.token_ids], needs=bank.needs)
-            scores = bank.score_states(as_stored(read.state, bank.spec.dtype))
-            told, message = choice.hallucination, choice.message
-            thought = told["reasoning"]
-            for text, field in ((message.content, told), (message.reasoning, thought)):
-                start = own.text.index(text)
-                tokens = [i for i, (a, b) in enumerate(own.offsets) if a < start + len(text) and b > start]
-                np.testing.assert_allclose(field["token_scores"], scores[tokens], rtol=1e-3, atol=0.05)
-            chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
-            for whole, streamed in ((told, joined(chunks)), (thought, joined(chunks, "reasoning"))):
-                same = pytest.approx(whole["token_scores"], rel=1e-3, abs=0.05)
-                assert streamed["token_scores"] == same
+        messages: Any = [{"role": "user", "content": CHATS[0][0]}]
+        asked: Any = {"model": model, "messages": messages, "max_tokens": 80, "temperature": 0}
+        choice = client.chat.completions.create(**asked).choices[0]
+        chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+    (own,) = lm.generate([chat_text(lm.tokenizer, messages, "it")], max_new_tokens=80)
+    (read,) = lm.score([own.prompt], [own.token_ids], needs=bank.needs)
+    scores = bank.score_states(as_stored(read.state, bank.spec.dtype))
+    told, message = choice.hallucination, choice.message
+    for text, field, streamed in (
+        (message.content, told, joined(chunks)),
+        (message.reasoning, told["reasoning"], joined(chunks, "reasoning")),
+    ):
+        start = own.text.index(text)
+        tokens = [i for i, (a, b) in enumerate(own.offsets) if a < start + len(text) and b > start]
+        np.testing.assert_allclose(field["token_scores"], scores[tokens], rtol=1e-3, atol=0.05)
+        assert streamed["token_scores"] == pytest.approx(field["token_scores"], rel=1e-3, abs=0.05)
 
 
 def test_a_prompt_ends_without_the_tokenizers_marker() -> None:
@@ -437,17 +433,13 @@ def test_a_prompt_ends_without_the_tokenizers_marker() -> None:
     end = (tokenizer.eos_token, tokenizer.eos_token_id)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
     ids = tokenizer("The mill", add_special_tokens=False)["input_ids"]
-    for given, taken in (("The mill", ids), (["The mill", "The mill"], [ids, ids]), ([1, 2], [1, 2])):
+    for given, taken in ((["The mill", "The mill"], [ids, ids]), ([1, 2], [1, 2])):
         request = CompletionRequest(model="m", prompt=given)
         assessing.unmarked(request)
         assert request.prompt == taken
-    bare = CompletionRequest(model="m", prompt="The mill", add_special_tokens=False)
-    assessing.unmarked(bare)
-    assert bare.prompt == "The mill"
-    chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-    assessing.unmarked(ChatCompletionRequest(**chat))
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "add_special_tokens": True}
     with pytest.raises(ApiError) as refused:
-        assessing.unmarked(ChatCompletionRequest(**chat, add_special_tokens=True))
+        assessing.unmarked(ChatCompletionRequest(**chat))
     assert (refused.value.status, refused.value.param) == (400, "add_special_tokens")
 
 

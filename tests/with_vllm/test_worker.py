@@ -17,7 +17,6 @@ from written import (
     make_bank,
     ours,
     save_tiny,
-    with_adapter,
     write,
 )
 
@@ -51,24 +50,12 @@ def test_scores_of_64_texts_with_preemption_cache_hits_and_chunks(model: str, tm
     check(written, ours(lm, bank, written))
 
 
-def test_texts_of_the_probers_adapter_are_scored_and_others_are_not(tmp_path: Path) -> None:
-    lm = CausalLM.from_pretrained(save_tiny("llama", tmp_path / "model"), dtype="float32")
-    plain = make_bank(lm, tmp_path / "plain", "tokens", (2,))
-    bank = with_adapter(lm, plain, tmp_path / "prober")
-    asked = LoRARequest("prober", 1, str(bank.adapter))
-    written, _ = write(
-        str(tmp_path / "model"), str(tmp_path / "prober"), PROMPTS[::8], scheduler_cls=SCHEDULER,
-        adapter=asked, enable_lora=True, max_lora_rank=8, enforce_eager=True,
-    )  # fmt: skip
-    with_it, without = (
-        ours(lm, bank, written),
-        ours(CausalLM.from_pretrained(lm.model.name_or_path), plain, written),
-    )
-    check(written, with_it)
-    assert max(np.abs(a - b).max() for a, b in zip(with_it, without, strict=True)) > 0.1
+def test_texts_of_the_probers_adapter_alone_are_scored() -> None:
+    """What of an answer with it is scored tests/with_vllm/test_server.py asks a server."""
     given = SimpleNamespace(extra_args={"probers": "all"})
-    for used, adapter, scored in ((asked, str(bank.adapter), "all"), (None, str(bank.adapter), None),
-                                  (asked, None, None), (None, None, "all")):  # fmt: skip
+    asked = LoRARequest("prober", 1, "folder")
+    for used, adapter, scored in ((asked, "folder", "all"), (None, "folder", None), (asked, None, None),
+                                  (None, None, "all")):  # fmt: skip
         request: Any = SimpleNamespace(
             sampling_params=given, prompt_token_ids=[1], mm_features=None, lora_request=used
         )
@@ -95,7 +82,7 @@ def test_every_pool_also_when_texts_are_computed_again(
 @pytest.mark.parametrize(("family", "ranks", "more"), [
     ("llama", 2, {"enforce_eager": False}), ("qwen3_moe", 1, {}), ("qwen3_moe", 2, {}),
 ])  # fmt: skip
-def test_ranks_and_experts_change_no_score_and_heads_run_on_rank_0_alone(
+def test_ranks_and_experts_change_no_score(
     family: str, ranks: int, more: dict[str, Any], tmp_path: Path
 ) -> None:
     model = save_tiny(family, tmp_path / "model")
@@ -108,8 +95,6 @@ def test_ranks_and_experts_change_no_score_and_heads_run_on_rank_0_alone(
     assert counters["vllm:num_preemptions"] > 0 and counters["vllm:prefix_cache_hits"] > 0
     assert len({text.ids for text in written}) > 8  # texts of their own
     check(written, ours(lm, bank, written))
-    passes = [counters[f"heads_of_rank_{rank}"] for rank in range(ranks)]
-    assert passes[0] > 0 and not any(passes[1:])
 
 
 @pytest.mark.parametrize("pool", ["tokens", "mean", "predicting"])
