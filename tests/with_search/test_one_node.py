@@ -24,10 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 CHINESE = [
     "北京是中华人民共和国的首都，也是全国的政治中心。", "上海是中国最大的城市之一，位于长江入海口。",
-    "长江是亚洲最长的河流，流经上海注入东海。", "黄河是中国第二长的河流。",
-    "東京は日本の首都であり、人口が最も多い都市である。", "富士山は日本で最も高い山である。",
-    "故宫位于北京市中心，是明清两代的皇宫。", "长城是古代中国的军事防御工程。",
-    "孔子是春秋时期的思想家和教育家。", "李白是唐代著名诗人，被称为诗仙。",
+    "黄河是中国第二长的河流。", "東京は日本の首都であり、人口が最も多い都市である。",
+    "故宫位于北京市中心，是明清两代的皇宫。", "李白是唐代著名诗人，被称为诗仙。",
 ]  # fmt: skip
 SCRIPTS = [
     "The room has 40 km² of H₂O in an oﬃce", "हिन्दी भारत की राजभाषा है", "שָׁלוֹם עֲלֵיכֶם",
@@ -104,36 +102,32 @@ def same_passages(ours, theirs):
 @pytest.mark.parametrize("shards", [1, 3])
 def test_real_questions_and_chinese_ones_rank_as_in_the_embedded_index(one, real, shards):
     passages, questions = real
-    passages = [*passages, *(Passage(f"c{i}", "", t) for i, t in enumerate(CHINESE + SCRIPTS))]
-    chinese = [text[i : i + n] for text in CHINESE for i in (0, 3, 6) for n in (4, 7)][:50]
+    passages = [*passages, *corpus(*CHINESE, *SCRIPTS)]
+    chinese = [text[i : i + n] for text in CHINESE for i in (0, 3) for n in (4, 7)]
     asked = [*questions, *chinese, *SCRIPTS, "km2 H2O office", "Москва столица", "שלום", "first 北京"]
-    ours, theirs = BM25(passages), connect(one, passages, shards=shards, index="ranks")
-    try:
-        found = theirs.search(asked, 10)
-        same_passages(ours.search(asked, 10), found)
-        assert all(found[len(questions) : len(questions) + len(chinese)])
-        ratio = [b.score / a.score for a, b in zip(ours.search(asked[:1], 5)[0], found[0], strict=False)]
-        assert ratio == pytest.approx([2.2] * len(ratio), rel=1e-4)
-        # Several at once give what each gives alone.
-        alone = [theirs.search([query], 10)[0] for query in asked[:20]]
-        assert [[p.id for p in row] for row in alone] == ids(found[:20])
-        assert [[p.score for p in row] for row in alone] == [[p.score for p in row] for row in found[:20]]
-    finally:
-        theirs.drop()
+    theirs = connect(one, passages, shards=shards, index="ranks")
+    found = theirs.search(asked, 10)
+    same_passages(BM25(passages).search(asked, 10), found)
+    assert all(found[len(questions) : len(questions) + len(chinese)])
+    # Several at once give what each gives alone.
+    alone = [theirs.search([query], 10)[0] for query in asked[:20]]
+    assert [[(p.id, p.score) for p in row] for row in alone] == [
+        [(p.id, p.score) for p in row] for row in found[:20]
+    ]
+    theirs.drop()
 
 
 def test_all_counts_are_those_of_the_embedded_index(one, real):
-    passages, _ = real
     odd = [*CHINESE, *SCRIPTS, *["b a"] * 40, *["a b a b"] * 20, "Grace, not Hopper", "grace HOPPER"]
     passages = [
-        *passages,
+        *real[0],
         *(Passage(f"c{i}", "", t) for i, t in enumerate(odd)),
         Passage("g", "Grace", "Hopper"),
     ]
     ours, theirs = BM25(passages), connect(one, passages, index="counts")
+    phrases = ["of the", "北京", "H2O", "", "?!", "unknown wordsalad", "New York City", "a b", "b a b a"]
+    phrases += ["Grace Hopper", "hopper", "ŁÓDŹ", "Lodz"]
     rng = np.random.default_rng(0)
-    phrases = ["of the", "the first", "北京", "中国", "H2O", "", "?!", "unknown wordsalad", "New York City"]
-    phrases += ["a b", "b a", "b a b a", "Grace Hopper", "hopper", "ŁÓDŹ", "Lodz"]
     for _ in range(150):
         words = tokens_of(passages[rng.integers(len(passages))])
         start = int(rng.integers(max(1, len(words) - 3)))
@@ -145,24 +139,22 @@ def test_all_counts_are_those_of_the_embedded_index(one, real):
     theirs.drop()
 
 
-def test_odd_texts_are_words_and_nothing_else(one):
+@pytest.mark.parametrize("formula", [{}, {"k1": 0.9, "b": 0.4}])
+def test_odd_texts_are_words_and_nothing_else(one, formula):
     odd = ["日本 É y_2 " + "z" * 40_000, "w " * 2_000_000, "a\x00b\ufffdc\u2028d", "title basil\r\n{}"]
     passages = [*skewed(400), *corpus(*odd)]
     asked = [
-        '"t1" AND (t2', "É", "日本", "y_2", "the", "", " ", "t9 " * 5000, "t1* ~2 +t3 -t4",
-        "title:basil*", '{"match_all": {}}', "\\ / { } [ ] ^", "t1\nbasil\x00\ud800", "z" * 40_000,
-        "b c", "t7-t8", "w",
+        '"t1" AND (t2', "É", "日本", "y_2", "the", "", " ", "t9 " * 5000, "t1* ~2 +t3 -t4", "title:basil*",
+        '{"match_all": {}}', "\\ / { } [ ] ^", "t1\nbasil\x00\ud800", "z" * 40_000, "b c", "t7-t8", "w",
     ]  # fmt: skip
     asked += [p.text for p in skewed(40, seed=1)]
-    for formula in ({}, {"k1": 0.9, "b": 0.4}):
-        retriever = connect(one, passages, index="odd", **formula)
-        ours = BM25(passages, **formula).search(asked, 10)
-        found = retriever.search(asked, 10)
-        assert ids(found) == ids(ours)
-        factor = 1 + formula.get("k1", 1.2)
-        scores = [factor * p.score for row in ours[-40:] for p in row]  # of whole questions
-        assert [p.score for row in found[-40:] for p in row] == pytest.approx(scores, rel=1e-4)
-        retriever.drop()
+    retriever = connect(one, passages, index="odd", **formula)
+    ours, found = BM25(passages, **formula).search(asked, 10), retriever.search(asked, 10)
+    assert ids(found) == ids(ours)
+    factor = 1 + formula.get("k1", 1.2)
+    scores = [factor * p.score for row in ours[-40:] for p in row]  # of whole questions
+    assert [p.score for row in found[-40:] for p in row] == pytest.approx(scores, rel=1e-4)
+    retriever.drop()
 
 
 def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(one):
@@ -335,20 +327,20 @@ def dragin(one):
     return documents
 
 
-def test_an_existing_index_is_searched_without_a_corpus(one, dragin, caplog):
+def test_an_existing_index_is_searched_without_a_corpus(one, dragin):
     before = one.get("/dragin")
     retriever = connect(one, index="dragin", existing=True, text="txt")
     assert len(retriever) == 3
     (heron, kelp, stop) = retriever.search(["heron inlet", "kelp", "of the and"], 5)
     assert {p.id for p in heron} == {"0", "1"} and stop == []
-    assert [(p.id, p.title, p.text) for p in kelp] == [("2", *dragin["2"])] and kelp[0].score > 0
+    assert [(p.id, p.title, p.text) for p in kelp] == [("2", *dragin["2"])]
     # DRAGIN's own request gives the same.
     match = {"query": "heron inlet", "fields": ["title", "txt"], "type": "best_fields", "tie_breaker": 0.5}
     hits = one.send("POST", "/dragin/_search", {"query": {"multi_match": match}})["hits"]["hits"]
     assert [(hit["_id"], hit["_score"]) for hit in hits] == [(p.id, p.score) for p in heron]
     assert retriever.frequency(["the heron", "moss kelp", "moss and the kelp", "of"]) == [2, 0, 1, 0]
     assert retriever.together([("heron", "inlet"), ("heron", "kelp")]) == [2, 0]
-    assert one.get("/dragin") == before and "places" not in caplog.text
+    assert one.get("/dragin") == before
 
 
 def test_layouts_of_others_are_read(one, caplog):
