@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -63,32 +64,23 @@ class Node:
     def wait(self) -> None:
         """Wait until it answers."""
         end = time.monotonic() + WAIT
-        while time.monotonic() < end:
-            try:
+        while self._process is not None and self._process.poll() is None and time.monotonic() < end:
+            with suppress(OSError):
                 self.get("/")
                 return
-            except OSError:
-                assert self._process is not None
-                assert self._process.poll() is None, (self.folder / "log").read_text()[-4000:]
-                time.sleep(0.2)
+            time.sleep(0.2)
         raise AssertionError((self.folder / "log").read_text()[-4000:])
 
     def kill(self) -> None:
         """End it at once, as a lost machine does."""
-        self._end(signal.SIGKILL)
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
     def pause(self, *, on: bool) -> None:
         """Let it hang, or go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
-
-    def close(self) -> None:
-        self._end(signal.SIGKILL)  # nothing of it is needed
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(how)
-            self._process.wait()
 
     def get(self, path: str) -> dict[str, object]:
         return self.send("GET", path)

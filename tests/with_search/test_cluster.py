@@ -25,7 +25,7 @@ def three(startable, tmp_path_factory):
         yield nodes
     finally:
         for node in nodes:
-            node.close()
+            node.kill()
 
 
 def settled(nodes, count, index="", status="green"):

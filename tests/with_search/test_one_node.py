@@ -438,7 +438,7 @@ def test_a_node_that_is_started_again_is_waited_for(startable, tmp_path, caplog,
         node.pause(on=False)
         assert ids(retriever.search(["word3"], 1)) == [["p3"]]
     finally:
-        node.close()
+        node.kill()
 
 
 def test_a_stored_corpus_is_loaded_and_read_by_position(one, tmp_path):
