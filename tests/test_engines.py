@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -36,31 +37,23 @@ from probers.types import Passage, Question, RunError, UserError
 Said = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
-class Engine:
-    """A server that answers completions by a function of the body; ``bodies`` are those that came."""
-
-    def __init__(self, answer: Callable[[dict[str, Any]], Said], models: Any = None) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        engine = self
-
-        class Answering(Handler):
-            def do_GET(self) -> None:
-                self.send(200, {"data": [{"id": "m"}]} if models is None else models)
-
-            def do_POST(self) -> None:
-                body = json.loads(self.body())
-                engine.bodies.append(body)
-                engine.keys.append(self.headers.get("Authorization"))
-                self.send(*answer(body))
-
-        self.handler = Answering
-
-
 @contextmanager
-def serving(answer: Callable[[dict[str, Any]], Said], models: Any = None) -> Iterator[tuple[str, Engine]]:
-    engine = Engine(answer, models)
-    with Server(engine.handler) as listening:
+def serving(answer: Callable[[dict[str, Any]], Said], models: Any = None) -> Iterator[tuple[str, Any]]:
+    """The address of a server that answers completions by a function of the body, and what came to it."""
+    engine = SimpleNamespace(bodies=list[dict[str, Any]](), keys=list[str | None]())
+
+    class Answering(Handler):
+        def do_GET(self) -> None:
+            self.send(200, {"data": [{"id": "m"}]} if models is None else models)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.body())
+            engine.bodies.append(body)
+            engine.keys.append(self.headers.get("Authorization"))
+            self.send(*answer(body))
+
+    engine.handler = Answering
+    with Server(Answering) as listening:
         yield f"{listening.url}/v1", engine
 
 
@@ -139,16 +132,12 @@ def test_recorded_answers_through_the_client(name, text, tokens, stop, lost):
     assert made.unlikely == {"draw1": 2}.get(name, 0)
 
 
-def test_likeliest_tokens_of_one_text_are_told_apart():
+def test_likeliest_tokens_of_one_text_are_told_apart_and_merged_ones_are_unknown(caplog):
     content = llama(("\ufffd", -1.0))["choices"][0]["logprobs"]
     content["content"][0]["top_logprobs"] = [{"token": "", "logprob": math.log(p)} for p in (0.4, 0.3, 0.2)]
     made = written({"choices": [{"text": "\ufffd", "finish_reason": "length", "logprobs": content}]})
     assert made.entropies[0] == pytest.approx(entropy([0.4, 0.3, 0.2, 0.1]), abs=1e-5)
-
-
-def test_a_place_with_fewer_likeliest_tokens_is_unknown_and_told(caplog):
-    merged = classic(["a", "b"], "ab", top_logprobs=[{"": -0.1}, {"b": -0.1, "c": -3.0}])
-    made = written(merged)
+    made = written(classic(["a", "b"], "ab", top_logprobs=[{"": -0.1}, {"b": -0.1, "c": -3.0}]))
     assert np.isnan(made.entropies).tolist() == [True, False] and "1 of 2 places" in caplog.text
     state: Any = Mock(lm=Mock(spec=RemoteLM))
     assert Entropy(reduction="max")(made, state).score == pytest.approx(float(made.entropies[1]))

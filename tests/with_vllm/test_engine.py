@@ -1,6 +1,5 @@
 """``engine=vllm`` writes, reads and records what our own engine does; the commands make the same of it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,21 +260,6 @@ def test_the_check_finds_the_states_the_same_and_names_a_wrong_layer(
     monkeypatch.setattr("probers.model.vllm.records.StateTap", shifted)
     with fails(None, "off by one", kind=RunError):
         cli.run("check", given)
-
-
-def test_a_comparison_leaves_out_what_reads_attention_and_runs_the_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = ["limit=6", "validation=6", "triggers=[never,flare,entropy,rind]", "model.dtype=float32"]
-    for engine in ("vllm", "transformers"):
-        cli.run("compare", [f"engine={engine}", f"out={tmp_path / engine}", *given, "resamples=100"])
-    assert "rind is left out: trigger=rind reads attention, which vllm does not" in caplog.text
-    for name in ("never", "flare", "entropy"):
-        one, other = (
-            [json.loads(line) for line in (tmp_path / engine / "traces" / f"{name}.jsonl").open()]
-            for engine in ("vllm", "transformers")
-        )
-        assert [each["answer"] for each in one] == [each["answer"] for each in other]
 
 
 def test_a_small_cache_and_small_steps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
