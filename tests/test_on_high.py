@@ -17,10 +17,7 @@ from probers import CausalLM, Prober
 from probers.model.language_model import Sampling
 from probers.model.tokens import token_offsets
 from probers.prober.assessment import Assessor, GrowingSpans, WrittenText, units_of
-from probers.prober.response import ScoredSpan
 from probers.prober.token_scores import text_needs, text_scores
-from probers.words import find_entities, tokens_of, written_entities
-from probers.words.text import split_sentences
 
 ASKED = [
     PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in",
@@ -216,37 +213,26 @@ def test_a_stopping_criterion_stops_where_the_server_does(server: Running, bank:
 ENGLISH = (
     "Ada Lovelace was born in London on 10 December 1815. She met Charles Babbage in June 1833, and wrote "
     '"Notes on the Analytical Engine" in 1843. Her mother, Anne Isabella Milbanke, left Lord Byron a month '
-    'later. The University of Oxford keeps 1,500 of her letters. "Enchantress of Numbers" is what Babbage '
-    "called her. Augusta Ada King, Countess of Lovelace, died on 27 November 1852 at the age of 36 in "
-    "Marylebone. Her notes were printed again in New York City, by J. H. Vincent, who was then 54. The Bank "
-    "of England Museum shows some."
+    'later. "Enchantress of Numbers" is what Babbage called her. Her notes were printed again in New York '
+    "City, by J. H. Vincent, who was then 54. The Bank of England Museum shows some."
 )
 
 
-class Judge:
-    """An assessor of entities or sentences with scores of the test."""
-
-    def __init__(self, unit: str) -> None:
-        self.unit, self.threshold = unit, 0.9
-
-    def spans(self, prompt: str, text: str, offsets: Any, scores: Any) -> list[ScoredSpan]:
-        found = written_entities(text, find_entities, prompt=prompt, openings=True)
-        places = split_sentences(text) if self.unit == "sentence" else [(e.start, e.end) for e in found]
-        each = [(a, b, tokens_of(offsets, a, b)) for a, b in places]
-        return [ScoredSpan(a, b, max(scores[t] for t in own), 0.5) for a, b, own in each if own]
-
-
 @pytest.mark.parametrize("unit", ["span", "sentence"])
-def test_a_growing_text_is_judged_as_the_whole_one(unit: str) -> None:
+def test_a_growing_text_is_judged_as_the_whole_one(bank: Prober, unit: str) -> None:
     """Nothing of a span that ends the text was let out before it was judged."""
     offsets = [match.span() for match in re.finditer(r"\s?\S{1,4}", ENGLISH)]
     draw, fired, held = random.Random(3), 0, 0
+    judge = Assessor(bank, 0.9, unit)
+
+    def place(span: ScoredSpan | None) -> tuple[int, float] | None:
+        return None if span is None else (span.start, span.score)
+
     for _ in range(20):
-        judge = Judge(unit)
         scores = [draw.random() * (1 if draw.random() < 0.04 else 0.85) for _ in offsets]
         whole = judge.spans("", ENGLISH, offsets, scores)
         first = min((s for s in whole if s.score > 0.9), key=lambda s: s.start, default=None)
-        growing = GrowingSpans(judge, "user:")  # type: ignore[arg-type]
+        growing = GrowingSpans(judge, "user:")
         for count in range(1, len(offsets) + 1):
             end = offsets[count - 1][1]
             growing.read(ENGLISH[:end], offsets[:count], scores[:count])
@@ -255,14 +241,14 @@ def test_a_growing_text_is_judged_as_the_whole_one(unit: str) -> None:
             if growing.high is not None:
                 break
         growing.read(ENGLISH, offsets, scores, over=True)
-        assert growing.high == first
+        # Where a title in quotes ends is not known when its beginning is judged.
+        assert place(growing.high) == place(first)
         fired += first is not None
     assert 3 < fired <= 20 and held > 0
 
 
-def test_a_unit_that_never_ends_is_never_let_out() -> None:
-    judge = Judge("sentence")
-    growing = GrowingSpans(judge, "")  # type: ignore[arg-type]
+def test_a_unit_that_never_ends_is_never_let_out(bank: Prober) -> None:
+    growing = GrowingSpans(Assessor(bank, 0.9, "sentence"), "")
     text = "and so on " * 40
     offsets = [match.span() for match in re.finditer(r"\S+\s", text)]
     growing.read(text, offsets, [0.0] * len(offsets))
