@@ -137,6 +137,7 @@ def server() -> Iterator[Running]:
     with running(lm, bank_for(lm), corpus=True) as found:
         evil = Passage("evil", EVIL, f"<b>{EVIL} onerror</b>")
         passages = BM25([*load_corpus("testbed"), evil])
+        assert found.served.retrieving is not None
         found.served.retrieving = replace(found.served.retrieving, retriever=passages)
         yield found
 

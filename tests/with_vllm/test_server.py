@@ -335,10 +335,11 @@ def test_a_prober_with_an_adapter_scores_the_answers_of_it(tmp_path: Path) -> No
     with served(tmp_path / "prober", "--enforce-eager", model=model) as address:
         client = openai.OpenAI(base_url=address, api_key=KEY)
         asked: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        asked["extra_body"] = {"return_token_ids": True}
         (choice,) = client.completions.create(model=model, **asked).choices
         (base,) = client.completions.create(model=f"{model}-base", **asked).choices
-    needs = bank.needs
-    read, without = (each.score([PROMPT], [choice.text], needs=needs)[0] for each in (lm, bare))
+    ids = tuple(choice.token_ids[: len(choice.hallucination["token_scores"])])
+    read, without = (each.score([PROMPT], [ids], needs=bank.needs)[0] for each in (lm, bare))
     check_scores(choice.hallucination, read, bank)
     assert np.abs(read.state - without.state).max() > 0.1 and base.hallucination is None
 
