@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import fails
 from helpers.tiny import FAMILIES, PROMPTS, tiny_lm
 from torch import Tensor
 
@@ -197,3 +198,23 @@ def test_a_broken_row_goes_and_the_others_stay() -> None:
     handle.remove()
     assert bad.error is not None and "NaN" in str(bad.error)
     assert good.error is None and as_alone(lm, [good])
+
+
+def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probers.serve.continuous._TRIM", 8)
+    lm = tiny_lm("mistral")
+    texts = asked(lm, [PROMPTS[2], PROMPTS[1], PROMPTS[1]], (5, 30, 30))
+    widths = []
+    with ContinuousBatch(lm, rows=3) as batch:
+        batch.add(texts)
+        while batch.running or batch.waiting:
+            batch.step()
+            widths.append(batch._length)
+    assert min(widths[5:-1]) < len(texts[0].request.prompt.ids)
+    assert as_alone(lm, texts)
+
+
+def test_a_family_with_another_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probers.serve.continuous.can_share", lambda config: False)
+    with fails("model", "LlamaForCausalLM"):
+        ContinuousBatch(tiny_lm("llama"))
