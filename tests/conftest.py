@@ -41,7 +41,7 @@ with suppress(ImportError):  # the environment of vLLM's tests has none
 #: Files that take longest: begun first, so that at the end no process waits for another.
 LONGEST = (
     "compare", "docs", "train", "presets", "wiki_labels", "parts", "judged", "labelled_texts",
-    "launch", "openai_schema", "benchmarks",
+    "launch", "benchmarks",
 )  # fmt: skip
 
 #: Files of tests of the engine, where memory that nobody has written is NaN.

@@ -92,15 +92,13 @@ def test_texts_that_join_are_those_of_a_batch(family: str, pool: Any) -> None:
 
 def test_what_begins_like_an_earlier_text_is_not_read_again() -> None:
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
-    prompts = ["Question: Who does Lena Zaser work for?\nAnswer:"] * 2
     blocks = BlockCache(size=4)
-    first, again = asked(lm, prompts, (12, 12))
+    first, again = asked(lm, ["Question: Who does Lena Zaser work for?\nAnswer:"] * 2, (12, 12))
     batch = ContinuousBatch(lm, rows=2, blocks=blocks)
     run(batch, [first])
     run(batch, [again])
-    length = len(first.request.prompt.ids)
     assert first.cached == 0
-    assert again.cached == (length - 1) // 4 * 4 > 0
+    assert again.cached == (len(first.request.prompt.ids) - 1) // 4 * 4 > 0
     assert again.row.ids == first.row.ids
     assert blocks.find((5, 6, 7, 8, 9)) is None
 
@@ -143,10 +141,9 @@ def test_choices_of_one_prompt_read_it_once_and_draw_apart() -> None:
 def test_prompts_are_read_by_turns_with_what_is_written() -> None:
     lm = tiny_lm("llama")
     first, second = asked(lm, (PROMPTS[0], PROMPTS[2]), (30, 4))
-    batch = ContinuousBatch(lm, rows=2, piece=8)
     pieces = -(-len(second.request.prompt.ids) // 8)
     assert pieces > 2
-    with batch:
+    with ContinuousBatch(lm, rows=2, piece=8) as batch:
         batch.add([first])
         while not first.row.ids:
             assert batch.step() == ([first] if first.row.ids else [])

@@ -95,16 +95,13 @@ def test_requests_in_a_row_are_answered_in_their_order(server):
     assert kinds == ["text_completion", "list"] * 2
 
 
-MANY = "".join(f"x-{i}: {i}\r\n" for i in range(10_000))
 #: Requests that are no HTTP, and what the refusal says of each.
 BROKEN = {
     "two lengths": (post(PLAIN + "Content-Length: 5\r\nContent-Length: 6\r\n"), "Content-Length"),
-    "a length of words": (post(PLAIN + "Content-Length: many\r\n"), "Content-Length"),
     "another protocol": ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\r\n\r\n", "request line"),
     "a space in a name": ("GET /health HTTP/1.1\r\nHost : x\r\n\r\n", "header"),
     "two hosts": ("GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "Host"),
     "a long line": (f"GET /{'x' * 100_000} HTTP/1.1\r\nHost: x\r\n\r\n", ""),
-    "10,000 headers": (f"GET /health HTTP/1.1\r\n{MANY}\r\n", ""),
     "a broken chunk": (post(PLAIN + "Transfer-Encoding: chunked\r\n", "5\r\nabcde\r\nzz\r\n"), "chunk"),
 }  # fmt: skip
 
@@ -122,12 +119,11 @@ def test_what_is_no_http_is_refused_in_one_sentence(server, kind):
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-@pytest.mark.parametrize("request_", ["GET /hea", "GET /health HTTP/1.1\r\nHost: x\r\nX-A: b"])
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_head_that_breaks_off_holds_nothing(server, request_, closes, monkeypatch):
+def test_a_head_that_breaks_off_holds_nothing(server, closes, monkeypatch):
     monkeypatch.setattr("probers.serve.http._SECONDS", 0.3)
     with connected(server) as link:
-        link.sendall(request_.encode())
+        link.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: b")
         if closes:
             link.shutdown(socket.SHUT_WR)
         began = time.monotonic()
@@ -136,20 +132,23 @@ def test_a_head_that_breaks_off_holds_nothing(server, request_, closes, monkeypa
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_a_client_that_reads_nothing_is_given_up_by_its_connection(monkeypatch):
-    """Claim: so it is behind vLLM too, which has the connection but not the guard of this server."""
-    monkeypatch.setattr("probers.serve.http._SECONDS", 0.3)
+@pytest.mark.parametrize(("patience", "seconds"), [(0.3, 1000), (1000, 0.3)])
+def test_a_client_that_reads_nothing_is_given_up(monkeypatch, patience, seconds):
+    """Claim: by this server, and by the connection, which vLLM has too; others are answered meanwhile."""
+    monkeypatch.setattr("probers.serve.http._SECONDS", seconds)
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
     monkeypatch.setattr(CausalLM, "_eos", frozenset())  # it writes on and on
     many = {"model": "testbed", "prompt": ["a"] * 8, "max_tokens": 1000, "n": 4, "logprobs": 20}
-    with running(lm, None, rows=32, waiting=64, patience=1000) as server, socket.socket() as deaf:
+    with running(lm, None, rows=32, waiting=64, patience=patience) as server, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         deaf.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
         deaf.sendall(
             post(PLAIN + "Content-Length: {length}\r\n", json.dumps({**many, "stream": True})).encode()
         )
         time.sleep(0.5)
-        assert not server.idle(0) and server.idle(30)
+        assert not server.idle(0)
+        assert httpx.post(f"{server.url}/v1/completions", json=json.loads(BODY), timeout=60).is_success
+        assert server.idle(30)
         assert 'stop="cancelled"' in httpx.get(f"{server.url}/metrics").text
 
 
@@ -165,12 +164,3 @@ def test_a_body_that_breaks_off_is_told_or_given_up(server, head, caplog):
     assert server.idle()
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert not [record for record in caplog.records if record.exc_info]
-
-
-def test_a_body_above_the_limit_is_refused_while_it_comes(server):
-    chunk = f"{500_000:x}\r\n{'x' * 500_000}\r\n".encode()
-    with connected(server) as link:
-        link.sendall(post(PLAIN + "Transfer-Encoding: chunked\r\n", "").encode())
-        for _ in range(10):
-            link.sendall(chunk)
-        assert statuses(said(link)) == [413]

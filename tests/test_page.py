@@ -1,94 +1,33 @@
-"""The server's page in a real browser, against a server of prepared answers."""
+"""The server's page in a real browser: what it shows is what the server says."""
 
-import math
 import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from helpers.fake_serving import MODEL, PAGE, FakeServer, Prepared, Token
+from helpers.serving import PROMPT, QUESTION, Running, bank_for, running
 
+from probers import CausalLM
 from probers.cli.components import component_node
+from probers.data import load_corpus
 from probers.rag.protocol import State, Trigger
+from probers.rag.retrievers.bm25 import BM25
 from probers.rag.triggers import DTR, Entropy, FixedSentence, Flare, Never
+from probers.serve.continuous import ContinuousBatch
 from probers.serve.http import ApiError
 from probers.serve.retrieval import Replay, replay
-from probers.types import Generation, Question
+from probers.types import Generation, Passage, Question
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
+PAGE = Path(__file__).parents[1] / "serve" / "page"
 EVIL = "<img src=x onerror=document.title='run'>"
-
-
-def tokens(*each: tuple[str, float | None, float], entropy: float = 1.0) -> list[Token]:
-    """(text, P(wrong), probability); the score is the log-odds."""
-    return [
-        (text, None if p is None else math.log(p / (1 - p)), p, math.log(chance), entropy)
-        for text, p, chance in each
-    ]
-
-
-PLAIN = Prepared(
-    tokens(
-        ("Jane", 0.1, 0.9), (" Austen", 0.1, 0.95), (" was", 0.05, 0.9), (" born", 0.3, 0.8),
-        (" in", 0.1, 0.9), (" 1775", 0.9, 0.15),
-        (".", 0.1, 0.9), (" She", 0.2, 0.7), (" wrote", 0.1, 0.9), (" Emma", 0.5, 0.6),
-        (".", None, 0.99),
-    ),
-    spans=[("Jane Austen", -2.2, 0.1), ("1775", 2.2, 0.9), ("Emma", 0.0, 0.5)],
-)  # fmt: skip
-SMILING = Prepared(
-    tokens(("Ada", 0.1, 0.9), (" 🎈🎈", 0.2, 0.5), (" met", 0.1, 0.9), (" Bob", 0.9, 0.2)),
-    [("Bob", 2.2, 0.9)],
-)
-PASSAGE = {"id": "7", "title": "Emma", "text": "Emma is of 1815.", "score": 12.5}
-JUDGED = {"type": "judged", "fire": True, "token_scores": []}
-HTML = Prepared(
-    tokens((EVIL, 0.9, 0.5), (" <b>bold</b>", 0.2, 0.5)),
-    events=[
-        {"type": "draft", "text": EVIL},
-        JUDGED | {"trigger": "probing", "score": 2.0, "threshold": 0.5, "position": None},
-        {"type": "discarded", "text": EVIL},
-        {"type": "query", "query": EVIL},
-        {"type": "passages", "passages": [PASSAGE | {"title": EVIL, "text": EVIL}], "left_out": 0},
-    ],
-)  # fmt: skip
-DRAFT = Prepared(
-    tokens(
-        ("Emma", 0.2, 0.9), (" came", 0.1, 0.9), (".", 0.1, 0.9),
-        (" It", 0.2, 0.9), (" was", 0.1, 0.9), (" 1820", 0.9, 0.1), (".", 0.1, 0.9),
-    )
-)  # fmt: skip
-_SCORED = {name.removeprefix("token_"): values for name, values in DRAFT.lists().items()}
-RETRIEVED = Prepared(
-    tokens(
-        ("Emma", 0.2, 0.9), (" came", 0.1, 0.9), (".", 0.1, 0.9),
-        (" In", 0.1, 0.8), (" 1815", 0.1, 0.9), (".", 0.1, 0.9),
-    ),
-    spans=[("1815", -2.2, 0.1)],
-    events=[
-        {"type": "draft", "text": "Emma came."},
-        {"type": "draft", "text": DRAFT.text},
-        {"type": "draft", "text": DRAFT.text} | _SCORED,
-        JUDGED | {"trigger": "flare", "score": 0.9, "threshold": 0.2, "position": 11},
-        {"type": "discarded", "text": "It was 1820."},
-        {"type": "query", "query": "When did Emma come?"},
-        {"type": "passages", "passages": [PASSAGE], "left_out": 2},
-    ],
-)  # fmt: skip
-LONG = Prepared(
-    tokens(*(t for i in range(1, 41) for t in ((f" Sentence{i}", i / 41, 0.5), (" goes on.", 0.5, 0.5))))
-)
-PREPARED = {
-    "plain": PLAIN, "smiling": SMILING, EVIL: HTML, "retrieved": RETRIEVED, "long": LONG,
-    "slow": replace(PLAIN, pause=0.3), "unlike": replace(PLAIN, unlike=True),
-    "refused": Prepared(status=400, error="max_tokens=0 must be 1 or more"),
-    "broken": Prepared(PLAIN.tokens, error="the model stopped: <b>out of memory</b>"),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -108,34 +47,32 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    fake = FakeServer(PREPARED)
-    yield fake
-    fake.close()
-
-
 class Page:
     """The page in the browser, by what a reader sees of it."""
 
-    def __init__(self, browser: Any, server: FakeServer) -> None:
+    def __init__(self, browser: Any, server: Running) -> None:
         self.browser, self.server = browser, server
-        self.emulate("Emulation.clearDeviceMetricsOverride")
-        self.emulate("Emulation.setEmulatedMedia", features=[])
         browser.get_log("browser")
         self.open()
 
-    def emulate(self, command: str, **values: Any) -> Any:
-        return self.browser.execute_cdp_cmd(command, values)
-
-    def prefer(self, what: str, value: str) -> None:
-        features = [{"name": f"prefers-{what}", "value": value}]
-        self.emulate("Emulation.setEmulatedMedia", features=features)
-
     def open(self, fragment: str = "") -> None:
         self.browser.get("about:blank")
-        self.browser.get(self.server.url + fragment)
+        self.browser.get(f"{self.server.url}/{fragment}")
         self.until(lambda: "Asking" not in self.text("#about"))
+        # Keep what is asked of the server from now on.
+        self.js("""window.sent = []; const fetched = window.fetch; window.fetch = (path, options) => {
+            window.sent.push([path, JSON.parse(options.body ?? null)]); return fetched(path, options); }""")
+
+    def sent(self) -> list[tuple[str, Any]]:
+        """Paths and bodies of the requests, but for replays."""
+        return [(path, body) for path, body in self.js("return window.sent") if path != "v1/replay"]
+
+    def answer(self) -> Any:
+        """What the server says to the last request, sent again."""
+        path, body = self.sent()[-1]
+        body.pop("stream", None)
+        said = httpx.post(f"{self.server.url}/{path}", json=body, timeout=60).json()
+        return said if path == "v1/score" else said["choices"][0]
 
     def js(self, code: str, *values: Any) -> Any:
         return self.browser.execute_script(code, *values)
@@ -161,16 +98,12 @@ class Page:
         self.find(f"[name=form][value={'chat' if chat else 'completion'}]").click()
         if self.find("#retrieve").is_selected() != retrieve:
             self.find("#retrieve").click()
-        self.find("#prompt").clear()
-        self.find("#prompt").send_keys(question)
+        self.set("#prompt", question)
         self.find("#send").click()
 
     def answered(self, question: str, **how: Any) -> None:
         self.ask(question, **how)
         self.until(lambda: self.shown("#stop") is False and "Writing" not in self.text("#status"))
-
-    def choose(self, panel: str, trigger: str) -> None:
-        self.set(f"#trigger-{panel}", trigger, "change")
 
     def set(self, selector: str, value: str, event: str = "input") -> None:
         code = """const field = document.querySelector(arguments[0]); field.value = arguments[1];
@@ -190,218 +123,214 @@ class Page:
     def inspector(self) -> str:
         return self.text("#inspector") if self.shown("#inspector") else ""
 
+    def linked(self) -> str:
+        """The fragment of a link to what is shown."""
+        self.find("#link").click()
+        self.until(lambda: self.text("#linked"))
+        return str(self.js("return location.hash"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    lm = CausalLM.from_pretrained("testbed", dtype="float32")
+    lm.tokenizer.chat_template = "{% for m in messages %}Question: {{ m.content }}\nAnswer:{% endfor %}"
+    with running(lm, bank_for(lm), corpus=True) as found:
+        evil = Passage("evil", EVIL, f"<b>{EVIL} onerror</b>")
+        passages = BM25([*load_corpus("testbed"), evil])
+        assert found.served.retrieving is not None
+        found.served.retrieving = replace(found.served.retrieving, retriever=passages)
+        yield found
+
 
 @pytest.fixture
-def page(browser: Any, server: FakeServer) -> Iterator[Page]:
+def page(browser: Any, server: Running) -> Iterator[Page]:
     page = Page(browser, server)
     yield page
     told = [entry["message"] for entry in browser.get_log("browser")]
     # no errors of scripts and of the content policy
-    assert [each for each in told if "status of 4" not in each] == []
+    assert [each for each in told if not re.search("status of [45]", each)] == []
 
 
-def test_tokens_appear_while_they_are_written(page: Page) -> None:
-    page.ask("slow")
-    page.until(lambda: 1 < len(page.all("#text [role=option]")) < len(PLAIN.tokens))
-    assert page.shown("#stop")
+def percent(p: float) -> str:
+    return "<1%" if p < 0.005 else ">99%" if p > 0.995 else f"{round(100 * p)}%"
+
+
+def test_tokens_appear_while_they_are_written(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CausalLM, "_eos", frozenset())  # it writes on and on
+    page.set("#max-tokens", "400")
+    page.ask(PROMPT)
+    page.until(lambda: len(page.all("#text [role=option]")) > 3)
     page.find("#stop").click()
     page.until(lambda: "Stopped" in page.text("#status"))
-    assert PLAIN.text.startswith(page.text("#text")) and page.text("#text") != PLAIN.text
+    assert page.server.idle()
+    assert page.answer()["text"].startswith(page.text("#text")) and page.text("#text")
     assert "Cannot be replayed" in page.panel("A")["verdict"]  # the prober's score came with the last chunk
 
 
 def test_tokens_show_what_is_known_of_them(page: Page) -> None:
-    page.answered("plain")
-    assert page.text("#text") == PLAIN.text  # marks and labels are no part of the text
-    options = page.all("#text [role=option]")
-    assert [option.get_attribute("class").split()[1] for option in options] == [
-        "s0", "s0", "s0", "s1", "s0", "s4", "s0", "s1", "s0", "s2", "unread",
-    ]  # fmt: skip
     from selenium.webdriver import ActionChains
 
-    ActionChains(page.browser).move_to_element(options[5]).perform()
-    said = page.inspector()
-    for row in ("P(wrong)90%", "Score2.2", "Probability15%", "Entropy1 nats", "Span1775: P(wrong) 90%"):
-        assert row in said
-    assert "P(wrong) 90%" in options[5].get_attribute("aria-description")
-    ActionChains(page.browser).move_to_element(options[10]).perform()
-    assert "not read" in page.inspector()
-    assert [e.text for e in page.all("#text .span.ends")] == ["Austen", "1775", "Emma"]
-    assert [e.get_attribute("data-chance") for e in page.all("#text .span.ends")] == ["10%", "90%", "50%"]
-    assert "P(wrong) 90%: score 2.2, above the threshold 0.5" in page.text("#status")
-    # Underlines differ, so that the steps can be told without colour.
-    parts = ("line", "style", "thickness")
-    steps = page.all("#legend .tok:not(.unread) .ink")
-    assert len({tuple(e.value_of_css_property(f"text-decoration-{p}") for p in parts) for e in steps}) == 5
-    assert not page.shown("#unlike")
-    page.answered("unlike")
-    assert "Unlike the training data (distance 9.5, limit 7.25)" in page.text("#unlike")
+    page.answered(PROMPT)
+    said = page.answer()
+    told = said["hallucination"]
+    assert page.text("#text") == said["text"]  # marks and labels are no part of the text
+    options = page.all("#text [role=option]")
+    chances = told["token_p_wrong"]
+    steps = ["unread" if p is None else f"s{min(4, int(5 * p))}" for p in chances]
+    assert [option.get_attribute("class").split()[1] for option in options] == steps and len({*steps}) > 2
+    ends = page.all("#text .span.ends")
+    assert [e.get_attribute("data-chance") for e in ends] == [percent(s["p_wrong"]) for s in told["spans"]]
+    (span, *_) = told["spans"]
+    inside = next(i for i, (_, end) in enumerate(told["token_offsets"]) if end > span["start"])
+    ActionChains(page.browser).move_to_element(options[inside]).perform()
+    text = said["text"][span["start"] : span["end"]]
+    for row in (
+        f"P(wrong){percent(chances[inside])}",
+        f"Probability{percent(np.exp(told['token_logprobs'][inside]))}",
+        f"Span{text}: P(wrong) {percent(span['p_wrong'])}",
+    ):  # fmt: skip
+        assert row in page.inspector()
+    assert f"P(wrong) {percent(told['p_wrong'])}" in page.text("#status")
 
 
 def test_the_request_is_what_was_set(page: Page) -> None:
     page.set("#max-tokens", "7")
     page.set("#temperature", "0.5")
-    page.answered("plain", chat=True)
-    assert page.text("#text") == PLAIN.text
+    page.answered(QUESTION, chat=True)
     page.find("#retrieve").click()
     page.set("#query", "question", "change")
     page.set("#threshold", "0.25")
-    page.answered("plain", retrieve=True)
-    chat, completion = page.server.asked
-    said = [{"role": "user", "content": "plain"}]
-    shared = {"model": "smollm2", "max_tokens": 7, "temperature": 0.5, "stream": True}
-    assert chat == shared | {"messages": said, "path": "/v1/chat/completions"}
+    page.set("#temperature", "0")
+    page.answered(QUESTION, retrieve=True)
+    shared = {"model": "testbed", "max_tokens": 7, "stream": True}
     retrieval = {"trigger": "probing", "query": "question", "threshold": 0.25}
-    assert completion == shared | {"prompt": "plain", "retrieval": retrieval, "path": "/v1/completions"}
-
-
-def test_three_examples_are_asked_by_a_click(page: Page) -> None:
-    buttons = page.all("[data-example]")
-    assert len(buttons) == 3 and all(button.text for button in buttons)
-    page.server.prepared |= {"Jane Austen was an English novelist. She was born in": PLAIN}
-    buttons[0].click()
-    page.until(lambda: page.text("#status").startswith("11 tokens"))
-    assert page.server.asked[-1]["prompt"].startswith("Jane Austen") and page.shown("#text")
-    buttons[2].click()  # a text to check, of which this server knows nothing
-    page.until(lambda: page.shown("#failure"))
-    assert page.server.asked[-1]["path"] == "/v1/score" and "POST /v1/score" in page.text("#failure")
-    page.server.model = page.server.model | {"prober": None}  # nothing can be checked without one
-    page.open()
-    assert [button.is_displayed() for button in page.all("[data-example]")] == [True, True, False]
-    assert not page.find("[name=form][value=score]").is_enabled()
+    assert page.sent() == [
+        ("v1/chat/completions",
+         shared | {"temperature": 0.5, "messages": [{"role": "user", "content": QUESTION}]}),
+        ("v1/completions", shared | {"temperature": 0, "prompt": QUESTION, "retrieval": retrieval}),
+    ]  # fmt: skip
 
 
 def test_a_text_of_ones_own_is_checked_and_nothing_is_written(page: Page) -> None:
-    assert page.shown("#legend") and "likelier it is wrong" in page.text("#legend")
-    page.server.prepared |= {PLAIN.text: PLAIN}
+    text = "Lena Zaser works for Rekman Labs."
     page.find("[name=form][value=score]").click()
-    assert page.shown("#checking") and not page.shown("#limits") and not page.shown("#switch")
     page.find("#send").click()  # without a text there is nothing to check
-    assert not page.server.asked
-    page.find("#checked").send_keys(PLAIN.text)
+    assert not page.sent()
+    page.find("#checked").send_keys(text)
     page.find("#send").click()
-    page.until(lambda: "P(wrong) 90%" in page.text("#status"))
-    assert page.server.asked == [{"model": "smollm2", "answer": PLAIN.text, "path": "/v1/score"}]
-    assert page.text("#text").startswith("Jane Austen") and page.all("#text .span.begins")
-    page.find("#link").click()
-    page.until(lambda: page.text("#linked"))
-    page.open(page.js("return location.hash"))
+    page.until(lambda: "P(wrong)" in page.text("#status"))
+    assert page.sent() == [("v1/score", {"model": "testbed", "answer": text})]
+    before = percent(page.answer()["hallucination"]["p_wrong"]), page.text("#status")
+    assert before[0] in before[1] and page.all("#text .span.begins")
+    page.open(page.linked())
     page.until(lambda: page.shown("#checking"))
-    assert page.find("#checked").get_property("value") == PLAIN.text and "P(wrong) 90%" in page.text(
-        "#status"
-    )
-    page.find("[name=form][value=completion]").click()
-    assert not page.shown("#checking") and page.shown("#limits")
+    assert page.find("#checked").get_property("value") == text and page.text("#status") == before[1]
+    with running(page.server.served.scheduler.lm, None) as bare:  # nothing can be checked without a prober
+        assert not Page(page.browser, bare).find("[name=form][value=score]").is_enabled()
 
 
 def test_replay_follows_the_threshold_both_ways_and_asks_nothing(page: Page) -> None:
-    page.answered("plain")
-    assert "Fires on the whole text: score 2.2, threshold 0.5" in page.panel("A")["verdict"]
-    assert page.panel("A")["discarded"] == PLAIN.text
-    page.set("#range-A", "2.5")
-    assert "Does not fire" in page.panel("A")["verdict"] and page.panel("A")["discarded"] == ""
-    page.set("#number-A", "0.4")
-    assert "Fires" in page.panel("A")["verdict"]
-    page.choose("B", "flare")
-    assert "Fires at sentence 1 of 2: score 0.85, threshold 0.2" in page.panel("B")["verdict"]
-    assert page.panel("B")["discarded"] == PLAIN.text
-    page.set("#number-B", "0.86")
-    assert "Does not fire" in page.panel("B")["verdict"]
-    page.choose("B", "fixed_sentence")
-    assert page.panel("B")["discarded"] == " She wrote Emma."
-    page.choose("B", "never")
-    assert page.panel("B")["discarded"] == "" and page.panel("B")["text"] == PLAIN.text
-    assert "Fires" in page.panel("A")["verdict"]  # one moves without the other
-    assert len(page.server.asked) == 1
+    page.answered(PROMPT)
+    text, score = page.text("#text"), page.answer()["hallucination"]["score"]
+    first = text.index(".") + 1
+    assert text[first:].strip()
+    for threshold, fires in ((score - 1, True), (score + 1, False)):
+        page.set("#number-A", str(threshold))
+        assert ("Fires on the whole text" in page.panel("A")["verdict"]) == fires
+        assert page.panel("A")["discarded"] == (text if fires else "")
+    page.set("#trigger-B", "flare", "change")
+    for threshold, verdict in ((0, "Fires at sentence"), (1, "Does not fire")):
+        page.set("#number-B", str(threshold))
+        assert verdict in page.panel("B")["verdict"]
+    page.set("#trigger-B", "fixed_sentence", "change")
+    assert page.panel("B")["discarded"] == text[first:]
+    assert "Does not fire" in page.panel("A")["verdict"]  # one moves without the other
+    assert len(page.sent()) == 1
 
 
 def test_link_brings_the_same_view_back(page: Page) -> None:
-    page.answered("smiling", chat=True)
-    page.choose("B", "flare")
-    page.set("#number-B", "0.6")
+    page.answered("Wo 🎈🎈 ist Lena Zaser?", chat=True)
+    page.set("#trigger-B", "flare", "change")
+    page.set("#number-B", "0")
 
     def view() -> dict[str, Any]:
         marks = page.js("return document.querySelector('#text').innerHTML.replace(/token-\\d+/g, '')")
         return {"status": page.text("#status"), "marks": marks, "a": page.panel("A"), "b": page.panel("B")}
 
-    before = view()
-    assert "Fires" in before["b"]["verdict"] and page.text("#text .span.ends") == "Bob"
-    page.find("#link").click()
-    page.until(lambda: page.text("#linked"))
-    fragment = page.js("return location.hash")
+    before, fragment = view(), page.linked()
     page.open(fragment)
     page.until(lambda: page.shown("#text"))
-    assert view() == before
-    assert page.find("#prompt").get_attribute("value") == "smiling"
+    assert view() == before and not page.sent()
+    assert page.find("#prompt").get_attribute("value") == "Wo 🎈🎈 ist Lena Zaser?"
     assert page.find("[value=chat]").is_selected()
-    assert len(page.server.asked) == 1
     page.open(fragment[:-20])
     page.until(lambda: page.shown("#failure"))
-    assert "The link holds no view that can be read" in page.text("#failure") and not page.shown("#text")
+    assert not page.shown("#text")
 
 
 def test_retrieval_is_told_as_it_happened(page: Page) -> None:
-    page.answered("retrieved", retrieve=True)
-    assert page.text("#text") == RETRIEVED.text
-    assert len(page.all("#rounds > li")) == 1
-    said = page.text("#rounds")
-    assert "flare: score 0.9, threshold 0.2; fires at character 11" in said
-    assert "Discarded: It was 1820." in said and "Query: When did Emma come?" in said
-    assert "1 passage read, 2 more had no room in the prompt" in said and "score 12.5" in said
-    assert "".join(page.texts("#rounds .discarded")) == " It was 1820."
-    assert not page.shown(".passages p")
-    page.find(".passages summary").click()
-    assert page.find(".passages p").text == "Emma is of 1815."
-    # Replayed is the draft, of which no entities are known; and the answer as well.
-    assert page.panel("A")["text"] == DRAFT.text and "Cannot be replayed" in page.panel("A")["verdict"]
-    page.choose("A", "flare")
-    assert page.panel("A")["discarded"] == " It was 1820."
-    page.choose("A", "probing")
-    page.set("#replayed", "1", "change")
-    assert page.panel("A")["text"] == RETRIEVED.text and "Does not fire" in page.panel("A")["verdict"]
-    page.answered("plain")
+    page.set("#threshold", "-100000")
+    page.answered(QUESTION, retrieve=True)
+    said = page.answer()
+    rounds, events = page.text("#rounds"), said["retrieval"]["events"]
+    for event in events:
+        if event["type"] in ("discarded", "query"):
+            assert event.get("text", event.get("query")) in rounds
+        for passage in event.get("passages", ()):
+            assert passage["text"] in rounds and passage["title"] in rounds
+    assert len(page.all("#rounds > li")) == sum(event["type"] == "judged" for event in events) > 1
+    assert "probing: score" in rounds and "fires on the whole draft" in rounds
+    # Replayed are the drafts, and the answer.
+    drafts = [event["text"] for event in events if event["type"] == "draft"]
+    assert page.panel("A")["text"] == drafts[0]
+    page.set("#replayed", str(len(drafts)), "change")
+    assert page.panel("A")["text"] == page.text("#text") == said["text"]
+    page.answered(PROMPT)
     assert not page.shown("#came")
 
 
 def test_html_of_models_and_passages_stays_text(page: Page) -> None:
+    page.set("#threshold", "-100000")
+    page.set("#query", "question", "change")
     page.answered(EVIL, retrieve=True)
-    assert page.text("#text") == HTML.text and page.text("#asked") == EVIL
-    assert page.text("#rounds").count(EVIL) == 5  # draft, what was discarded, query, title and text
-    page.find("#link").click()
-    page.until(lambda: page.text("#linked"))
-    page.open(page.js("return location.hash"))
+    assert page.text("#asked") == EVIL
+    assert page.text("#rounds").count(EVIL) >= 3  # query, title and text
+    page.open(page.linked())
     page.until(lambda: page.shown("#text"))
-    assert page.all("img, #text b") == [] and page.browser.title != "run"
+    assert page.all("img, #text b, #rounds b b") == [] and page.browser.title != "run"
 
 
-def test_errors_are_in_the_servers_words(page: Page) -> None:
-    page.answered("refused")
-    assert page.text("#failure") == "max_tokens=0 must be 1 or more" and not page.shown("#text")
-    assert page.text("#status") == "No answer." and not page.shown("#sharing")
-    assert page.find("#failure").get_attribute("role") == "alert"
-    page.answered("broken")
-    assert page.text("#failure") == "the model stopped: <b>out of memory</b>"
-    assert PLAIN.text.startswith(page.text("#text")) and "not finished" in page.text("#status")
-    page.answered("plain")
+def test_errors_are_in_the_servers_words(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.answered("word " * 3000)
+    assert "maximum context length" in page.text("#failure") and not page.shown("#text")
+    original, steps = ContinuousBatch._write, []
+
+    def broken(batch: Any, *given: Any) -> Any:
+        steps.append(1)
+        if len(steps) > 6:
+            raise RuntimeError("<b>out of memory</b>")
+        return original(batch, *given)
+
+    monkeypatch.setattr(ContinuousBatch, "_write", broken)
+    page.answered(PROMPT)
+    monkeypatch.undo()
+    assert "<b>out of memory</b>" in page.text("#failure") and "not finished" in page.text("#status")
+    assert page.answer()["text"].startswith(page.text("#text")) and page.text("#text")
+    page.answered(PROMPT)
     assert not page.shown("#failure")
 
 
-def test_a_key_is_asked_for_and_not_kept(page: Page) -> None:
-    assert not page.shown("#locked")
-    page.server.key = "secret"
-    page.answered("plain")
-    assert "give an API key" in page.text("#failure") and page.js("return document.activeElement.id") == "key"
-    page.find("#key").send_keys("wrong", "\ue007")
-    page.until(lambda: "give an API key" in page.text("#failure"))
-    page.find("#key").clear()
-    page.find("#key").send_keys("secret", "\ue007")
-    page.until(lambda: page.text("#text") == PLAIN.text)
-    assert not page.shown("#locked")
-    page.find("#link").click()
-    page.until(lambda: page.text("#linked"))
-    assert page.js("return JSON.stringify(localStorage) + document.cookie").count("secret") == 0
-    page.open()
-    assert page.shown("#locked")
+def test_a_key_is_asked_for_and_not_kept(browser: Any, server: Running) -> None:
+    with running(server.served.scheduler.lm, None, api_key="secret") as locked:
+        page = Page(browser, locked)
+        page.until(lambda: page.shown("#locked"))
+        page.find("#key").send_keys("secret", "\ue007")
+        page.until(lambda: not page.shown("#locked"))
+        page.answered(PROMPT)
+        assert page.text("#text") and "secret" not in page.linked()
+        assert page.js("return JSON.stringify(localStorage) + document.cookie").count("secret") == 0
+        page.open()
+        page.until(lambda: page.shown("#locked"))
 
 
 def test_keyboard_alone(page: Page) -> None:
@@ -418,14 +347,12 @@ def test_keyboard_alone(page: Page) -> None:
         raise AssertionError(f"the Tab key does not reach {identity}")
 
     tab_to("prompt")
-    press("plain")
+    press("Lena Zaser was born in")
     ActionChains(page.browser).key_down(Keys.CONTROL).send_keys(Keys.ENTER).key_up(Keys.CONTROL).perform()
     page.until(lambda: page.shown("#replay"))
     tab_to("text")
     press(Keys.END, Keys.ARROW_LEFT)
-    assert "Token Emma" in page.inspector() and page.inspector().count("P(wrong)") == 2
-    press(Keys.HOME)
-    assert "TokenJane" in page.inspector()
+    assert f"Token{page.texts('#text [role=option]')[-2]}" in page.inspector()
     press(Keys.ESCAPE)
     assert page.inspector() == ""
     tab_to("range-A")
@@ -439,7 +366,7 @@ def test_keyboard_alone(page: Page) -> None:
 
 
 def test_queries_and_defaults_are_those_of_the_components(page: Page) -> None:
-    assert page.texts("#query option") == ["default", *MODEL["queries"]]
+    assert page.texts("#query option") == ["default", *page.server.client.models.list().data[0].queries]
     defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
     for found in defaults:
         options = component_node("trigger", found.pop("trigger"))

@@ -4,15 +4,13 @@ import json
 import math
 import runpy
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.http_fakes import Handler, Server
 from helpers.refusals import fails
 from helpers.serving import PROMPT, Running, bank_for, running
 from scipy.stats import entropy
@@ -27,10 +25,10 @@ from probers.model.language_model import SentenceEnd
 from probers.rag import RAG, triggers
 from probers.rag.remote import RemoteLM
 from probers.rag.retrievers.bm25 import BM25
-from probers.rag.triggers import EntitySignal, Entropy, FixedSentence, Flare, Never, Probing, ServedProbing
+from probers.rag.triggers import EntitySignal, Entropy, Flare, Probing, ServedProbing
 from probers.signals import entropy_of_top
 from probers.testbed.assets import load_questions
-from probers.types import Needs, RunError, UserError
+from probers.types import Needs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
@@ -58,9 +56,7 @@ def remote(server: Running, **options: Any) -> RemoteLM:
     return RemoteLM(f"{server.url}/v1", "testbed", **options)
 
 
-@pytest.mark.parametrize(
-    "stop", [[], ["\n"], ["works", "\n"], [SentenceEnd()], [lambda text: "works" in text, "\n"]]
-)
+@pytest.mark.parametrize("stop", [[], ["works", "\n"], [SentenceEnd()], [lambda text: "works" in text, "\n"]])
 def test_a_generation_is_the_one_of_this_process(lm, server, bare, stop):
     limits = [40, 3, 24, 24]
     alone = lm.generate(PROMPTS, max_new_tokens=limits, stop=stop, needs=Needs(top=True))
@@ -89,8 +85,8 @@ def test_the_entropy_of_the_likeliest_is_a_lower_bound() -> None:
 
 
 @pytest.mark.parametrize("trigger", [
-    Flare(threshold=0.05), Entropy(threshold=0.05), FixedSentence(), Never(), EntitySignal(threshold=0.1),
-    ServedProbing(), ServedProbing(threshold=50.0),
+    Flare(threshold=0.05), Entropy(threshold=0.05), EntitySignal(threshold=0.1), ServedProbing(),
+    ServedProbing(threshold=50.0),
 ], ids=lambda trigger: trigger.name)  # fmt: skip
 def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25, trigger: Any) -> None:
     own = Probing(bank_for(lm), threshold=trigger.threshold) if trigger.served else trigger
@@ -99,7 +95,7 @@ def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25,
     options["query"] = "answer"  # the usual one of entities reads attention, which a server does not give
     here = RAG(lm, corpus, own, **options).answer(questions)
     there = RAG(remote(server), corpus, trigger, **options).answer(questions)
-    assert trigger == Never() or sum(answer.retrievals for answer in here) > 0
+    assert sum(answer.retrievals for answer in here) > 0
     for a, b in zip(here, there, strict=True):
         assert replace(a.counters, seconds=0) == replace(b.counters, seconds=0)
         for mine, other in zip(a.rounds, b.rounds, strict=True):
@@ -154,16 +150,15 @@ def test_the_command_answers_the_same_and_resumes(server, tmp_path, monkeypatch)
         command(server, tmp_path / "out", *flare)
 
 
-@pytest.mark.parametrize(("given", "told"), [
-    (["trigger=rind"], ["trigger=rind", "attention"]),
-    (["trigger=radio"], ["trigger=radio", "hidden states"]),
-    (["trigger=flare", "query=qfs"], ["query=qfs", "attention"]),
-    (["trigger.with_entropy=true"], ["trigger=probing", "with_entropy"]),
-    (["trigger=never", "prompt=chat"], ["tokenizer"]),
-    (["trigger=never", "model=other"], ["'other'", "model=NAME", "testbed"]),
+@pytest.mark.parametrize(("given", "code", "named"), [
+    (["trigger=radio"], "unsupported", ["trigger=radio", "hidden states"]),
+    (["trigger=flare", "query=qfs"], "unsupported", ["query=qfs", "attention"]),
+    (["trigger.with_entropy=true"], "unsupported", ["trigger=probing", "with_entropy"]),
+    (["trigger=never", "prompt=chat"], "unsupported", ["tokenizer"]),
+    (["trigger=never", "model=other"], "model", ["'other'", "model=NAME", "testbed"]),
 ])  # fmt: skip
-def test_the_command_refuses_before_it_asks(server, tmp_path, given, told):
-    with fails("model" if "model=other" in given else "unsupported", *told):
+def test_the_command_refuses_before_it_asks(server, tmp_path, given, code, named):
+    with fails(code, *named):
         command(server, tmp_path / "out", *given)
 
 
@@ -179,72 +174,6 @@ def test_a_comparison_leaves_out_what_cannot_be_had(server, tmp_path, caplog):
     for name in ("probing_entropy", "rind_paper", "radio"):
         assert f"note: {name} is left out: trigger=" in notes
     assert "Overlap unknown: the prober of http" in notes
-
-
-@contextmanager
-def lying(answer: Callable[[Any], tuple[int, Any, dict[str, str]]], models: Any = None) -> Iterator[str]:
-    """A server that answers a body by a function with status, body and headers; it may list models."""
-
-    class Lying(Handler):
-        def do_GET(self) -> None:
-            self.send(200 if models else 404, models)
-
-        def do_POST(self) -> None:
-            self.send(*answer(json.loads(self.body())))
-
-    with Server(Lying) as listening:
-        yield f"{listening.url}/v1"
-
-
-TOP = {" a": -0.1, " b": -3.0}
-MADE = {"tokens": [" a"], "token_logprobs": [-0.1], "top_logprobs": [TOP], "text_offset": [0]}
-
-
-def said(text: str = " a", logprobs: Any = MADE) -> Any:
-    return {"choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": logprobs}]}
-
-
-@pytest.mark.parametrize(("status", "body", "kind", "told"), [
-    (401, {"error": {"message": "no key"}}, UserError, ["OPENAI_API_KEY", "no key"]),
-    (404, {"error": {"message": "nothing"}}, UserError, ["/v1", "nothing"]),
-    (400, {"error": {"message": "logprobs are off"}}, UserError, ["400", "logprobs are off"]),
-    (400, {"error": {"message": "prompt too long"}}, UserError, ["400", "prompt too long"]),
-    (200, {"choices": []}, RunError, ["choices: "]), (200, [1], RunError, ["no JSON"]),
-])  # fmt: skip
-def test_what_a_server_says_wrong_is_one_sentence(status, body, kind, told, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    listed = {"object": "list", "data": [{"id": "m"}]}
-    with lying(lambda asked: (status, body, {}), listed) as url, fails(None, url, *told, kind=kind):
-        RemoteLM(url, "m")
-    with fails("network", "http://127.0.0.1:9/v1", kind=RunError):  # nobody is there
-        RemoteLM("http://127.0.0.1:9/v1", "m")
-
-
-def test_a_busy_server_is_asked_again_when_it_says() -> None:
-    seen: list[Any] = []
-
-    def answer(body: Any) -> Any:
-        seen.append(body)
-        if len(seen) in (1, 3, 4):
-            return 429, {"error": {"message": "busy"}}, {"Retry-After-Ms": "10"}
-        assert body["logprobs"] == 20 and body["temperature"] == 0
-        return 200, said(), {}
-
-    with lying(answer) as url:
-        (made,) = RemoteLM(url, "m").generate(["x"], max_new_tokens=4, stop=["\n"])
-    assert made.text == " a" and made.token_ids == (-1,) and len(seen) == 5
-    left = 1 - math.exp(-0.1) - math.exp(-3)
-    assert made.entropies[0] == pytest.approx(entropy([math.exp(-0.1), math.exp(-3), left]), abs=1e-6)
-
-
-def test_fewer_likeliest_tokens_are_asked_for_where_twenty_are_too_many() -> None:
-    def answer(body: Any) -> Any:
-        few = body["logprobs"] <= 5
-        return (200, said(), {}) if few else (400, {"error": {"message": "at most 5 logprobs"}}, {})
-
-    with lying(answer) as url:
-        lm = RemoteLM(url, "m")
-    assert lm.top == 2 and "estimated from the 2 likeliest" in lm.description  # as many as it returns
 
 
 def test_our_own_server_takes_a_judges_requests_and_its_model_is_no_judge(lm, tmp_path, monkeypatch):

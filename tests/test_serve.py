@@ -1,11 +1,9 @@
 """The server: what it answers is what the engine and the prober say, whoever else is served."""
 
-import gzip
 import itertools
 import json
 import math
 import re
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,9 +15,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from helpers.refusals import fails
 from helpers.serving import PROMPT, QUESTION, Running, bank_for, running
-from pydantic import ValidationError
 
 from probers import CausalLM
 from probers.model.blocks import decoder_layers
@@ -57,63 +53,45 @@ def chatting():
         yield found
 
 
-def in_threads(work: Any, *each: Any) -> list[Any]:
-    """What comes of work on each, all at once."""
-    with ThreadPoolExecutor(len(each)) as pool:
-        return list(pool.map(work, each))
-
-
 def completion(server: Running, prompt: Any = PROMPT, **options: Any) -> Any:
     options = {"max_tokens": 24, "temperature": 0, **options}
     return server.client.completions.create(model="testbed", prompt=prompt, **options)
 
 
-@pytest.mark.parametrize("pool", ["tokens", "predicting", "mean", "last", "sequence"])
-def test_scores_are_those_of_a_pass_over_the_whole_text(lm, pool):
+@pytest.mark.parametrize(("pool", "position"), [
+    ("tokens", "generated"), ("predicting", "entity"), ("mean", "generated"), ("last", "generated"),
+    ("sequence", "generated"), ("mean", "sentence"), ("last", "sentence"),
+])  # fmt: skip
+def test_scores_are_those_of_a_pass_over_the_whole_text(lm, pool, position):
+    """Each sentence may be pooled by itself; then its score is not that of the text so far."""
     bank = bank_for(lm, sequence=True) if pool == "sequence" else bank_for(lm, pool)
+    bank = replace(bank, spec=replace(bank.spec, position=position))
     with running(lm, bank) as server:
-        made = completion(server, PROMPTS, n=1)
+        made = completion(server, PROMPTS, n=1, max_tokens=60)
     assert [c.index for c in made.choices] == [0, 1, 2, 3]
-    alone = lm.generate(PROMPTS, max_new_tokens=24)
+    alone, later = lm.generate(PROMPTS, max_new_tokens=60), []
     for choice, own in zip(made.choices, alone, strict=True):
-        told = choice.hallucination
+        told, assess = choice.hallucination, Assessor(bank)
         assert choice.text == own.text
         (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
-        scores, _ = text_scores(bank, read.state)
+        together, _ = text_scores(bank, read.state)
+        scores = together
+        if pieces := assess.pieces(own.prompt, own.text, own.offsets):
+            scores, _ = text_scores(bank, read.state, list(pieces.values()))
+            later += [(scores[tokens[-1]], together[tokens[-1]]) for tokens in list(pieces.values())[1:]]
         wanted = {"scores": scores, "p_wrong": bank.probability(scores), "logprobs": own.logprobs}
         for name, values in {**wanted, "entropies": own.entropies}.items():
             np.testing.assert_allclose(told[f"token_{name}"], values, atol=1e-4)
         assert [tuple(each) for each in told["token_offsets"]] == list(own.offsets)
-        whole = Assessor(bank)(WrittenText.of(own, scores))
+        whole = assess(WrittenText.of(own, scores))
         assert told["fires"] == whole.fires and told["threshold"] == bank.threshold
-        assert [(s["start"], s["end"]) for s in told["spans"]] == [(s.start, s.end) for s in whole.spans]
+        for mine, other in zip(told["spans"], whole.spans, strict=True):
+            assert (mine["start"], mine["end"]) == (other.start, other.end)
+            assert mine["score"] == pytest.approx(other.score, abs=1e-4)
         assert (whole.score is None) == (told["score"] is None) == (told["p_wrong"] is None)
         assert told["score"] == pytest.approx(whole.score, abs=1e-4)
-
-
-@pytest.mark.parametrize("pool", ["mean", "last"])
-def test_each_sentence_is_pooled_by_itself(lm, pool):
-    """Claim: a sentence has the score that it has in the finished text; converse: that is not the text's."""
-    bank = bank_for(lm, pool)
-    bank = replace(bank, spec=replace(bank.spec, position="sentence"))
-    with running(lm, bank) as server:
-        made = completion(server, PROMPTS, max_tokens=60)
-        stopped = completion(server, PROMPT, max_tokens=60, extra_body=STOP)
-    alone, later = lm.generate(PROMPTS, max_new_tokens=60), []
-    for choice, own in zip(made.choices, alone, strict=True):
-        told, assess = choice.hallucination, Assessor(bank)
-        (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
-        pieces = assess.pieces(own.prompt, own.text, own.offsets)
-        scores, _ = text_scores(bank, read.state, list(pieces.values()))
-        whole = assess(WrittenText.of(own, scores)).wire()
-        places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, whole)]
-        assert places[0] == places[1]
-        mine, its = ([span["score"] for span in each["spans"]] for each in (told, whole))
-        np.testing.assert_allclose(mine, its, atol=1e-4)
-        together, _ = text_scores(bank, read.state)
-        later += [(told["token_scores"][i[-1]], together[i[-1]]) for i in list(pieces.values())[1:]]
-    assert len(later) > 2 and (pool == "last") == all(a == pytest.approx(b, abs=1e-4) for a, b in later)
-    assert not stopped.choices[0].text.strip() and stopped.choices[0].hallucination["acted"]
+    if position == "sentence":
+        assert len(later) > 2 and (pool == "last") == all(a == pytest.approx(b, abs=1e-4) for a, b in later)
 
 
 def test_a_sentence_is_known_by_what_comes_later(lm):
@@ -124,32 +102,19 @@ def test_a_sentence_is_known_by_what_comes_later(lm):
         ["It", " is", " at", " 5", " p.m", ".", " New", " York", " time.", " No.", " Yes", " and", " no."],
         ["Yahoo", "!", " (", "so", ")", " is", " one", "."],
     ]
-    texts = ["".join(each) for each in words]
     ends = [list(itertools.accumulate(map(len, each))) for each in words]
     states = [torch.randn(len(each), len(bank.spec.layers), lm.width) for each in words]
     growing = GrowingSentences(bank)
     for step in range(len(words[0])):
         here = [i for i in (0, 1) if step < len(words[i])]
-        written = [(texts[i][: ends[i][step]], ends[i][: step + 1]) for i in here]
+        written = [("".join(words[i][: step + 1]), ends[i][: step + 1]) for i in here]
         growing.add_each(here, torch.stack([states[i][step] for i in here]), written)
     for i in (0, 1):
         offsets = list(zip([0, *ends[i]], ends[i], strict=False))
-        pieces = Assessor(bank).pieces("", texts[i], offsets)
+        pieces = Assessor(bank).pieces("", "".join(words[i]), offsets)
         assert pieces is not None and len(pieces) == (3, 1)[i]
         wanted, _ = text_scores(bank, states[i].numpy(), list(pieces.values()))
         np.testing.assert_allclose(growing.scores(i), wanted, atol=1e-5)
-    with fails("unsupported", "span"):
-        GrowingSentences(replace(bank, spec=replace(bank.spec, position="span")))
-
-
-def joined(chunks: Any) -> dict[str, Any]:
-    """The lists of all chunks of a stream of one choice."""
-    lists: dict[str, Any] = {}
-    for chunk in chunks:
-        for name, values in chunk.choices[0].hallucination.items():
-            if name.startswith("token_"):
-                lists.setdefault(name, []).extend(values)
-    return lists
 
 
 def test_a_stream_is_the_whole_response_in_pieces(server):
@@ -161,13 +126,16 @@ def test_a_stream_is_the_whole_response_in_pieces(server):
     told, wanted = last.choices[0].hallucination, whole.choices[0].hallucination
     assert told["spans"] == wanted["spans"] and len(pieces) > 2
     assert len(told["token_scores"]) < len(wanted["token_scores"])
-    assert joined([*pieces, last]) == {name: wanted[name] for name in wanted if name.startswith("token_")}
+    lists: dict[str, Any] = {}
+    for chunk in (*pieces, last):
+        for name, values in chunk.choices[0].hallucination.items():
+            if name.startswith("token_"):
+                lists.setdefault(name, []).extend(values)
+    assert lists == {name: wanted[name] for name in wanted if name.startswith("token_")}
     assert "spans" not in pieces[0].choices[0].hallucination
     tokens = [t for c in (*pieces, last) for t in c.choices[0].logprobs.tokens]
     assert tokens == whole.choices[0].logprobs.tokens and "".join(tokens) == whole.choices[0].text
     assert usage.choices == [] and usage.usage.completion_tokens == len(tokens)
-    best = whole.choices[0].logprobs.top_logprobs[0]
-    assert len(best) == 2 and max(best.values()) == pytest.approx(whole.choices[0].logprobs.token_logprobs[0])
 
 
 @pytest.mark.parametrize("thinks", [False, True])
@@ -179,26 +147,24 @@ def test_scores_that_change_after_their_chunk_are_revised(lm, thinks):
     middle = ends[4] if thinks else 0
     parts = ((0, middle) if thinks else None, (middle, len(text)))
     before, after = ([float(i + late * (i in (1, 6))) for i in range(10)] for late in (False, True))
-    bank = replace(bank_for(lm), spec=replace(bank_for(lm).spec, position="sentence"))
-    acting = OnHigh.of(None, bank, "", greedy=True)
+    bank = bank_for(lm)
+    acting = OnHigh.of(None, replace(bank, spec=replace(bank.spec, position="sentence")), "", greedy=True)
 
     def record(count: int, scores: list[float]) -> WrittenText:
         return WrittenText("", text[: ends[count - 1]], offsets[:count], scores[:count])
 
-    streamed, whole = (
-        Judgement(acting, ""),
-        Judgement(acting, "").whole(record(10, after), *parts, 10, written=10),
-    )
+    streamed = Judgement(acting, "")
+    whole = Judgement(acting, "").whole(record(10, after), *parts, 10, written=10)
     chunks = [streamed.chunk(record(n + 1, before), *parts, [n]) for n in range(9)]
     last = streamed.whole(record(10, after), *parts, 10, written=10)
     for name in ("answer", *["reasoning"] * thinks):
-        fields = [f if name == "answer" else f["reasoning"] for f in (whole, last, *chunks)]
-        scores = [score for field in (*fields[2:], fields[1]) for score in field["token_scores"]]
-        assert scores != list(fields[0]["token_scores"]) and len(fields[1]["token_scores"]) < 2
-        for change in fields[1]["revised"]:
+        wanted, final, *each = [f if name == "answer" else f["reasoning"] for f in (whole, last, *chunks)]
+        scores = [score for field in (*each, final) for score in field["token_scores"]]
+        assert scores != list(wanted["token_scores"]) and len(final["token_scores"]) < 2
+        for change in final["revised"]:
             scores[change["token"]] = change["score"]
-            assert change["p_wrong"] == fields[0]["token_p_wrong"][change["token"]]
-        assert scores == list(fields[0]["token_scores"]) and fields[0]["spans"] == fields[1]["spans"]
+            assert change["p_wrong"] == wanted["token_p_wrong"][change["token"]]
+        assert scores == list(wanted["token_scores"]) and wanted["spans"] == final["spans"]
 
 
 @pytest.mark.parametrize("text", ["Zoë 🙂🙃 wrote 日本語 in 1920.", "🙂", "e\u0301🏽"])
@@ -216,34 +182,21 @@ def test_tokens_that_share_a_character_have_all_of_it_in_every_chunk(lm, text):
 
 
 @pytest.mark.parametrize("body", [
-    {"hallucination": {"on_high": "abstain", "threshold": 1e6}}, {"retrieval": {"trigger": "never"}}, {},
-    {"hallucination": {"on_high": "stop", "unit": "sentence"}},
+    {"hallucination": {"on_high": "abstain", "threshold": 1e6}}, {"retrieval": {"trigger": "never"}},
 ])  # fmt: skip
 def test_no_line_of_a_stream_grows_with_the_text(server, body):
     """Claim: whatever is held back, no line is longer than readers take, and the lists are whole."""
     options = {} if "retrieval" in body else {"logprobs": 20}
     asked = {"model": "testbed", "prompt": QUESTION, "max_tokens": 48, "temperature": 0, **options, **body}
-    lines = httpx.post(f"{server.url}/v1/completions", json={**asked, "stream": True}).text.split("\n\n")
-    whole = httpx.post(f"{server.url}/v1/completions", json=asked).json()["choices"][0]
+    lines = post(server, json.dumps({**asked, "stream": True})).text.split("\n\n")
+    whole = post(server, json.dumps(asked)).json()["choices"][0]
     choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
     assert max(map(len, lines)) < 30_000
-    scored = [each for each in choices if each.get("hallucination")]
+    scored = [each["hallucination"] for each in choices if each.get("hallucination")]
     for name in ("token_scores", "token_offsets"):
-        assert [v for each in scored for v in each["hallucination"][name]] == whole["hallucination"][name]
-        assert max(len(each["hallucination"][name]) for each in scored) <= 32
+        assert [value for each in scored for value in each[name]] == whole["hallucination"][name]
+        assert max(len(each[name]) for each in scored) <= 32
     assert "".join(each["text"] for each in choices) == whole["text"]
-    assert [each["finish_reason"] for each in choices if each["finish_reason"]] == [whole["finish_reason"]]
-
-
-def test_impossible_tokens_and_no_alternatives_have_the_forms_of_openai(server, lm):
-    made = completion(server, logprobs=0, max_tokens=3).choices[0].logprobs
-    assert [list(top.items()) for top in made.top_logprobs] == [
-        [pair] for pair in zip(made.tokens, made.token_logprobs, strict=True)
-    ]
-    assert json.loads(as_json({"x": [math.inf, math.nan, 1 / 3]})) == {"x": [None, None, 0.333333]}
-    text = Mock(row=Mock(ids=[40]), logprobs=[-math.inf], tops=[], text="a", offsets=[(0, 1)])
-    choice = Choice(Frame("chat.completion", "m"), 0, text, lm.tokenizer, 0, None)
-    assert choice._logprobs([0])["logprobs"]["content"][0]["logprob"] == -9999.0
 
 
 def test_streams_beside_each_other_are_those_alone(server, lm):
@@ -251,10 +204,11 @@ def test_streams_beside_each_other_are_those_alone(server, lm):
         pieces = completion(server, PROMPTS[i % 4], stream=True, max_tokens=10 + i)
         return "".join(c.choices[0].text for c in pieces)
 
-    for i, text in enumerate(in_threads(stream, *range(10))):
-        (own,) = lm.generate([PROMPTS[i % 4]], max_new_tokens=10 + i)
-        assert text == own.text
+    with ThreadPoolExecutor(10) as pool:
+        texts = list(pool.map(stream, range(10)))
     assert server.idle()
+    for i, text in enumerate(texts):
+        assert text == lm.generate([PROMPTS[i % 4]], max_new_tokens=10 + i)[0].text
 
 
 def test_choices_are_drawn_by_seed(server, lm):
@@ -292,16 +246,18 @@ def test_retrieval_is_the_loop_of_a_request(server, lm, trigger, own):
     alone = rag(QUESTION)
     asked = {"retrieval": {"trigger": trigger, "threshold": 0.05}}
     made = completion(server, QUESTION, max_tokens=None, extra_body=asked).choices[0]
-    assert alone.retrievals > 0
     assert made.text == alone.text
-    assert made.retrieval["answer"] == alone.answer and made.retrieval["retrievals"] == alone.retrievals
-    events = made.retrieval["events"]
-    assert [e["query"] for e in events if e["type"] == "query"] == [r.query for r in alone.rounds if r.query]
-    fetched = [[p["id"] for p in e["passages"]] for e in events if e["type"] == "passages"]
-    assert fetched == [list(r.passage_ids) for r in alone.rounds if r.query]
-    discarded = [e["text"] for e in events if e["type"] == "discarded"]
-    assert discarded == [r.text[len(r.accepted) :] for r in alone.rounds if r.query and r.text != r.accepted]
-    scores = [e["score"] for e in events if e["type"] == "judged"]
+    assert made.retrieval["answer"] == alone.answer
+    assert made.retrieval["retrievals"] == alone.retrievals > 0
+    events = {name: [e for e in made.retrieval["events"] if e["type"] == name]
+              for name in ("query", "passages", "discarded", "judged")}  # fmt: skip
+    rounds = [each for each in alone.rounds if each.query]
+    assert [event["query"] for event in events["query"]] == [each.query for each in rounds]
+    fetched = [tuple(passage["id"] for passage in event["passages"]) for event in events["passages"]]
+    assert fetched == [each.passage_ids for each in rounds]
+    left = [each.text[len(each.accepted) :] for each in rounds if each.text != each.accepted]
+    assert [event["text"] for event in events["discarded"]] == left
+    scores = [event["score"] for event in events["judged"]]
     np.testing.assert_allclose(scores, [r.decision.score for r in alone.rounds if r.decision], atol=1e-5)
     chunks = list(completion(server, QUESTION, max_tokens=None, stream=True, extra_body=asked))
     assert "".join(c.choices[0].text for c in chunks) == alone.text
@@ -311,27 +267,18 @@ def test_retrieval_is_the_loop_of_a_request(server, lm, trigger, own):
 
 def test_a_prober_asks_for_retrieval(server):
     asked = [{"retrieval": {"trigger": "probing", "threshold": threshold}} for threshold in (1e5, -1e5)]
-    never, often = (completion(server, QUESTION, extra_body=e).choices[0].retrieval for e in asked)
+    never, often = (completion(server, QUESTION, extra_body=each).choices[0].retrieval for each in asked)
     assert (never["retrievals"], often["retrievals"]) == (0, 2)
     judged = [e for e in often["events"] if e["type"] == "judged"]
-    assert all(e["fire"] for e in judged)
     draft = next(e for e in often["events"] if e["type"] == "draft")
     assert len(draft["scores"]) == len(draft["offsets"]) == len(draft["entropies"])
     assert draft["score"] == pytest.approx(judged[0]["score"]) and draft["spans"]
-    for threshold, fires in ((1e6, False), (-1e6, True)):  # of the answer's score
-        own = {"retrieval": {"trigger": "never"}, "hallucination": {"threshold": threshold}}
-        assert completion(server, QUESTION, extra_body=own).choices[0].hallucination["fires"] is fires
-
-
-def test_retrieval_ends_for_its_reason_and_tells_its_usage(server):
-    asked: dict[str, Any] = {"extra_body": {"retrieval": {"trigger": "never"}}, "seed": 5, "top_p": 1}
-    assert completion(server, QUESTION, max_tokens=48, **asked).choices[0].finish_reason == "stop"
-    with running(server.served.scheduler.lm, None, corpus=True) as bare:
-        bare.served.retrieving.options["answer_tokens"] = 0
-        *_, last, usage = completion(
-            bare, QUESTION, max_tokens=3, stream=True, stream_options={"include_usage": True}, **asked
-        )
-    assert last.choices[0].finish_reason == "length"
+    body = {"retrieval": {"trigger": "never"}, "hallucination": {"threshold": -1e6}}
+    assert completion(server, QUESTION, extra_body=body).choices[0].hallucination["fires"]
+    body["hallucination"] = {"threshold": 1e6}
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": body}
+    *_, last, usage = completion(server, QUESTION, **options)
+    assert not last.choices[0].hallucination["fires"] and last.choices[0].finish_reason == "stop"
     assert usage.choices == [] and usage.usage.total_tokens > usage.usage.prompt_tokens > 0
 
 
@@ -340,14 +287,14 @@ def test_retrieval_and_plain_requests_share_one_thread_of_the_model(lm):
     hook = first.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
     asked = [(prompt, None) for prompt in PROMPTS]
     asked += [(QUESTION, {"retrieval": {"trigger": "rind", "threshold": 0.05}})] * 4
-    with running(lm, bank_for(lm), corpus=True) as server:
+    with running(lm, bank_for(lm), corpus=True) as server, ThreadPoolExecutor(8) as pool:
 
         def ask(given: Any) -> Any:
             return completion(server, given[0], extra_body=given[1]).choices[0]
 
         alone = [*map(ask, asked[:5])]
         threads.clear()
-        found = in_threads(ask, *asked)
+        found = list(pool.map(ask, asked))
     hook.remove()
     assert threads == {"scheduler"} and len(found) == 8
     for made, own in zip(found, [*alone, *alone[4:] * 3], strict=True):
@@ -358,18 +305,13 @@ def test_retrieval_and_plain_requests_share_one_thread_of_the_model(lm):
 
 def test_a_state_that_overflows_ends_its_text_alone(lm):
     bank = bank_for(lm, "mean")
-    scores = GrowingScores(bank)
     good, bad = torch.ones(2, lm.width), torch.full((2, lm.width), torch.inf)
     steps = [(good, good), (2 * good, bad), (3 * good, 3 * good)]
+    scores, alone = GrowingScores(bank), GrowingScores(bank)
     (first, second, third) = (scores.add_each(["a", "b"], torch.stack(step)) for step in steps)
     assert isinstance(second[1], RunError)
-
-    def alone(*counts: int) -> Any:
-        own = GrowingScores(bank)
-        return pytest.approx([own.add_each(["x"], n * good[None])[0] for n in counts], abs=1e-5)
-
-    assert [first[0], second[0], third[0]] == alone(1, 2, 3)
-    assert [first[1], third[1]] == alone(1, 3)
+    wanted = [alone.add_each(["x"], n * good[None])[0] for n in (1, 2, 3)]
+    assert [first[0], second[0], third[0]] == pytest.approx(wanted, abs=1e-5)
     half = GrowingScores(replace(bank_for(lm), spec=replace(bank_for(lm).spec, dtype="float16")))
     found = half.add_each(["a", "b"], torch.stack([good, 1e6 * good]))  # too large for the prober's format
     assert isinstance(found[0], float) and isinstance(found[1], RunError)
@@ -388,85 +330,58 @@ def test_a_dead_thread_ends_what_waits_and_fails_the_health_check(lm, monkeypatc
         monkeypatch.undo()
 
 
-def test_alternatives_are_true_bytes_in_the_form_of_their_place(lm, server):
-    logprobs = completion(server, "Lena Zaser 😀", logprobs=20, max_tokens=8).choices[0].logprobs
-    assert [len(top) for top in logprobs.top_logprobs] == [20] * len(logprobs.tokens)
-    for token, own, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
-        assert top[token] == pytest.approx(own)
+def test_alternatives_are_true_bytes_in_the_forms_of_openai(lm, server):
+    for count in (0, 20):
+        made = completion(server, "Lena Zaser 😀", logprobs=count, max_tokens=8).choices[0].logprobs
+        assert [len(top) for top in made.top_logprobs] == [max(1, count)] * len(made.tokens)
+        for token, own, top in zip(made.tokens, made.token_logprobs, made.top_logprobs, strict=True):
+            assert top[token] == pytest.approx(own) == max(top.values())
     for token in range(300):
         spelled = token_bytes(lm.tokenizer, token)
         told = shown_bytes(spelled)
         if not told.startswith("bytes:"):
             assert told.encode() == spelled
+    # What JSON does not have, and a token that sampling had ruled out.
+    assert json.loads(as_json({"x": [math.inf, math.nan, 1 / 3]})) == {"x": [None, None, 0.333333]}
+    text = Mock(row=Mock(ids=[40]), logprobs=[-math.inf], tops=[], text="a", offsets=[(0, 1)])
+    choice = Choice(Frame("chat.completion", "m"), 0, text, lm.tokenizer, 0, None)
+    assert choice._logprobs([0])["logprobs"]["content"][0]["logprob"] == -9999.0
 
 
-@pytest.mark.parametrize(("fields", "text"), [
-    ({"refusal": None, "annotations": [], "tool_calls": None}, "Hi."),
-    ({"audio": None, "function_call": None, "reasoning": None}, "Hi."),
-    ({"content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]}, "Hi."),
-    ({"parsed": None, "provider_specific_fields": None, "images": []}, "Hi."),
-    ({"content": [{"type": "text", "text": "Hi.", "annotations": [], "x": None}]}, "Hi."),
-    ({"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": ""}}]}, "Hi."),
-    ({"content": None}, ""),
+@pytest.mark.parametrize("fields", [
+    {"refusal": None, "annotations": [], "audio": None, "reasoning": None, "parsed": None, "images": []},
+    {"content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i.", "annotations": []}]},
+    {"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": ""}}]},
 ])  # fmt: skip
-def test_an_answer_can_be_sent_back(fields, text):
+def test_an_answer_can_be_sent_back(fields):
     message = {"role": "assistant", "content": "Hi.", **fields}
     request = ChatRequest.model_validate({"model": "m", "messages": [message]})
-    assert request.messages[0].text == text
+    assert request.messages[0].text == "Hi."
 
 
-@pytest.mark.parametrize(("change", "param"), [
-    ({"function_call": {"name": "f"}}, "messages[1].function_call"),
-    ({"refusal": "No."}, "messages[1].refusal"), ({"content": 5}, "messages[1].content"),
-    ({"content": []}, "messages[1].content"),
-    ({"content": {"type": "text", "text": "a"}}, "messages[1].content"),
-    ({"content": [{"type": "text", "text": None}]}, "messages[1].content[0].text"),
-    ({"content": [{"type": "text", "text": "a", "z": {"y": 1}}]}, "messages[1].content[0].z"),
-    ({"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "messages[1].content[1].type"),
-])  # fmt: skip
-def test_what_a_message_asks_for_in_vain_is_refused_by_its_place(change, param):
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi", **change}]
-    with pytest.raises(ValidationError) as refused:
-        ChatRequest.model_validate({"model": "m", "messages": messages})
-    error = ApiError.of_validation(refused.value.errors())
-    assert (error.status, error.param) == (400, param) and param in error.message
-
-
-def test_what_is_listed(server):
-    (entry,) = server.client.models.list().data
-    assert entry.id == "testbed" and entry.prober["pool"] == "tokens"
-    assert {"probing", "flare", "rind", "never"} <= set(entry.triggers)
-    assert not {"oracle", "adaptive", "before_entity", "probing_before"} & set(entry.triggers)
-    assert entry.chat is False
-
-
-#: Changes of a good request, status, the field named by ``param`` or the message, a value in the message.
-REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
-    ({"model": "other"}, 404, "model", "'testbed'"), ({"prompt": None}, 400, "prompt", ""),
-    ({"prompt": ""}, 400, "prompt", "empty"), ({"prompt": []}, 400, "prompt", ""),
-    ({"prompt": [10**9]}, 400, "prompt", "1000000000"), ({"prompt": "\ud800"}, 400, "prompt", "surrogates"),
-    ({"prompt": ["a", "\udc00"]}, 400, "prompt[1]", "surrogates"),
-    ({"stop": ["a", "b\ud83d"]}, 400, "stop[1]", "surrogates"),
-    ({"model": "\ud83d"}, 400, "model", "surrogates"), ({"user": "\ud83d"}, 400, "user", "surrogates"),
-    ({"metadata": {"\ud83d": "a"}}, 400, "metadata", "surrogates"),
-    ({"\ud83d": 1}, 400, "None", "surrogates"),
-    ({"hallucination": {"abstention": "\ud83d"}}, 400, "hallucination.abstention", "surrogates"),
-    ({"messages": [{"role": "user", "content": [{"text": "\ud83d"}]}]}, 400, "messages[0].content[0].text",
-     ""),
-    ({"retrieval": {"trigger": "\ud83d"}}, 400, "retrieval.trigger", "surrogates"),
-    ({"prompt": "word " * 3000}, 400, "prompt", "maximum context length"),
-    ({"max_tokens": 0}, 400, "max_tokens", ""), ({"max_tokens": 10**6}, 400, "max_tokens", "1000000"),
-    ({"max_tokens": "4"}, 400, "max_tokens", ""), ({"temperature": 3}, 400, "temperature", ""),
-    ({"top_p": 0}, 400, "top_p", ""), ({"n": 0}, 400, "n", ""), ({"stop": ""}, 400, "stop", "empty string"),
-    ({"stop": ["a", ""]}, 400, "stop", "empty string"), ({"echo": True}, 400, "echo", ""),
-    ({"tempreature": 1}, 400, "tempreature", "Unrecognized request argument supplied"),
-    ({"presence_penalty": 0.5}, 400, "presence_penalty", ""),
-    ({"retrieval": {"trigger": "nonsense"}}, 400, "trigger", "'nonsense'"),
-    ({"retrieval": {"trigger": "oracle"}}, 400, "oracle", ""),
-    ({"retrieval": {"trigger": "never", "threshold": 1}}, 400, "threshold", "never"),
-    *(({"retrieval": {"trigger": "never"}, **more}, 400, next(iter(more)), value) for more, value in (
+#: Changes of a good request, the field that ``param`` names, and what the message says of it.
+REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"model": "other"}, "model", "'testbed'"), ({"prompt": None}, "prompt", ""),
+    ({"prompt": ""}, "prompt", "empty"), ({"prompt": [10**9]}, "prompt", "1000000000"),
+    ({"prompt": ["a", 5]}, "prompt[1]", ""), ({"prompt": [[1, "a"]]}, "prompt[0][1]", ""),
+    ({"prompt": "word " * 3000}, "prompt", "maximum context length"),
+    ({"prompt": "\ud800"}, "prompt", "surrogates"), ({"stop": ["a", "b\ud83d"]}, "stop[1]", "surrogates"),
+    ({"metadata": {"\ud83d": "a"}}, "metadata", "surrogates"), ({"\ud83d": 1}, None, "surrogates"),
+    ({"max_tokens": 0}, "max_tokens", ""), ({"max_tokens": 10**6}, "max_tokens", "1000000"),
+    ({"max_tokens": "4"}, "max_tokens", ""), ({"temperature": 3}, "temperature", ""),
+    ({"top_p": 0}, "top_p", ""), ({"n": 0}, "n", ""), ({"stop": ["a", ""]}, "stop", "empty string"),
+    ({"stop": ["a"] * 17}, "stop", ""), ({"echo": True}, "echo", ""), ({"verbosity": "low"}, "verbosity", ""),
+    ({"tempreature": 1}, "tempreature", "Unrecognized request argument supplied"),
+    ({"presence_penalty": 0.5}, "presence_penalty", ""),
+    ({"moderation": {"mode": "block"}}, "moderation", ""),
+    ({"hallucination": {"str": 1}}, "hallucination.str", ""),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", ""),
+    ({"retrieval": {}}, "retrieval.trigger", ""),
+    ({"retrieval": {"trigger": "nonsense"}}, None, "'nonsense'"),
+    ({"retrieval": {"trigger": "oracle"}}, None, "oracle"),
+    ({"retrieval": {"trigger": "never", "threshold": 1}}, None, "threshold"),
+    *(({"retrieval": {"trigger": "never"}, **more}, next(iter(more)), value) for more, value in (
         ({"n": 2}, "one greedy answer"), ({"prompt": "a \ud800"}, "surrogates"), ({"stop": ["."]}, ""),
-        ({"logprobs": 2}, ""), ({"temperature": 0.5}, ""), ({"top_p": 0.9}, ""),
         ({"max_tokens": 10**6}, "1000000"), ({"prompt": ["a", "b"]}, "one question"),
     )),
 ]  # fmt: skip
@@ -477,53 +392,38 @@ def post(server: Running, content: str, path: str = "completions") -> httpx.Resp
     return httpx.post(f"{server.url}/v1/{path}", content=content, headers=headers)
 
 
-@pytest.mark.parametrize(("change", "status", "named", "value"), REFUSED, ids=lambda v: str(v)[:40])
-def test_mistakes_are_told_as_openai_tells_them(server, change, status, named, value):
+@pytest.mark.parametrize(("change", "param", "value"), REFUSED, ids=lambda v: str(v)[:40])
+def test_mistakes_are_told_as_openai_tells_them(server, change, param, value):
     body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, **change}
     answer = post(server, json.dumps(body))
-    assert answer.status_code == status, answer.text
+    assert answer.status_code == (404 if "model" in change else 400), answer.text
     error = answer.json()["error"]
-    assert error["type"] == "invalid_request_error" and value in error["message"]
-    assert str(error["param"]).startswith(named) or named in error["message"]
+    assert error["type"] == "invalid_request_error" and error["param"] == param
+    assert value in error["message"] and (param or "") in error["message"]
     assert server.idle()
 
 
-#: OpenAI's fields that ask for nothing here.
-NEUTRAL: list[dict[str, Any]] = [
-    {"presence_penalty": 0, "best_of": 1, "echo": False, "logit_bias": {}, "user": "someone"},
-    {"stream_options": {"include_obfuscation": True}}, {"stream_options": {"include_obfuscation": False}},
-    {"prompt_cache_key": "a", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "explicit"}},
-    {"safety_identifier": "a", "metadata": {"task": "b"}, "verbosity": "medium", "store": False},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("fields", NEUTRAL)
-def test_neutral_fields_of_clients_are_taken(server, fields):
+def test_fields_of_openai_that_ask_for_nothing_are_taken(server):
+    fields: dict[str, Any] = {
+        "presence_penalty": 0, "best_of": 1, "echo": False, "logit_bias": {}, "user": "someone",
+        "stream_options": {"include_obfuscation": False}, "prompt_cache_key": "a", "store": False,
+        "safety_identifier": "a", "metadata": {"task": "b"}, "verbosity": "medium",
+    }  # fmt: skip
     made = completion(server, extra_body=fields)
     assert made.choices[0].text == completion(server).choices[0].text
 
 
 @pytest.mark.parametrize(("fields", "param"), [
-    ({"stop": 5}, "stop"), ({"stop": {}}, "stop"), ({"stop": ["a", 5]}, "stop[1]"),
-    ({"stop": ["a"] * 17}, "stop"), ({"prompt": 5}, "prompt"), ({"prompt": ["a", 5]}, "prompt[1]"),
-    ({"prompt": [[1, "a"]]}, "prompt[0][1]"), ({"hallucination": {"str": 1}}, "hallucination.str"),
-    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"retrieval": {}}, "retrieval.trigger"), ({"moderation": {"mode": "block"}}, "moderation"),
-    ({"verbosity": "low"}, "verbosity"), ({"x-y": 1}, "x-y"),
-])  # fmt: skip
-def test_param_is_what_was_sent(server, fields, param):
-    body = {"model": "testbed", "prompt": PROMPT, "max_tokens": 4, **fields}
-    error = post(server, json.dumps(body)).json()["error"]
-    assert error["param"] == param and param in error["message"] and "constrained" not in error["message"]
-
-
-@pytest.mark.parametrize(("fields", "param"), [
-    ({"max_completion_tokens": 10**6}, "max_completion_tokens"), ({"max_tokens": 10**6}, "max_tokens"),
+    ({"max_completion_tokens": 10**6}, "max_completion_tokens"), ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
-     "messages[0].content[0].text"),
-    ({"messages": [{"role": "user", "content": 5}, {"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": []}, "messages"), ({"tool_choice": {"type": "x"}}, "tool_choice"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": "Hi", "refusal": "No."}]}, "messages[0].refusal"),
+    *(({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]},
+       f"messages[0].content[1].{name}") for part, name in (
+        ({"type": "text", "text": "\ud800"}, "text"), ({"type": "text", "text": None}, "text"),
+        ({"type": "image_url"}, "type"),
+    )),
+    ({"tool_choice": {"type": "x"}}, "tool_choice"),
     ({"chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a"),
 ])  # fmt: skip
 def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
@@ -536,31 +436,26 @@ def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     assert good.status_code == 200, good.text
 
 
-@pytest.mark.parametrize("depth", [10, 400, 700, 990, 3000, 50_000])
-def test_nesting_is_read_or_refused_in_one_sentence(chatting, depth):
+@pytest.mark.parametrize(("depth", "statuses"), [(10, (200,)), (700, (200, 400)), (50_000, (400,))])
+def test_nesting_is_read_or_refused_in_one_sentence(chatting, depth, statuses):
     """Claim: whatever reads a body to its depth, a reader of JSON or a template, no error is the server's."""
     nested = '{"a":' * depth + "1" + "}" * depth
     tools = '[{"type": "function", "function": {"name": "f", "parameters": ' + nested + "}}]"
     told = '"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1'
     body = f'{{"model": "testbed", {told}, "tools": {tools}, "metadata": {nested}}}'
     answer = post(chatting, body, "chat/completions")
-    assert answer.status_code in ((200,) if depth == 10 else (400,) if depth >= 3000 else (200, 400))
+    assert answer.status_code in statuses
     assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"], answer.text
 
 
 @pytest.mark.parametrize(("content", "headers", "status", "told"), [
-    ("{", {}, 400, "JSON"), ("[]", {}, 400, "the body"), ('{"model": NaN}', {}, 400, "model"),
+    ("{", {}, 400, "JSON"), ("[]", {}, 400, "the body"), ("", {}, 400, "the body"),
     ("{}", {"content-type": "text/plain"}, 415, "application/json"),
     ("x" * 4_000_001, {}, 413, "more than 4000000 bytes"),
     ([b"x" * 500_000] * 10, {}, 413, "more than 4000000 bytes"),  # in chunks
-    (b'{"model": "\xff"}', {}, 400, "UTF-8"),
-    (gzip.compress(b"{}", mtime=0), {"content-encoding": "gzip"}, 415, "gzip"),
-    (b"{}", {"content-encoding": "br"}, 415, "br"), ("[" * 200_000, {}, 400, "nested"),
-    ('{"prompt": ' + '{"a":' * 100_000 + "1" + "}" * 100_001, {}, 400, "nested"),
+    (b'{"model": "\xff"}', {}, 400, "UTF-8"), (b"{}", {"content-encoding": "br"}, 415, "br"),
     ('{"max_tokens": ' + "9" * 5000 + "}", {}, 400, "digits"),
     ('{"model": "testbed", "prompt": "a", "temperature": 1e999}', {}, 400, "temperature"),
-    ('{"model": "testbed", "prompt": "a", "seed": ' + "9" * 400 + "}", {}, 400, "seed"),
-    ('{"model": "testbed", "prompt": [' + "9" * 400 + "]}", {}, 400, "prompt"), ("", {}, 400, "the body"),
     ("{}", {f"x-{i}": "a" for i in range(300)}, 431, "headers"),
 ], ids=lambda value: str(value)[:30])  # fmt: skip
 def test_bodies_that_are_none(server, content, headers, status, told):
@@ -568,17 +463,14 @@ def test_bodies_that_are_none(server, content, headers, status, told):
     answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert told in error["message"] and "parsing the body" not in error["message"]
-    assert len(error["message"]) < 200
+    assert told in error["message"] and len(error["message"]) < 200
 
 
 @pytest.mark.parametrize(("method", "path", "status", "told"), [
-    ("GET", "/v1/nothing", 404, "GET /v1/models"), ("POST", "/v1/responses", 404, "/v1/chat/completions"),
-    ("POST", "/v1/embeddings", 404, "/v1/completions"), ("POST", "/chat/completions", 404, "end with /v1"),
-    ("GET", "/models", 404, "end with /v1"),
+    ("POST", "/v1/responses", 404, "/v1/chat/completions"), ("GET", "/models", 404, "end with /v1"),
     ("POST", "/v1/files", 404, "POST /v1/files"),  # an upload, no JSON
     ("POST", "/v1/v1/chat/completions", 404, "not offered"), ("GET", "/v1/completions", 405, "send POST"),
-    ("POST", "/v1/models", 405, "send GET"), ("PUT", "/health", 405, "send GET"),
+    ("PUT", "/health", 405, "send GET"),
 ])  # fmt: skip
 def test_what_is_not_offered_says_so(server, method, path, status, told):
     answer = httpx.request(
@@ -590,8 +482,11 @@ def test_what_is_not_offered_says_so(server, method, path, status, told):
     assert (answer.headers.get("allow") is not None) == (status == 405)
 
 
-def test_other_paths(server):
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+def test_models_and_other_paths(server):
+    (entry,) = server.client.models.list().data
+    assert entry.id == "testbed" and entry.prober["pool"] == "tokens" and entry.chat is False
+    assert {"probing", "flare", "rind", "never"} <= set(entry.triggers)
+    assert not {"oracle", "adaptive", "before_entity", "probing_before"} & set(entry.triggers)
     assert httpx.get(f"{server.url}/page/page.js").status_code == 200
     assert httpx.get(f"{server.url}/page/nothing").status_code == 404
     with pytest.raises(openai.NotFoundError) as refused:
@@ -615,14 +510,19 @@ def test_counts_have_no_name_that_a_client_chooses(lm):
     assert 'probers_request_seconds_count{path="/v1/completions"} 1.0' in page
 
 
-def test_every_answer_and_every_log_line_has_the_name_of_its_request(lm, monkeypatch, caplog):
+def test_answers_and_log_lines_have_the_name_of_their_request_and_texts_are_logged_if_asked(
+    lm, chatting, monkeypatch, caplog
+):
+    completion(chatting, "The secret word", max_tokens=2)
+    assert "secret" not in caplog.text
     with running(lm, None, log_requests=True) as server:
-        paths = ("/health", "/v1/models", "/", "/page/page.js", "/no")
-        answers = [httpx.get(f"{server.url}{path}") for path in paths]
+        completion(server, "The secret\x1b[31m word", max_tokens=2)
+        assert "secret" in caplog.text and "\x1b" not in caplog.text
+        answers = [httpx.get(f"{server.url}{path}") for path in ("/health", "/v1/models", "/", "/no")]
         bodies = ("{", '{"model": "testbed", "prompt": "a", "max_tokens": 1}')
         answers += [post(server, content) for content in bodies]
         names = [answer.headers["x-request-id"] for answer in answers]
-        assert len(set(names)) == len(names) == 7 and names[-1] in caplog.text and names[0] not in caplog.text
+        assert len(set(names)) == len(names) and names[-1] in caplog.text and names[0] not in caplog.text
         monkeypatch.setattr("probers.serve.endpoint.Endpoint._acting", lambda *_: 1 / 0)
         answer = post(server, '{"model": "testbed", "prompt": "a"}')
         assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
@@ -639,27 +539,25 @@ def test_retry_after_is_when_enough_texts_are_over(lm):
     def texts(*limits: int) -> list[ScoredText]:
         return [ScoredText(Wanted(prompt, n), lm.tokenizer, lm.stops(()), changed=Mock()) for n in limits]
 
-    def seconds(count: int) -> int | None:
-        with pytest.raises(ApiError) as refused:
+    def refused(count: int) -> ApiError:
+        with pytest.raises(ApiError) as error:
             scheduler.submit(texts(*[10] * count))
-        assert refused.value.status == 429
-        return refused.value.retry
+        return error.value
 
-    running_ones = texts(50, 200)
-    for text in running_ones:
+    begun = texts(50, 200)
+    for text in begun:
         text.row.ids += [1] * 20
-    scheduler.submit([*running_ones, *texts(100, 100)])
-    assert [seconds(n) for n in (1, 2, 3, 4)] == [3, 13, 18, 23]  # 30, 130, 180 and 230 steps from now
-    scheduler._step = 0.001
-    assert seconds(4) == 1
+    scheduler.submit([*begun, *texts(100, 100)])
+    errors = [refused(n) for n in (1, 2, 3, 4)]
+    assert {error.status for error in errors} == {429}
+    assert [error.retry for error in errors] == [3, 13, 18, 23]  # 30, 130, 180 and 230 steps from now
     scheduler._step = 10
-    assert seconds(1) == 60
-    with pytest.raises(ApiError) as refused:
-        scheduler.submit(texts(*[10] * 5))
-    assert (refused.value.status, refused.value.param) == (400, "n")
+    assert refused(1).retry == 60
+    assert (refused(5).status, refused(5).param) == (400, "n")
 
 
-def test_a_client_that_goes_frees_its_row(lm):
+def test_a_client_that_goes_frees_its_row(lm, monkeypatch):
+    """Claim: one that reads a stream, and one that waits for the whole text, which writes on and on."""
     with running(lm, None, rows=1, waiting=0) as server:
         stream = completion(server, "The", max_tokens=200, stream=True)
         next(iter(stream))
@@ -669,37 +567,13 @@ def test_a_client_that_goes_frees_its_row(lm):
         stream.close()
         assert server.idle()
         assert completion(server).choices[0].text
-        page = httpx.get(f"{server.url}/metrics").text
-    assert 'probers_texts_total{stop="cancelled"} 1.0' in page
-    assert "probers_running_texts 0.0" in page
-
-
-def test_one_that_waits_without_a_stream_and_goes_frees_its_row(lm, monkeypatch):
-    monkeypatch.setattr(CausalLM, "_eos", frozenset())  # it writes on and on
-    with running(lm, None, rows=1, waiting=0) as server:
+        monkeypatch.setattr(CausalLM, "_eos", frozenset())
+        body = {"model": "testbed", "prompt": "The", "max_tokens": 1000, "temperature": 1.5}
         with pytest.raises(httpx.TimeoutException):
-            body = {"model": "testbed", "prompt": "The", "max_tokens": 1000, "temperature": 1.5}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
         assert server.idle()
-        assert 'probers_texts_total{stop="cancelled"} 1.0' in httpx.get(f"{server.url}/metrics").text
-
-
-def test_a_client_that_does_not_read_is_given_up(lm, monkeypatch):
-    monkeypatch.setattr(CausalLM, "_eos", frozenset())
-    with running(lm, None, rows=32, waiting=64, patience=0.3) as server:
-        port = int(server.url.rpartition(":")[2])
-        body = json.dumps({
-            "model": "testbed", "prompt": ["The"] * 8, "max_tokens": 1000, "temperature": 1, "stream": True,
-            "n": 4, "logprobs": 20,
-        })  # fmt: skip
-        with socket.socket() as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            deaf.connect(("127.0.0.1", port))
-            head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
-            deaf.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
-            assert completion(server, max_tokens=4).choices[0].text
-            assert server.idle(30)
-        assert 'stop="cancelled"' in httpx.get(f"{server.url}/metrics").text
+        page = httpx.get(f"{server.url}/metrics").text
+    assert 'probers_texts_total{stop="cancelled"} 2.0' in page and "probers_running_texts 0.0" in page
 
 
 def test_the_key_is_asked_for(lm):
@@ -708,30 +582,17 @@ def test_the_key_is_asked_for(lm):
         for path in ("/v1/models", "/metrics"):
             answer = httpx.get(f"{server.url}{path}")
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-        for given, status, told in [
-            ("Bearer secret2", 401, "not this server's"), ("Bearer \xe9", 401, "not this"),
-            ("Bearer", 401, "needs a key"), ("Basic secret", 401, "needs a key"),
-            ("bearer secret", 200, ""), ("BEARER  secret", 200, ""),
-        ]:  # fmt: skip
+        for given, status in (("Bearer secret2", 401), ("Bearer \xe9", 401), ("Basic secret", 401),
+                              ("bearer secret", 200), ("BEARER  secret", 200)):  # fmt: skip
             answer = httpx.get(f"{server.url}/v1/models", headers={"Authorization": given.encode("latin-1")})
-            assert answer.status_code == status and told in answer.text, given
+            assert answer.status_code == status, given
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_requests_are_logged_only_where_that_is_asked(lm, caplog):
-    for wanted in (False, True):
-        with running(lm, None, log_requests=wanted) as server:
-            completion(server, "The secret\x1b[31m word", max_tokens=2)
-        assert ("secret" in caplog.text) is wanted
-        assert "\x1b" not in caplog.text
-
-
-def test_without_a_prober_there_are_no_scores(lm):
-    with running(lm, None) as server:
-        made = completion(server)
-        assert not hasattr(made.choices[0], "hallucination")
-        with pytest.raises(openai.BadRequestError, match="corpus=FILE"):
-            completion(server, extra_body={"retrieval": {"trigger": "never"}})
+def test_without_a_prober_there_are_no_scores(chatting):
+    assert not hasattr(completion(chatting).choices[0], "hallucination")
+    with pytest.raises(openai.BadRequestError, match="corpus=FILE"):
+        completion(chatting, extra_body={"retrieval": {"trigger": "never"}})
 
 
 def test_what_the_model_breaks_on_ends_alone(lm, server, monkeypatch):

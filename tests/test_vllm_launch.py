@@ -11,27 +11,20 @@ from helpers.serving import bank_for
 
 from probers.cli.main import main, run
 from probers.cli.settings import Model
-from probers.heads import LinearHead
 from probers.model.causal_lm import CausalLM
 from probers.model.vllm.records import check_options
-from probers.prober.prober import Prober
 from probers.serve.on_high import OnHigh
 from probers.serve.settings import Serve
 from probers.serve.vllm.choice import ForeignChoice
 from probers.serve.vllm.prober import ServedProber, command
-from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import Generation
-
-
-def asked(model: dict[str, Any] | None = None, **fields: Any) -> Serve:
-    return Serve(model=Model(**(model or {})), **fields)
 
 
 def test_the_command_names_model_prober_and_worker_and_hides_the_key(lm, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "theirs")
     bank_for(lm).save_pretrained(tmp_path)
-    argv, environment = command(asked(api_key="secret", port=8001), str(tmp_path))
+    argv, environment = command(Serve(api_key="secret", port=8001), str(tmp_path))
     options = dict(zip(argv, argv[1:], strict=False))
     assert str(model_path()) in argv and options["--served-model-name"] == "testbed"
     assert (options["--port"], options["--dtype"]) == ("8001", "float32")
@@ -41,29 +34,29 @@ def test_the_command_names_model_prober_and_worker_and_hides_the_key(lm, tmp_pat
     assert ServedProber.of(said) == ServedProber(str(tmp_path), False, (6, 12))
     assert "secret" not in argv
     assert environment == {"VLLM_PLUGINS": "theirs,probers", "VLLM_API_KEY": "secret"}
-
-
-@pytest.mark.parametrize(("pool", "lengthened"), [("tokens", True), ("mean", True), ("predicting", False)])
-def test_a_scheduler_of_our_own_only_where_the_last_token_must_be_read(lm, tmp_path, pool, lengthened):
-    bank_for(lm, pool).save_pretrained(tmp_path)
-    argv, _ = command(asked(), str(tmp_path))
-    assert ("--scheduler-cls" in argv) == lengthened
+    # A scheduler of our own only where the last token must be read.
+    bank_for(lm, "predicting").save_pretrained(tmp_path / "before")
+    assert "--scheduler-cls" in argv
+    assert "--scheduler-cls" not in command(Serve(), str(tmp_path / "before"))[0]
 
 
 @pytest.mark.parametrize(("pool", "site", "model", "code", "named"), [
     ("tokens", "mlp_out", {}, "unsupported", "site=mlp_out"),
-    ("mean", "resid_diff", {}, "unsupported", "site=resid_diff"),
     ("tokens", "passages", {}, "unsupported", "site=passages"),
     ("prompt", "resid_post", {}, "unsupported", "trigger=probing_before"),
     ("tokens", "resid_post", {"attn": "eager"}, "unsupported", "model.attn"),
-    ("tokens", "resid_post", {"chat_template": "rag"}, "unsupported", "model.chat_template"),
     ("tokens", "resid_post", {"name": "no/folder/here"}, "no-file", "model=no/folder/here"),
 ])  # fmt: skip
 def test_what_vllm_cannot_do_is_refused_before_it_starts(lm, tmp_path, pool, site, model, code, named):
     bank = bank_for(lm, pool)
-    replace(bank, spec=replace(bank.spec, site=site)).save_pretrained(tmp_path)
+    bank = replace(bank, spec=replace(bank.spec, site=site))
+    bank.save_pretrained(tmp_path)
     with fails(code, named):
-        command(asked(model), str(tmp_path))
+        command(Serve(model=Model(**model)), str(tmp_path))
+    other = replace(bank, spec=replace(bank.spec, model=replace(lm.spec, id="other", revision="abc")))
+    other.save_pretrained(tmp_path / "other")
+    with fails(None, "other"):
+        command(Serve(), str(tmp_path / "other"))
 
 
 def configured(speculation: str | None = None, **sizes: int) -> Any:
@@ -75,39 +68,20 @@ def configured(speculation: str | None = None, **sizes: int) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        (configured(pipeline_parallel_size=2), ("--pipeline-parallel-size 2", "--tensor-parallel-size 2")),
-        (configured(data_parallel_size=4), ("--data-parallel-size 4", "experts", "--tensor-parallel-size 4")),
-        (configured(prefill_context_parallel_size=2), ("--prefill-context-parallel-size 2", "leave it out")),
-        *(
-            (configured(method), ("--speculative-config", f"method={method}", "method=ngram"))
-            for method in ("draft_model", "eagle3", "mtp", "medusa", "ngram_gpu", "suffix")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("config", "named"), [
+    (configured(pipeline_parallel_size=2), ("--pipeline-parallel-size 2", "--tensor-parallel-size 2")),
+    (configured(data_parallel_size=4), ("--data-parallel-size 4", "experts", "--tensor-parallel-size 4")),
+    (configured(prefill_context_parallel_size=2), ("--prefill-context-parallel-size 2", "leave it out")),
+    (configured("draft_model"), ("--speculative-config", "method=draft_model", "method=ngram")),
+    (configured("suffix"), ("--speculative-config", "method=suffix", "method=ngram")),
+])  # fmt: skip
 def test_options_with_which_no_state_can_be_read_are_refused_with_what_to_do(config, named):
     with fails("conflict", *named):
         check_options(config)
+    check_options(configured("ngram", tensor_parallel_size=2))
 
 
-@pytest.mark.parametrize(
-    "config", [configured(), configured(tensor_parallel_size=2), configured("ngram", tensor_parallel_size=2)]
-)
-def test_ranks_and_n_gram_drafts_are_not_refused(config):
-    check_options(config)
-
-
-def test_a_prober_of_another_model_is_refused(lm, tmp_path):
-    model = replace(lm.spec, id="other", revision="abc")
-    other = FeatureSpec(model, (6,), lm.width, pool="last")
-    Prober(other, LinearHead(["0/6"], lm.width)).save_pretrained(tmp_path)
-    with fails(None, "other"):
-        command(asked(), str(tmp_path))
-
-
-@pytest.mark.parametrize("said", [None, {}, {"probers": {}}, {"probers": {"prober": "x", "layer": 3}}])
+@pytest.mark.parametrize("said", [None, {"probers": {}}, {"probers": {"prober": "x", "layer": 3}}])
 def test_settings_that_name_no_prober_or_an_unknown_field(said):
     with fails(None):
         ServedProber.of(said)
@@ -123,24 +97,20 @@ def choice_of(lm: CausalLM, made: Generation) -> ForeignChoice:
 
 
 def test_a_choice_tells_its_tokens_once_and_the_whole_at_the_end(lm, made):
-    choice = choice_of(lm, made)
-    choice.scores = [float(i) for i in range(len(made.token_ids))]
-    choice.scores[2] = None
+    scores = [None if i == 2 else float(i) for i in range(len(made.token_ids))]
+    choice, at_once = choice_of(lm, made), choice_of(lm, made)
+    choice.scores, at_once.scores = [*scores], [*scores]
     parts = []
     for token, (start, end), logprob in zip(made.token_ids, made.offsets, made.logprobs, strict=True):
         choice.add(made.text[start:end], [token], [float(logprob)])
         parts += choice.chunk(choice.settled())["token_offsets"]
-    kept = choice.count_tokens()
-    assert kept == len(made.token_ids)
-    last = choice.whole(kept)
+    assert choice.count_tokens() == len(made.token_ids)
+    last = choice.whole(choice.count_tokens())
     assert (*parts, *last["token_offsets"]) == made.offsets and len(parts) > 5 and "revised" not in last
-    choice = choice_of(lm, made)
-    choice.add(made.text, made.token_ids, made.logprobs.tolist())
-    choice.scores = [float(i) for i in range(len(made.token_ids))]
-    choice.scores[2] = None
-    whole = choice.whole(choice.count_tokens())
+    at_once.add(made.text, made.token_ids, made.logprobs.tolist())
+    whole = at_once.whole(at_once.count_tokens())
     assert whole["token_offsets"] == made.offsets
-    assert list(whole["token_scores"]) == choice.scores and whole["token_p_wrong"][2] is None
+    assert list(whole["token_scores"]) == scores and whole["token_p_wrong"][2] is None
     assert whole["token_logprobs"] == pytest.approx(made.logprobs.tolist())
 
 
@@ -162,7 +132,6 @@ def test_probers_serve_prints_the_command_or_says_what_vllm_does_not_offer(lm, t
     assert "--worker-cls probers.serve.vllm.worker" in printed
     for more, code, named in (
         ("corpus=testbed", "unsupported", ""), ("prober=none", "conflict", ""), ("rows=8", None, "rows=8"),
-        ("threads=1", None, "threads=1"), ("thinking=none", None, "thinking=none"),
         ("backend=transformers", None, "backend=vllm"),
     ):  # fmt: skip
         with fails(code, named):

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import exits
+from helpers.refusals import fails
 from helpers.tiny import PROMPTS, tiny_lm
 
+from probers.cli import main as cli
 from probers.model.vllm.records import TextRecord
 from probers.types import Feature, Needs
 
@@ -72,11 +73,8 @@ def test_the_first_broken_state_is_named_by_token_and_layer() -> None:
     assert record.recorded(2).broken is None  # it is no part of the text
 
 
-@pytest.mark.parametrize("command", ["datagen", "compare", "rag", "check"])
-def test_without_vllm_the_extra_is_named(command, tmp_path, monkeypatch, capsys):
+def test_without_vllm_the_extra_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("probers.model.vllm.lm.find_spec", lambda name: None)
-    more = {"compare": ["triggers=[never]"], "rag": ["trigger=never", "question=Who?"]}.get(command, [])
-    out = [] if command == "check" else [f"out={tmp_path / 'out'}"]
-    assert exits(command, ["engine=vllm", *out, *more]) == 2
-    assert 'engine=vllm needs vLLM: pip install "probers[vllm]"' in capsys.readouterr().err
+    with fails("missing-extra", "engine=vllm", 'pip install "probers[vllm]"'):
+        cli.run("datagen", ["engine=vllm", f"out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()

@@ -40,7 +40,6 @@ _MARK = re.compile(
     r"<!-- test: (?:(?P<how>slow)(?:, with (?P<options>[^;]+?))?"
     r"|(?P<idle>accepted|not run); (?P<why>\S.*?)|file (?P<file>[\w.]+)) -->"
 )
-_COMMAND = re.compile(r"^(?:[$%] )?(?:probers-\w+|make|pip|python3?)(?: |$)", re.MULTILINE)
 #: A command of ours up to its comment or the next command, with the variables set for it.
 _TYPED = re.compile(r"^(?:\w+=\S+ )*(probers-\w+)(?:'[^']*'|\"[^\"]*\"|[^#;&|\n])*", re.MULTILINE)
 _HERE = re.compile(r"(<<-?\s*'?(\w+)'?[^\n]*\n).*?\n\2$", re.DOTALL | re.MULTILINE)
@@ -124,9 +123,7 @@ def read(name: str, text: str) -> Page:
                 found.code.append(child.content)
         if before and before.type == "heading_open":  # its anchor, as GitHub and MyST make it
             title = "".join(child.content for child in token.children or ()).lower()
-            name = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
-            again = sum(bool(re.fullmatch(rf"{re.escape(name)}(-\d+)?", other)) for other in found.anchors)
-            found.anchors.append(f"{name}-{again}" if again else name)
+            found.anchors.append(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
     return found
 
 
@@ -137,8 +134,6 @@ def _fence(found: Page, token: Token, line: int, mark: str) -> None:
     if language not in _PARSERS:
         found.faults.append(f"line {line}: a block of {language or 'no language'}, not of {list(_PARSERS)}")
         return
-    if language == "text" and _COMMAND.search(token.content):
-        found.faults.append(f"line {line}: a command in a block of text; make it bash")
     how, options, file = "run", (), None
     if matched := _MARK.fullmatch(mark):
         how, file = matched["how"] or matched["idle"] or "file", matched["file"]
@@ -181,9 +176,8 @@ def refused(command: tuple[str, ...]) -> str | None:
         wrong = [word for word in words if "=" not in word and word not in targets]
         return f"the Makefile has no {', '.join(wrong)}" if wrong else None
     if program == "pip" or words[:2] == ["-m", "pip"]:
-        named = re.findall(r"(?:^| )(?:probers|\.)\[([\w,]+)\]", " ".join(words))
-        extras = metadata("probers").get_all("Provides-Extra", [])
-        wrong = sorted({*",".join(named).split(",")} - {"", *extras})
+        named = ",".join(re.findall(r"(?:^| )(?:probers|\.)\[([\w,]+)\]", " ".join(words))).split(",")
+        wrong = sorted({*named} - {"", *metadata("probers").get_all("Provides-Extra", [])})
         return f"the package has no extra {', '.join(wrong)}" if wrong else None
     if program.startswith("python"):
         wrong = [word for word in words[:1] if word.endswith(".py") and not (ROOT / word).exists()]
@@ -244,14 +238,10 @@ def _of_block(block: Block) -> Iterator[str]:
     except (ValueError, yaml.YAMLError, SyntaxError) as error:
         yield f"no {block.language}: {error}"
         return
-    unused = set(block.options)
     for command in block.commands:
-        added = block.added(command)
-        unused -= set(added)
-        told = refused((*command,)) or (refused((*command, *added)) if added else None)
-        if told:
+        if told := refused((*command,)) or refused((*command, *block.added(command))):
             yield f"{shlex.join(command)}: {told}"
-    if unused:
+    if unused := set(block.options).difference(*map(block.added, block.commands)):
         yield f"no command of the block has {', '.join(sorted(unused))}"
 
 

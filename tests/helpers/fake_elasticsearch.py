@@ -15,6 +15,7 @@ from helpers.http_fakes import Handler, Server
 
 JSON = "application/json"
 SHARDS = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}
+GREEN = {"cluster_name": "fake", "status": "green", "timed_out": False, "unassigned_shards": 0}
 
 
 class RefusedError(Exception):
@@ -32,11 +33,6 @@ class FakeIndex:
         self.fields = [f for f, p in self.mappings["properties"].items() if p.get("analyzer")]
         self.docs, self.visible, self.aliases, self.indexing = {}, {}, {}, Counter()
 
-    @property
-    def about(self):
-        """What GET answers of it."""
-        return {"aliases": self.aliases, "mappings": self.mappings}
-
     def create(self, name, source):
         """Status of the new document, with its error or None."""
         if name in self.docs:
@@ -51,18 +47,21 @@ class FakeIndex:
         self.visible = dict(self.docs)
         return {"_shards": {"total": 2, "successful": 1, "failed": 0}}  # the copy is not anywhere yet
 
+    def count(self):
+        return {"count": len(self.visible), "_shards": SHARDS}
+
     def matches(self, query):
         """Document -> score: words in common, or 0 where it holds every phrase in one of its fields."""
-        texts = {
-            name: [f" {document[field]} " for field in self.fields] for name, document in self.visible.items()
-        }
-        holds = lambda name, words: any(f" {words} " in text for text in texts[name])  # noqa: E731
+
+        def count(document, words):
+            texts = [f" {document[field]} " for field in self.fields]
+            return float(sum(any(f" {each} " in text for text in texts) for each in words))
+
         if "bool" in query:
             phrases = [part["multi_match"]["query"] for part in query["bool"]["filter"]]
-            return {name: 0.0 for name in texts if all(holds(name, phrase) for phrase in phrases)}
-        words = query["multi_match"]["query"].split()
-        scores = {name: float(sum(holds(name, word) for word in words)) for name in texts}
-        return {name: score for name, score in scores.items() if score}
+            return {d: 0.0 for d, each in self.visible.items() if count(each, phrases) == len(phrases)}
+        scores = {d: count(each, query["multi_match"]["query"].split()) for d, each in self.visible.items()}
+        return {d: score for d, score in scores.items() if score}
 
 
 class FakeElasticsearch(Server):
@@ -113,7 +112,7 @@ class FakeElasticsearch(Server):
         if parts == ["_aliases"]:
             return "aliases", lambda: self.move(json.loads(body)["actions"])
         if parts[:2] == ["_cluster", "health"]:
-            return "health", lambda: self.health(self.index(parts[2]))
+            return "health", lambda: self.index(parts[2]) and GREEN
         name, *rest = parts
         bulk = "bulk", lambda: self.bulk(name, body)
         return {
@@ -124,7 +123,7 @@ class FakeElasticsearch(Server):
             ("POST", "_msearch"): ("search", lambda: self.searches(name, body)),
             ("PUT", "_bulk"): bulk, ("POST", "_bulk"): bulk,
             ("POST", "_refresh"): ("refresh", lambda: self.index(name).refresh()),
-            ("POST", "_count"): ("count", lambda: self.count(self.index(name))),
+            ("POST", "_count"): ("count", lambda: self.index(name).count()),
         }[method, "/".join(rest)]  # fmt: skip
 
     @property
@@ -151,7 +150,7 @@ class FakeElasticsearch(Server):
             index for index in self.indices.values()
             if any(fnmatch(own, name) for name in names.split(",") for own in (index.name, *index.aliases))
         ]  # fmt: skip
-        return {index.name: index.about for index in found}
+        return {each.name: {"aliases": each.aliases, "mappings": each.mappings} for each in found}
 
     def create(self, name, body):
         if name in self.indices:
@@ -161,26 +160,15 @@ class FakeElasticsearch(Server):
 
     def move(self, actions):
         for action in actions:
-            ((what, given),) = action.items()
-            if what == "add":
+            if given := action.get("add"):
                 self.indices[given["index"]].aliases[given["alias"]] = {}
             else:
-                assert what == "remove_index"
-                del self.indices[given["index"]]
+                del self.indices[action["remove_index"]["index"]]
         return {"acknowledged": True}
-
-    def health(self, index):
-        return {"cluster_name": "fake", "status": "green", "timed_out": False, "unassigned_shards": 0}
-
-    def count(self, index):
-        return {"count": len(index.visible), "_shards": SHARDS}
 
     def stats(self, index):
         counts = {"index_total": 0, "index_failed": 0, **index.indexing}
-        return {
-            "_shards": {"total": 1, "successful": 1, "failed": 0},
-            "_all": {"primaries": {"indexing": counts}},
-        }
+        return {"_shards": SHARDS, "_all": {"primaries": {"indexing": counts}}}
 
     def delete(self, names):
         for name in names.split(","):
@@ -193,10 +181,9 @@ class FakeElasticsearch(Server):
         lines = [json.loads(line) for line in body.decode().split("\n")[:-1]]
         items = []
         for action, source in zip(lines[::2], lines[1::2], strict=True):
-            ((operation, target),) = action.items()
-            assert operation == "create"
-            status, error = self.one(index, target["_id"], source)
-            item = {"_index": name, "_id": target["_id"], "status": status}
+            document = action["create"]["_id"]
+            status, error = self.one(index, document, source)
+            item = {"_index": name, "_id": document, "status": status}
             items.append({"create": item | ({"error": error} if error else {})})
         return {"took": 1, "errors": any("error" in i["create"] for i in items), "items": items}
 
@@ -226,15 +213,10 @@ class FakeElasticsearch(Server):
         if asked["track_total_hits"]:
             hits["total"] = {"value": len(found), "relation": "eq"}
         else:
-            ranked = sorted(found, key=lambda d: (-found[d], index.visible[d]["n"]))[: asked["size"]]
+            order = sorted((-score, index.visible[d]["n"], d) for d, score in found.items())
             hits["hits"] = [
-                {
-                    "_index": index.name,
-                    "_id": d,
-                    "_score": found[d],
-                    "sort": [found[d], index.visible[d]["n"]],
-                }
-                for d in ranked
+                {"_index": index.name, "_id": d, "_score": -score, "sort": [-score, n]}
+                for score, n, d in order[: asked["size"]]
             ]
         return {"took": 1, "timed_out": False, "_shards": SHARDS, "status": 200, "hits": hits}
 

@@ -42,8 +42,8 @@ class Handler(BaseHTTPRequestHandler):
 class Server:
     """Listens from when it is made until it is closed or its block ends; ``tls`` is (certificate, key)."""
 
-    def __init__(self, handler: type[Handler], tls: tuple[str, str] | None = None) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[Handler], tls: tuple[str, str] | None = None, *, port: int = 0) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

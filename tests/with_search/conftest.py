@@ -25,4 +25,4 @@ def one(startable, tmp_path_factory):
         node.wait()
         yield node
     finally:
-        node.close()
+        node.kill()

@@ -1,14 +1,15 @@
 """Real OpenSearch nodes on loopback, each a process that is started, killed and started again."""
 
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+import httpx
 
 ROOT = Path(__file__).parents[2]
 #: Folder of the jars, which ``make test-search`` names.
@@ -27,13 +28,11 @@ def missing() -> str | None:
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on."""
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 class Node:
@@ -63,45 +62,31 @@ class Node:
     def wait(self) -> None:
         """Wait until it answers."""
         end = time.monotonic() + WAIT
-        while time.monotonic() < end:
-            try:
+        while self._process is not None and self._process.poll() is None and time.monotonic() < end:
+            with suppress(httpx.TransportError):
                 self.get("/")
                 return
-            except OSError:
-                assert self._process is not None
-                assert self._process.poll() is None, (self.folder / "log").read_text()[-4000:]
-                time.sleep(0.2)
+            time.sleep(0.2)
         raise AssertionError((self.folder / "log").read_text()[-4000:])
 
     def kill(self) -> None:
         """End it at once, as a lost machine does."""
-        self._end(signal.SIGKILL)
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
     def pause(self, *, on: bool) -> None:
         """Let it hang, or go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
 
-    def close(self) -> None:
-        self._end(signal.SIGKILL)  # nothing of it is needed
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(how)
-            self._process.wait()
-
     def get(self, path: str) -> dict[str, object]:
         return self.send("GET", path)
 
-    def send(self, method: str, path: str, body: object = None, kind: str = "application/json") -> dict:
-        """Ask it without any client; a failure's answer is returned like any other."""
-        data = body.encode() if isinstance(body, str) else None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": kind}, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.loads(answer.read() or b"{}")
-        except urllib.error.HTTPError as error:
-            return json.loads(error.read() or b"{}")
+    def send(self, method: str, path: str, body: object = None) -> dict:
+        """Ask it without any client of its own; a failure's answer is returned like any other."""
+        answer = httpx.request(method, self.url + path, json=body, timeout=60)
+        return answer.json() if answer.content else {}
 
     def indexes(self) -> set[str]:
         return set(self.get("/_all"))

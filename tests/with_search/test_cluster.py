@@ -1,7 +1,9 @@
 """``retriever=opensearch`` on a cluster of three real nodes, of which any may be killed."""
 
 import time
+from contextlib import suppress
 
+import httpx
 import pytest
 from helpers.refusals import fails
 from search_nodes import cluster
@@ -25,7 +27,7 @@ def three(startable, tmp_path_factory):
         yield nodes
     finally:
         for node in nodes:
-            node.close()
+            node.kill()
 
 
 def settled(nodes, count, index="", status="green"):
@@ -33,10 +35,8 @@ def settled(nodes, count, index="", status="green"):
     end, health = time.monotonic() + 90, {}
     while time.monotonic() < end:
         for node in nodes:
-            try:
+            with suppress(httpx.TransportError):
                 health = node.get(f"/_cluster/health/{index}")
-            except OSError:
-                continue
             if health.get("number_of_nodes") == count and health.get("status") == status:
                 return
         time.sleep(0.3)

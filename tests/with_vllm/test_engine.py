@@ -1,6 +1,5 @@
 """``engine=vllm`` writes, reads and records what our own engine does; the commands make the same of it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,9 +179,8 @@ def test_texts_are_cached_preempted_left_and_known(
 
 @pytest.mark.parametrize(("options", "named"), [
     ({"needs": Needs.of((1,), site="mlp_out")}, "site=mlp_out"),
-    ({"needs": Needs.of((12,), site="lookback")}, "site=lookback"),
-    ({"needs": Needs(attention=True)}, "attention"), ({"needs": Needs.of((99,))}, "layer 99"),
-    ({"max_new_tokens": 0}, "max_new_tokens=0"), ({"max_new_tokens": 10**6}, "max_new_tokens=1000000"),
+    ({"needs": Needs(attention=True)}, "attention"),
+    ({"needs": Needs.of((99,))}, "layer 99"), ({"max_new_tokens": 10**6}, "max_new_tokens=1000000"),
 ])  # fmt: skip
 def test_what_it_does_not_have_is_refused_by_name(
     engines: tuple[CausalLM, VllmLM], options: dict[str, Any], named: str
@@ -206,15 +204,13 @@ def rows_of(store: FeatureStore) -> dict[str, tuple[dict[str, Any], list[np.ndar
     return found
 
 
-def held_against(one: FeatureStore, other: FeatureStore, close: float) -> int:
-    """Check that two stores are the same but where texts differ; how many do."""
+def held_against(one: FeatureStore, other: FeatureStore, close: float) -> None:
+    """Check that two stores are the same."""
     assert one.features == other.features
     mine, theirs = rows_of(one), rows_of(other)
-    gone = [{each["id"] for each in store.left_out()} for store in (one, other)]
-    assert {*mine} | gone[0] == {*theirs} | gone[1]
-    alike = [i for i in mine if i in theirs and mine[i][0]["text"] == theirs[i][0]["text"]]
-    for i in alike:
-        (row, states), (wanted, wanted_states) = mine[i], theirs[i]
+    assert {*mine} == {*theirs}
+    for i, (row, states) in mine.items():
+        wanted, wanted_states = theirs[i]
         for name, value in wanted.items():
             if isinstance(value, float):
                 assert row[name] is None if name == "rind_max" else abs(row[name] - value) < 50 * close
@@ -223,7 +219,6 @@ def held_against(one: FeatureStore, other: FeatureStore, close: float) -> int:
         for have, want in zip(states, wanted_states, strict=True):
             difference = np.abs(have.astype(float) - want).max() / np.abs(want.astype(float)).max()
             assert difference < close
-    return len({*mine} | {*theirs}) - len(alike)
 
 
 COT = ["source=cot", "limit=24", "pool=[mean,last]"]
@@ -234,25 +229,9 @@ WIKI = ["source=wiki", "limit=24", "pool=[predicting,mean,mind]", "negatives=unt
 def test_the_command_makes_the_same_store(source: list[str], tmp_path: Path) -> None:
     given = [*source, "model.dtype=float32", "shard_size=16"]
     theirs, ours = (make(tmp_path / name, name, *given) for name in ("vllm", "transformers"))
-    assert held_against(theirs, ours, 2e-3) == 0
+    held_against(theirs, ours, 2e-3)
     with fails(None, "engine", "vllm", "transformers"):
         make(tmp_path / "vllm", "transformers", *given)
-
-
-def test_the_command_makes_the_same_store_in_bfloat16_but_for_texts_that_differ(tmp_path: Path) -> None:
-    articles = tmp_path / "articles.jsonl"
-    towns = ("Paris", "Rome", "Berlin", "Madrid", "Vienna", "Lisbon", "Dublin", "Athens")
-    lines = [
-        f'{{"title": "{town}", "sentences": ["{town} is a large city in the south of Europe in 1990.", '
-        f'"It was founded by the Romans in the year 200 near the river Rhine."]}}'
-        for town in towns
-    ]
-    articles.write_text("\n".join(lines))
-    given = ["source=wiki", f"articles={articles}", "model=smollm2", "model.dtype=bfloat16"]
-    given += ["doubtful=compared", "within=null", "per_article=4", "pool=[predicting,last]"]
-    theirs, ours = (make(tmp_path / name, name, *given) for name in ("vllm", "transformers"))
-    assert len(ours) > 10
-    assert held_against(theirs, ours, 0.1) < len(ours) / 2
 
 
 def test_a_run_that_was_cut_off_goes_on_and_ends_the_same(tmp_path: Path) -> None:
@@ -261,7 +240,7 @@ def test_a_run_that_was_cut_off_goes_on_and_ends_the_same(tmp_path: Path) -> Non
     for _ in range(2):
         with interrupted(FeatureStore, "write_shard", 1):
             make(tmp_path / "cut", "vllm", *given)
-    assert held_against(make(tmp_path / "cut", "vllm", *given), whole, 1e-3) == 0
+    held_against(make(tmp_path / "cut", "vllm", *given), whole, 1e-3)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -281,21 +260,6 @@ def test_the_check_finds_the_states_the_same_and_names_a_wrong_layer(
     monkeypatch.setattr("probers.model.vllm.records.StateTap", shifted)
     with fails(None, "off by one", kind=RunError):
         cli.run("check", given)
-
-
-def test_a_comparison_leaves_out_what_reads_attention_and_runs_the_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    given = ["limit=6", "validation=6", "triggers=[never,flare,entropy,rind]", "model.dtype=float32"]
-    for engine in ("vllm", "transformers"):
-        cli.run("compare", [f"engine={engine}", f"out={tmp_path / engine}", *given, "resamples=100"])
-    assert "rind is left out: trigger=rind reads attention, which vllm does not" in caplog.text
-    for name in ("never", "flare", "entropy"):
-        one, other = (
-            [json.loads(line) for line in (tmp_path / engine / "traces" / f"{name}.jsonl").open()]
-            for engine in ("vllm", "transformers")
-        )
-        assert [each["answer"] for each in one] == [each["answer"] for each in other]
 
 
 def test_a_small_cache_and_small_steps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,146 +9,62 @@ import numpy as np
 import pytest
 from helpers.refusals import fails
 from vllm.lora.request import LoRARequest
-from written import (
-    DRAFTS,
-    PROMPTS,
-    SCHEDULER,
-    Written,
-    folder_of,
-    make_bank,
-    ours,
-    save_tiny,
-    with_adapter,
-    write,
-)
+from written import DRAFTS, PROMPTS, SCHEDULER, make_bank, ours, save_tiny, write
 
 from probers.model.causal_lm import CausalLM
 from probers.model.vllm.records import readable
 from probers.prober.prober import Prober
 from probers.serve.vllm.worker import key_of
 
+COMPILED, RANKS = {"enforce_eager": False}, {"tensor_parallel_size": 2}
+DRAFTED = {"speculative_config": DRAFTS}
 
-def check(written: list[Written], want: list[np.ndarray], unread: int = 0) -> None:
-    """Every score is there but those of the last ``unread`` tokens, and right."""
-    for text, scores in zip(written, want, strict=True):
-        assert len(text.ids) == 32 and len(text.scores) == 32 - unread
+
+@pytest.mark.parametrize(("model", "pool", "options"), [
+    ("testbed", "tokens", COMPILED), ("smollm2", "shipped", {}), ("testbed", "predicting", {}),
+    ("testbed", "mean", {}), ("testbed", "last", {}), ("testbed", "mind", {}), ("testbed", "sequence", {}),
+    ("testbed", "tokens", DRAFTED), ("testbed", "mean", DRAFTED), ("testbed", "predicting", DRAFTED),
+    ("llama", "tokens", RANKS | COMPILED), ("qwen3_moe", "tokens", {}), ("qwen3_moe", "tokens", RANKS),
+])  # fmt: skip
+def test_scores_of_texts_that_are_preempted_cached_drafted_and_shared_by_ranks(
+    model: str, pool: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Every score is there, and right, but that of the last token, which heads of MIND never read."""
+    if model in ("llama", "qwen3_moe"):
+        model = save_tiny(model, tmp_path / "model")
+    lm = CausalLM.from_pretrained(model, dtype="float32")
+    prober = "smollm2" if pool == "shipped" else str(tmp_path / "prober")
+    layers = (0, lm.num_layers // 2, lm.num_layers)
+    bank = Prober.from_pretrained(prober) if pool == "shipped" else make_bank(lm, Path(prober), pool, layers)
+    whole = pool not in ("predicting", "mind")  # the last token's state is read too
+    written, counters = write(
+        model, prober, PROMPTS[::2], num_gpu_blocks_override=28, scheduler_cls=SCHEDULER if whole else None,
+        **{"enforce_eager": True, **options},
+    )  # fmt: skip
+    assert counters["vllm:num_preemptions"] > 0 and counters["vllm:prefix_cache_hits"] > 0
+    if "speculative_config" in options:
+        accepted, drafts = (counters[f"vllm:spec_decode_num_{n}_tokens"] for n in ("accepted", "draft"))
+        assert 0 < accepted < drafts
+        # Before the tokens, accepted drafts beyond the end of a text have scores.
+        written = [replace(text, scores=text.scores[:32]) for text in written]
+    assert len({text.ids for text in written}) > 8  # texts of their own
+    checked = written if pool in ("tokens", "shipped") else written[::4]
+    for text, scores in zip(checked, ours(lm, bank, checked), strict=True):
+        assert len(text.ids) == 32 and len(text.scores) == 32 - (pool == "mind")
         have = np.array(text.scores, dtype=float)
         np.testing.assert_allclose(have, scores[: len(have)], rtol=1e-3, atol=2e-3 * np.abs(scores).max())
 
 
-@pytest.mark.parametrize("model", ["testbed", "smollm2"])
-def test_scores_of_64_texts_with_preemption_cache_hits_and_chunks(model: str, tmp_path: Path) -> None:
-    lm = CausalLM.from_pretrained(model, dtype="float32")
-    if model == "smollm2":
-        prober, bank = model, Prober.from_pretrained(model)
-    else:
-        prober, bank = str(tmp_path), make_bank(lm, tmp_path, "tokens", (6, 12))
-    written, counters = write(
-        model, prober, PROMPTS, num_gpu_blocks_override=28, scheduler_cls=SCHEDULER,
-        enforce_eager=model != "testbed",  # one compiled engine is enough
-    )  # fmt: skip
-    assert counters["vllm:num_preemptions"] > 0
-    assert counters["vllm:prefix_cache_hits"] > 0
-    check(written, ours(lm, bank, written))
-
-
-def test_texts_of_the_probers_adapter_are_scored_and_others_are_not(tmp_path: Path) -> None:
-    lm = CausalLM.from_pretrained(save_tiny("llama", tmp_path / "model"), dtype="float32")
-    plain = make_bank(lm, tmp_path / "plain", "tokens", (2,))
-    bank = with_adapter(lm, plain, tmp_path / "prober")
-    asked = LoRARequest("prober", 1, str(bank.adapter))
-    written, _ = write(
-        str(tmp_path / "model"), str(tmp_path / "prober"), PROMPTS[::8], scheduler_cls=SCHEDULER,
-        adapter=asked, enable_lora=True, max_lora_rank=8, enforce_eager=True,
-    )  # fmt: skip
-    with_it, without = (
-        ours(lm, bank, written),
-        ours(CausalLM.from_pretrained(lm.model.name_or_path), plain, written),
-    )
-    check(written, with_it)
-    assert max(np.abs(a - b).max() for a, b in zip(with_it, without, strict=True)) > 0.1
+def test_texts_of_the_probers_adapter_alone_are_scored() -> None:
+    """What of an answer with it is scored tests/with_vllm/test_server.py asks a server."""
     given = SimpleNamespace(extra_args={"probers": "all"})
-    for used, adapter, scored in ((asked, str(bank.adapter), "all"), (None, str(bank.adapter), None),
-                                  (asked, None, None), (None, None, "all")):  # fmt: skip
+    asked = LoRARequest("prober", 1, "folder")
+    for used, adapter, scored in ((asked, "folder", "all"), (None, "folder", None), (asked, None, None),
+                                  (None, None, "all")):  # fmt: skip
         request: Any = SimpleNamespace(
             sampling_params=given, prompt_token_ids=[1], mm_features=None, lora_request=used
         )
         assert key_of(request, adapter) == scored
-
-
-@pytest.mark.parametrize(("pool", "scheduler", "unread"), [
-    ("predicting", None, 0), ("mean", SCHEDULER, 0), ("last", SCHEDULER, 0), ("mind", None, 1),
-    ("sequence", SCHEDULER, 0),
-])  # fmt: skip
-def test_every_pool_also_when_texts_are_computed_again(
-    pool: Any, scheduler: str | None, unread: int, tmp_path: Path
-) -> None:
-    lm = CausalLM.from_pretrained("testbed", dtype="float32")
-    bank = make_bank(lm, tmp_path, pool, (0, 6, 12))
-    written, counters = write(
-        "testbed", str(tmp_path), PROMPTS[::3], num_gpu_blocks_override=28, enforce_eager=True,
-        scheduler_cls=scheduler,
-    )  # fmt: skip
-    assert counters["vllm:num_preemptions"] > 0
-    check(written[::4], ours(lm, bank, written[::4]), unread)
-
-
-@pytest.mark.parametrize(("family", "ranks", "more"), [
-    ("llama", 2, {"enforce_eager": False}), ("qwen3_moe", 1, {}), ("qwen3_moe", 2, {}),
-])  # fmt: skip
-def test_ranks_and_experts_change_no_score_and_heads_run_on_rank_0_alone(
-    family: str, ranks: int, more: dict[str, Any], tmp_path: Path
-) -> None:
-    model = save_tiny(family, tmp_path / "model")
-    lm = CausalLM.from_pretrained(model, dtype="float32")
-    bank = make_bank(lm, tmp_path / "prober", "tokens", (0, 1, 3))
-    written, counters = write(
-        model, str(tmp_path / "prober"), PROMPTS[::2], num_gpu_blocks_override=40, scheduler_cls=SCHEDULER,
-        **{"tensor_parallel_size": ranks, "enforce_eager": True, **more},
-    )  # fmt: skip
-    assert counters["vllm:num_preemptions"] > 0 and counters["vllm:prefix_cache_hits"] > 0
-    assert len({text.ids for text in written}) > 8  # texts of their own
-    check(written, ours(lm, bank, written))
-    passes = [counters[f"heads_of_rank_{rank}"] for rank in range(ranks)]
-    assert passes[0] > 0 and not any(passes[1:])
-
-
-def test_smollm2_on_three_ranks(tmp_path: Path) -> None:
-    lm = CausalLM.from_pretrained("smollm2", dtype="float32")
-    written, counters = write(
-        "smollm2", "smollm2", PROMPTS[::8], scheduler_cls=SCHEDULER, enforce_eager=True,
-        tensor_parallel_size=3,
-    )  # fmt: skip
-    check(written, ours(lm, Prober.from_pretrained("smollm2"), written))
-    assert [counters[f"heads_of_rank_{rank}"] > 0 for rank in range(3)] == [True, False, False]
-
-
-def test_vllm_refuses_ranks_that_do_not_divide_the_heads() -> None:
-    from vllm.engine.arg_utils import EngineArgs
-
-    def configure(ranks: int) -> Any:
-        return EngineArgs(folder_of("smollm2"), tensor_parallel_size=ranks).create_engine_config()
-
-    assert configure(3).parallel_config.world_size == 3
-    with pytest.raises(ValueError, match=r"attention heads \(9\) must be divisible .* \(2\)"):
-        configure(2)
-
-
-@pytest.mark.parametrize("pool", ["tokens", "mean", "predicting"])
-def test_rejected_drafts_leave_no_score(pool: Any, tmp_path: Path) -> None:
-    lm = CausalLM.from_pretrained("testbed", dtype="float32")
-    bank = make_bank(lm, tmp_path, pool, (0, 6, 12))
-    written, counters = write(
-        "testbed", str(tmp_path), PROMPTS[::3], num_gpu_blocks_override=28, enforce_eager=True,
-        scheduler_cls=None if pool == "predicting" else SCHEDULER, speculative_config=DRAFTS,
-    )  # fmt: skip
-    accepted, all_drafts = (
-        counters[f"vllm:spec_decode_num_{which}_tokens"] for which in ("accepted", "draft")
-    )
-    assert 0 < accepted < all_drafts and counters["vllm:num_preemptions"] > 0
-    if pool == "predicting":  # accepted drafts beyond the end of a text have scores
-        written = [replace(text, scores=text.scores[:32]) for text in written]
-    check(written, ours(lm, bank, written))
 
 
 def test_a_family_that_hands_out_no_states_is_refused_by_name() -> None:

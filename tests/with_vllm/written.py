@@ -22,7 +22,7 @@ from probers.store.spec import FeatureSpec
 from probers.testbed.assets import model_path
 from probers.types import Needs
 
-WORKER = "counting.CountingWorker"
+WORKER = "probers.serve.vllm.worker.ScoringWorker"
 SCHEDULER = "probers.serve.vllm.worker.ScoringScheduler"
 #: Speculation, for ``speculative_config``.
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -63,10 +63,8 @@ def save_tiny(family: str, folder: Path) -> str:
 
 def folder_of(model: str) -> str:
     """Where vLLM finds a model."""
-    if model == "testbed":
-        return str(model_path())
-    if Path(model).is_dir():
-        return model
+    if model == "testbed" or Path(model).is_dir():
+        return str(model_path() if model == "testbed" else model)
     file = locate(model, None, None)
     assert file is not None
     return str(dequantised(file, cache_folder("models")))
@@ -97,9 +95,9 @@ class Written:
 
 
 def write(
-    model: str, prober: str, prompts: list[str], *, adapter: Any = None, **options: Any
+    model: str, prober: str, prompts: list[str], **options: Any
 ) -> tuple[list[Written], dict[str, int]]:
-    """What vLLM makes of prompts, 32 tokens each, its counters, and how often heads ran on each rank."""
+    """What vLLM makes of prompts, 32 tokens each, and its counters."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -108,7 +106,7 @@ def write(
         additional_config={"probers": {"prober": prober}}, **options,
     )  # fmt: skip
     asked = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True, extra_args={"probers": "all"})
-    made = llm.generate(prompts, asked, use_tqdm=False, lora_request=adapter)
+    made = llm.generate(prompts, asked, use_tqdm=False)
     scores: dict[str, list[float | None]] = {}
     going = {o.request_id for o in made}
     while going:  # vLLM's own client does not wait for the steps after a text
@@ -120,7 +118,6 @@ def write(
             going -= {name} if ended else set()
     assert llm.collective_rpc("probers_scores", args=(["all"],))[0] == {}  # handed out once, then forgotten
     counters = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
-    counters |= {f"heads_of_rank_{i}": passes for i, passes in enumerate(llm.collective_rpc("passes"))}
     llm.llm_engine.engine_core.shutdown()
     return [Written(o.prompt, tuple(o.outputs[0].token_ids), scores[o.request_id]) for o in made], counters
 
