@@ -34,8 +34,8 @@ def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """The same values of everything inside; numbers to rounding, which goes by where in memory they lie."""
     assert type(found) is type(wanted), where
     if isinstance(wanted, Generation):
-        both = ([one.token_ids, one.top, list(one.states), *recorded(one)] for one in (found, wanted))
-        assert_same(*both, where)
+        left, right = ([one.token_ids, one.top, list(one.states), *recorded(one)] for one in (found, wanted))
+        assert_same(left, right, where)
     elif isinstance(wanted, dict):
         assert list(found) == list(wanted), where
         for key, value in wanted.items():

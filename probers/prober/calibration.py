@@ -215,7 +215,7 @@ class EntropyModel:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> EntropyModel:
         """Invert :meth:`to_dict`."""
-        numbers = {name: tuple(n) if isinstance(n, list) else n for name, n in value.items()}
+        numbers: dict[str, Any] = {k: tuple(n) if isinstance(n, list) else n for k, n in value.items()}
         _, *signals = numbers.pop("inputs")
         return cls(**numbers, signals=tuple(signals))
 

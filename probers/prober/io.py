@@ -214,8 +214,8 @@ def _load_head(
         message = f"the prober's head {name!r} is not one of {', '.join(HEADS)}"
         raise UserError(f"{message}: pass head_class to from_pretrained", "own-class")
     make = factory(partial(cls, **config["head"]["options"]))
-    places = _places(cls, spec.layers)
-    head = make(places, spec.width, spec.places) if is_joint(cls) else make(places, spec.width)
+    places, sizes = _places(cls, spec.layers), (spec.width, *([spec.places] if is_joint(cls) else []))
+    head = make(places, *sizes)
     try:
         regular(file)
         if config["weights"] != sha256(file):

@@ -249,6 +249,35 @@ def test_an_index_of_others_is_never_touched(one):
     assert one.get("/theirs") == before and not any(name.startswith("theirs-") for name in one.indexes())
 
 
+OLD = {"type": "pattern", "pattern": r"[\p{L}\p{N}_]+", "group": 0}
+
+
+def test_an_index_of_an_earlier_version_is_read_and_its_change_stops_the_search(one, caplog):
+    passages = corpus("amber basil", "basil, amber", "cedar")
+    recipe = server_index.Recipe.of(passages, k1=1.2, b=0.75, analyzer="word", fields="joined").record(3)
+    text = {"type": "text", "analyzer": "word", "similarity": "probers", "index_options": "freqs"}
+    analysis = {"tokenizer": {"words": OLD}, "analyzer": {
+        "word": {"type": "custom", "tokenizer": "words", "filter": ["lowercase"]}}}  # fmt: skip
+    body = {
+        "settings": {"analysis": analysis, "similarity": {"probers": {"type": "BM25", "k1": 1.2, "b": 0.75}}},
+        "mappings": {"dynamic": "strict", "_meta": {"probers": recipe},
+                     "properties": {"n": {"type": "integer"}, "contents": text}},
+    }  # fmt: skip
+    one.send("PUT", "/old", body)
+    for i, passage in enumerate(passages):
+        one.send("PUT", f"/old/_doc/{i}?refresh=true", {"n": i, "contents": passage.text})
+    retriever = connect(one, passages, index="old")
+    assert retriever._name == "old" and "earlier version" in caplog.text
+    assert ids(retriever.search(["CEDAR", "basil"], 3)) == [["p2"], ["p0", "p1"]]
+    assert retriever.frequency(["amber basil"]) == [2] and "no places" in caplog.text
+    one.send("PUT", "/old/_mapping", {"_meta": {"probers": recipe | {"corpus": "another"}}})
+    with fails("changed", "old", kind=RunError):
+        retriever.search(["cedar"], 1)
+    # That of another corpus stays as it is, beside the new one.
+    new = connect(one, passages, index="old")
+    assert new._name != "old" and new.frequency(["amber basil"]) == [1] and "old" in one.indexes()
+
+
 LOAD = """
 import logging, sys
 from probers.rag.retrievers import Elasticsearch, server_index
