@@ -11,7 +11,6 @@ from test_train_figures import card_of, evaluator_of, make_examples, make_traine
 from probers.evaluation import metrics as m
 from probers.evaluation.baselines import pooled_auroc
 from probers.prober.figures import Cost
-from probers.train.assemble import FREE
 from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.evaluate import Evaluator, summarise
 from probers.train.examples import Examples
@@ -81,28 +80,23 @@ def test_a_head_of_the_prompt_stands_in_the_table_before_the_answer(examples: Ex
 
 
 def test_figures_and_differences_are_those_of_the_scores(examples: Examples) -> None:
+    """Within length, length itself is worth nothing."""
     trained, evaluator, figures = figures_of(examples, "predicting")
-    rows, wrong = evaluator.test, evaluator.wrong
+    rows, wrong, before = evaluator.test, evaluator.wrong, figures["before"]
     lengths = np.minimum(examples.column("n_tokens", "test"), 5)
     head, entropy = trained.saved.scores[rows], examples.column("entropy_before", "test")
     measures = {"all": partial(m.auroc, wrong), "length": lambda s, w: pooled_auroc(wrong, s, lengths, w)}
     for key, measure in measures.items():
         for name, scores in (("all layers", head), ("entropy before", entropy)):
-            found = figures["before"]["detectors"][name][key]
+            found = before["detectors"][name][key]
             interval = evaluator.bootstrap.interval(scores, measure)
             assert found["auroc"] == pytest.approx(interval.value)
             assert found["ci95"] == pytest.approx(interval.limits, abs=1e-6)
-        found = figures["before"]["pairs"]["all layers vs entropy before"][key]
+        found = before["pairs"]["all layers vs entropy before"][key]
         expected = evaluator.bootstrap.difference(head, entropy, measure)
         assert found["diff"] == pytest.approx(expected.value)
         assert found["ci95"] == pytest.approx(expected.limits, abs=1e-6)
-    joined = figures["before"]["detectors"][WITH_SIGNALS]["all"]["auroc"]
-    assert joined > figures["before"]["detectors"]["all layers"]["all"]["auroc"]
-    assert figures["before"]["pairs"][f"{WITH_SIGNALS} vs all layers"]["all"]["ci95"][0] > 0
-
-
-def test_length_is_worth_nothing_within_length(examples: Examples) -> None:
-    _, _, figures = figures_of(examples, "predicting")
+    assert before["pairs"][f"{WITH_SIGNALS} vs all layers"]["all"]["ci95"][0] > 0
     assert set(figures["strata"]) == {"length", "type", "length and type"}
     strata = figures["strata"]["length"]["strata"]
     assert list(strata) == ["1", "2", "3", "4", "5+"]
@@ -120,25 +114,18 @@ def test_the_first_tokens_probability_of_a_text_that_was_read_is_known_after_it(
 
 def test_a_store_without_signals_from_before_is_read_as_it_was() -> None:
     trained = make_trained(make_examples(), curve=False)
-    figures = summarise(trained, evaluator_of(make_examples()), {})
-    moments = figures.to_dict()["moments"]
+    moments = summarise(trained, evaluator_of(make_examples()), {}).to_dict()["moments"]
     assert not moments["before"]["detectors"]
     assert names(moments["after"], "signal") == {*AFTER, "length", COMBINED}
-    card = card_of(trained, figures)
-    assert "the store has no column entropy_before" in card
-    assert "known before the answer" not in card and "known after the answer" in card
 
 
 def test_a_detector_that_asks_the_model_says_what_that_costs(examples: Examples) -> None:
     trained = make_trained(examples, position="entity", curve=False)
     first, *others = [control for control in trained.controls if control.name in AFTER]
-    asking = replace(first, cost=Cost(calls=5, tokens=40.5))
-    trained.controls = [asking, *others]
+    trained.controls = [replace(first, cost=Cost(calls=5, tokens=40.5)), *others]
     figures = summarise(trained, evaluator_of(examples), {})
     detectors = figures.to_dict()["moments"]["after"]["detectors"]
     costs = {name: entry["cost"] for name, entry in detectors.items()}
     assert costs.pop(first.name) == {"calls": 5, "tokens": 40.5}
     assert costs and all(cost == {"calls": 0, "tokens": 0} for cost in costs.values())
     assert "| 5 calls, 40.5 tokens |" in card_of(trained, figures)
-    costly = (FREE, Cost(calls=1), Cost(calls=10, tokens=95))
-    assert [*map(str, costly)] == ["0 calls", "1 call", "10 calls, 95 tokens"]
