@@ -4,11 +4,10 @@ import shlex
 from dataclasses import fields
 
 import pytest
-from helpers.refusals import exits, fails
+from helpers.refusals import exits
 from transformers import AutoTokenizer
 
-from probers.cli.components import Component, choices
-from probers.cli.compose import COMMANDS, compose, groups_of, normalise, request, settings_of
+from probers.cli.compose import COMMANDS, compose, normalise, request, settings_of
 from probers.cli.help import help_of, help_text
 from probers.cli.settings import Settings
 from probers.parts import PARTS, load_part
@@ -19,42 +18,24 @@ from tools.testbed.world import WorldConfig
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_key_of_a_command_is_described(command, capsys):
+def test_every_key_of_a_command_is_described(command):
     told = help_of(command)
-    assert told.about
-    keys = [key.name for key in told.keys]
-    assert len(keys) == len(set(keys))
     parts = [key for named in told.groups.values() for choice in named.values() for key in choice.keys]
-    assert [key.name for key in (*told.keys, *parts) if not key.about] == []
-    assert not exits(command, ["--help", "all"])
-    text = capsys.readouterr().out
-    assert all(f"{name}=" in text for name in keys)
-    assert max(map(len, text.splitlines())) <= 130
+    assert told.about and [key.name for key in (*told.keys, *parts) if not key.about] == []
+    text = help_text(command, "all")
+    assert all(f"{key.name}=" in text for key in told.keys)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_first_help_is_one_screen_with_an_example_that_the_command_takes(command, capsys):
     assert not exits(command, ["--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 45 and max(map(len, lines)) <= 80 and not any(line.endswith("..") for line in lines)
     screen = settings_of(command).screen
+    assert len(lines) <= 45 and f"  {screen.example}" in lines
     program, *typed = shlex.split(screen.example)
-    assert program == f"probers-{command}" and f"  {screen.example}" in lines
+    assert program == f"probers-{command}"
     request(command, normalise(command, typed))
     assert set(screen.keys.split()) <= {key.name for key in help_of(command).keys}
-    assert all(f"  {key}=" in "\n".join(lines) for key in screen.keys.split())
-
-
-def test_help_has_topics():
-    assert help_text("rag", "trigger").count("  trigger=") == len(choices("trigger"))
-    (line, *_) = help_text("rag", "trigger=rind").splitlines()
-    assert line == "  trigger=rind"
-    assert "model.dtype=auto" in help_text("rag", "model")
-    assert help_text("rag", "k").startswith("k=3\n")
-    with fails("unknown-choice", "did you mean trigger?"):
-        help_text("rag", "triger")
-    with fails("unknown-choice", "did you mean rind?"):
-        help_text("rag", "trigger=rnd")
 
 
 def test_every_line_of_the_table_leads_to_a_part():
@@ -80,13 +61,6 @@ def test_the_testbeds_world_and_prompt_are_the_default_ones():
     assert request("datagen", []).prompt.make().bind(tokenizer).fingerprint == TESTBED_PROMPT.fingerprint
 
 
-def test_no_number_of_a_command_has_the_name_of_a_group():
-    """It could not be given: its value would be taken for a name."""
-    for command in COMMANDS:
-        config = compose(command, [])
-        assert [key for key in groups_of(command) if isinstance(config.get(key), int)] == []
-
-
 def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():
     own = ["trigger._target_=mine.Trigger", "+trigger.k=2", "query._target_=mine.Query"]
     cfg = compose("rag", [*own, "retriever._target_=mine.Retriever"])
@@ -94,11 +68,3 @@ def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_
     assert cfg.query == {"_target_": "mine.Query"} and cfg.retriever == {"_target_": "mine.Retriever"}
     derived = compose("rag", ["trigger=rind", "trigger._target_=mine.Rind"]).trigger
     assert derived == {**compose("rag", ["trigger=rind"]).trigger, "_target_": "mine.Rind"}
-
-
-def test_a_component_refuses_what_its_class_does_not_take():
-    with fails("bad-value", "trigger.threshold"):
-        Component.of("trigger", "rind", threshold="high")
-    with fails("unknown-choice", "rind"):
-        Component.of("trigger", "rond")
-    assert Component.of("trigger", "rind", threshold=0.6).make().threshold == 0.6
