@@ -1,15 +1,20 @@
-"""Settings and components: every option is described, composes, and says the same as its class."""
+"""Settings and components: every option is described and composes, and a part is one file and one line."""
 
+import importlib.util
 import shlex
+import sys
 from dataclasses import fields
 
 import pytest
-from helpers.refusals import exits
+import torch
+from helpers.refusals import exits, fails
 from transformers import AutoTokenizer
 
+from probers.cli.components import Component
 from probers.cli.compose import COMMANDS, compose, normalise, request, settings_of
 from probers.cli.help import help_of, help_text
 from probers.cli.settings import Settings
+from probers.heads import HEADS, head_name
 from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
 from probers.testbed.assets import model_path
@@ -68,3 +73,68 @@ def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_
     assert cfg.query == {"_target_": "mine.Query"} and cfg.retriever == {"_target_": "mine.Retriever"}
     derived = compose("rag", ["trigger=rind", "trigger._target_=mine.Rind"]).trigger
     assert derived == {**compose("rag", ["trigger=rind"]).trigger, "_target_": "mine.Rind"}
+
+
+HEAD = '''
+from probers.heads.single import LinearHead
+
+class TwiceHead(LinearHead):
+    """A linear head on twice the state.
+
+    Args:
+        times: factor on the state.
+    """
+
+    def __init__(self, streams, width, *, times: float = 2.0):
+        super().__init__(streams, width)
+'''
+TRIGGER = '''
+from dataclasses import dataclass
+
+from probers.rag.protocol import Trigger
+
+@dataclass(frozen=True)
+class Shout(Trigger):
+    """Fires on capitals."""
+
+    share: float = 0.5
+    """share of capitals above which it fires"""
+'''
+
+
+@pytest.fixture
+def add(tmp_path, monkeypatch):
+    def add_part(group: str, name: str, path: str, code: str) -> None:
+        """Write the file and the line."""
+        file = tmp_path / f"{name}.py"
+        file.write_text(code)
+        spec = importlib.util.spec_from_file_location(f"probers.{path.rpartition('.')[0]}", file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        monkeypatch.setitem(PARTS[group], name, path)
+
+    return add_part
+
+
+def test_a_head_is_a_file_and_a_line(add):
+    add("head", "twice", "heads.twice.TwiceHead", HEAD)
+    assert request("train", ["head=twice", "head.times=3"]).head.options == {"times": 3}
+    with fails("unknown-key", "did you mean head.times?"):
+        request("train", ["head=twice", "head.tims=3"])
+    assert help_of("train").groups["head"]["twice"].about == "A linear head on twice the state."
+    from probers.heads import TwiceHead
+
+    assert HEADS["twice"] is TwiceHead and head_name(TwiceHead) == "twice" and "twice" in list(HEADS)
+    head = Component.of("head", "twice").make(["a"], 4)
+    assert head(torch.ones(3, 1, 4)).shape == (3, 1, 2)
+
+
+def test_a_trigger_is_a_file_and_a_line(add):
+    add("trigger", "shout", "rag.triggers.shout.Shout", TRIGGER)
+    made = request("rag", ["trigger=shout", "trigger.share=0.7"]).trigger
+    assert made.target == "probers.rag.triggers.Shout" and made.options == {"share": 0.7}
+    assert "trigger.share=0.5" in help_text("rag", "trigger") and "shout" in help_of("rag").groups["trigger"]
+    from probers.rag.triggers import Shout
+
+    assert made.kind is Shout
