@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from helpers.refusals import exits, fails
-from omegaconf import DictConfig, OmegaConf
 from pytest import MonkeyPatch
 from test_train_figures import evaluator_of, make_examples, make_trained
 
@@ -42,18 +41,14 @@ class Command:
     """A command in place of the real one: the jobs it was called with, and the seeds at which it fails."""
 
     def __init__(self) -> None:
-        self.called: list[DictConfig] = []
+        self.called: list[Any] = []
         self.fails: dict[Any, BaseException] = {}
 
-    def run(self, cfg: DictConfig) -> Path:
-        self.called.append(cfg)
-        if cfg.seed in self.fails:
-            raise self.fails[cfg.seed]
-        return Path("runs") / (cfg.out or f"default/{cfg.suffix}")
-
-    def compose(self, _: str, overrides: list[str]) -> Any:
-        defaults = OmegaConf.create({"seed": 0, "out": None, "suffix": None, "lr": 0.1})
-        return OmegaConf.merge(defaults, OmegaConf.from_dotlist([o.replace("'", "") for o in overrides]))
+    def run(self, settings: Any) -> Path:
+        self.called.append(settings)
+        if settings.seed in self.fails:
+            raise self.fails[settings.seed]
+        return Path("runs") / (settings.out or f"default/{settings.suffix}")
 
     def table(self, jobs: list[list[str]], folders: list[Path]) -> str:
         return f"TABLE {jobs} {[str(f) for f in folders]}"
@@ -65,7 +60,6 @@ def command(monkeypatch: MonkeyPatch) -> Command:
     monkeypatch.setitem(cli._TABLES, "train", "probers.train.report:compare_runs")
     monkeypatch.setattr(report, "compare_runs", made.table)
     monkeypatch.setattr(cli, "load", lambda _: made.run)
-    monkeypatch.setattr(cli, "compose", made.compose)
     return made
 
 

@@ -17,6 +17,7 @@ from helpers.refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
+from probers.evaluation.baselines import pooled_auroc
 from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
 from probers.prober import figures as schema
@@ -27,6 +28,7 @@ from probers.prober.report import report, warnings
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.train import plots as draw
 from probers.train.assemble import Detector, control_detectors
+from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.data import Column
 from probers.train.evaluate import Evaluator, summarise
 from probers.train.examples import Examples
@@ -66,7 +68,7 @@ def noisy(examples: Examples, distance: float, seed: int) -> np.ndarray:
 
 
 def make_trained(
-    examples: Examples, *, seeds: int = 0, curve: bool = True, leak: bool = False, position: str = "generated"
+    examples: Examples, *, curve: bool = True, leak: bool = False, position: str = "generated"
 ) -> Any:
     wrong, validation = examples.wrong, examples.rows["validation"]
     columns = [Column("resid_post", k) for k in (1, 2, 3)]
@@ -104,11 +106,9 @@ def make_trained(
         )
         for share in (0.1, 0.5, 1.0)
     ]  # fmt: skip
-    rng = np.random.default_rng(3)
-    spread_of = {k: d.scores + rng.standard_normal((seeds, len(wrong))) for k, d in layers.items()}
     return SimpleNamespace(
         bank=bank, layers=layers, ensembles=ensembles, saved=ensembles["logits"], controls=controls,
-        notes=notes, seeds=spread_of if seeds else {}, calibrations=calibrations, distances=None,
+        notes=notes, seeds={}, calibrations=calibrations, distances=None,
         token_scores=None, members=(), adapter=None,
         validation={k: {"accuracy": 0.6, "loss": 0.6, "auroc": value} for k, value in auroc.items()},
         with_entropy=Detector("we", score / score.std() + 2 * examples.table["mean_entropy"].to_numpy(), ""),
@@ -125,7 +125,7 @@ def examples() -> Examples:
 @pytest.fixture(scope="module")
 def run(examples: Examples) -> Any:
     """A whole run: what was trained, and its figures."""
-    trained = make_trained(examples, seeds=3)
+    trained = make_trained(examples)
     evaluator = evaluator_of(examples)
     summary = summarise(trained, evaluator, {"steps": 7})
     return SimpleNamespace(trained=trained, evaluator=evaluator, summary=summary, figures=summary.to_dict())
@@ -271,25 +271,16 @@ def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
     assert len(shipped) == 3
 
 
-NAMES = ["auroc_by_layer.png", "coverage_risk.png", "logit_density.png", "reliability.png", "roc_pr.png"]
+NAMES = [
+    "auroc_by_layer.png", "coverage_risk.png", "learning_curve.png", "logit_density.png", "reliability.png",
+    "roc_pr.png",
+]  # fmt: skip
 
 
-def test_every_picture_is_written_and_does_without_what_a_store_lacks(
-    run: Any, tmp_path: Path, examples: Examples
-) -> None:
-    """Without entropies and texts the prober's own curves are drawn alone."""
-    draw.write_plots(tmp_path / "all", run.summary, run.trained, run.evaluator)
-    expected = sorted([*NAMES, "learning_curve.png"])
-    assert sorted(p.name for p in (tmp_path / "all").iterdir()) == expected
-    assert all(len((tmp_path / "all" / name).read_bytes()) > 10_000 for name in expected)
-    bare = Examples(examples.table[["id", "group", "split", "correct"]], examples.rows)
-    trained = make_trained(examples, curve=False)
-    trained.controls, trained.with_entropy, trained.person = trained.controls[:1], None, None
-    evaluator = evaluator_of(bare)
-    figures = summarise(trained, evaluator, {})
-    assert figures.conditions == {} and figures.with_entropy is None
-    draw.write_plots(tmp_path / "bare", figures, trained, evaluator)
-    assert sorted(p.name for p in (tmp_path / "bare").iterdir()) == NAMES
+def test_every_picture_is_written(run: Any, tmp_path: Path) -> None:
+    draw.write_plots(tmp_path, run.summary, run.trained, run.evaluator)
+    assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
+    assert all(len(path.read_bytes()) > 10_000 for path in tmp_path.iterdir())
 
 
 def card_of(trained: Any, figures: Any) -> str:
@@ -327,3 +318,105 @@ def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
     assert 'from_pretrained("PROBER")' in card and "Feature store `STORE`" in card
     outside = re.sub("`[^`\n]*`", "", card.replace("\\`", ""))  # what is not within code
     assert not re.search(r"(?<!\\)<img|(?<!\\)\]\(http|(?<!\\)\]\[", outside)
+
+
+# Known before a text and after it: which detectors stand where, and what they are compared with.
+
+AFTER = {"mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum"}
+OF_BEFORE = {"entropy before", "probability before", "margin before"}
+
+
+def with_signals(examples: Examples, *, read: bool = False) -> Examples:
+    """Examples of entities of 1 to 8 tokens, the longer the likelier wrong, and signals from before them.
+
+    Args:
+        examples: without them.
+        read: texts need not begin with the likeliest token.
+    """
+    rng = np.random.default_rng(5)
+    n, wrong = len(examples.table), examples.wrong
+    highest = 1 / (1 + np.exp(-rng.normal(1.0 - 0.6 * wrong, 1.0)))
+    first = highest * np.where(rng.random(n) < 0.5, 0.5, 1.0) if read else highest
+    return replace(examples, table=examples.table.assign(
+        n_tokens=rng.integers(1, 6, n) + 3 * wrong * (rng.random(n) < 0.5),
+        entropy_before=-np.log(highest) * (1 + rng.random(n)), max_prob_before=highest,
+        logprob_before=np.log(first), margin_before=highest * rng.random(n),
+    ))  # fmt: skip
+
+
+def figures_of(examples: Examples, pool: str, position: str = "entity") -> tuple[Any, Evaluator, dict]:
+    trained = make_trained(examples, position=position, curve=False)
+    trained.bank.spec = replace(trained.bank.spec, pool=pool)
+    evaluator = evaluator_of(examples)
+    return trained, evaluator, moment_figures(trained, examples, evaluator.bootstrap).to_dict()
+
+
+@pytest.fixture(scope="module")
+def signalled() -> Examples:
+    return with_signals(make_examples())
+
+
+def names(figures: dict, kind: str) -> set[str]:
+    return {name for name, entry in figures["detectors"].items() if entry["kind"] == kind}
+
+
+def test_a_head_stands_beside_the_signals_of_its_moment(signalled: Examples) -> None:
+    _, _, early = figures_of(signalled, "predicting")
+    assert early["before"]["head"] == early["after"]["head"] == "all layers"  # still known afterwards
+    assert names(early["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert names(early["after"], "signal") == {*AFTER, "length", COMBINED}
+    assert names(early["before"], "joined") == names(early["after"], "joined") == {WITH_SIGNALS}
+    _, _, late = figures_of(signalled, "mean")
+    # A head that reads written tokens is not known before them, and nothing is joined with it.
+    assert late["before"]["head"] is None and names(late["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert not names(late["before"], "head") and not names(late["before"], "joined")
+    assert not late["before"]["pairs"] and late["after"]["head"] == "all layers"
+    assert any("pool=predicting" in note for note in late["notes"])
+
+
+def test_a_head_of_the_prompt_stands_in_the_table_before_the_answer(signalled: Examples) -> None:
+    _, _, early = figures_of(signalled, "prompt", "generated")
+    assert early["position"] == "answer" and early["before"]["head"] == early["after"]["head"] == "all layers"
+    assert names(early["before"], "joined") == {WITH_SIGNALS} and early["before"]["pairs"]
+    _, _, late = figures_of(signalled, "mean", "generated")
+    assert late["before"]["head"] is None and any("pool=prompt" in note for note in late["notes"])
+
+
+def test_figures_and_differences_are_those_of_the_scores(signalled: Examples) -> None:
+    """Within length, length itself is worth nothing."""
+    trained, evaluator, figures = figures_of(signalled, "predicting")
+    rows, wrong, before = evaluator.test, evaluator.wrong, figures["before"]
+    lengths = np.minimum(signalled.column("n_tokens", "test"), 5)
+    head, entropy = trained.saved.scores[rows], signalled.column("entropy_before", "test")
+    measures = {"all": partial(m.auroc, wrong), "length": lambda s, w: pooled_auroc(wrong, s, lengths, w)}
+    for key, measure in measures.items():
+        for name, scores in (("all layers", head), ("entropy before", entropy)):
+            found = before["detectors"][name][key]
+            interval = evaluator.bootstrap.interval(scores, measure)
+            assert found["auroc"] == pytest.approx(interval.value)
+            assert found["ci95"] == pytest.approx(interval.limits, abs=1e-6)
+        found = before["pairs"]["all layers vs entropy before"][key]
+        expected = evaluator.bootstrap.difference(head, entropy, measure)
+        assert found["diff"] == pytest.approx(expected.value)
+        assert found["ci95"] == pytest.approx(expected.limits, abs=1e-6)
+    assert before["pairs"][f"{WITH_SIGNALS} vs all layers"]["all"]["ci95"][0] > 0
+    assert set(figures["strata"]) == {"length", "type", "length and type"}
+    strata = figures["strata"]["length"]["strata"]
+    assert list(strata) == ["1", "2", "3", "4", "5+"]
+    assert sum(entry["n"] for entry in strata.values()) == len(signalled.rows["test"])
+    length = figures["after"]["detectors"]["length"]
+    assert length["all"]["auroc"] > 0.6
+    assert abs(length["length"]["auroc"] - 0.5) < abs(length["all"]["auroc"] - 0.5)
+
+
+def test_the_first_tokens_probability_of_a_text_that_was_read_is_known_after_it() -> None:
+    _, _, figures = figures_of(with_signals(make_examples(), read=True), "mean")
+    assert names(figures["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert names(figures["after"], "signal") == {*AFTER, "length", "first log-prob", COMBINED}
+
+
+def test_a_store_without_signals_from_before_is_read_as_it_was() -> None:
+    trained = make_trained(make_examples(), curve=False)
+    moments = summarise(trained, evaluator_of(make_examples()), {}).to_dict()["moments"]
+    assert not moments["before"]["detectors"]
+    assert names(moments["after"], "signal") == {*AFTER, "length", COMBINED}
