@@ -100,10 +100,7 @@ def test_the_short_demo_has_steps_of_the_full_one_and_compares_some_of_its_metho
         assert {key: value for key, value in quick.items() if key not in full} == extra.get(name, {})
         same = {key: value.replace("d-False", "d-True") for key, value in quick.items() if key in full}
         assert same.items() <= full.items()
-    assert ran[True]["compare"]["sweep"] == "4"
-    cfg = cli.compose("compare", [])
-    assert set(demo._SHORT.split(",")) <= set(cfg.triggers) and cfg.sweep == 0
-    assert cli.compose("train", []).learning_curve is True
+    assert set(demo._SHORT.split(",")) <= set(cli.compose("compare", []).triggers)
 
 
 @pytest.mark.parametrize("at", [0, 6])

@@ -41,17 +41,6 @@ def test_wheels_are_those_of_the_other_machine_without_what_it_has(there, gather
         assert sorted("-".join(each.name.split("-")[:2]) for each in wheels.iterdir()) == gathered
 
 
-def test_the_list_of_a_machine_names_versions(tmp_path, capsys):
-    file = tmp_path / "there.txt"
-    file.write_text("# there\nPyYAML==6.0\n\nruamel.yaml==1+cu1  # own\n")
-    assert offline.installed(file, []) == {"pyyaml": "6.0", "ruamel-yaml": "1+cu1"}
-    assert offline.installed(file, ["Ruamel_YAML"]) == {"pyyaml": "6.0"}
-    file.write_text("a==1\nown @ file:///home/own\n")
-    with pytest.raises(SystemExit, match="2"):
-        offline.installed(file, [])
-    assert "there.txt:2" in capsys.readouterr().err
-
-
 @pytest.fixture
 def kit(tmp_path):
     content, folder = tmp_path / "content", tmp_path / "kit"
