@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.fake_lm import SPEC
-from helpers.refusals import exits, fails
+from helpers.refusals import fails
 from helpers.tiny import byte_level
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -24,7 +24,7 @@ from probers.prompts import TESTBED_PROMPT
 from probers.rag.triggers import Adaptive, State
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
-from probers.train.methods.questions import Answers, card, measure
+from probers.train.methods.questions import Answers, measure
 from probers.types import Question
 
 KINDS = {
@@ -37,47 +37,25 @@ LABELS = [kind for _ in range(20) for kind in KINDS]
 FRESH = [f"{text} 99?" for text in KINDS.values()]
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return AdaptiveClassifier.fit(QUESTIONS, LABELS)
-
-
 @pytest.mark.parametrize("strategies", [STRATEGIES, ("no", "multi")])
 def test_it_agrees_with_scikit_learn_and_comes_back_from_its_files_without_a_pickle(tmp_path, strategies):
     kept = [(q, s) for q, s in zip(QUESTIONS, LABELS, strict=True) if s in strategies]
     questions, labels = map(list, zip(*kept, strict=True))
-    trained = AdaptiveClassifier.fit(questions, labels)
+    trained, asked = AdaptiveClassifier.fit(questions, labels), [*FRESH, "Unknown"]
     features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
     plain = LogisticRegression(max_iter=1000).fit(features.fit_transform(questions), labels)
-    expected, found = plain.predict_proba(features.transform(FRESH)), trained.probabilities(FRESH)
+    expected, found = plain.predict_proba(features.transform(asked)), trained.probabilities(asked)
     for strategy, column in zip(STRATEGIES, found.T, strict=True):
         there = [*plain.classes_, strategy].index(strategy)
-        np.testing.assert_allclose(column, np.c_[expected, np.zeros(3)][:, there], atol=1e-6)
-    assert (found[:, 1] == 0).all() == ("single" not in strategies)
-    folder = tmp_path / "made" / "adaptive"
-    trained.save(folder)
-    assert sorted(p.name for p in folder.iterdir()) == ["adaptive.safetensors", "config.json"]
-    assert read_json(folder / "config.json")["strategies"] == list(strategies)
-    back = load_classifier(str(folder))
-    assert isinstance(back, AdaptiveClassifier)
-    np.testing.assert_array_equal(back.probabilities(FRESH), found)
+        np.testing.assert_allclose(column, np.c_[expected, np.zeros(4)][:, there], atol=1e-6)
+    trained.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adaptive.safetensors", "config.json"]
+    np.testing.assert_array_equal(load_classifier(str(tmp_path)).probabilities(asked), found)
 
 
-def read_json(file):
-    return json.loads(file.read_text())
-
-
-def test_it_learns_what_the_words_say(trained):
-    assert [STRATEGIES[i] for i in trained.probabilities(FRESH).argmax(axis=1)] == ["no", "single", "multi"]
-    np.testing.assert_allclose(trained.probabilities(FRESH).sum(axis=1), 1.0)
-    weights = np.exp(trained.intercepts)  # without words it knows, only the intercepts speak
-    np.testing.assert_allclose(trained.probabilities(["Xyz"])[0], weights / weights.sum())
-
-
-def test_what_cannot_be_learnt_or_read_is_said(tmp_path, trained):
-    alike, both = ["a b", "a c"], ["no", "multi"]
+def test_what_cannot_be_learnt_or_read_is_said(tmp_path):
     for questions, labels, named in (
-        (alike, ["no", "no"], "'no'"), ([], [], "none"), (["one", "two"], both, "in common"),
+        (["a b", "a c"], ["no", "no"], "'no'"), (["one", "two"], ["no", "multi"], "in common"),
     ):  # fmt: skip
         with fails("labels", named):
             AdaptiveClassifier.fit(questions, labels)
@@ -95,30 +73,11 @@ def answered(path, cases):
          "condition": condition, "question": text}
         for i, (group, split, text, *both) in enumerate(cases)
         for condition, right in zip(("closed_book", "with_passages"), both, strict=True)
-        if right is not None
     ]  # fmt: skip
     store.write_shard(0, rows, np.zeros((len(rows), 1, 4), dtype=np.float32))
     store.finish({})
     RunFolder(path, "datagen", {})._write(complete=True, summary={"model": "testbed", "source": "cot"})
     return FeatureStore.open(path)
-
-
-def test_labels_are_the_cheapest_strategy_that_answers_right(tmp_path):
-    cases = [
-        ("g0", "train", "both?", 1, 1), ("g1", "train", "closed only?", 1, 0),
-        ("g2", "train", "with only?", 0, 1), ("g3", "train", "neither?", 0, 0),
-        ("g4", "validation", "later?", 0, 1), ("g5", "train", "half?", 0, None),
-    ]  # fmt: skip
-    asked = [text for _, _, text, *_ in cases[:4]]
-    answered(tmp_path, cases)
-    table, _ = Answers.read(tmp_path).labelled({})
-    assert table[["split", "question", "strategy", "group"]].to_numpy().tolist() == [
-        ["train", asked[0], "no", "g0"],
-        ["train", asked[1], "no", "g1"],
-        ["train", asked[2], "single", "g2"],
-        ["train", asked[3], "multi", "g3"],
-        ["validation", "later?", "single", "g4"],
-    ]
 
 
 def classifier_model(folder, labels):
@@ -155,19 +114,13 @@ def test_no_code_and_no_pickle_of_a_model_is_read_and_nobody_is_asked(tmp_path, 
     for change, named in (
         ({"id2label": {"0": "yes", "1": "no", "2": "maybe"}}, "has the labels yes, no, maybe"),
         ({"model_type": "unheard_of", "auto_map": remote}, none),
-        ({"id2label": {"0": "no", "1": "single", "7": "multi"}}, "has the labels no, single, multi"),
-        ({"hidden_size": "wide"}, none),
     ):
         config.write_text(json.dumps(json.loads(whole) | change))
         with fails(None, named):
             load_classifier(str(tmp_path))
     config.write_text(whole)
     load_classifier(str(tmp_path))
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    with fails(None, none):
-        load_classifier(str(tmp_path))
-    weights.unlink()
+    (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with fails("model", none, "model.safetensors"):
         load_classifier(str(tmp_path))
@@ -181,16 +134,17 @@ def fired(trigger):
     return [d.fire for d in decided(trigger)]
 
 
-def test_the_trigger_takes_the_cheapest_of_equals_and_a_folder(tmp_path, trained):
+def test_the_trigger_takes_the_cheapest_of_equals_and_a_folder(tmp_path):
     chances = np.array([[0.4, 0.4, 0.2], [0.2, 0.4, 0.4], [0.3, 0.3, 0.4]])
     trigger = Adaptive(Mock(probabilities=lambda questions: chances[: len(questions)]))
     assert fired(trigger) == [False, True, True]
     assert [d.score for d in decided(trigger)] == pytest.approx([0.0, 0.2, 0.1])
     assert [trigger.look_ahead(Question(q, q)) is not None for q in FRESH] == [False, False, True]
-    trained.save(tmp_path)
+    AdaptiveClassifier.fit(QUESTIONS, LABELS).save(tmp_path)
     assert fired(Adaptive(str(tmp_path))) == [False, True, True]
 
 
+#: Right without and with passages.
 RIGHT = {"no": (1, 1), "single": (0, 1), "multi": (0, 0)}
 
 
@@ -202,55 +156,25 @@ def cot_store(path, *, splits=("train", "train", "validation", "test"), label=la
     ])  # fmt: skip
 
 
-def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path, monkeypatch, capsys, caplog):
+def test_the_command_trains_measures_and_writes_what_the_trigger_takes(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     store = cot_store(tmp_path / "runs" / "datagen" / "cot")
     out = cli.run("train", ["head=adaptive", "resamples=200"])
-    shown = caplog.text
     assert str(out) == "runs/train/cot-adaptive"
-    assert sorted(p.name for p in out.iterdir()) == [
-        "README.md", "adaptive.safetensors", "config.json", "config.yaml", "metrics.json", "run.json",
-        "seen.json",
-    ]  # fmt: skip
-    figures = read_json(out / "metrics.json")
+    figures = json.loads((out / "metrics.json").read_text())
     table, _ = Answers.read(store.path).labelled({})
     test = table[table["split"] == "test"]
     assert figures["splits"]["test"]["n"] == len(test) == 30
     assert figures["splits"]["train"]["groups"] == 30
     trained, majority, shuffled = map(figures["detectors"].get, ("classifier", "majority", "shuffled labels"))
     assert (trained["accuracy"], trained["auroc"]) == (1.0, 1.0)
-    assert figures["confusion"] == np.diag([sum(test["strategy"] == s) for s in STRATEGIES]).tolist()
     assert majority["accuracy"] == pytest.approx(1 / 3, abs=0.1) and shuffled["accuracy"] < 0.8
     assert figures["pairs"]["classifier vs majority"]["accuracy"]["ci95"][0] > 0
-    assert "wrote a classifier of questions" in shown and "majority" in shown
-    assert [line for line in shown.splitlines() if line.startswith("note:")] == [
-        f"note: {few_groups(15, 'test group')}"
-    ]
-    assert "trigger=adaptive" in (out / "README.md").read_text()
+    assert f"note: {few_groups(15, 'test group')}" in caplog.text
+    card = (out / "README.md").read_text()
+    assert "trigger=adaptive" in card and str(tmp_path) not in card
     assert fired(Adaptive(str(out))) == [False, True, True]
-    assert cli.run("train", ["head=adaptive", "resamples=200"]) == out
-    assert "complete" in caplog.text
-
-
-def both(chances):
-    return {"classifier": chances, "shuffled labels": chances}
-
-
-def test_the_card_names_no_folder_of_this_machine_and_markup_in_a_name_stays_text(tmp_path):
-    chances = np.array([[0.6, 0.3, 0.1], [0.5, 0.1, 0.4]])
-    figures = measure(["no", "multi"], both(chances), "no", Bootstrap(["g", "h"], resamples=100)) | {
-        "splits": {"test": {"n": 2, "groups": 2}},
-        "labels": {
-            "tried": ["no", "single"],
-            "rule": "em",
-            "unanswered": {"a`b": {"n": 1, "label": "multi"}},
-        },
-    }
-    model = f"{tmp_path}/models/Small\n---\n<b>`x`|[y](z)"
-    text = card(figures, model=model, data=[tmp_path / "cot"], out=tmp_path / "a;b")
-    assert str(tmp_path) not in text and "to cot, and" in text and "trigger.classifier=CLASSIFIER\n" in text
-    assert "# How often to retrieve for a question, for Small --- \\<b\\>\\`x\\`\\|[y\\](z)\n" in text
-    assert "a'b" in text and text.count("```") == 2 and text.count("\n---\n") == 1
+    assert cli.run("train", ["head=adaptive", "resamples=200"]) == out  # complete
 
 
 def test_where_the_words_say_nothing_the_command_says_so(tmp_path, caplog):
@@ -258,14 +182,15 @@ def test_where_the_words_say_nothing_the_command_says_so(tmp_path, caplog):
     store = cot_store(tmp_path / "cot", label=lambda i, kind: drawn[i])
     cli.run("train", ["head=adaptive", f"data={store.path}", f"out={tmp_path / 'made'}", "resamples=200"])
     assert "it is not shown to be better than saying 'no' of every question" in caplog.text
-    figures = read_json(tmp_path / "made" / "metrics.json")
+    figures = json.loads((tmp_path / "made" / "metrics.json").read_text())
     assert 0.2 < figures["detectors"]["classifier"]["auroc"] < 0.8
 
 
 def test_figures_are_counted_by_hand():
     strategies, bootstrap = ["no", "no", "single", "multi"], Bootstrap(["g", "g", "h", "i"], resamples=100)
     chances = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.2, 0.7, 0.1], [0.5, 0.1, 0.4]])
-    found = measure(strategies, both(chances), "no", bootstrap)
+    scores = {"classifier": chances, "shuffled labels": chances}
+    found = measure(strategies, scores, "no", bootstrap)
     assert found["confusion"] == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
     classifier, majority = (found["detectors"][name] for name in ("classifier", "majority"))
     # Scores -0.3, 0.3 where "no" is right; 0.5, -0.1 where it is not: 3 of 4 pairs in order.
@@ -274,37 +199,13 @@ def test_figures_are_counted_by_hand():
     assert found["pairs"]["classifier vs majority"]["accuracy"]["diff"] == 0
 
 
-def test_intervals_are_of_groups_not_of_questions():
-    """With one right and one wrong in every group, no draw of groups is better than another."""
-    chances = np.tile([[0.8, 0.1, 0.1]], (20, 1))
-    bounds = [
-        measure(["no", "multi"] * 10, both(chances), "no", Bootstrap(groups, resamples=200))["detectors"][
-            "classifier"
-        ]["accuracy_ci"]
-        for groups in ([str(i // 2) for i in range(20)], [str(i) for i in range(20)])
-    ]
-    assert bounds[0] == [0.5, 0.5] and bounds[1][0] < 0.45 and bounds[1][1] > 0.55
-
-
-@pytest.mark.parametrize(("overrides", "named"), [
-    (["epochs=3"], "epochs=3"), (["split=[0.6,0.2,0.2]"], "split="), (["data=[a,b]"], "a is not"),
-    (["resamples=3"], "resamples=3"), ([], "probers-datagen --source cot"), (["data=nowhere"], "nowhere"),
-    (["data=untested"], "untested has no test question"),
-])  # fmt: skip
-def test_a_training_that_cannot_be_leaves_nothing(tmp_path, monkeypatch, overrides, named):
+@pytest.mark.parametrize(("typed", "named"), [([], "--source cot"), (["data=untested"], "no test question")])
+def test_a_training_that_cannot_be_leaves_nothing(tmp_path, monkeypatch, typed, named):
     monkeypatch.chdir(tmp_path)
     cot_store(tmp_path / "untested", splits=("train", "validation"))
     with fails(None, named):
-        cli.run("train", ["head=adaptive", *overrides])
+        cli.run("train", ["head=adaptive", *typed])
     assert [p.name for p in tmp_path.iterdir()] == ["untested"]
-
-
-def test_a_sweep_of_classifiers_ends_without_the_table_of_probers(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    cot_store(tmp_path / "runs" / "datagen" / "cot")
-    assert exits("train", ["-m", "head=adaptive", "head.c=1,10", "resamples=200"]) == 0
-    assert capsys.readouterr().out.count("wrote a classifier of questions") == 2
-    assert len(list((tmp_path / "runs" / "train").iterdir())) == 2
 
 
 #: Right by never, always and fixed_sentence; the cheapest that is right; None is nobody.
@@ -314,13 +215,13 @@ VERDICTS = {
 }  # fmt: skip
 
 
-def compared(path, rows, *, triggers=("wo", "sr", "fs"), complete=True, model="testbed", wrong="em"):
+def compared(path, rows, *, triggers=("wo", "sr", "fs"), complete=True, wrong="em"):
     """A comparison's folder with these (id, dataset, group, split, question, right by each method)."""
     methods = {
         "wo": {"trigger": "never", "query": "question"}, "sr": {"trigger": "always", "query": "question"},
         "fs": {"trigger": "fixed_sentence", "query": "last_sentence"},
     }  # fmt: skip
-    asked = {"triggers": list(triggers), "methods": methods, "wrong": wrong, "model": {"name": model}}
+    asked = {"triggers": list(triggers), "methods": methods, "wrong": wrong, "model": {"name": "testbed"}}
     keys = ("id", "dataset", "group", "split", "question")
     right = [dict(zip(triggers, map(bool, row[5]), strict=False)) for row in rows]
     made = [dict(zip(keys, row, strict=False)) | {"right": own} for row, own in zip(rows, right, strict=True)]
@@ -330,11 +231,9 @@ def compared(path, rows, *, triggers=("wo", "sr", "fs"), complete=True, model="t
     return path
 
 
-def cases(dataset, split="train"):
-    return [
-        (f"{dataset}{i}", dataset, f"{dataset}{i}", split, f"{dataset} {i}?", right)
-        for i, right in enumerate(VERDICTS)
-    ]
+def cases(dataset):
+    names = [f"{dataset}{i}" for i in range(len(VERDICTS))]
+    return [(n, dataset, n, "train", f"{n}?", right) for n, right in zip(names, VERDICTS, strict=True)]
 
 
 def test_labels_by_trying_are_the_cheapest_and_then_the_bias_of_the_data_set(tmp_path):
@@ -347,7 +246,7 @@ def test_labels_by_trying_are_the_cheapest_and_then_the_bias_of_the_data_set(tmp
     told = dict(zip(found["question"], found["strategy"], strict=True))
     for dataset, bias in (("nq", "single"), ("hotpotqa", "multi"), ("mine", None)):
         for i, cheapest in enumerate(VERDICTS.values()):
-            assert told.get(f"{dataset} {i}?") == (cheapest or bias)
+            assert told.get(f"{dataset}{i}?") == (cheapest or bias)
     assert len(told) == 17  # without the one that is left out, and the one without a gold answer
     assert record["tried"] == ["no", "single", "multi"] and record["unanswered"] == {
         "hotpotqa": {"n": 1, "label": "multi"}, "mine": {"n": 1, "label": "leave_out"},
@@ -364,14 +263,11 @@ def test_several_runs_are_one_where_they_fit(tmp_path):
     one, other = read(compared(tmp_path / "a", cases("nq"))), read(compared(tmp_path / "b", cases("iirc")))
     both = Answers.joined([one, other])
     assert both.table["id"].tolist() == [*one.table["id"], *other.table["id"]]
-    again = read(compared(tmp_path / "c", cases("nq")))
-    moved = read(compared(tmp_path / "d", [(f"x{r[0]}", *r[1:3], "test", *r[4:]) for r in cases("nq")]))
+    moved = read(compared(tmp_path / "c", [(f"x{r[0]}", *r[1:3], "test", *r[4:]) for r in cases("nq")]))
     for wrong, code, *named in (
-        (again, "overlap", "'nq0'", one.path, tmp_path / "c"),
         (moved, "overlap", "'nq0'", "one seed"),
-        (read(compared(tmp_path / "e", cases("iirc"), model="gpt2")), "mismatch", "model", "testbed", "gpt2"),
-        (read(compared(tmp_path / "f", cases("iirc"), wrong="acc")), "mismatch", "rule", "em", "acc"),
-        (read(cot_store(tmp_path / "g").path), "mismatch", "data="),
+        (read(compared(tmp_path / "d", cases("iirc"), wrong="acc")), "mismatch", "rule", "em", "acc"),
+        (read(cot_store(tmp_path / "e").path), "mismatch", "data="),
     ):
         with fails(code, *named):
             Answers.joined([one, wrong])
@@ -386,29 +282,20 @@ def test_a_comparison_that_cannot_be_learned_from_is_told(tmp_path):
     file.write_text(file.read_text().replace('"wo": true', '"wo": false', 1))
     with fails("damaged", "line 1", "was altered", "overwrite=true"):
         Answers.read(tmp_path / "damaged")
-    file.unlink()
-    with fails("damaged", "outcomes.jsonl"):
-        Answers.read(tmp_path / "damaged")
 
 
-def test_the_command_learns_from_what_was_tried(tmp_path, monkeypatch, caplog):
+def test_the_command_learns_from_what_was_tried(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     right = {"no": (1, 1, 1), "single": (0, 1, 0), "multi": (0, 0, 1)}
     splits = ("train", "train", "validation", "test")
     rows = [
         (f"q{i}", "testbed", f"g{i // 2}", splits[i // 2 % 4], f"{KINDS[kind]} {i}?", right[kind])
-        for i, kind in enumerate(["no", "single", "multi"] * 40)
+        for i, kind in enumerate(list(KINDS) * 40)
     ]
     compared(tmp_path / "tried", rows)
     out = cli.run("train", ["head=adaptive", "data=tried", "resamples=100"])
-    figures = read_json(out / "metrics.json")
+    figures = json.loads((out / "metrics.json").read_text())
     assert figures["labels"] == {"tried": list(STRATEGIES), "rule": "em", "unanswered": {}}
     assert figures["detectors"]["classifier"]["accuracy"] > 0.9
-    assert "all three strategies were tried (right by em)" in caplog.text
-    assert "were not tried" not in (out / "README.md").read_text()
     assert Seen.read(out).split_of(Question("new", rows[0][4])) == "train"
-    assert fired(Adaptive(str(out))) == [False, True, True]
     assert newest_classifier(model="testbed") == out
-    with fails(None, "head.bias="):
-        cli.run("train", ["head=adaptive", "data=tried", "out=other", "head.bias.nq=twice"])
-    assert not (tmp_path / "other").exists()

@@ -2,25 +2,21 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from importlib import resources
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.artefacts import write_lines
+from helpers.artefacts import read_lines, write_lines
 from helpers.refusals import exits
 from helpers.tiny import save_tiny, tiny_lm
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf, open_dict
 
 from probers.cli import main as cli
 from probers.cli import presets as published
-from probers.cli.components import Component, choices
-from probers.cli.compose import fill_store, request
+from probers.cli.components import choices
+from probers.cli.compose import normalise, request
 from probers.data.splits import Seen
 from probers.datagen.labelling import layers_to_read
 from probers.datagen.labels.cot import parse_label
@@ -29,11 +25,10 @@ from probers.model.causal_lm import CausalLM
 from probers.prober.prober import Prober
 from probers.rag.comparison.compare import selection_of
 from probers.rag.queries import QFS
-from probers.rag.triggers import Always, FixedLength, Never, Rind
+from probers.rag.triggers import FixedLength, Rind
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 
-CONFIGS = resources.files("probers.configs")
 #: The methods of each family of presets, by command; those of probers-rag first.
 METHODS = {
     "dragin": {
@@ -67,59 +62,17 @@ PUBLISHED = {
 #: Top-n by version where it is not that of the first.
 NEWER = {("llama2_7b", "2wiki"): {"conference": 25, "october_2025": 25}}
 
+#: One preset of each family.
+FIRST = ("dragin_llama2_7b_2wiki", "probing_rag_gemma_2b", "radio_llama2_7b")
+
 
 def family(preset: str) -> dict[str, list[str]]:
     return next(methods for name, methods in METHODS.items() if preset.startswith(name))
 
 
-def build(node: DictConfig, **more: Any) -> Any:
-    """The component of a node of a configuration."""
-    values = OmegaConf.to_container(node, resolve=True)
-    return Component.read(str(node._key()), values).make(**more)
-
-
-#: One preset of each family.
-FIRST = ("dragin_llama2_7b_2wiki", "probing_rag_gemma_2b", "radio_llama2_7b")
-
-
-def composed(command: str, preset: str, *overrides: str) -> tuple[DictConfig, dict[str, str]]:
-    """The configuration, and the choice made in every group."""
-    fill_store(command, [f"experiment={preset}", *overrides])
-    with initialize_config_module("probers.configs", version_base="1.3"):
-        cfg = compose(command, [f"experiment={preset}", *overrides], return_hydra_config=True)
-    choices = {k: v for k, v in cfg.hydra.runtime.choices.items() if v and "/" not in k and k != "hydra"}
-    with open_dict(cfg):
-        del cfg["hydra"]
-    return cfg, choices
-
-
-def checked(command: str, preset: str, *overrides: str) -> tuple[DictConfig, dict[str, str]]:
-    """The same, of which every key is one that the command with the same choices has."""
-    cfg, choices = composed(command, preset, *overrides)
-    assert not unknown_keys(command, cfg, choices)
-    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    return cfg, choices
-
-
-#: Mappings whose keys a user names: methods, their options, and splits.
-FREE = ("methods", "vary", "limit", "balance_to")
-
-
-def keys(node: Any, path: str = "") -> set[str]:
-    """Every key of a configuration by its path; what a user may name freely is one key."""
-    found = {f"{path}{key}" for key in node}
-    for key in node:
-        inner = node._get_node(key)
-        if isinstance(inner, DictConfig) and not inner._is_none() and f"{path}{key}" not in FREE:
-            found |= keys(inner, f"{path}{key}.")
-    return found
-
-
-def unknown_keys(command: str, cfg: DictConfig, choices: dict[str, str]) -> set[str]:
-    """Keys that the command with the same choices does not have; ``published`` is the presets' own."""
-    groups = [f"{k}={v}" for k, v in choices.items() if k not in ("experiment", "method")]
-    plain = cli.compose(command, groups)
-    return {k for k in keys(cfg) - keys(plain) if k.split(".")[0] not in ("published", "commands")}
+def settings_of(command: str, preset: str, *typed: str) -> Any:
+    """The settings, of which every key and value is checked."""
+    return request(command, [f"experiment={preset}", *typed])
 
 
 def combinations(command: str) -> list[tuple[str, str]]:
@@ -133,11 +86,12 @@ def lm():
     return tiny_lm("llama")
 
 
-def tiny_bank(lm, trigger: str, prompt) -> Prober:
+def tiny_prober(lm, preset: str) -> Prober:
     """A prober of the tiny model, of whole answers or, for radio, of single tokens."""
     head = HEADS["linear"](["layer1", "layer2"], lm.width)
+    prompt = settings_of("rag", preset).prompt.make()
     spec = FeatureSpec(lm.spec, (1, 2), lm.width, prompt=prompt.fingerprint)
-    if trigger != "radio":
+    if not preset.startswith("radio"):
         return Prober(spec, head, 0.0)
     return Prober(replace(spec, pool="tokens", position="entity", prompt=""), head, 0.0, aggregate="max")
 
@@ -157,43 +111,50 @@ def test_every_published_setting_has_a_preset():
 def test_the_numbers_of_dragin_are_the_published_ones(model, data):
     length, fixed = ORDER[data]
     first, conference, october, top_n, flare = PUBLISHED[model][list(ORDER).index(data)]
-    cfg, choices = checked("rag", f"dragin_{model}_{data}")
-    assert build(cfg.prompt).exemplars
-    instantiate(cfg.questions)
-    assert (choices["trigger"], choices["query"], choices["prompt"]) == ("rind", "qfs", f"dragin_{data}")
-    assert choices["questions"] == {"2wiki": "2wikimultihopqa"}.get(data, data)
+    preset, newer = f"dragin_{model}_{data}", NEWER.get((model, data), {})
+    made, chosen = settings_of("rag", preset), published.chosen_by({"experiment": preset})
+    assert made.prompt.make().exemplars and made.questions.make()
+    assert chosen["questions"] == {"2wiki": "2wikimultihopqa"}.get(data, data)
+    assert chosen["prompt"] == f"dragin_{data}"
     named = model.replace("llama2", "llama-2").replace("_", "-")
-    assert cfg.model.name.rsplit("/")[-1].lower().startswith(named)
-    assert (cfg.max_new_tokens, cfg.k, cfg.max_retrievals) == (length, 3, length)
-    assert build(cfg.trigger) == Rind(conference, "released")
-    newer = NEWER.get((model, data), {})
-    assert build(cfg.query) == QFS("released", newer.get("conference", top_n))
-    assert cfg.questions.get("spans") == ("any" if data == "iirc" else None)
-    assert cfg.published.flare == {"threshold": flare, "beta": pytest.approx(1 - flare)}
-    assert cfg.published.fixed_length == fixed
-    cfg.published.version = "first"
-    assert (build(cfg.trigger).threshold, build(cfg.query).top_n) == (first, top_n)
-    cfg.published.version = "october_2025"
-    latest = newer.get("october_2025", top_n)
-    assert (build(cfg.trigger).threshold, build(cfg.query).top_n) == (october, latest)
+    assert made.model.name.rsplit("/")[-1].lower().startswith(named)
+    assert (made.max_new_tokens, made.k, made.max_retrievals) == (length, 3, length)
+    assert made.questions.get("spans") == ("any" if data == "iirc" else None)
+    numbers = made.record["published"]
+    assert numbers["flare"] == {"threshold": flare, "beta": pytest.approx(1 - flare)}
+    assert numbers["fixed_length"] == fixed
+    for version, theta in (("conference", conference), ("first", first), ("october_2025", october)):
+        versioned = settings_of("rag", preset, f"published.version={version}")
+        assert versioned.trigger.make() == Rind(theta, "released")
+        assert versioned.query.make() == QFS("released", newer.get(version, top_n))
+    assert made.trigger.make() == Rind(conference, "released")
+
+
+def test_the_numbers_of_radio_are_the_published_ones():
+    made = settings_of("rag", "radio_llama2_7b")
+    assert (made.max_new_tokens, made.k, made.limit, made.max_retrievals) == (256, 3, 1000, 256)
+    assert made.trigger.options.items() >= {"threshold": 0.5, "above_mean": True}.items()
+    assert made.query.options.items() >= {"norm": "minmax", "top_n": 25}.items()
 
 
 @pytest.mark.parametrize(("preset", "method"), combinations("compare"))
 def test_every_table_builds_its_methods(preset, method, lm):
-    cfg, _ = checked("compare", preset, f"method={method}")
-    settings = request("compare", [f"experiment={preset}", f"method={method}"])
+    settings = settings_of("compare", preset, f"method={method}")
     made = selection_of(settings).varied(settings.vary)
     # Without a classifier of questions the row that needs one is left out.
     kept = [t for t in made.names if made.table[t].get("if_given") != "classifier"]
-    kind = "radio" if method.startswith("radio") else "probing"
     made = replace(made, names=kept)
-    methods = made.build(lambda: tiny_bank(lm, kind, build(cfg.prompt)), None, settings.queries)
+    methods = made.build(lambda: tiny_prober(lm, preset), None, settings.queries)
     assert [m.name for m in methods] == kept
     assert settings.match is None or settings.match in kept
+    assert settings.wrong == ("acc_substring" if method.startswith("probing") else "em")
     # A paper's methods run as published: no threshold of theirs is chosen anew.
-    published_ = ("dragin", "rind", "flare")
-    own = [m for m in methods if m.name in made.table and m.name.split("_")[0] in published_]
+    own = [m for m in methods if m.name in made.table and m.name.split("_")[0] in ("dragin", "rind", "flare")]
     assert all(m.searches is not None for m in methods if m.name.endswith("sgpt"))
+    if method == "dragin_table":
+        numbers, triggers = settings.record["published"], {m.name: m.trigger for m in methods}
+        assert triggers["fl"] == FixedLength(numbers["fixed_length"])
+        assert triggers["flare"].threshold == numbers["flare"]["threshold"]
     assert method.startswith(("probing", "radio")) or not any(m.tunable for m in own)
 
 
@@ -203,106 +164,69 @@ def test_a_command_takes_the_presets_and_methods_made_for_it(command):
     assert published.presets(command) == mine
     for preset in mine:
         own = [] if command == "train" else family(preset)[command]
-        fitting = published.methods(command, preset)
-        assert set(own) <= set(fitting)
-        for method in set(fitting) - set(own) if preset in FIRST else ():  # all numbers are there
-            cli.compose(command, [f"experiment={preset}", f"method={method}"])
+        assert set(own) <= set(published.methods(command, preset))
 
 
 def test_another_choice_than_the_presets_comes_without_the_presets_options():
     """FLARE has a threshold and a variant too, and DRAGIN's mean nothing to it."""
-    preset = "experiment=dragin_llama2_7b_2wiki"
-    cfg = cli.compose("rag", [preset, "trigger=flare", "trigger.theta=0.3", "query=last_tokens"])
-    assert cfg.trigger == cli.compose("rag", ["trigger=flare", "trigger.theta=0.3"]).trigger
-    assert cfg.query == cli.compose("rag", ["query=last_tokens"]).query
-    assert build(cfg.trigger).threshold == 0.7
-    assert (cfg.max_new_tokens, cfg.prompt.name) == (64, "dragin_2wiki")  # the setting stays
+    made = settings_of("rag", FIRST[0], "trigger=flare", "trigger.theta=0.3", "query=last_tokens")
+    assert made.trigger == request("rag", ["trigger=flare", "trigger.theta=0.3"]).trigger
+    assert made.query == request("rag", ["query=last_tokens"]).query
+    assert (made.max_new_tokens, made.prompt.name) == (64, "dragin_2wiki")  # the setting stays
     # The same choice keeps them, with what was typed on top.
-    cfg = cli.compose("rag", [preset, "trigger=rind", "query.top_n=7"])
-    assert build(cfg.trigger) == Rind(1.0, "released") and build(cfg.query) == QFS("released", 7)
-    assert cli.compose("rag", ["experiment=null"]) == cli.compose("rag", [])  # no preset may be said
+    made = settings_of("rag", FIRST[0], "trigger=rind", "query.top_n=7")
+    assert made.trigger.make() == Rind(1.0, "released") and made.query.make() == QFS("released", 7)
+    assert request("rag", ["experiment=null"]).trigger == request("rag", []).trigger
     # What still means something stays: the training questions of another set, not of a file.
-    data = ["experiment=probing_rag_gemma_2b", "method=probing_data"]
-    assert cli.compose("datagen", [*data, "questions=nq"]).questions.hub_split == "train"
-    mine = cli.compose("datagen", cli.normalise("datagen", [*data, "questions=mine.jsonl"])).questions
-    assert build(mine).path == "mine.jsonl"
+    for questions, key, value in (("nq", "hub_split", "train"), ("mine.jsonl", "path", "mine.jsonl")):
+        typed = [f"experiment={FIRST[1]}", "method=probing_data", f"questions={questions}"]
+        assert request("datagen", normalise("datagen", typed)).questions.get(key) == value
 
 
 def test_dragins_tables_vary_one_thing():
-    each = [composed("compare", FIRST[0], f"method=dragin_{name}")[0] for name in ("when", "what", "table")]
-    when, what, table = (selection_of(cfg).build(None, None, cfg.queries) for cfg in each)
+    each = [settings_of("compare", FIRST[0], f"method=dragin_{name}") for name in ("when", "what")]
+    when, what = (selection_of(made).build(None, None, made.queries) for made in each)
     assert len({repr(m.query) for m in when}) == 1
     assert len({type(m.trigger) for m in when}) == len(when)
     assert len({repr(m.trigger) for m in what}) == 1
     assert len({type(m.query) for m in what}) == len(what)
-    made = {m.name: m for m in table}
-    assert isinstance(made["wo"].trigger, Never) and isinstance(made["sr"].trigger, Always)
-    assert made["fl"].trigger == FixedLength(16)
-    assert (made["flare"].trigger.variant, made["flare"].trigger.threshold) == ("dragin", 0.1)
-    assert made["dragin"].trigger.threshold == 1.0
 
 
 @pytest.mark.parametrize(("preset", "method"), combinations("datagen"))
 def test_every_training_set_has_layers_of_its_model(preset, method):
-    cfg, _ = checked("datagen", preset, f"method={method}")
-    depth = DEPTHS[preset]
-    layers = layers_to_read(cfg.layers, depth)
+    made, depth = settings_of("datagen", preset, f"method={method}"), DEPTHS[preset]
+    layers = layers_to_read(made.layers, depth)
     if preset.startswith("probing_rag"):
         # Counted from 0 as the authors do: every second one, Gemma's from a third of the depth.
         first, last = {"probing_rag_gemma_2b": (6, 16), "probing_rag_mistral_7b": (12, 22)}[preset]
         assert [k - 1 for k in layers] == list(range(first, last + 1, 2))
-        assert (cfg.source, cfg.balance, cfg.questions.hub_split) == ("cot", True, "train")
-        right = parse_label(cfg.label, cfg.acc)
+        if preset == FIRST[1]:  # by the released code; its paper names fewer
+            paper = settings_of("datagen", preset, f"method={method}", "published.version=paper")
+            assert [k - 1 for k in paper.layers] == list(range(6, 15, 2))
+        assert (made.source, made.balance, made.questions.get("hub_split")) == ("cot", True, "train")
+        right = parse_label(made.label, made.acc)
         assert right(" They knowingly left.", "", ("now",)) and not right(" They left.", "", ("now",))
     else:
         assert layers == (depth,)
-        assert (cfg.source, cfg.pool, cfg.within) == ("wiki", "tokens", 1)
+        assert (made.source, made.pool, made.within) == ("wiki", "tokens", 1)
 
 
-@pytest.mark.parametrize("preset", TRAINING)
-def test_every_training_preset_composes(preset):
-    cfg, choices = checked("train", preset)
-    assert choices["head"] == ("radio" if preset.startswith("radio") else "probing_rag")
-    if preset.endswith("released"):
-        assert (cfg.loss, cfg.batch_size, cfg.lr, cfg.epochs) == ("double_softmax", 8, 1e-4, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "command", "method"),
-    [(p, command, m) for p in PRESETS for command, methods in family(p).items() for m in methods],
-)
-def test_every_preset_composes_with_every_method_it_is_for(preset, command, method):
-    checked(command, preset, f"method={method}")
+def test_the_numbers_of_the_released_training_are_the_published_ones():
+    made = settings_of("train", "probing_rag_train_released")
+    assert (made.loss, made.batch_size, made.lr, made.epochs) == ("double_softmax", 8, 1e-4, 2)
 
 
 # Runs: the commands themselves, with a tiny model, corpus and question file in place of the preset's.
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder, and options that put the tiny model, its corpus and its questions in place of a preset's."""
-
-    folder: Path
-    overrides: tuple[str, ...]
-
-    def run(self, command: str, preset: str, method: str, *more: str) -> tuple[dict[str, Any], Path]:
-        """results.json and the folder of a run."""
-        out = self.folder / f"{command}-{preset}-{method}"
-        cli.run(command, [f"experiment={preset}", f"method={method}", *self.overrides, f"out={out}", *more])
-        return json.loads((out / "results.json").read_text()), out
-
-    def compare(self, preset: str, method: str, *more: str) -> tuple[dict[str, Any], dict[str, list[dict]]]:
-        """results.json of at least four questions, and every method's traces."""
-        small = ("limit=null", "validation=4", "resamples=100", "examples=1")
-        results, out = self.run("compare", preset, method, *small, *more)
-        found = {name: traces(out / "traces" / f"{name}.jsonl") for name in results["methods"]}
-        assert {len(each) for each in found.values()} == {results["n"]} and results["n"] >= 4
-        return results, found
-
-
-def traces(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def run(command: str, preset: str, method: str, *typed: str) -> tuple[dict[str, Any], dict[str, list[dict]]]:
+    """results.json, and the traces of every method."""
+    out = cli.run(command, [f"experiment={preset}", f"method={method}", f"out={command}-{method}", *typed])
+    results = json.loads((out / "results.json").read_text())
+    files = {name: out / f"traces/{name}.jsonl" for name in results["methods"]}
+    found = {n: read_lines(file if file.exists() else out / "traces.jsonl") for n, file in files.items()}
+    assert {len(each) for each in found.values()} == {results["n"]}
+    return results, found
 
 
 def queries(trace: dict[str, Any]) -> list[str]:
@@ -311,10 +235,10 @@ def queries(trace: dict[str, Any]) -> list[str]:
     return found
 
 
-def write_questions(path: Path, golds: Mapping[str, str] | None = None) -> None:
-    """Questions as the official files of HotpotQA and 2WikiMultihopQA (with ``evidences``) have them."""
+def write_questions(path: Path, golds: Mapping[str, str]) -> None:
+    """Questions as the official files of HotpotQA and 2WikiMultihopQA have them."""
     rows = []
-    for name, gold in (golds or {f"q{i}": f"Mira {i}" for i in range(20)}).items():
+    for name, gold in golds.items():
         town, founder = f"Jomholm {name[1:]}", f"Mira {name[1:]}"
         evidences = {"evidences": [[f"Mill of {town}", "founded by", founder]]}
         rows.append({
@@ -342,166 +266,86 @@ def tiny(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def place(tiny, tmp_path, monkeypatch) -> Callable[[str], Place]:
-    """Makes the place of a preset that asks HotpotQA or 2WikiMultihopQA."""
+def small(tiny, tmp_path, monkeypatch) -> list[str]:
+    """Options that put the tiny model, its corpus and questions in place of a preset's."""
     monkeypatch.chdir(tmp_path)
-
-    def make(questions: str) -> Place:
-        path = tmp_path / f"{questions}.json"
-        write_questions(path)
-        given = (f"model={tiny / 'model'}", f"corpus={tiny / 'corpus.jsonl'}", f"questions.path={path}")
-        return Place(tmp_path, (*given, "model.device=cpu"))
-
-    return make
+    for name in ("2wiki", "hotpotqa"):
+        write_questions(Path(f"{name}.json"), {f"q{i}": f"Mira {i}" for i in range(20)})
+    return [f"model={tiny / 'model'}", f"corpus={tiny / 'corpus.jsonl'}", "model.device=cpu"]
 
 
-def save_prober(place: Place, tiny: Path, preset: str, *, bias: float = 0.0) -> str:
-    """Random heads of the tiny model for the preset's prompt; with a large ``bias`` they find all wrong."""
-    lm = CausalLM.from_pretrained(str(tiny / "model"), device="cpu")
-    cfg, choices = composed("rag", preset)
+def save_prober(tiny: Path, preset: str) -> list[str]:
+    """Heads of the tiny model for the preset's prompt that find all wrong."""
     torch.manual_seed(0)
-    bank = tiny_bank(lm, choices["trigger"], build(cfg.prompt))
+    bank = tiny_prober(CausalLM.from_pretrained(str(tiny / "model"), device="cpu"), preset)
     with torch.no_grad():
-        bank.head.linear.bias[:, WRONG] += bias
-    replace(bank, seen=Seen({})).save_pretrained(place.folder / "prober")
-    return str(place.folder / "prober")
+        bank.head.linear.bias[:, WRONG] += 100.0
+    replace(bank, seen=Seen({})).save_pretrained(Path("prober"))
+    return ["prober=prober"]
 
 
-@pytest.mark.long
-def test_dragins_table_runs_from_its_preset(place):
-    here = place("hotpotqa")
-    preset, version = "dragin_llama2_13b_hotpotqa", "published.version=first"
-    results, ran = here.compare(preset, "dragin_table", version, "max_new_tokens=36")
-    assert {*results["methods"]} == {"wo", "sr", "fl", "fs", "flare", "dragin", "random", "oracle"}
-    options = results["options"]
-    assert options["fl"] == {"n": 32}
-    assert options["flare"]["variant"] == "dragin" and options["flare"]["threshold"] == 0.1
-    assert options["dragin"] == {"variant": "released", "threshold": 1.4}
-    assert options["random"]["rate"] == results["methods"]["dragin"]["retrievals"]
-    assert results["config"]["methods"]["dragin"]["query_options"]["top_n"] == 35
-    assert results["config"]["k"] == 3
-    asked = {"wo": "question", "sr": "question", "fl": "last_tokens", "fs": "last_sentence", "flare": "flare",
-             "dragin": "qfs"}  # fmt: skip
-    assert {name: results["queries"][name] for name in asked} == asked
-    assert all(len(r["passage_ids"]) <= 3 for found in ran.values() for t in found for r in t["rounds"])
-    assert any(len(queries(t)) > 1 for t in ran["fl"])
-    assert any(queries(t) for t in ran["dragin"]) and any(queries(t) for t in ran["flare"])
-
-
-def test_probing_rags_table_runs_from_its_preset(place, tiny):
-    here = place("hotpotqa")
-    prober = save_prober(here, tiny, "probing_rag_gemma_2b", bias=100.0)
-    typed = (f"prober={prober}", "max_new_tokens=36")
-    results, ran = here.compare("probing_rag_gemma_2b", "probing_table", *typed)
+def test_a_papers_table_runs_from_its_preset(small, tiny):
+    preset, typed = FIRST[1], ["questions.path=hotpotqa.json", "max_new_tokens=36", "limit=null"]
+    typed += [*small, *save_prober(tiny, preset), "validation=4", "resamples=100", "examples=1"]
+    results, ran = run("compare", preset, "probing_table", *typed)
     names = "always dragin fixed_sentence flare llm_judge never oracle probing random"
-    assert " ".join(sorted(results["methods"])) == names
+    assert " ".join(sorted(results["methods"])) == names and results["n"] >= 4
+    assert results["config"]["k"] == 5 and results["options"]["flare"]["variant"] == "paper"
     own = results["config"]["methods"]["probing"]
-    assert own["trigger_options"] == {"theta": 0} and own["query_options"] == {"with_passages": True}
-    assert (results["config"]["k"], results["config"]["max_retrievals"]) == (5, 4)
-    assert results["options"]["flare"]["variant"] == "paper"
+    assert own["query_options"] == {"with_passages": True} and own["trigger_options"] == {"theta": 0}
     assert results["options"]["random"]["rate"] == results["methods"]["probing"]["retrievals"]
-    assert not any(queries(t) for t in ran["never"])
-    assert {len(queries(t)) for t in ran["always"]} == {1}
-    assert max(len(queries(trace)) for trace in ran["probing"]) == 4  # as many as are allowed
+    assert {len(queries(t)) for t in ran["always"]} == {1} and not any(map(queries, ran["never"]))
+    assert max(len(queries(t)) for t in ran["probing"]) == 4  # as many as are allowed
 
 
-def test_radios_table_runs_from_its_preset(place, tiny):
-    here = place("2wiki")
-    prober = save_prober(here, tiny, "radio_llama2_7b")
-    cfg, _ = composed("rag", "radio_llama2_7b")  # before anything is made small
-    assert (cfg.max_new_tokens, cfg.k, cfg.limit) == (256, 3, 1000)
-    results, ran = here.compare("radio_llama2_7b", "radio_table", f"prober={prober}", "max_new_tokens=12")
-    names = "always fixed_length fixed_sentence flare never radio random rind_released"
-    assert " ".join(sorted(results["methods"])) == names
-    assert results["options"]["radio"].items() >= {"threshold": 0.5, "above_mean": True}.items()
-    assert results["queries"]["radio"] == "cioqf"
-    assert results["config"]["methods"]["radio"]["query_options"] == {"norm": "minmax", "top_n": 25}
-    assert results["config"]["max_retrievals"] == 12  # as many as there are tokens
-    assert results["options"]["random"]["rate"] == results["methods"]["radio"]["retrievals"]
-    assert any(queries(t) for t in ran["radio"])
-
-
-#: What a method of probers-rag is called in its results, and what its first query is.
-ROWS = {
-    "dragin": ("rind", None), "flare": ("flare", None), "flare_original": ("flare", None),
-    "fl": ("fixed_length", "question"), "fs": ("fixed_sentence", "question"), "sr": ("always", "question"),
-    "wo": ("never", None), "probing": ("probing", None), "probing_released": ("probing", "question"),
-    "radio": ("radio", None),
-}  # fmt: skip
-RUNS = [*((p, m) for p in FIRST for m in family(p)["rag"]), ("probing_rag_mistral_7b", "probing")]
-
-
-@pytest.mark.parametrize(("preset", "method"), RUNS)
-def test_every_method_runs_as_a_command(preset, method, place, tiny, caplog):
-    cfg, choices = checked("rag", preset, f"method={method}")
-    assert build(cfg.prompt).exemplars or choices["prompt"] == "radio"
-    instantiate(cfg.questions)
-    here = place("2wiki" if "probing" not in preset else "hotpotqa")
-    more = []
+@pytest.mark.parametrize(("preset", "method"), [(p, m) for p in FIRST for m in family(p)["rag"]])
+def test_every_method_runs_as_a_command(preset, method, small, tiny):
+    made = settings_of("rag", preset, f"method={method}")
+    assert made.prompt.make().exemplars or made.prompt.name == "radio"
+    file = "hotpotqa" if "probing" in preset else "2wiki"
+    typed = [*small, f"questions.path={file}.json"]
     if not preset.startswith("dragin"):
-        more = [f"prober={save_prober(here, tiny, preset, bias=100.0)}"]
-    results, out = here.run("rag", preset, method, "limit=3", "max_new_tokens=20", *more)
-    name, first = ROWS[method]
-    assert list(results["methods"]) == [name] and results["n"] == 3
-    found = traces(out / "traces.jsonl")
-    for trace in found:
-        asked = queries(trace)
-        assert len(asked) <= results["config"]["max_retrievals"]
-        assert first is None or asked[0] == trace["question"]
-    counts = {len(queries(t)) for t in found}
+        typed += save_prober(tiny, preset)
+    results, ran = run("rag", preset, method, "limit=3", "max_new_tokens=20", *typed)
+    (traces,) = ran.values()
+    assert len(traces) == 3
+    asked = [queries(trace) for trace in traces]
+    assert max(map(len, asked)) <= results["config"]["max_retrievals"]
+    if method in ("fl", "fs", "sr", "probing_released"):
+        assert [each[0] for each in asked] == [trace["question"] for trace in traces]
+    counts = {len(each) for each in asked}
     assert counts == {"wo": {0}, "sr": {1}}.get(method, counts)
     if method == "probing_released":  # the whole output, exemplars included, from the second query on
         exemplar = "Query: Which was built first"
-        assert all(exemplar not in queries(t)[0] for t in found)
-        assert all(exemplar in q for t in found for q in queries(t)[1:]) and len(queries(found[0])) > 1
-    assert name in caplog.text
+        assert not any(exemplar in each[0] for each in asked)
+        assert all(exemplar in query for each in asked for query in each[1:]) and len(asked[0]) > 1
 
 
-def test_probing_rags_examples_are_made_trained_on_and_used(place):
+def test_probing_rags_examples_are_made_trained_on_and_used(small):
     """The paper's presets one after the other; a letter that every text has is right for half of them."""
-    here = place("hotpotqa")
-    golds = {f"q{i}": "e" if i % 2 else "zebra" for i in range(40)}
-    write_questions(here.folder / "hotpotqa.json", golds)
+    typed = [*small, "questions.path=hotpotqa.json"]
+    write_questions(Path("hotpotqa.json"), {f"q{i}": "e" if i % 2 else "zebra" for i in range(40)})
     preset, length = "probing_rag_gemma_2b", "max_new_tokens=24"
-    store, prober = here.folder / "store", here.folder / "prober"
-    given = ["layers=[1,2]", "limit=null", length, "questions.hub_split=validation", f"out={store}"]
-    cli.run("datagen", [f"experiment={preset}", "method=probing_data", *here.overrides, *given])
-    rows = FeatureStore.open(store).table()
+    given = ["layers=[1,2]", "limit=null", length, "questions.hub_split=validation", "out=store"]
+    cli.run("datagen", [f"experiment={preset}", "method=probing_data", *typed, *given])
+    rows = FeatureStore.open(Path("store")).table()
     assert set(rows["condition"]) == {"closed_book", "with_passages"}
     train = rows[rows["split"] == "train"]
     assert train["correct"].mean() == 0.5 and len(train) > 8
-    given = [f"data={store}", f"out={prober}", "resamples=100", "learning_curve=false"]
+    given = ["data=store", "out=prober", "resamples=100", "learning_curve=false"]
     cli.run("train", ["experiment=probing_rag_train_released", *given])
-    bank = Prober.from_pretrained(prober)
+    bank = Prober.from_pretrained(Path("prober"))
     assert (bank.combine, bank.spec.layers) == ("probabilities", (1, 2))
-    results, _ = here.run("rag", preset, "probing_released", f"prober={prober}", "limit=3", length)
+    results, _ = run("rag", preset, "probing_released", "prober=prober", "limit=3", length, *typed)
     assert results["n"] == 3 and list(results["methods"]) == ["probing"]
 
 
-def test_probing_rags_layers_may_be_the_papers_and_not_the_codes():
-    cfg, _ = composed("datagen", FIRST[1], "method=probing_data", "published.version=paper")
-    assert [k - 1 for k in cfg.layers] == list(range(6, 15, 2))  # counted from 0
-
-
-def test_probing_rags_table_judges_answers_as_its_paper():
-    assert composed("compare", "probing_rag_gemma_2b", "method=probing_table")[0].wrong == "acc_substring"
-    for preset, method in (("dragin_llama2_7b_iirc", "dragin_table"), ("radio_llama2_7b", "radio_table")):
-        assert composed("compare", preset, f"method={method}")[0].wrong == "em"
-
-
-def test_a_model_that_the_numbers_are_not_for_is_told_once(place, capsys):
-    here = place("2wiki")
-    preset = "experiment=dragin_llama2_7b_2wiki"
-    for arguments, count in (
-        ([preset, "method=wo", "-m", "seed=0,1", "limit=1", "max_new_tokens=4", *here.overrides], 1),
-        ([preset, "method=wo", "model=meta-llama/Llama-2-7b-chat-hf", "corpus=nowhere"], 0),
-        ([preset, "method=wo", "model=other", "corpus=nowhere"], 1),
-        (["model=other", "corpus=nowhere"], 0),
-    ):
-        exits("rag", arguments)
-        told = capsys.readouterr().out
-        note = f"note: {preset} is published for meta-llama/Llama-2-7b-chat-hf: its"
-        assert told.count(note) == told.count("is published for") == count, arguments
+def test_a_model_that_the_numbers_are_not_for_is_told_once(small, capsys):
+    preset = ["experiment=dragin_llama2_7b_2wiki", "method=wo"]
+    typed = ["-m", "seed=0,1", "limit=1", "max_new_tokens=4", *small, "questions.path=2wiki.json"]
+    for more, count in ((typed, 1), (["model=meta-llama/Llama-2-7b-chat-hf", "corpus=nowhere"], 0)):
+        exits("rag", [*preset, *more])
+        assert capsys.readouterr().out.count("is published for meta-llama/Llama-2-7b-chat-hf") == count
 
 
 def test_the_papers_numbers_of_examples_come_out_of_three_sets():
@@ -510,12 +354,9 @@ def test_the_papers_numbers_of_examples_come_out_of_three_sets():
     found = Counter[str]()
     last = ["balance_to.train=8684", "balance_to.validation=164"]
     for questions, more in (("hotpotqa", []), ("nq", []), ("triviaqa", last)):
-        cfg = cli.request("datagen", [*common, f"questions={questions}", *more])
-        assert set(cfg.limit) == set(cfg.balance_to) == {"train", "validation", "test"}
+        made = request("datagen", [*common, f"questions={questions}", *more])
+        assert set(made.limit) == set(made.balance_to) == {"train", "validation", "test"}
         for split in ("train", "validation"):
-            found[split] += cfg.balance_to[split]
-            assert cfg.limit[split] * 2 > cfg.balance_to[split]
+            found[split] += made.balance_to[split]
+            assert made.limit[split] * 2 > made.balance_to[split]
     assert found == {"train": 26060, "validation": 500}
-    said = (CONFIGS / "method/probing_data.yaml").read_text(encoding="utf-8")
-    assert "8684" in said and "164" in said
-    assert cli.request("datagen", [*common, "limit=6"]).limit == 6

@@ -7,9 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 from helpers.artefacts import write_lines
 from helpers.parts import computed
@@ -76,13 +74,6 @@ def prepare(name: str, tiny: Path) -> None:
         labelled_texts(Path("marked.jsonl").absolute(), 24)
 
 
-def damage(out: Path, count: int) -> None:
-    """Leave behind what a kill may: a line that was cut off."""
-    for journal in out.glob("unfinished.jsonl") if count == 1 else ():
-        with journal.open("ab") as file:
-            file.write(b'{"place": 1, "li')
-
-
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers, of what peft reads
 @pytest.mark.parametrize(
@@ -98,7 +89,9 @@ def test_interrupted_again_and_again_a_run_ends_the_same(place, name, tiny_model
     for _ in interruptions(lambda: cli.run(command, [*typed, "out=killed"]), owner, function, calls):
         count += 1
         assert not (out / "metrics.json").exists() and not (out / "results.json").exists()
-        damage(out, count)
+        if count == 1 and (journal := out / "unfinished.jsonl").exists():
+            with journal.open("ab") as file:  # as a kill may leave it behind
+                file.write(b'{"place": 1, "li')
     assert count > 0 and computed(out) == computed(whole)
     assert not [p.name for p in out.rglob("*") if p.name.startswith(("checkpoint", "unfinished"))]
     state = (out / "run.json").read_text()
@@ -107,93 +100,34 @@ def test_interrupted_again_and_again_a_run_ends_the_same(place, name, tiny_model
     assert (out / "run.json").read_text() == state and json.loads(state)["complete"]
 
 
-# A process that is killed has no time to tidy up.
-
-SHARD = 8
-PHASES = ("start-up", "generation", "writing")
-PATIENCE = 300  # seconds that any one step of a run may take
-
-
-class Pace(NamedTuple):
-    """How long an undisturbed run took: until its store was there, and per shard, in seconds."""
-
-    startup: float
-    shard: float
-
-
-def launch(where: Path, limit: int) -> subprocess.Popen[str]:
-    """The command, in a folder of its own, so that its ``out`` has the same name everywhere."""
-    where.mkdir(exist_ok=True)
-    arguments = ["source=cot", f"limit={limit}", f"shard_size={SHARD}", "out=store"]
+def started(folder: Path, limit: int) -> subprocess.Popen[bytes]:
+    """The command in a process and a folder of its own, so that ``out`` has the same name everywhere."""
+    folder.mkdir(exist_ok=True)
     code = "from probers.cli.main import datagen; datagen()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        cwd=where, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-
-
-def wait_until_ready(run: subprocess.Popen[str]) -> None:
-    """Until the model is loaded and the store there: the run says so with one line."""
-    assert any(" -> store" in line for line in run.stdout), "the run ended before it began to generate"
-
-
-def whole_run(where: Path, limit: int) -> Pace:
-    """Run the command to its end."""
-    start = time.monotonic()
-    with launch(where, limit) as run:
-        wait_until_ready(run)
-        ready = time.monotonic() - start
-        run.stdout.read()
-    assert run.returncode == 0
-    shards = len(list((where / "store/shards").glob("*.json")))
-    return Pace(ready, (time.monotonic() - start - ready) / shards)
-
-
-def listing(where: Path) -> set[str]:
-    folder = where / "store/shards"
-    return {f.name for f in folder.iterdir()} if folder.is_dir() else set()
-
-
-def kill(where: Path, limit: int, phase: str, pace: Pace, rng: random.Random) -> None:
-    """Start the command and kill it at a random moment of a phase."""
-    before, start = listing(where), time.monotonic()
-    with launch(where, limit) as run:
-        if phase == "start-up":
-            time.sleep(rng.uniform(0, pace.startup))
-        else:
-            wait_until_ready(run)
-        if phase == "generation":
-            time.sleep(rng.uniform(0, 1.5 * pace.shard))
-        elif phase == "writing":  # a shard is three files in some ten milliseconds
-            while listing(where) <= before and run.poll() is None and time.monotonic() < start + PATIENCE:
-                time.sleep(0.0002)
-            time.sleep(rng.uniform(0, 0.01))
-        assert run.poll() is None, f"a run ended before it could be killed ({phase}): raise the limit"
-        run.send_signal(signal.SIGKILL)
-    assert run.returncode == -signal.SIGKILL
-
-
-def differences(one: Path, other: Path) -> list[str]:
-    """Names of the files that only one of two stores has, and of the columns and layers that differ."""
-    names = {str(f.relative_to(folder)) for folder in (one, other) for f in folder.rglob("*")}
-    missing = [name for name in sorted(names) if not ((one / name).exists() and (other / name).exists())]
-    ours, theirs = FeatureStore.open(one), FeatureStore.open(other)
-    rows, others = ours.table(), theirs.table()
-    texts = [name for name in rows if rows[name].dtype.kind not in "f"]
-    columns = [name for name in texts if not rows[name].equals(others[name])]
-    columns += [n for n in rows if n not in texts and not np.allclose(rows[n], others[n], 1e-3, 1e-5, True)]
-    layers = ours.spec.layers
-    apart = [str(k) for k in layers if not np.allclose(ours.layer(k), theirs.layer(k), 0.01, 0.02)]
-    return [*missing, *columns, *apart]
+    typed = ["source=cot", f"limit={limit}", "shard_size=8", *ALONE, "out=store"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-c", code, *typed], cwd=folder, **quiet)
 
 
 @pytest.mark.parametrize(("limit", "kills"), [
     pytest.param(40, 3, marks=LONG), pytest.param(240, 20, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_killed_at_random_moments_a_run_ends_with_the_same_data(tmp_path, limit, kills):
-    pace, rng = whole_run(tmp_path / "whole", limit), random.Random(0)
+    """While it starts, generates and writes a shard."""
+    whole, killed, draw = tmp_path / "whole", tmp_path / "killed", random.Random(0)
+    begun = time.monotonic()
+    assert started(whole, limit).wait() == 0
+    seconds = time.monotonic() - begun
     for number in range(kills):
-        kill(tmp_path / "killed", limit, PHASES[number % len(PHASES)], pace, rng)
-    whole_run(tmp_path / "killed", limit)
-    assert differences(tmp_path / "whole/store", tmp_path / "killed/store") == []
-    FeatureStore.open(tmp_path / "killed/store").verify()
+        before, run = set(killed.glob("store/shards/*")), started(killed, limit)
+        if number % 3 == 0:
+            time.sleep(draw.uniform(0, seconds / 3))
+        else:
+            while set(killed.glob("store/shards/*")) <= before and run.poll() is None:
+                time.sleep(0.0002)
+            # A shard is three files in some ten milliseconds.
+            time.sleep(draw.uniform(0, 8 * seconds / limit if number % 3 == 1 else 0.01))
+        run.kill()
+        assert run.wait() == -signal.SIGKILL, "it ended before it could be killed: raise the limit"
+    assert started(killed, limit).wait() == 0
+    assert computed(killed / "store") == computed(whole / "store")

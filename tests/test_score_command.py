@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.artefacts import read_lines
 from helpers.refusals import fails
-from helpers.tiny import BOS, CONTEXT, byte_level, save_tiny
+from helpers.tiny import CONTEXT, byte_level, save_tiny
 
 from probers.cli import main as cli
 from probers.data.splits import Seen
@@ -18,7 +18,6 @@ from probers.data.texts import TextSource
 from probers.evaluation.metrics import auroc
 from probers.heads import AttentionPoolHead, ProbingRagHead
 from probers.model.causal_lm import CausalLM
-from probers.model.tokens import without_end
 from probers.prober.calibration import Temperature
 from probers.prober.domain import Domain
 from probers.prober.prober import Prober
@@ -102,7 +101,7 @@ def test_a_text_read_whole_has_the_scores_that_it_had_while_it_grew(model, pool)
     np.testing.assert_allclose(text_scores(bank, read.state)[0], scores, atol=1e-4)
 
 
-@pytest.mark.parametrize("pool", ["mean", "last", "mind"])
+@pytest.mark.parametrize("pool", ["mean", "mind"])
 def test_the_last_tokens_score_is_that_of_the_pooled_state(model, pool):
     lm = loaded(model)
     bank = make_bank(lm, pool)
@@ -113,7 +112,7 @@ def test_the_last_tokens_score_is_that_of_the_pooled_state(model, pool):
     assert not np.allclose(scores, last, atol=1e-3)
 
 
-def test_every_line_comes_back_with_its_scores_and_its_own_fields(place, caplog):
+def test_every_line_comes_back_with_its_scores_and_its_own_fields(place):
     lines = lines_of(score())
     assert [line["id"] for line in lines] == ["one", "two", "line 3", "4"]
     assert lines[2]["note"] == {"kept": [1, 2]} and lines[2]["text"] == lines[2]["answer"]
@@ -128,69 +127,60 @@ def test_every_line_comes_back_with_its_scores_and_its_own_fields(place, caplog)
         assert own["score"] == max([span["score"] for span in own["spans"]], default=own["score"])
     named = [lines[0]["text"][s["start"] : s["end"]] for s in lines[0]["hallucination"]["spans"]]
     assert named == ["London", "Great Britain"]
-    assert "fire: score above 0.01" in caplog.text and "AUROC of wrong over 4 labelled texts: " in caplog.text
     scores = np.array([line["hallucination"]["score"] for line in lines])
     labelled = results_of(place / "runs/score/texts")["labelled"]
     assert labelled["auroc"]["value"] == auroc(np.array([0, 1, 1, 0]), scores)
 
 
-def test_another_prober_or_threshold_has_a_folder_of_its_own(place, caplog):
+def test_another_prober_or_threshold_has_a_folder_of_its_own(place):
     (place / "other").symlink_to(place / "prober")
-    options = [], ["threshold=0.5"], ["prober=other"], ["prober=other", "threshold=0.5"]
-    names = ["texts", "texts,threshold=0.5", "texts,prober=other", "texts,prober=other,threshold=0.5"]
-    assert [score(*each).name for each in options] == names
-    for each, name in zip(options, names, strict=True):
-        assert score(*each).name == name and caplog.messages[-1].startswith(f"runs/score/{name} already")
+    options = [], ["threshold=0.5"], ["prober=other", "threshold=0.5"]
+    names = ["texts", "texts,threshold=0.5", "texts,prober=other,threshold=0.5"]
+    for _ in range(2):
+        assert [score(*each).name for each in options] == names
     write(WRITTEN[:2])  # other texts under the same name
     with fails("out-taken", "inputs"):
         score()
 
 
-def answers_of(page):
-    """The answers of a page as a browser shows them, without the marks of what fired."""
-    shown = re.findall(r'<p class="tokens made">(.*?)\s*</p>', page, re.DOTALL)
-    return [html.unescape(re.sub(r'<span class="flag">.*?</span>|<[^>]*>', "", each)) for each in shown]
-
-
 def test_the_page_shows_every_character_inert_and_loads_nothing(place):
     page = (score() / "scores.html").read_text()
-    order = sorted(lines_of(place / "runs/score/texts"), key=lambda line: -line["hallucination"]["score"])
-    assert answers_of(page) == [line["answer"] for line in order]
+    lines = lines_of(place / "runs/score/texts")
+    answers = re.findall(r'<p class="tokens made">(.*?)\s*</p>', page, re.DOTALL)
+    # As a browser shows them, without the marks of what fired.
+    shown = [html.unescape(re.sub(r'<span class="flag">.*?</span>|<[^>]*>', "", each)) for each in answers]
+    order = sorted(lines, key=lambda line: -line["hallucination"]["score"])
+    assert shown == [line["answer"] for line in order]
     assert "http://" not in page and "https://" not in page and "<script" not in page and "src=" not in page
-    for line, record in zip(WRITTEN, lines_of(place / "runs/score/texts"), strict=True):
-        shown = list(parts(line["answer"], Response.model_validate(record["hallucination"]), 0.5))
-        assert "".join(piece.text for _, pieces in shown for piece in pieces) == line["answer"]
-        marked = ["".join(piece.text for piece in pieces) for span, pieces in shown if span]
-        spans = record["hallucination"]["spans"]
-        assert marked == [line["answer"][s["start"] : s["end"]] for s in spans]
-    fewer = (score("shown=1", "out=fewer") / "scores.html").read_text()
-    assert fewer.count("<article") == 1 and "3 texts with lower scores" in fewer
+    for line in lines:
+        answer, response = line["answer"], Response.model_validate(line["hallucination"])
+        marked = [
+            "".join(piece.text for piece in pieces) for span, pieces in parts(answer, response, 0.5) if span
+        ]
+        assert marked == [answer[span.start : span.end] for span in response.spans]
 
 
-def test_a_chat_is_put_as_the_tokenizer_puts_it(place, monkeypatch):
-    lm = loaded(place / "model")
+def test_a_chat_is_put_as_the_tokenizer_puts_it(place):
+    tokenizer = loaded(place / "model").tokenizer
     template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
-    lm.tokenizer.chat_template = template
+    tokenizer.chat_template = template
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Who?"}]
     write([{"messages": messages, "answer": " Ada."}])
     (one,) = TextSource("texts.jsonl").all()
-    assert one.prompt_for(lm.tokenizer, "f") == "[system] Be short.\n[user] Who?\n[assistant]"
-    lm.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    assert one.prompt_for(tokenizer, "f") == "[system] Be short.\n[user] Who?\n[assistant]"
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with fails("model", "f line 1", "roles must alternate"):
-        one.prompt_for(lm.tokenizer, "f")
+        one.prompt_for(tokenizer, "f")
 
 
 CHAT = [{"role": "user", "content": "x"}]
 #: Malformed lines, and the field or value that the message names.
 BAD = [
     ('{"prompt": "a", "answer": ', "line 2"), ("[1]", "object"), ({"prompt": "a b"}, "no answer"),
-    ({"prompt": "a", "messages": CHAT, "answer": "a"}, "messages"),
-    ({"prompt": "a", "answer": ""}, "answer"), ({"prompt": "a", "answer": ["x"]}, '["x"]'),
-    ({"prompt": 3, "answer": "x"}, "prompt"), ({"messages": [], "answer": "x"}, "messages"),
-    ({"messages": [{"role": "user"}], "answer": "x"}, "messages"),
-    ({"prompt": "a", "answer": "x", "wrong": 2}, "wrong"), ({"prompt": "a", "answer": "x", "id": True}, "id"),
+    ({"prompt": "a", "messages": CHAT, "answer": "a"}, "messages"), ({"prompt": 3, "answer": "x"}, "prompt"),
+    ({"prompt": "a", "answer": "x", "wrong": 2}, "wrong"),
     ({"prompt": "a", "answer": "x", "id": "one"}, "line 1"),
-    *(({"prompt": "a", "answer": "x", key: "\ud800"}, "surrogates") for key in ("prompt", "answer", "note")),
+    ({"prompt": "a", "answer": "x", "note": "\ud800"}, "surrogates"),
 ]  # fmt: skip
 
 
@@ -204,26 +194,17 @@ def test_a_malformed_line_is_named_or_left_out(place, line, named):
     assert [one.id for one in left.all()] == ["one", "two"] and len(left.left_out) == 1
 
 
-def test_what_else_is_wrong_with_a_request_is_named(place, caplog):
+def test_what_cannot_be_scored_is_left_out_or_named(place, caplog):
     write([WRITTEN[0], {"prompt": "so " * CONTEXT, "answer": " long"}])
     assert lines_of(score())[1]["hallucination"] is None
     assert "1 text left out, too long" in caplog.text
-    write([{"messages": CHAT, "answer": "x"}])
-    with fails(None, "texts.jsonl line 1"):
-        score("out=b")
     write([])
-    make_bank(loaded(place / "model"), head=AttentionPoolHead).save_pretrained(place / "pooling")
-    make_bank(loaded(place / "model"), pool="prompt").save_pretrained(place / "prompts")
     with fails("empty", "texts=texts.jsonl"):
         score()
     write(WRITTEN)
-    for option, code, named in (
-        ("prober=pooling", "unsupported", "heads"), ("prober=prompts", "unsupported", "pool=prompt"),
-    ):  # fmt: skip
-        with fails(code, named):
-            score(option)
-    with fails("missing-value", "texts="):
-        cli.run("score", [])
+    make_bank(loaded(place / "model"), head=AttentionPoolHead).save_pretrained(place / "pooling")
+    with fails("unsupported", "heads"):
+        score("prober=pooling")
     with fails("no-artifact", "probers-score"):
         cli.run("score", ["texts.jsonl"])
 
@@ -238,19 +219,14 @@ def test_an_end_marker_is_no_part_of_an_answer_and_no_answer_alone(place, caplog
     plain, ended, _ = lines_of(score("on_bad_line=skip", "out=second"))
     assert ended["text"] == plain["text"] == " Lima."
     assert ended["hallucination"]["token_scores"] == plain["hallucination"]["token_scores"]
-    tokenizer = byte_level()  # where one has no role of its own
-    assert BOS not in tokenizer.all_special_tokens
-    assert without_end(tokenizer, f" Lima.{BOS} {end}") == " Lima."
-    assert "line 1: malformed" in caplog.text
     assert "note: 1 of 3 answers continue the prompt's last word" in caplog.text
 
 
-@pytest.mark.parametrize("answer", [" I do not know.", "我不知道。"])
-def test_heads_of_entities_say_nothing_of_a_text_without_one(place, answer):
+def test_heads_of_entities_say_nothing_of_a_text_without_one(place):
     bank = make_bank(loaded(place / "model"), recogniser="rules")
     for position, judged in (("entity", False), ("generated", True)):
         replace(bank, spec=replace(bank.spec, position=position)).save_pretrained(place / position)
-        write([{"prompt": "Peru has", "answer": answer}])
+        write([{"prompt": "Peru has", "answer": " I do not know."}])
         (line,) = lines_of(score(f"prober={position}", f"out=of_{position}", "threshold=-1e9"))
         told = line["hallucination"]
         assert (told["score"] is not None, told["fires"]) == (judged, judged)
@@ -284,14 +260,13 @@ def test_a_prober_of_sentences_judges_each_alone(place):
         GrowingScores(bank)
 
 
-def test_what_the_prober_was_trained_on_is_counted_apart(place, caplog):
+def test_what_the_prober_was_trained_on_is_counted_apart(place):
     bank = make_bank(loaded(place / "model"))
     seen = Seen.of({"train": [("texts", "", "Peru has")], "test": [("texts", "", "Anna met")]})
     replace(bank, seen=seen).save_pretrained(place / "prober")
     results = results_of(score())
     assert results["seen"] == {"train": 1, "validation": 0, "test": 1}
     assert results["labelled"]["n"] == 3 and results["n"] == 4
-    assert "1 text that the prober was trained on" in caplog.text
 
 
 def domain_of(lm, bank):
@@ -301,52 +276,23 @@ def domain_of(lm, bank):
     return replace(Domain.fit(lambda: iter([read.float()]), 0.05), limit=1e3, surprise=(-0.01, 0.01))
 
 
-def test_texts_unlike_the_training_texts_are_counted_and_marked(place):
-    lm = loaded(place / "model")
-    bank = make_bank(lm)
-    assert results_of(score("out=without"))["unlike"] is None
-    domain = domain_of(lm, bank)
-    replace(bank, domain=domain).save_pretrained(place / "prober")
-    results = results_of(score("out=others"))
-    assert results["unlike"] == results["judged"] == 4
-    assert (place / "others/scores.html").read_text().count("badge unlike") == 4
-    assert all(line["hallucination"]["p_wrong"] is not None for line in lines_of(place / "others"))
-    replace(bank, domain=replace(domain, surprise=None)).save_pretrained(place / "prober")
-    assert results_of(score("out=like"))["unlike"] == 0
-    assert "badge unlike" not in (place / "like/scores.html").read_text()
-
-
 def test_a_promise_is_told_where_its_threshold_is_used(place, caplog):
+    """Converse: not where another threshold is, and not of texts unlike the training texts."""
     lm = loaded(place / "model")
     bank = make_bank(lm, promise=Promise(0.125, 0.9, 312, 120, 4))
     bank.save_pretrained(place / "prober")
     promised = "at most 12.5% is wrong"
-    assert results_of(score("out=own"))["promise"] == bank.promise.to_dict()
+    own = results_of(score("out=own"))
+    assert own["promise"] == bank.promise.to_dict() and own["unlike"] is None
     assert all(line["hallucination"]["promise"] == bank.promise.to_dict() for line in lines_of(place / "own"))
-    page = (place / "own/scores.html").read_text()
-    for told in (caplog.text, page):
-        assert promised in told and "90% confidence, chosen on 312 groups" in told
-        assert "the prober has no domain" in told
-    caplog.clear()
+    assert promised in caplog.text and promised in (place / "own/scores.html").read_text()
     assert results_of(score("out=other", "threshold=0.5"))["promise"] is None
     assert lines_of(place / "other")[0]["hallucination"]["promise"] is None
-    assert promised not in caplog.text + (place / "other/scores.html").read_text()
+    assert promised not in (place / "other/scores.html").read_text()
     domain = domain_of(lm, bank)
-    for limits, foreign in ((domain, True), (replace(domain, surprise=None), False)):
+    for limits, unlike in ((domain, 4), (replace(domain, surprise=None), 0)):
         replace(bank, domain=limits).save_pretrained(place / "prober")
-        caplog.clear()
-        page = (score(f"out=foreign{foreign}") / "scores.html").read_text()
-        for told in (caplog.text, page):
-            assert promised in told and ("promised of the 4 texts unlike" in told) == foreign
-            assert "the prober has no domain" not in told
-
-
-def test_labels_are_as_people_write_them_and_no_prompt_is_needed(place, caplog):
-    marks = [{"text": "Vienna", "wrong": "yes"}]
-    write([{"answer": "Anna met Clara in Vienna.", "spans": marks}, {"answer": "Ada was here.", "wrong": 0}])
-    make_bank(loaded(place / "model"), "mean").save_pretrained(place / "prober")
-    folder = score()
-    assert [line["hallucination"]["score"] is None for line in lines_of(folder)] == [False, False]
-    labelled = results_of(folder)["labelled"]
-    assert labelled["n"] == 2 and labelled["wrong"] == 0.5
-    assert "1 labelled span tell" in caplog.text
+        out = score(f"out=foreign{unlike}")
+        page = (out / "scores.html").read_text()
+        assert results_of(out)["unlike"] == page.count("badge unlike") == unlike
+        assert promised in page and ("promised of the 4 texts unlike" in page) == (unlike > 0)

@@ -31,18 +31,6 @@ def without(row: dict, *columns: str) -> dict:
     return {key: value for key, value in row.items() if key not in columns}
 
 
-def test_controls_are_left_out_with_a_reason(tmp_path):
-    store = make_store(tmp_path / "s", 400, edit=lambda row: without(row, "rind_max") | {"question": ""})
-    detectors, notes = control_detectors(load_examples([store]))
-    names = [d.name for d in detectors]
-    assert "mean entropy" in names and "RIND maximum" not in names and "bag of words, question" not in names
-    assert any("no column rind_max" in n for n in notes)
-    assert any("question is the same in all training examples" in n for n in notes)
-    store = make_store(tmp_path / "t", 400, edit=lambda row: row | {"rind_max": None})  # without attention
-    detectors, notes = control_detectors(load_examples([store]))
-    assert "entropies combined" in [d.name for d in detectors] and any("'RIND maximum'" in n for n in notes)
-
-
 def test_controls_know_what_they_can_and_no_more(examples):
     detectors, notes = control_detectors(examples)
     rows = examples.rows["test"]
@@ -76,22 +64,11 @@ def figures(folder: Path) -> dict:
 @pytest.fixture(scope="module")
 def prober(store, tmp_path_factory):
     """A whole run of the command, in an empty working directory."""
-    where = tmp_path_factory.mktemp("cwd")
     with MonkeyPatch.context() as patch:
-        patch.chdir(where)
+        patch.chdir(tmp_path_factory.mktemp("cwd"))
         out = cli.run("train", [f"data={store.path}", "layer=all", *OVERRIDES])
-        assert [p.name for p in where.iterdir()] == ["runs"]
-    return where / out
-
-
-def test_the_command_writes_a_prober_and_nothing_else(prober):
-    assert prober.parts[-3:] == ("runs", "train", "cot-all")
-    files = sorted(str(f.relative_to(prober)) for f in prober.rglob("*") if f.is_file())
-    assert files == [
-        "README.md", "config.json", "config.yaml", "domain.safetensors", "heads.safetensors", "metrics.json",
-        "plots/auroc_by_layer.png", "plots/coverage_risk.png", "plots/learning_curve.png",
-        "plots/logit_density.png", "plots/reliability.png", "plots/roc_pr.png", "run.json", "seen.json",
-    ]  # fmt: skip
+        assert [p.name for p in Path().iterdir()] == ["runs"] and str(out) == "runs/train/cot-all"
+        return out.absolute()
 
 
 def test_metrics_are_those_of_the_saved_prober(prober, store, examples):
@@ -118,7 +95,6 @@ def test_metrics_are_those_of_the_saved_prober(prober, store, examples):
     told = found["domain"]
     assert bank.domain is not None and (told["limit"], told["rate"]) == (bank.domain.limit, 0.05)
     assert 0 <= told["false_alarms_ci"][0] <= told["false_alarms"] <= told["false_alarms_ci"][1] < 0.2
-    assert "## Texts unlike its data" in bank.card
 
 
 def test_the_report_compares_with_every_control(prober):
@@ -137,9 +113,7 @@ def test_the_report_compares_with_every_control(prober):
     assert found["positive_control"]["auroc"] > 0.95
     assert found["pairs"]["all layers vs mean entropy"]["auroc"]["ci95"][0] > 0
     assert set(found["conditions"]) == {"closed_book", "with_passages"}
-    card = (prober / "README.md").read_text()
-    assert f"{found['ensemble']['auroc']:.2f}" in card and "shuffled labels" in card
-    assert "no evidence about large models" in card and "prober=runs/train/cot-all" in card
+    assert "no evidence about large models" in (prober / "README.md").read_text()
 
 
 def test_one_layer_linear_with_a_csv_log(store, tmp_path):
@@ -154,7 +128,7 @@ def test_one_layer_linear_with_a_csv_log(store, tmp_path):
     assert "validation_accuracy/0/layer2-correct" in header and len(lines) == 8
 
 
-def test_a_threshold_that_promises_is_kept_with_its_promise(store, examples, tmp_path, caplog):
+def test_a_threshold_that_promises_is_kept_with_its_promise(store, examples, tmp_path):
     options = ["layer=[1,2]", "threshold=risk=0.2@0.9", "layer_sets=[each]"]
     bank = train(store.path, tmp_path / "p", *options, *LINEAR)
     promise, groups = bank.promise, examples.groups("validation")  # of two texts each
@@ -163,18 +137,17 @@ def test_a_threshold_that_promises_is_kept_with_its_promise(store, examples, tmp
     told = bank.metrics["promise"]
     assert told | promise.to_dict() == told and 0 < told["test"]["passing"] < len(examples.groups("test"))
     assert bank.metrics["ensemble"]["threshold"] == bank.threshold
-    assert "at most 20% is wrong" in caplog.text.replace("\n  ", " ") and "at most 20% is wrong" in bank.card
+    assert "at most 20% is wrong" in bank.card
     # Of "bag of words, question", which knows nothing, no such share can be promised: it always fires.
-    assert bank.metrics["controls"]["majority"]["threshold"] == 0.5
     assert bank.metrics["controls"]["bag of words, question"]["fired"] == 1
     assert any("bag of words, question" in note and "always fire" in note for note in bank.metrics["notes"])
     assert Prober.from_pretrained(tmp_path / "p/layers/2").promise is not None
     plain = train(store.path, tmp_path / "plain", "layer=2", *LINEAR)
-    assert plain.promise is None and plain.metrics["promise"] is None and "promise" not in plain.card
+    assert plain.promise is None and plain.metrics["promise"] is None
 
 
 def test_what_cannot_be_promised_is_refused(store, tmp_path):
-    # Too few groups: before anything is trained. A head of no use: when it is.
+    """With too few groups before anything is trained, of a head of no use when it is."""
     with fails("labels", "risk=0.001@0.99", "4603 groups"):
         train(store.path, tmp_path / "few", "layer=2", "threshold=risk=0.001@0.99", *LINEAR)
     assert not (tmp_path / "few").exists()
@@ -183,20 +156,24 @@ def test_what_cannot_be_promised_is_refused(store, tmp_path):
         train(tmp_path / "noise", tmp_path / "p", "layer=2", "threshold=risk=0.1@0.9", *LINEAR)
 
 
-def test_what_a_store_lacks_is_left_out(tmp_path, caplog):
-    lost = lambda row: without(row, *SIGNALS, "answer_kind") | {"rind_max": None}  # noqa: E731
+def test_what_a_store_lacks_is_left_out_with_a_reason(tmp_path, caplog):
+    empty = {"question": "", "rind_max": None}  # as without attention
+    lost = lambda row: without(row, *SIGNALS, "answer_kind") | empty  # noqa: E731
     make_store(tmp_path / "s", edit=lost, spec=SPEC.select((1, 2)))
     bank = train(tmp_path / "s", tmp_path / "p", "layer=[1,2]", *OVERRIDES)
-    text = caplog.text.replace("\n  ", " ")
-    assert "the store has no layer 0" in text and "the store has no column answer_kind" in text
+    notes = " ".join(bank.metrics["notes"])
+    for lacks in ("no layer 0", "no column answer_kind", "no column mean_entropy", "no rind_max"):
+        assert f"the store has {lacks}" in notes
+    assert "question is the same in all training examples" in notes
+    assert "the store has no layer 0" in caplog.text.replace("\n  ", " ")
     assert bank.entropy_model is None and bank.metrics["with_entropy"] is None
     assert bank.metrics["positive_control"] is None
-    assert not {"embedding layer", "RIND maximum"} & set(bank.metrics["controls"])
+    absent = {"embedding layer", "RIND maximum", "bag of words, question"}
+    assert not absent & set(bank.metrics["controls"])
 
 
-@pytest.mark.parametrize("head", ["probing_rag", "linear"])
 @pytest.mark.long
-def test_states_are_never_all_in_memory(tmp_path, monkeypatch, head):
+def test_states_are_never_all_in_memory(tmp_path, monkeypatch):
     """Claim: standardising, training and scoring take a chunk at most; converse: a whole layer shows."""
     read, original = [], StateReader.__getitem__
 
@@ -207,8 +184,7 @@ def test_states_are_never_all_in_memory(tmp_path, monkeypatch, head):
 
     monkeypatch.setattr(StateReader, "__getitem__", spied)
     store = make_store(tmp_path / "s", 3000)
-    options = [*OVERRIDES[:3], *OVERRIDES[4:], f"head={head}"]  # without head.hidden
-    train(store.path, tmp_path / "p", "layer=all", *options)
+    train(store.path, tmp_path / "p", "layer=all", *OVERRIDES)
     # Of 1500 to train on, 750 to validate, 3000 to score.
     assert len(read) > 100 and max(read) == CHUNK < 1500
     store.layer(1)
@@ -264,22 +240,9 @@ def test_stores_of_several_data_sets_are_read_as_one(tmp_path):
     heads, same = ((tmp_path / out / "heads.safetensors").read_bytes() for out in ("joined", "one"))
     assert heads == same and set(joined.metrics["datasets"]) == {"nq", "hotpotqa"}
     assert all(joined.metrics[key] == single.metrics[key] for key in ("datasets", "ensemble"))
-    assert "[a,b]" in joined.card
-
-
-def test_token_states_of_several_data_sets(tmp_path):
-    other = lambda row: row | {key: f"nq{row[key]}" for key in ("id", "span", "group")}  # noqa: E731
-    a, b = make_token_store(tmp_path / "a", 60), make_token_store(tmp_path / "b", 40, edit=other)
-    (joined,) = by_site([a, b])
-    examples = load_examples([joined])
-    assert len(examples.table) == 100
-    rows = np.concatenate([store.states((2,)) for store in (a, b)])
-    reader = joined.reader((2,))
-    for text, members in zip(examples.table["id"], examples.members, strict=True):
-        store, first = (b, len(a)) if text.startswith("nq") else (a, 0)
-        own = np.flatnonzero(store.table()["span"] == text)
-        assert (members - first).tolist() == own.tolist()
-        np.testing.assert_array_equal(reader[members], rows[members])
+    fewer = make_store(tmp_path / "fewer", 40, edit=renamed("fewer"), spec=SPEC.select((0, 1)))
+    with fails("mismatch", "layers=(0, 1, 2, 3)", "layers=(0, 1)"):
+        by_site([a, fewer])
 
 
 def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path):
@@ -294,16 +257,6 @@ def test_a_group_is_never_on_two_sides_of_stores_read_together(tmp_path):
         load_examples(by_site([a, b]))
     dealt = load_examples(by_site([a, b]), SplitRequest(split=[0.6, 0.2, 0.2]))
     assert (dealt.table.groupby("group")["split"].nunique() == 1).all()
-
-
-def test_stores_of_one_site_that_do_not_fit_together(tmp_path):
-    a = make_store(tmp_path / "a", 40)
-    fewer = make_store(tmp_path / "b", 40, edit=renamed("b"), spec=SPEC.select((0, 1)))
-    with fails("mismatch", "layers=(0, 1, 2, 3)", "layers=(0, 1)"):
-        by_site([a, fewer])
-    lacks = make_store(tmp_path / "c", 40, edit=lambda row: without(renamed("c")(row), "rind_max"))
-    with fails(None, "rind_max", lacks.path):
-        load_examples(by_site([a, lacks]))
 
 
 def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path):
@@ -322,7 +275,6 @@ def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path):
     bank = made("both", *post, *mlp)
     assert (bank.spec.site, bank.layers) == ("mlp_out", (1, 2)) and bank.metrics["best_site"] == "mlp_out"
     assert bank.metrics["sites"] == ["resid_post", "mlp_out"] and len(bank.metrics["layers"]) == 4
-    assert set(bank.metrics["datasets"]) == {"nq", "hotpotqa"}
     found = [e["auroc"] for e in bank.metrics["layers"] if e["site"] == "mlp_out"]
     alone = [e["auroc"] for e in made("alone", *mlp).metrics["layers"]]
     np.testing.assert_allclose(found, alone, atol=1e-3)
@@ -331,18 +283,13 @@ def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path):
 
 
 @pytest.mark.parametrize(("head", "aggregate"), [("attention_pool", None), ("radio", "mean")])
-def test_token_states_make_probers_of_spans(tmp_path, head, aggregate, caplog):
+def test_token_states_make_probers_of_spans(tmp_path, head, aggregate):
     """What the saved prober says of spans is what ``metrics.json`` was computed from."""
     store, out = make_token_store(tmp_path / "t", 600), tmp_path / "p"
     options = [f"aggregate={aggregate}"] if aggregate else []
     bank = train(store.path, out, *options, *PLAIN, "lr=0.01", "layer=[2,3]", f"head={head}", "epochs=8")
-    command = f"probers-rag question=.. trigger=radio query=cioqf prober={out}"
-    last = caplog.messages[-1]
-    if aggregate:  # heads of single tokens are what a trigger takes
-        assert last == f"next: {command}" and command.replace(str(out), "p") in bank.card
-        assert str(tmp_path) not in bank.card  # nothing of this machine is published
-    else:
-        assert "score_spans" in last and "probers-rag" not in bank.card
+    # Heads of single tokens are what a trigger takes; nothing of this machine is published.
+    assert ("trigger=radio" in bank.card) == bool(aggregate) and str(tmp_path) not in bank.card
     examples = load_examples([store])
     assert bank.aggregate == aggregate and bank.metrics["splits"]["test"]["n"] == len(examples.rows["test"])
     rows = examples.rows["test"]
@@ -355,48 +302,17 @@ def test_token_states_make_probers_of_spans(tmp_path, head, aggregate, caplog):
 def test_a_head_of_ones_own(store, tmp_path, monkeypatch):
     """Trained, saved and, with its class given, loaded; what is no such module is one sentence."""
     arguments = [f"data={store.path}", "layer=[1,2]", f"out={tmp_path / 'p'}", *PLAIN, "lr=0.01"]
-    for target, named in [
-        ("torch.nn.NoSuch", "NoSuch"), ("torch.nn.Linear", "'out_features'"), ("json.dumps", "dumps"),
-        ("???", "head=own"),
-    ]:  # fmt: skip
+    for target, named in [("torch.nn.Linear", "'out_features'"), ("json.dumps", "dumps")]:
         with fails(None, named):
             cli.run("train", [*arguments, "head=own", f"head._target_={target}"])
         assert not (tmp_path / "p").exists()
     out = cli.run("train", [*arguments, "head=own", "head._target_=test_heads.Own", "+head.hidden=12"])
     with fails(None, "test_heads.Own", "head_class"):
         Prober.from_pretrained(out)
-    bank = Prober.from_pretrained(out, head_class=Own)
-    assert bank.metrics["ensemble"]["auroc"] > 0.95
-    examples = load_examples([store])
-    rows = examples.rows["test"]
-    auroc = roc_auc_score(examples.wrong[rows], bank.score_states(store.states(bank.layers, rows)))
-    assert bank.metrics["ensemble"]["auroc"] == pytest.approx(auroc, abs=1e-6)
-
-
-@pytest.mark.long
-def test_wandb_works_offline(store, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    out = cli.run("train", [f"data={store.path}", "layer=2", "logger=wandb", f"out={tmp_path / 'p'}", *PLAIN])
-    assert list((out / "wandb").glob("offline-run-*-p"))
-
-
-def test_a_sweep_ends_in_one_table(store, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        cli.main("train", ["-m", f"data={store.path}", "layer=2", "head=linear,mean_difference", *PLAIN])
-    assert ended.value.code == 0
-    last = capsys.readouterr().out.split("==")[-1]
-    assert "head=linear" in last and "head=mean_difference" in last
-    names = sorted(p.name for p in Path("runs/train").iterdir())
-    assert names == ["cot-layer2,head=linear", "cot-layer2,head=mean_difference"]
+    assert Prober.from_pretrained(out, head_class=Own).metrics["ensemble"]["auroc"] > 0.95
 
 
 # Further probers of one training: each is what a training of its own would have given.
-
-FOLDER = [
-    "README.md", "config.json", "domain.safetensors", "heads.safetensors", "metrics.json", "plots",
-    "seen.json",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -409,32 +325,19 @@ def swept(store, tmp_path_factory):
 
 
 def assert_same_prober(one: Path, other: Path) -> None:
-    """Weights, thresholds, calibration and scores, to float tolerance."""
+    """Weights, scores, probabilities and threshold, to float tolerance."""
     tensors, others = load_file(one / "heads.safetensors"), load_file(other / "heads.safetensors")
     assert set(tensors) == set(others)
     for name, value in tensors.items():
         np.testing.assert_allclose(value, others[name], atol=2e-3)
     a, b = Prober.from_pretrained(one), Prober.from_pretrained(other)
-    assert (a.spec, a.ensemble.kind) == (b.spec, b.ensemble.kind)
+    assert a.spec == b.spec and a.threshold == pytest.approx(b.threshold, abs=5e-3)
     states = np.random.default_rng(0).standard_normal((50, len(a.layers), a.spec.width)).astype(np.float32)
-    np.testing.assert_allclose(a.score_states(states), b.score_states(states), atol=5e-3)
-    assert a.threshold == pytest.approx(b.threshold, abs=5e-3)
-    np.testing.assert_allclose(
-        a.probability(a.score_states(states)), b.probability(b.score_states(states)), atol=5e-3
-    )
-
-
-def test_every_one_is_a_prober_folder_and_no_run(swept):
-    names = {f"sizes/{n}" for n in (60, 200, 600)} | {f"layers/{n}" for n in ("1", "2", "3", "1-3")}
-    found = {str(file.parent.relative_to(swept)) for file in swept.glob("*/*/config.json")}
-    assert found == names
-    for name in names:
-        assert sorted(p.name for p in (swept / name).iterdir()) == FOLDER
-        bank = Prober.from_pretrained(swept / name)
-        assert str(swept.name) in bank.card and len(bank.pictures) >= 5 and bank.threshold != 0
-        assert "bag of words, text" in figures(swept / name)["controls"]
-    assert [str(f.parent) for f in swept.rglob("run.json")] == [str(swept)]  # no newest prober among them
-    assert not list(swept.glob("*checkpoint*"))
+    scores, same = a.score_states(states), b.score_states(states)
+    np.testing.assert_allclose(scores, same, atol=5e-3)
+    np.testing.assert_allclose(a.probability(scores), b.probability(same), atol=5e-3)
+    one_auroc, other_auroc = (figures(folder)["ensemble"]["auroc"] for folder in (one, other))
+    assert one_auroc == pytest.approx(other_auroc, abs=2e-3)
 
 
 def test_sizes_are_nested_and_each_remembers_what_it_saw(swept):
@@ -448,14 +351,13 @@ def test_sizes_are_nested_and_each_remembers_what_it_saw(swept):
     assert [part["train"]["n"] for part in sizes] == [60, 200, 600]
     assert len({json.dumps([part["validation"], part["test"]]) for part in sizes}) == 1
     assert [p["n"] for p in figures(swept)["learning_curve"]] == [60, 200, 600]
+    assert [str(f.parent) for f in swept.rglob("run.json")] == [str(swept)]  # no newest prober among them
 
 
 def test_the_prober_of_all_texts_is_the_trainings_own(swept):
     for name in ("config.json", "heads.safetensors", "seen.json"):
         assert (swept / "sizes/600" / name).read_bytes() == (swept / name).read_bytes()
     assert figures(swept / "sizes/600") == figures(swept) | {"learning_curve": []}
-    small, whole = (load_file(folder / "heads.safetensors") for folder in (swept / "sizes/60", swept))
-    assert not np.allclose(small["layer.2.linear1.weight"], whole["layer.2.linear1.weight"], atol=1e-2)
 
 
 def test_a_size_is_a_store_of_these_texts(swept, examples, tmp_path):
@@ -469,31 +371,11 @@ def test_a_size_is_a_store_of_these_texts(swept, examples, tmp_path):
     alone = make_store(tmp_path / "store", edit=only)
     its = train(alone.path, tmp_path / "alone", "train_on=[testbed]", *SMALL).metrics
     assert_same_prober(swept / "sizes/200", tmp_path / "alone")
-    mine = figures(swept / "sizes/200")
-    assert mine["ensemble"]["auroc"] == pytest.approx(its["ensemble"]["auroc"], abs=2e-3)
-    assert mine["splits"]["train"]["n"] == its["splits"]["train"]["n"] == 200
+    assert its["splits"]["train"]["n"] == 200
 
 
-@pytest.mark.parametrize("folder", ["1-3", "2"])
-def test_a_set_of_layers_is_a_training(swept, store, tmp_path, folder):
-    layers = folder.replace("-", ",")
-    its = train(store.path, tmp_path / "alone", f"layer=[{layers}]", *SMALL).metrics
-    assert_same_prober(swept / f"layers/{folder}", tmp_path / "alone")
-    mine = figures(swept / f"layers/{folder}")
-    assert mine["best_layer"] == its["best_layer"]
-    assert mine["ensemble"]["auroc"] == pytest.approx(its["ensemble"]["auroc"], abs=2e-3)
-    assert mine["ensemble"]["accuracy"] == pytest.approx(its["ensemble"]["accuracy"], abs=1e-2)
-
-
-def test_sets_of_best_layers_choose_within_the_set(store, tmp_path):
-    train(store.path, tmp_path / "all", "combine=best", "best_k=1", "layer_sets=[[1,3]]", *SMALL)
-    bank = Prober.from_pretrained(tmp_path / "all/layers/1-3")
-    assert bank.layers == (1, 3) and bank.ensemble.weights == (0.0, 1.0)
-
-
-def test_spans_of_tokens_and_heads_that_only_look_have_sizes_and_sets_too(tmp_path):
-    store = make_token_store(tmp_path / "tokens")
-    train(store.path, tmp_path / "out", "head=mean_difference", "sizes=[50]", "layer_sets=[2]", *PLAIN[2:])
-    bank = Prober.from_pretrained(tmp_path / "out/layers/2")
-    assert bank.layers == (2,) and bank.aggregate == "max"
-    assert figures(tmp_path / "out/sizes/50")["splits"]["train"]["n"] == 50
+def test_a_set_of_layers_is_a_training(swept, store, tmp_path):
+    its = train(store.path, tmp_path / "alone", "layer=[1,3]", *SMALL).metrics
+    assert_same_prober(swept / "layers/1-3", tmp_path / "alone")
+    assert {folder.name for folder in (swept / "layers").iterdir()} == {"1", "2", "3", "1-3"}
+    assert figures(swept / "layers/1-3")["best_layer"] == its["best_layer"]

@@ -14,13 +14,12 @@ import pytest
 import yaml
 from helpers.planted import make_rows
 from helpers.refusals import fails
-from pytest import MonkeyPatch
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
+from probers.evaluation.baselines import pooled_auroc
 from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
-from probers.pages import hub_id, public_model
 from probers.prober import figures as schema
 from probers.prober.calibration import fit_calibration
 from probers.prober.decision import ThresholdRule
@@ -29,6 +28,7 @@ from probers.prober.report import report, warnings
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.train import plots as draw
 from probers.train.assemble import Detector, control_detectors
+from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.data import Column
 from probers.train.evaluate import Evaluator, summarise
 from probers.train.examples import Examples
@@ -68,13 +68,11 @@ def noisy(examples: Examples, distance: float, seed: int) -> np.ndarray:
 
 
 def make_trained(
-    examples: Examples, *, keys: Any = (("resid_post", 1), ("resid_post", 2), ("resid_post", 3)),
-    seeds: int = 0, curve: bool = True, leak: bool = False, position: str = "generated",
-) -> Any:  # fmt: skip
+    examples: Examples, *, curve: bool = True, leak: bool = False, position: str = "generated"
+) -> Any:
     wrong, validation = examples.wrong, examples.rows["validation"]
-    layers = {
-        Column(s, k): Detector(f"{s} {k}", 3 * noisy(examples, 0.4 + 0.1 * k, k), "") for s, k in keys
-    }  # fmt: skip
+    columns = [Column("resid_post", k) for k in (1, 2, 3)]
+    layers = {c: Detector(str(c), 3 * noisy(examples, 0.4 + 0.1 * c.layer, c.layer), "") for c in columns}
     auroc = {k: float(m.auroc(wrong[validation], d.scores[validation])) for k, d in layers.items()}
     margins = np.stack([d.scores for d in layers.values()], axis=1)
     score = margins.sum(axis=1)
@@ -93,10 +91,8 @@ def make_trained(
     controls, notes = control_detectors(examples)
     scale = 0.1 if leak else 1e9
     controls.append(Detector(SHUFFLED, permuted + noisy(examples, 0, 8) * scale, "", wrong=permuted))
-    spec = FeatureSpec(
-        ModelSpec("testbed", "abc", 40, 12, "float32"), tuple(k for s, k in keys if s == keys[0][0]), 12,
-        site=keys[0][0], position=position, prompt="p",
-    )  # fmt: skip
+    model = ModelSpec("testbed", "abc", 40, 12, "float32")
+    spec = FeatureSpec(model, (1, 2, 3), 12, position=position, prompt="p")
     bank = SimpleNamespace(
         promise=None, pointer=None, label="wrong",
         spec=spec, layers=spec.layers, head=LinearHead(list(map(str, spec.layers)), 4), threshold=0.0,
@@ -110,11 +106,9 @@ def make_trained(
         )
         for share in (0.1, 0.5, 1.0)
     ]  # fmt: skip
-    rng = np.random.default_rng(3)
-    spread_of = {k: d.scores + rng.standard_normal((seeds, len(wrong))) for k, d in layers.items()}
     return SimpleNamespace(
         bank=bank, layers=layers, ensembles=ensembles, saved=ensembles["logits"], controls=controls,
-        notes=notes, seeds=spread_of if seeds else {}, calibrations=calibrations, distances=None,
+        notes=notes, seeds={}, calibrations=calibrations, distances=None,
         token_scores=None, members=(), adapter=None,
         validation={k: {"accuracy": 0.6, "loss": 0.6, "auroc": value} for k, value in auroc.items()},
         with_entropy=Detector("we", score / score.std() + 2 * examples.table["mean_entropy"].to_numpy(), ""),
@@ -131,7 +125,7 @@ def examples() -> Examples:
 @pytest.fixture(scope="module")
 def run(examples: Examples) -> Any:
     """A whole run: what was trained, and its figures."""
-    trained = make_trained(examples, seeds=3)
+    trained = make_trained(examples)
     evaluator = evaluator_of(examples)
     summary = summarise(trained, evaluator, {"steps": 7})
     return SimpleNamespace(trained=trained, evaluator=evaluator, summary=summary, figures=summary.to_dict())
@@ -166,7 +160,7 @@ def test_a_constant_ranks_nothing_and_a_score_that_is_no_number_is_an_error(exam
     scores = np.zeros(len(examples.table))
     found = evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s + 0.5, 0.0)).to_dict()
     assert found["auroc"] is None and found["prr_ci"] is None and found["accuracy"] is not None
-    scores = noisy(examples, 1, 0)
+    json.dumps(found, allow_nan=False)
     scores[examples.rows["test"][3]] = np.nan
     with fails("failed", "1 of 800", kind=RunError):
         evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s, 0.0))
@@ -184,71 +178,46 @@ def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -
         rows = examples.rows["test"][examples.column("condition", "test") == condition]
         wrong, inside = examples.wrong[rows], entry["detectors"]["x"]
         assert entry["n"] == len(rows) and entry["base_rate"] == wrong.mean()
-        assert entry["groups"] == examples.table["group"].iloc[rows].nunique()
         assert 0.7 < inside["auroc"] == pytest.approx(sk.roc_auc_score(wrong, scores[rows]))
         # The threshold is that of all texts: no condition is calibrated for itself.
         assert inside["threshold"] == overall["x"].threshold
         assert inside["accuracy"] == pytest.approx(np.mean((scores[rows] > inside["threshold"]) == wrong))
 
 
-def test_conditions_of_one_value_none_or_one_class(examples: Examples) -> None:
-    edited = examples.table.assign(condition=np.where(examples.wrong == 1, "a", "b"))
-    evaluator = evaluator_of(Examples(edited, examples.rows))
-    detector = Detector("x", noisy(examples, 1.0, 0), "")
-    overall = {"x": evaluator.figures(detector)}
-    assert evaluator.by("dataset", [detector], overall)["set0"].detectors == overall
-    assert evaluator.by("colour", [detector], overall) == {}
-    found = plain(evaluator.by("condition", [detector], overall))
-    assert found["a"]["detectors"]["x"]["auroc"] is None and found["a"]["detectors"]["x"]["accuracy"] > 0.5
-    json.dumps(found, allow_nan=False)
-
-
 def test_pairs_are_paired_differences(examples: Examples) -> None:
-    evaluator = evaluator_of(examples)
+    evaluator, rows = evaluator_of(examples), examples.rows["test"]
     kinds = (("g", 1.5, 0), ("s", 1.5, 0), ("p", 0.2, 1))
     good, same, poor = (Detector(n, noisy(examples, d, s), "") for n, d, s in kinds)
     constant = Detector("constant", np.ones(len(examples.table)), "")
     found = plain(evaluator.pairs([good], [same, poor, constant]))
     assert set(found) == {"g vs s", "g vs p"}
     assert found["g vs s"]["auroc"] == {"diff": 0.0, "ci95": [0.0, 0.0]}
-    rows = examples.rows["test"]
     metric = partial(m.auroc, examples.wrong[rows])
     expected = evaluator.bootstrap.difference(good.scores[rows], poor.scores[rows], metric)
     assert found["g vs p"]["auroc"]["diff"] == pytest.approx(expected.value)
     assert found["g vs p"]["auroc"]["ci95"] == pytest.approx([expected.low, expected.high], abs=1e-6)
-    assert expected.low > 0
-
-
-def test_the_sequence_log_prob_is_the_sum_over_tokens(examples: Examples) -> None:
-    found, columns = {d.name: d.scores for d in control_detectors(examples)[0]}, examples.table
-    np.testing.assert_allclose(found["sequence log-prob"], -(columns["mean_logprob"] * columns["n_tokens"]))
-    order = np.argsort(found["sequence log-prob"])
-    assert (order != np.argsort(found["perplexity"])).mean() > 0.5  # lengths differ, so it is another control
-    without = Examples(columns.drop(columns="mean_logprob"), examples.rows)
-    detectors, notes = control_detectors(without)
-    assert "sequence log-prob" not in [d.name for d in detectors]
-    assert any("sequence log-prob" in note and "mean_logprob" in note for note in notes)
 
 
 def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) -> None:
     figures = run.figures
     json.dumps(figures, allow_nan=False)
+    controls, columns = {d.name: d.scores for d in run.trained.controls}, examples.table
+    log_prob = -(columns["mean_logprob"] * columns["n_tokens"])
+    np.testing.assert_allclose(controls["sequence log-prob"], log_prob)
     trained, rows = run.trained, examples.rows["test"]
-    assert figures["training"] == {"steps": 7} and figures["sites"] == ["resid_post"]
     assert Column(figures["best_site"], figures["best_layer"]) == trained.best
     assert [Column(e["site"], e["layer"]) for e in figures["layers"]] == list(trained.layers)
     for entry in figures["layers"]:
-        scores = trained.layers[Column(entry["site"], entry["layer"])].scores[rows]
+        column = Column(entry["site"], entry["layer"])
+        scores = trained.layers[column].scores[rows]
         assert entry["auroc"] == pytest.approx(sk.roc_auc_score(examples.wrong[rows], scores))
-        assert entry["validation"] == trained.validation[Column(entry["site"], entry["layer"])]
+        assert entry["validation"] == trained.validation[column]
     assert set(figures["ensembles"]) == {"logits", "probabilities", "best", "stacked"}
     assert figures["ensemble"] == figures["ensembles"]["logits"] and figures["combine"] == "logits"
-    assert figures["ensembles"]["best"]["auroc"] == figures["layers"][0]["auroc"]
     assert figures["with_entropy"]["auroc"] > figures["ensemble"]["auroc"]
     assert figures["positive_control"]["auroc"] == 1.0
     assert set(figures["conditions"]["closed_book"]["detectors"]) >= {ENSEMBLE, WITH_ENTROPY, "mean entropy"}
     assert SHUFFLED not in figures["conditions"]["closed_book"]["detectors"]  # has labels of its own
-    assert {f"{ENSEMBLE} vs mean entropy", f"{WITH_ENTROPY} vs {ENSEMBLE}"} <= set(figures["pairs"])
     assert not any(SHUFFLED in name for name in figures["pairs"])
     curve = figures["learning_curve"]
     assert [p["groups"] for p in curve] == [10, 50, 100]
@@ -270,19 +239,16 @@ def test_calibration_before_and_after(run: Any, examples: Examples) -> None:
 
 
 def test_shuffled_labels_off_chance_are_flagged(run: Any, examples: Examples) -> None:
-    assert run.figures["controls"][SHUFFLED]["at_chance"] is True
-    assert warnings(run.summary) == []
-    leaky = summarise(make_trained(examples, leak=True), run.evaluator, {})
-    assert leaky.controls[SHUFFLED].at_chance is False
-    assert "not 0.5" in warnings(leaky)[0] and "not 0.5" in " ".join(str(report(leaky)).split())
-    below = make_trained(examples, leak=True)
-    below.controls[-1] = replace(below.controls[-1], scores=-below.controls[-1].scores)
-    assert summarise(below, run.evaluator, {}).controls[SHUFFLED].at_chance is False
+    assert run.figures["controls"][SHUFFLED]["at_chance"] is True and warnings(run.summary) == []
+    leaky = make_trained(examples, leak=True)
+    summary = summarise(leaky, run.evaluator, {})
+    assert summary.controls[SHUFFLED].at_chance is False and "not 0.5" in warnings(summary)[0]
+    leaky.controls[-1] = replace(leaky.controls[-1], scores=-leaky.controls[-1].scores)
+    assert summarise(leaky, run.evaluator, {}).controls[SHUFFLED].at_chance is False
 
 
-def test_splits_name_their_datasets_and_training_on_others_is_said(run: Any) -> None:
+def test_training_on_other_data_sets_is_said(run: Any) -> None:
     mixed = make_examples(datasets=3)
-    assert mixed.sizes()["test"].datasets == {"set0": 272, "set1": 264, "set2": 264}
     sets = mixed.table["dataset"].to_numpy()
     apart = {split: rows[(sets[rows] == "set2") == (split == "test")] for split, rows in mixed.rows.items()}
     assert warnings(run.summary.model_copy(update={"splits": mixed.sizes()})) == []
@@ -291,8 +257,7 @@ def test_splits_name_their_datasets_and_training_on_others_is_said(run: Any) -> 
 
 
 def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None:
-    assert "It is better than words alone" in str(report(run.summary))
-    for interval, said in (((-0.1, 0.1), "is not shown to be better"), ((-0.2, -0.1), "is worse")):
+    for interval, said in (((0.1, 0.2), "is better"), ((-0.1, 0.1), "is not shown to be better")):
         pair = {"auroc": schema.Difference(diff=0.0, ci95=interval)}
         told = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
         assert f"It {said} than words alone" in str(report(told))
@@ -304,52 +269,24 @@ def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
     for file in shipped:  # of earlier versions
         assert "It is better than words alone" in str(report(json.loads(file.read_text())))
     assert len(shipped) == 3
-    with pytest.raises(ValueError, match="ensemble"):
-        report({name: value for name, value in run.figures.items() if name != "ensemble"})
 
 
-NAMES = ["auroc_by_layer.png", "coverage_risk.png", "logit_density.png", "reliability.png", "roc_pr.png"]
+NAMES = [
+    "auroc_by_layer.png", "coverage_risk.png", "learning_curve.png", "logit_density.png", "reliability.png",
+    "roc_pr.png",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("layers", [1, 32])
-def test_every_picture_is_written(tmp_path: Path, examples: Examples, layers: int) -> None:
-    keys = tuple(("resid_post", k) for k in range(1, layers + 1))
-    trained = make_trained(examples, keys=keys, curve=layers == 1)
-    evaluator = evaluator_of(examples)
-    figures = summarise(trained, evaluator, {})
-    draw.write_plots(tmp_path, figures, trained, evaluator)
-    expected = sorted([*NAMES, "learning_curve.png"] if layers == 1 else NAMES)
-    assert sorted(p.name for p in tmp_path.iterdir()) == expected
-    assert all(len((tmp_path / name).read_bytes()) > 10_000 for name in expected)
-
-
-def test_pictures_do_without_what_a_store_lacks(tmp_path: Path, examples: Examples) -> None:
-    """No entropies, no text: the prober's own curves alone."""
-    bare = Examples(examples.table[["id", "group", "split", "correct"]], examples.rows)
-    trained = make_trained(examples, curve=False)
-    trained.controls, trained.with_entropy, trained.person = trained.controls[:1], None, None
-    evaluator = evaluator_of(bare)
-    figures = summarise(trained, evaluator, {})
-    assert figures.conditions == {} and figures.with_entropy is None
-    draw.write_plots(tmp_path, figures, trained, evaluator)
+def test_every_picture_is_written(run: Any, tmp_path: Path) -> None:
+    draw.write_plots(tmp_path, run.summary, run.trained, run.evaluator)
     assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
-    assert max(map(len, str(report(figures)).splitlines())) <= 100
+    assert all(len(path.read_bytes()) > 10_000 for path in tmp_path.iterdir())
 
 
 def card_of(trained: Any, figures: Any) -> str:
-    figures = figures if isinstance(figures, Figures) else Figures.read(figures)
-    origin = Origin([Path("runs/datagen/cot")], "cot")
-    return write_card(trained.bank, figures, origin, Path("runs/train/cot-all"))
-
-
-def test_the_card_of_one_layer_on_another_domain(examples: Examples) -> None:
-    trained = make_trained(examples, keys=(("attn_out", 4),), curve=False, leak=True, position="candidate")
-    figures = summarise(trained, evaluator_of(examples), {}).to_dict()
-    figures["splits"]["train"]["datasets"] = {"hotpotqa": 400}
-    card = card_of(trained, figures)
-    assert "Out of domain: trained on hotpotqa, tested on set0." in card and "shuffled labels reached" in card
-    assert "probers-rag" not in card and "stacked" not in card  # no answer to retrieve for, no layers to join
-    assert "layer k is of block k" in card and "## Learning curve" not in card and "## Spread" not in card
+    return write_card(
+        trained.bank, figures, Origin([Path("runs/datagen/cot")], "cot"), Path("runs/train/cot")
+    )
 
 
 def of_model(bank: Any, name: str) -> Any:
@@ -358,21 +295,13 @@ def of_model(bank: Any, name: str) -> Any:
     return SimpleNamespace(**vars(bank) | {"spec": spec})
 
 
-@pytest.mark.parametrize("name", ["a/b", "/home/me/b", "./models/b", "~/models/b", "a/b/b", "b", "me/x: [b]"])
+@pytest.mark.parametrize("name", ["a/b", "/home/me/b", "~/models/b"])
 def test_the_card_names_the_model_and_not_where_it_lay(run: Any, tmp_path: Path, name: str) -> None:
-    bank, shown = of_model(run.trained.bank, name), {"a/b": "a/b", "me/x: [b]": "x: [b]"}.get(name, "b")
+    bank, shown = of_model(run.trained.bank, name), "a/b" if name == "a/b" else "b"
     card = write_card(bank, run.summary, Origin([tmp_path / "cot"], "cot"), tmp_path / "p")
     assert f"\n# Prober for {shown}\n" in card and f"hidden states of `{shown}@" in card
     assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == ("a/b" if name == "a/b" else None)
     assert str(tmp_path) not in card and "/home/me" not in card and "~" not in card
-    assert "Feature store `cot`" in card and 'from_pretrained("p")' in card and "prober=p\n" in card
-
-
-def test_a_folder_that_is_there_is_no_id_on_the_hub(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    assert hub_id("me/model") == public_model("me/model") == "me/model"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "me/model").mkdir(parents=True)
-    assert hub_id("me/model") is None and public_model("me/model") == "model"
 
 
 def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
@@ -383,12 +312,111 @@ def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
     figures["notes"] = [hostile]
     bank = of_model(run.trained.bank, hostile)
     card = write_card(bank, Figures.read(figures), Origin([Path(hostile)], hostile), Path('x"); y'))
-    parts, plain = card.split("\n---\n"), card_of(run.trained, run.figures)
+    parts, plain = card.split("\n---\n"), card_of(run.trained, run.summary)
     assert len(parts) == 2 and yaml.safe_load(parts[0]) == yaml.safe_load(plain.split("---\n")[1])
-    assert not any(mark in card for mark in ("\n# Heading", "\x1b", "\u202e")) and "license" not in parts[0]
+    assert not any(mark in card for mark in ("\n# Heading", "\x1b", "\u202e"))
     assert 'from_pretrained("PROBER")' in card and "Feature store `STORE`" in card
     outside = re.sub("`[^`\n]*`", "", card.replace("\\`", ""))  # what is not within code
     assert not re.search(r"(?<!\\)<img|(?<!\\)\]\(http|(?<!\\)\]\[", outside)
-    for line in card.splitlines():
-        if line.startswith("| train |"):
-            assert len(re.findall(r"(?<!\\)\|", line)) == 6
+
+
+# Known before a text and after it: which detectors stand where, and what they are compared with.
+
+AFTER = {"mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum"}
+OF_BEFORE = {"entropy before", "probability before", "margin before"}
+
+
+def with_signals(examples: Examples, *, read: bool = False) -> Examples:
+    """Examples of entities of 1 to 8 tokens, the longer the likelier wrong, and signals from before them.
+
+    Args:
+        examples: without them.
+        read: texts need not begin with the likeliest token.
+    """
+    rng = np.random.default_rng(5)
+    n, wrong = len(examples.table), examples.wrong
+    highest = 1 / (1 + np.exp(-rng.normal(1.0 - 0.6 * wrong, 1.0)))
+    first = highest * np.where(rng.random(n) < 0.5, 0.5, 1.0) if read else highest
+    return replace(examples, table=examples.table.assign(
+        n_tokens=rng.integers(1, 6, n) + 3 * wrong * (rng.random(n) < 0.5),
+        entropy_before=-np.log(highest) * (1 + rng.random(n)), max_prob_before=highest,
+        logprob_before=np.log(first), margin_before=highest * rng.random(n),
+    ))  # fmt: skip
+
+
+def figures_of(examples: Examples, pool: str, position: str = "entity") -> tuple[Any, Evaluator, dict]:
+    trained = make_trained(examples, position=position, curve=False)
+    trained.bank.spec = replace(trained.bank.spec, pool=pool)
+    evaluator = evaluator_of(examples)
+    return trained, evaluator, moment_figures(trained, examples, evaluator.bootstrap).to_dict()
+
+
+@pytest.fixture(scope="module")
+def signalled() -> Examples:
+    return with_signals(make_examples())
+
+
+def names(figures: dict, kind: str) -> set[str]:
+    return {name for name, entry in figures["detectors"].items() if entry["kind"] == kind}
+
+
+def test_a_head_stands_beside_the_signals_of_its_moment(signalled: Examples) -> None:
+    _, _, early = figures_of(signalled, "predicting")
+    assert early["before"]["head"] == early["after"]["head"] == "all layers"  # still known afterwards
+    assert names(early["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert names(early["after"], "signal") == {*AFTER, "length", COMBINED}
+    assert names(early["before"], "joined") == names(early["after"], "joined") == {WITH_SIGNALS}
+    _, _, late = figures_of(signalled, "mean")
+    # A head that reads written tokens is not known before them, and nothing is joined with it.
+    assert late["before"]["head"] is None and names(late["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert not names(late["before"], "head") and not names(late["before"], "joined")
+    assert not late["before"]["pairs"] and late["after"]["head"] == "all layers"
+    assert any("pool=predicting" in note for note in late["notes"])
+
+
+def test_a_head_of_the_prompt_stands_in_the_table_before_the_answer(signalled: Examples) -> None:
+    _, _, early = figures_of(signalled, "prompt", "generated")
+    assert early["position"] == "answer" and early["before"]["head"] == early["after"]["head"] == "all layers"
+    assert names(early["before"], "joined") == {WITH_SIGNALS} and early["before"]["pairs"]
+    _, _, late = figures_of(signalled, "mean", "generated")
+    assert late["before"]["head"] is None and any("pool=prompt" in note for note in late["notes"])
+
+
+def test_figures_and_differences_are_those_of_the_scores(signalled: Examples) -> None:
+    """Within length, length itself is worth nothing."""
+    trained, evaluator, figures = figures_of(signalled, "predicting")
+    rows, wrong, before = evaluator.test, evaluator.wrong, figures["before"]
+    lengths = np.minimum(signalled.column("n_tokens", "test"), 5)
+    head, entropy = trained.saved.scores[rows], signalled.column("entropy_before", "test")
+    measures = {"all": partial(m.auroc, wrong), "length": lambda s, w: pooled_auroc(wrong, s, lengths, w)}
+    for key, measure in measures.items():
+        for name, scores in (("all layers", head), ("entropy before", entropy)):
+            found = before["detectors"][name][key]
+            interval = evaluator.bootstrap.interval(scores, measure)
+            assert found["auroc"] == pytest.approx(interval.value)
+            assert found["ci95"] == pytest.approx(interval.limits, abs=1e-6)
+        found = before["pairs"]["all layers vs entropy before"][key]
+        expected = evaluator.bootstrap.difference(head, entropy, measure)
+        assert found["diff"] == pytest.approx(expected.value)
+        assert found["ci95"] == pytest.approx(expected.limits, abs=1e-6)
+    assert before["pairs"][f"{WITH_SIGNALS} vs all layers"]["all"]["ci95"][0] > 0
+    assert set(figures["strata"]) == {"length", "type", "length and type"}
+    strata = figures["strata"]["length"]["strata"]
+    assert list(strata) == ["1", "2", "3", "4", "5+"]
+    assert sum(entry["n"] for entry in strata.values()) == len(signalled.rows["test"])
+    length = figures["after"]["detectors"]["length"]
+    assert length["all"]["auroc"] > 0.6
+    assert abs(length["length"]["auroc"] - 0.5) < abs(length["all"]["auroc"] - 0.5)
+
+
+def test_the_first_tokens_probability_of_a_text_that_was_read_is_known_after_it() -> None:
+    _, _, figures = figures_of(with_signals(make_examples(), read=True), "mean")
+    assert names(figures["before"], "signal") == {*OF_BEFORE, COMBINED}
+    assert names(figures["after"], "signal") == {*AFTER, "length", "first log-prob", COMBINED}
+
+
+def test_a_store_without_signals_from_before_is_read_as_it_was() -> None:
+    trained = make_trained(make_examples(), curve=False)
+    moments = summarise(trained, evaluator_of(make_examples()), {}).to_dict()["moments"]
+    assert not moments["before"]["detectors"]
+    assert names(moments["after"], "signal") == {*AFTER, "length", COMBINED}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.artefacts import contents, write_lines
+from helpers.artefacts import write_lines
 from helpers.refusals import fails
 from helpers.tiny import tiny_lm, tiny_path
 from sklearn.linear_model import LogisticRegression
@@ -81,9 +81,9 @@ class Hook:
         return self.of_ids(self.tokenizer(prompt)["input_ids"], after["input_ids"]), after["offset_mapping"]
 
 
-@pytest.mark.parametrize(("layer_idx", "prefix", "dtype"), [
-    (0, "", torch.float32), (1, "value_head.", torch.float16), (2, "module.value_head.", torch.bfloat16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layer_idx", "prefix", "dtype"), [(0, "", torch.float32), (2, "module.value_head.", torch.bfloat16)]
+)
 def test_imported_scores_equal_a_forward_hook(layer_idx, prefix, dtype, tmp_path):
     probe = linear().to(torch.bfloat16).float() if dtype == torch.bfloat16 else linear()
     tensors = {f"{prefix}{name}": value.to(dtype) for name, value in probe.state_dict().items()}
@@ -97,7 +97,9 @@ def test_imported_scores_equal_a_forward_hook(layer_idx, prefix, dtype, tmp_path
         scores = np.array(text_scores(bank, read.state)[0])
         np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(bank.probability(scores), torch.tensor(expected).sigmoid(), atol=1e-4)
-    alone = Prober.from_pretrained(tmp_path / "probe", model=lm.spec)
+    with fails("missing-value", tmp_path / "probe", "probers-import", "model="):
+        Prober.from_pretrained(tmp_path / "probe")
+    alone = Prober.from_pretrained(tmp_path, model=lm.spec, subfolder="probe")
     for name, value in bank.head.state_dict().items():
         torch.testing.assert_close(alone.head.state_dict()[name], value, rtol=0, atol=0)
     assert alone.spec == bank.spec
@@ -111,22 +113,15 @@ def test_there_and_back_is_the_same(tmp_path):
     again = torch.load(tmp_path / "again/probe_head.bin", weights_only=True)
     for name, value in probe.state_dict().items():
         torch.testing.assert_close(again[name], value, rtol=0, atol=0)
-    torch.nn.Linear(WIDTH, 1).load_state_dict(again)
     assert json.loads((tmp_path / "again/probe_config.json").read_text()).items() >= {
         ("layer_idx", 1), ("hidden_size", WIDTH),
     }  # fmt: skip
     imported(tmp_path / "again", tmp_path / "prober2")
     for name in ("heads.safetensors", "config.json"):
         assert (tmp_path / "prober" / name).read_bytes() == (tmp_path / "prober2" / name).read_bytes()
-    # Weights that half precision does not hold come back to within it.
-    fine = {name: value + value.abs() * 2**-13 for name, value in probe.state_dict().items()}
-    bank = imported(written(tmp_path / "fine", fine), tmp_path / "rounded")
-    back = fold(bank.spec, bank.head, bank.ensemble)
-    assert not torch.equal(back.weight, fine["weight"][0])
-    torch.testing.assert_close(back.weight, fine["weight"][0], rtol=2**-11, atol=1e-7)
 
 
-@pytest.mark.parametrize("layer", [1, 3, None])
+@pytest.mark.parametrize("layer", [1, None])
 def test_an_exported_head_has_its_standardisation_in_its_weights(layer, tmp_path):
     lm, layers = tiny_lm(dtype="float32"), (1, 3) if layer else (2,)
     head = LinearHead([f"layer{k}" for k in layers], WIDTH)
@@ -147,7 +142,7 @@ def test_an_exported_head_has_its_standardisation_in_its_weights(layer, tmp_path
         fold(bank.spec, bank.head, bank.ensemble, 2 if layer else 1)
 
 
-def labelled(file: Path, count: int = 60, *, whole: bool = False) -> str:
+def labelled(file: Path, count: int = 60) -> str:
     """Texts of which words are marked, right and wrong; the prober is wrong about some of them."""
     draw, hook, lines = random.Random(0), Hook(linear(), 1), []
     for number in range(count):
@@ -155,12 +150,12 @@ def labelled(file: Path, count: int = 60, *, whole: bool = False) -> str:
         prompt, answer = f"Text {number}:", " " + " ".join(words)
         logits, offsets = hook(prompt, answer)
         places = [(answer.index(word), answer.index(word) + len(word)) for word in words[::2]]
-        line = {"id": str(number), "prompt": prompt, "answer": answer, "group": f"g{number}",
-                "split": ("train", "validation", "test")[number % 3]}  # fmt: skip
-        highest = [score(logits, offsets, *place) for place in (places if not whole else [(0, len(answer))])]
+        highest = [score(logits, offsets, *place) for place in places]
         wrong = [bool(value + draw.gauss(0, 2.0) > 0.5) for value in highest]
-        spans = [{"start": a, "end": b, "wrong": w} for (a, b), w in zip(places, wrong, strict=False)]
-        lines.append(line | ({"wrong": wrong[0]} if whole else {"spans": spans}))
+        spans = [{"start": a, "end": b, "wrong": w} for (a, b), w in zip(places, wrong, strict=True)]
+        split = ("train", "validation", "test")[number % 3]
+        texts = {"id": str(number), "prompt": prompt, "answer": answer, "group": f"g{number}"}
+        lines.append(texts | {"split": split, "spans": spans})
     return write_lines(file, lines)
 
 
@@ -168,23 +163,19 @@ def score(logits, offsets, start, end) -> float:
     return max(z for z, (a, b) in zip(logits, offsets, strict=True) if a < end and b > start)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_threshold_and_calibration_are_those_of_validation_spans(whole, tmp_path):
+def test_threshold_and_calibration_are_those_of_validation_spans(tmp_path):
     probe = written(tmp_path / "probe", linear().state_dict())
-    file = labelled(tmp_path / "texts.jsonl", whole=whole)
+    file = labelled(tmp_path / "texts.jsonl")
     bank = imported(probe, tmp_path / "prober", f"texts={file}", "resamples=100")
     hook, found = Hook(linear(), 1), {"validation": [], "test": []}
     for line in map(json.loads, Path(file).read_text().splitlines()):
         logits, offsets = hook(line["prompt"], line["answer"])
-        for mark in line.get("spans") or [{"start": 0, "end": 99, "wrong": line["wrong"]}]:
-            if line["split"] in found:
-                place = mark["start"], mark["end"]
-                found[line["split"]].append((mark["wrong"], score(logits, offsets, *place)))
+        for span in line["spans"] if line["split"] in found else ():
+            highest = score(logits, offsets, span["start"], span["end"])
+            found[line["split"]].append((span["wrong"], highest))
     (wrong, scores), (test_wrong, test_scores) = (np.array(found[side]).T for side in found)
     assert bank.metrics["splits"]["validation"]["n"] == len(wrong)
     assert bank.metrics["span"]["auroc"] == pytest.approx(roc_auc_score(test_wrong, test_scores), abs=1e-9)
-    low, high = bank.metrics["span"]["auroc_ci"]
-    assert low <= bank.metrics["span"]["auroc"] <= high
     spread = scores.std()
     platt = LogisticRegression().fit((scores / spread)[:, None], wrong)
     expected = platt.predict_proba((test_scores / spread)[:, None])[:, 1]
@@ -206,20 +197,6 @@ def test_an_unmarked_answer_is_its_sentences_as_in_training(tmp_path):
     assert [span.score for span in judged(read_text(marked, ""), offsets, scores)] == [2.0]
 
 
-def test_texts_that_cannot_calibrate_are_refused(tmp_path):
-    probe, file = written(tmp_path / "probe", linear().state_dict()), tmp_path / "texts.jsonl"
-    lines = [{"answer": f"The {WORDS[n]}", "wrong": True, "split": ("train", "validation", "test")[n % 3]}
-             for n in range(9)]  # fmt: skip
-    write_lines(file, lines)
-    with fails("labels", "validation"):
-        imported(probe, tmp_path / "p", f"texts={file}")
-    with fails("unknown-choice", "threshold=best"):
-        imported(probe, tmp_path / "p", f"texts={file}", "threshold=best")
-    with fails("no-file", "texts=nowhere"):
-        imported(probe, tmp_path / "p", "texts=nowhere")
-    assert not (tmp_path / "p").exists()
-
-
 class Code:
     """What runs where a pickle of it is read without care."""
 
@@ -231,21 +208,15 @@ STATE = linear().state_dict()
 ROW = torch.zeros(1, WIDTH)
 BAD = {
     "adapter": (STATE, {}, "unsupported", "adapter_model.safetensors"),
-    "adapter config": (STATE, {}, "unsupported", "adapter_config.json"),
     "no config": (STATE, {}, "no-artifact", "probe_config.json"),
-    "no weights": (STATE, {}, "no-artifact", "probe_head.bin"),
     "cut off": (STATE, {}, "damaged", "probe_head.bin"),
     "code": ({**STATE, "x": Code()}, {}, "damaged", "probe_head.bin"),
-    "list": ([ROW], {}, "bad-file", "probe_head.bin"),
     "network": ({"net.0.weight": ROW, "net.0.bias": ROW[0], "net.2.weight": ROW, "net.2.bias": ROW[0]}, {},
                 "bad-file", "probe_head.bin"),
-    "no bias": ({"weight": ROW}, {}, "bad-file", "probe_head.bin"),
     "two outputs": ({"weight": ROW.repeat(2, 1), "bias": torch.zeros(2)}, {}, "bad-file", "one logit"),
-    "another size": (STATE, {"hidden_size": 8}, "bad-file", "probe_config.json"),
     "infinite": ({**STATE, "weight": ROW / 0}, {}, "unsupported", "65504"),
     "large": ({**STATE, "weight": ROW + 1e6}, {}, "unsupported", "65504"),
     "layer as text": (STATE, {"layer_idx": "last"}, "bad-file", "probe_config.json"),
-    "layer below": (STATE, {"layer_idx": -1}, "layers", "layer_idx=-1"),
     "layer beyond": (STATE, {"layer_idx": 3}, "layers", "layer_idx=3"),
     "another model": ({"weight": torch.zeros(1, 64), "bias": torch.zeros(1)}, {"hidden_size": 64}, "mismatch",
                       "width 64"),
@@ -258,30 +229,15 @@ def test_probes_that_cannot_be_read_are_refused_by_name(name, tmp_path, monkeypa
     tensors, config, code, named = BAD[name]
     probe = written(tmp_path / "probe", tensors, **config)
     match name:
-        case "adapter" | "adapter config":
+        case "adapter":
             (probe / named).touch()
-        case "no config" | "no weights":
+        case "no config":
             (probe / named).unlink()
         case "cut off":
             (probe / named).write_bytes((probe / named).read_bytes()[:200])
     with fails(code, named, probe):
         imported(probe, tmp_path / "prober")
-    with fails(code, named, probe):
-        Prober.from_pretrained(probe, model=tiny_lm().spec)
     assert [path.name for path in tmp_path.iterdir()] == ["probe"]
-
-
-def test_requests_without_a_model_or_probe_say_what_is_missing(tmp_path):
-    probe = written(tmp_path / "all" / "probe", linear().state_dict())
-    with fails("missing-value", probe, "probers-import", "model="):
-        Prober.from_pretrained(probe)
-    spec = tiny_lm().spec
-    assert Prober.from_pretrained(probe.parent, model=spec, subfolder="probe").layers == (2,)
-    with fails("no-artifact", probe.parent):
-        Prober.from_pretrained(probe.parent, model=spec)
-    for command, key in (("import", "probe"), ("export", "prober")):
-        with fails("missing-value", key):
-            cli.run(command, [])
 
 
 def test_of_the_hub_only_the_files_of_its_folder_are_asked_for(tmp_path, monkeypatch):
@@ -303,23 +259,13 @@ def test_of_the_hub_only_the_files_of_its_folder_are_asked_for(tmp_path, monkeyp
     assert {f"linear/{name}" for name in value_head.FILES} <= {*patterns}
 
 
-def test_what_is_no_linear_head_of_tokens_is_not_exported(tmp_path):
+def test_what_is_no_linear_head_of_tokens_is_not_exported():
     spec = FeatureSpec(tiny_lm().spec, (1, 3), WIDTH, pool="tokens")
     head, other = LinearHead(["a", "b"], WIDTH), ProbingRagHead(["a", "b"], WIDTH, hidden=8)
     for given, code, named in (
         ((spec, other, Ensemble(), 1), "unsupported", "head=probing_rag"),
         ((replace(spec, pool="mean"), head, Ensemble(), 1), "unsupported", "pool=mean"),
-        ((replace(spec, site="mlp_out"), head, Ensemble(), 1), "unsupported", "site=mlp_out"),
         ((spec, head, Ensemble()), "missing-value", "1, 3"),
-        ((replace(spec, layers=(0, 3)), head, Ensemble(), 0), "unsupported", "layer=0"),
     ):
         with fails(code, named):
             fold(*given)
-    Prober(spec, half_precision(head), aggregate="max").save_pretrained(tmp_path / "p")
-    typed = [str(tmp_path / "p"), f"out={tmp_path / 'out'}"]
-    before = contents(cli.run("export", [*typed, "layer=1"]))
-    assert contents(cli.run("export", [*typed, "layer=1"])) == before
-    with fails("out-taken", tmp_path / "out"):
-        cli.run("export", [*typed, "layer=3"])
-    with fails("out-taken", tmp_path / "p"):
-        cli.run("export", [str(tmp_path / "p"), f"out={tmp_path / 'p'}", "layer=1"])

@@ -1,4 +1,4 @@
-"""A killed run makes one shard again and ends with the same data; the bar shows how far it is."""
+"""A killed run makes one shard again and ends with the same data; several features are each as if alone."""
 
 from functools import partial
 from zlib import crc32
@@ -10,7 +10,7 @@ from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, begun, passage
 
 from probers import FeatureStore
 from probers.datagen import Articles, Questions
-from probers.datagen.writer import balance, fill, first_example
+from probers.datagen.writer import balance, fill
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.types import Feature, Needs
@@ -54,7 +54,6 @@ def wiki(tmp_path, lm, pool="mean", more=(), size=7):
 
 
 SITE = Feature((1, 2), "mlp_out", "mean")
-tokens = partial(wiki, pool="tokens")
 several = partial(wiki, pool="predicting", more=(Feature((2,), pool="mean"), SITE))
 
 
@@ -81,10 +80,7 @@ def filled(tmp_path, name, make, lm, *, balanced=False):
     return store
 
 
-MAKERS = pytest.mark.parametrize("make", [wiki, tokens, several, cot, cot_several])
-
-
-@MAKERS
+@pytest.mark.parametrize("make", [wiki, several, cot_several])
 def test_a_run_killed_between_two_batches_makes_its_shard_again_and_nothing_else(tmp_path, make):
     undisturbed = Scripted()
     whole = filled(tmp_path, "whole", make, undisturbed)
@@ -97,7 +93,7 @@ def test_a_run_killed_between_two_batches_makes_its_shard_again_and_nothing_else
             assert dies_at is not None
         asked += lm.prompts
     assert contents(tmp_path / "killed") == contents(whole.path)
-    shard = 14 if make in (cot, cot_several) else 7
+    shard = 14 if make is cot_several else 7
     assert set(asked) == set(undisturbed.prompts)
     assert 0 < len(asked) - len(undisturbed.prompts) <= 2 * shard
 
@@ -123,23 +119,3 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
     for spec in store.features:
         one, other = (s.feature(pool=spec.pool, site=spec.site).states(spec.layers) for s in (store, after))
         np.testing.assert_array_equal(other, one[kept])  # type: ignore[valid-type]
-
-
-def test_the_first_example_is_shown_once_and_steers_no_terminal(tmp_path, caplog):
-    lm = FakeLM(lambda prompt: " Spain\x1b[2J\u202e, a\tcountry.")
-    lm.batch = 3
-    caplog.set_level("INFO", "probers.datagen.writer")
-    filled(tmp_path, "s", cot, lm)
-    assert [record.getMessage() for record in caplog.records if record.name.endswith("writer")] == [
-        "the first example:",
-        "  prompt: Where is 0 ?",
-        "  model:  Spain [2J , a country.",
-        "  label:  right (no final answer; expected: Spain)",
-    ]
-
-
-@pytest.mark.parametrize(("inside", "told"), [(1, "wrong (b)"), (0, "right (a)"), (-1, "right (a)")])
-def test_the_first_example_of_labelled_tokens_is_a_marked_one(inside, told):
-    first = {"correct": 0, "answer": "a", "inside": 0, "token_wrong": 0}
-    second = {"correct": 0, "answer": "b", "inside": inside, "token_wrong": 1}
-    assert first_example([first, second], "wrong")[-1] == f"  label:  {told}"
