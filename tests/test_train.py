@@ -360,20 +360,6 @@ def test_the_prober_of_all_texts_is_the_trainings_own(swept):
     assert figures(swept / "sizes/600") == figures(swept) | {"learning_curve": []}
 
 
-def test_a_size_is_a_store_of_these_texts(swept, examples, tmp_path):
-    """Trained by a command of its own on a store where the other training texts are of no split."""
-    kept = set(examples.training_part(200, 0).groups("train"))
-
-    def only(row: dict) -> dict:
-        left_out = row["split"] == "train" and row["group"] not in kept
-        return row | {"dataset": "other" if left_out else "testbed"}
-
-    alone = make_store(tmp_path / "store", edit=only)
-    its = train(alone.path, tmp_path / "alone", "train_on=[testbed]", *SMALL).metrics
-    assert_same_prober(swept / "sizes/200", tmp_path / "alone")
-    assert its["splits"]["train"]["n"] == 200
-
-
 def test_a_set_of_layers_is_a_training(swept, store, tmp_path):
     its = train(store.path, tmp_path / "alone", "layer=[1,3]", *SMALL).metrics
     assert_same_prober(swept / "layers/1-3", tmp_path / "alone")
