@@ -188,5 +188,5 @@ def test_a_misspelt_model_is_answered_with_the_nearest_without_the_network(name,
 
 @pytest.mark.parametrize(("name", "near"), [("smollm2-cat", "did you mean smollm2-chat?"), ("x", "")])
 def test_a_misspelt_prober_is_answered_with_those_that_come_with_the_package(name, near):
-    with fails("no-artifact", "smollm2 and smollm2-chat", near):
+    with fails("no-artifact", "smollm2, smollm2-chat", near):
         Prober.from_pretrained(name)

@@ -68,7 +68,6 @@ def test_the_table_has_what_each_was_trained_on_and_what_came_of_it(probers):
     assert set(results["methods"]) == {"never", "random", *table}
     assert table["probing_20"]["auroc"] == pytest.approx(0.52)
     assert table["probing_20"]["accuracy_ci"] == [0.7, 0.8]
-    assert any("are those of swept/sizes/20" in note for note in probers.data("all")["notes"])
     assert 'aria-labelledby="probers"' in probers.page("all")
     # What they share is generated once.
     calls = sum(probers.models[-1].batches)

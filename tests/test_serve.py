@@ -376,9 +376,9 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"hallucination": {"str": 1}}, "hallucination.str", ""),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", ""),
     ({"retrieval": {}}, "retrieval.trigger", ""),
-    ({"retrieval": {"trigger": "nonsense"}}, None, "'nonsense'"),
-    ({"retrieval": {"trigger": "oracle"}}, None, "oracle"),
-    ({"retrieval": {"trigger": "never", "threshold": 1}}, None, "threshold"),
+    ({"retrieval": {"trigger": "nonsense"}}, "retrieval.trigger", "'nonsense'"),
+    ({"retrieval": {"trigger": "oracle"}}, "retrieval.trigger", "oracle"),
+    ({"retrieval": {"trigger": "never", "threshold": 1}}, "retrieval.trigger", "threshold"),
     *(({"retrieval": {"trigger": "never"}, **more}, next(iter(more)), value) for more, value in (
         ({"n": 2}, "one greedy answer"), ({"prompt": "a \ud800"}, "surrogates"), ({"stop": ["."]}, ""),
         ({"max_tokens": 10**6}, "1000000"), ({"prompt": ["a", "b"]}, "one question"),
