@@ -98,7 +98,7 @@ def _named(param: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise ApiError(400, str(error), param) from error
+        raise ApiError(400, f"{param}: {error}", param) from error
 
 
 def _refuse(request: Request) -> None:
