@@ -27,8 +27,8 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(VENV)/bin/python -m pytest $(PLUGIN
 
 # Files of tests that try many of a kind: presets, devices, kills, parts, servers and pages, other languages,
 # damaged inputs, and the procedures that others released.
-BREADTH := adaptive benchmarks compare_probers completion curriculum demo dense docs drafting elasticsearch \
-	families fidelity gguf judges languages launch on_high page parts pools \
+BREADTH := adaptive benchmarks compare_probers completion demo dense docs drafting elasticsearch \
+	every_family fidelity gguf judges languages launch on_high page parts pools \
 	presets pretended rarity remote replay report reruns sampled score_command serve_command serve_fuzz \
 	vllm_launch
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -83,10 +83,22 @@ class Retrieving:
     def _loop(self, request: Request, lm: SharedLM) -> RAG:
         wanted = request.retrieval
         assert wanted is not None
-        query = self.query if wanted.query is None else Component.of("query", wanted.query).make()
+        with _named("retrieval.query"):
+            query = self.query if wanted.query is None else Component.of("query", wanted.query).make()
+        with _named("retrieval.trigger"):
+            trigger = self._trigger(wanted)
         given = {"k": wanted.k, "max_retrievals": wanted.max_retrievals, "max_new_tokens": request.most}
         options = {**self.options, **{name: value for name, value in given.items() if value is not None}}
-        return RAG(lm, self.retriever, self._trigger(wanted), query, prompt=self.prompt, draft=0, **options)
+        return RAG(lm, self.retriever, trigger, query, prompt=self.prompt, draft=0, **options)
+
+
+@contextmanager
+def _named(param: str) -> Iterator[None]:
+    """Name the field of the request that an error is about."""
+    try:
+        yield
+    except UserError as error:
+        raise ApiError(400, f"{param}: {error}", param) from error
 
 
 def _refuse(request: Request) -> None:

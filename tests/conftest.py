@@ -46,7 +46,7 @@ LONGEST = (
 
 #: Files of tests of the engine, where memory that nobody has written is NaN.
 FILLED = (
-    "lm", "capture", "continuous", "features", "prefix", "pools", "serve", "lookback", "watch", "nesting",
+    "lm", "capture", "continuous", "features", "prefix", "pools", "serve", "lookback", "watch",
     "drafting", "stops",
 )  # fmt: skip
 

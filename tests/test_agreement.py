@@ -232,7 +232,8 @@ class Reading(Shown):
         self.drawn = draw_verdicts(self.judged, count=9)
         page = reading_page(self.judged, about={"Judge": "article"}, count=9)
         (folder / "reading.html").write_text(page, encoding="utf-8")
-        self.emulate("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder / "saved"))
+        saved = {"behavior": "allow", "downloadPath": str(folder / "saved")}
+        driver.execute_cdp_cmd("Browser.setDownloadBehavior", saved)
         driver.get_log("browser")
         self.open()
 

@@ -60,17 +60,6 @@ def test_folders_are_named_by_all_of_their_content_but_hidden_files(reads):
     assert inputs("folder")["folder"] != named["folder"]
 
 
-@pytest.mark.parametrize("blob", [b"{", b"[]", b'{"1 1": [1, 2, "a"], "sha256": ""}'])
-def test_a_damaged_memory_is_ignored(reads, blob, monkeypatch, tmp_path):
-    monkeypatch.setenv("PROBERS_CACHE", str(tmp_path / "caches"))
-    Path("f").write_bytes(b"x" * SIZE)
-    first = file_digest(Path("f"))
-    (memory,) = (tmp_path / "caches/files").iterdir()
-    assert file_digest(Path("f")) == first and len(reads) == 1
-    memory.write_bytes(blob)
-    assert file_digest(Path("f")) == first and len(reads) == 2
-
-
 def test_a_file_written_a_moment_ago_is_not_remembered(monkeypatch, tmp_path):
     path = tmp_path / "f"
     path.write_text("one")

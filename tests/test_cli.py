@@ -1,13 +1,10 @@
 """Arguments in, one sentence and the right exit code out."""
 
-import errno
-import fcntl
 import io
 import logging
 import os
 import subprocess
 import sys
-from unittest.mock import Mock
 
 import pytest
 from helpers.refusals import exits, fails
@@ -16,8 +13,7 @@ from probers import __version__
 from probers.cli import main as cli
 from probers.cli.command_lines import command_line
 from probers.cli.inputs import newest_run
-from probers.cli.runs import RunFolder, taking_back
-from probers.files import locked
+from probers.cli.runs import RunFolder
 from probers.types import RunError, UserError
 
 
@@ -106,26 +102,6 @@ def test_other_figures_are_made_again_from_the_same_answers(tmp_path):
     assert third.changed == {"seed": 1, "a.b": 1}
     with fails("out-taken", "a.b: null there, 1 now; inputs"):
         third.claim()
-
-
-def test_without_locks_a_file_marks_the_folder(tmp_path, monkeypatch, caplog):
-    """NFS without its lock service, some FUSE mounts; converse: another failure is none of that."""
-    refused = Mock(side_effect=OSError(errno.ENOLCK, "no locks"))
-    monkeypatch.setattr(fcntl, "flock", refused)
-    folder = RunFolder(tmp_path / "a", "rag", {"seed": 0})
-    with taking_back():
-        folder.claim()
-        mark = folder.path / ".lock.soft"
-        assert mark.exists() and [m for m in caplog.messages if "has no locks" in m and str(mark) in m]
-        code = "import errno, fcntl; from pathlib import Path; from probers.cli.runs import RunFolder\n"
-        code += "def refuse(*_): raise OSError(errno.ENOLCK, '')\nfcntl.flock = refuse\n"
-        code += f"RunFolder(Path({str(folder.path)!r}), 'rag', {{'seed': 0}}).claim()"
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert "UserError" in other.stderr and f"process {os.getpid()}" in other.stderr
-    assert not list(tmp_path.glob("**/.lock*"))
-    refused.side_effect = OSError(errno.EIO, os.strerror(errno.EIO))
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        locked(tmp_path / "lock", lambda: None)
 
 
 @pytest.mark.parametrize("text", [

@@ -20,8 +20,12 @@ from probers.cli.main import Console
 from probers.data.splits import Seen
 from probers.prober.decision import ALWAYS
 from probers.prompts import TESTBED_PROMPT
+from probers.rag.comparison.methods import Method
 from probers.rag.comparison.outcomes import Evaluation, Outcomes
+from probers.rag.comparison.workload import CURVES, REPLAY, THRESHOLDS, Workload
+from probers.rag.queries import AnswerQuery, FlareQuery
 from probers.rag.traces import Answer, Counters
+from probers.rag.triggers import Entropy, Flare, Never
 from probers.types import Decision, Question, Round
 
 TEST = range(40)
@@ -469,3 +473,20 @@ def test_split_all_asks_every_split_and_says_who_answered_each_question(place, c
         assert line["split"] == ("test" if town in TEST else "validation") and line["group"] == line["id"]
         assert line["right"] == {"never": knows(town), "always": True, "fixed_sentence": True}
     assert results["methods"]["never"]["em"] == np.mean([line["right"]["never"] for line in lines])
+
+
+def test_the_workload_counts_shared_texts_once_and_leaves_out_those_that_exist(tmp_path):
+    methods = [
+        Method("never", Never(), AnswerQuery()), Method("entropy", Entropy(), AnswerQuery()),
+        Method("again", Entropy(), AnswerQuery()), Method("flare", Flare(), FlareQuery()),
+    ]  # fmt: skip
+    given = {"tuned_on": 30, "reference": "never", "retrievals": 3, "sweep": 0, "traces": tmp_path}
+    work = Workload.of(methods, 10, **given)
+    stages = {THRESHOLDS: 30, "never": 10, "entropy": 30, "again": 0, "flare": 40}
+    assert work.stages == stages | {REPLAY: 30} and work.texts == sum(work.stages.values())
+    assert "4 methods on 10 questions, thresholds on 30: at most 140 generations" in work.summary(4, 10)
+    assert work.left("never", 40.0) == "about 2 minutes more, at most"  # 100 texts after 40 in 40 seconds
+    assert Workload({"never": 0, "flare": 3}).left("never", 1.0) == ""  # a resumed run has timed nothing
+    (tmp_path / "flare.jsonl").write_text("{}\n" * 4)
+    assert Workload.of(methods, 10, **given).stages["flare"] == 24
+    assert CURVES not in work.stages and Workload.of(methods, 10, **given | {"sweep": 2}).stages[CURVES] > 0

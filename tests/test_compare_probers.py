@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from helpers.fake_lm import SPEC, linear_bank
@@ -10,7 +9,6 @@ from helpers.refusals import fails
 from test_compare import TEST, VALIDATION, place  # noqa: F401
 
 from probers.data.splits import Seen
-from probers.rag.build import named
 
 
 def make_prober(folder, layers=(1, 2), *, weight=1.0, texts=80, **changes):
@@ -70,7 +68,6 @@ def test_the_table_has_what_each_was_trained_on_and_what_came_of_it(probers):
     assert set(results["methods"]) == {"never", "random", *table}
     assert table["probing_20"]["auroc"] == pytest.approx(0.52)
     assert table["probing_20"]["accuracy_ci"] == [0.7, 0.8]
-    assert any("are those of swept/sizes/20" in note for note in probers.data("all")["notes"])
     assert 'aria-labelledby="probers"' in probers.page("all")
     # What they share is generated once.
     calls = sum(probers.models[-1].batches)
@@ -93,22 +90,6 @@ def test_what_any_of_them_was_trained_on_is_not_asked(probers, capsys):
     (probers.path / "swept/sizes/20/seen.json").unlink()
     with fails("overlap", "sizes/20 does not say which questions it was trained on"):
         compared(probers, "probers=[swept/sizes]", out="silent")
-
-
-def test_names_are_the_folders_and_longer_where_two_are_called_the_same(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    sizes = ["a/sizes/3000", "a/sizes/1000", "a/sizes/200", "b/sizes/200"]
-    for folder in [*sizes, "a/layers/2-4", "a/layers/2"]:
-        Path(folder).mkdir(parents=True)
-        (Path(folder) / "config.json").touch()
-    assert list(named(["a/sizes", "a/layers"])) == ["200", "1000", "3000", "2", "2-4"]
-    assert named(["a/sizes/200", "b/sizes/200", "a/layers/2"]) == {
-        "a-sizes-200": "a/sizes/200", "b-sizes-200": "b/sizes/200", "a-layers-2": "a/layers/2",
-    }  # fmt: skip
-    assert named([]) == {} and named(["me/prober"]) == {"prober": "me/prober"}
-    for twice in (["a/sizes", "a/sizes/200"], ["a/layers/2", "./a/layers/../layers/2"]):
-        with fails("conflict", twice[1]):
-            named(twice)
 
 
 @pytest.mark.parametrize(("given", "code", "named"), [

@@ -1,6 +1,7 @@
 """Settings and components: every option is described and composes, and a part is one file and one line."""
 
 import importlib.util
+import json
 import shlex
 import sys
 from dataclasses import fields
@@ -14,6 +15,7 @@ from probers.cli.components import Component
 from probers.cli.compose import COMMANDS, compose, normalise, request, settings_of
 from probers.cli.help import help_of, help_text
 from probers.cli.settings import Settings
+from probers.data.texts.source import TextSource
 from probers.heads import HEADS, head_name
 from probers.parts import PARTS, load_part
 from probers.prompts import TESTBED_PROMPT
@@ -102,6 +104,16 @@ class Shout(Trigger):
 '''
 
 
+FORMAT = '''
+from probers.data.texts.formats import recognised
+
+@recognised({"said", "lie"})
+def minutes(record, place):
+    """Minutes of meetings."""
+    yield {"prompt": "", "answer": record["said"], "wrong": record["lie"]}
+'''
+
+
 @pytest.fixture
 def add(tmp_path, monkeypatch):
     def add_part(group: str, name: str, path: str, code: str) -> None:
@@ -138,3 +150,13 @@ def test_a_trigger_is_a_file_and_a_line(add):
     from probers.rag.triggers import Shout
 
     assert made.kind is Shout
+
+
+def test_a_format_is_a_file_and_a_line(add, tmp_path):
+    add("format", "minutes", "data.texts.minutes.minutes", FORMAT)
+    assert request("datagen", ["source=texts", "texts.format=minutes"]).texts.format == "minutes"
+    assert "minutes" in help_text("datagen", "texts.format")
+    file = tmp_path / "minutes.jsonl"
+    file.write_text(json.dumps({"said": "Sales doubled.", "lie": True}))
+    ((_, text),) = TextSource(str(file)).read()
+    assert text.answer == "Sales doubled."

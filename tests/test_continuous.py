@@ -200,20 +200,6 @@ def test_a_broken_row_goes_and_the_others_stay() -> None:
     assert good.error is None and as_alone(lm, [good])
 
 
-def test_columns_that_are_padding_everywhere_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probers.serve.continuous._TRIM", 8)
-    lm = tiny_lm("mistral")
-    texts = asked(lm, [PROMPTS[2], PROMPTS[1], PROMPTS[1]], (5, 30, 30))
-    widths = []
-    with ContinuousBatch(lm, rows=3) as batch:
-        batch.add(texts)
-        while batch.running or batch.waiting:
-            batch.step()
-            widths.append(batch._length)
-    assert min(widths[5:-1]) < len(texts[0].request.prompt.ids)
-    assert as_alone(lm, texts)
-
-
 def test_a_family_with_another_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probers.serve.continuous.can_share", lambda config: False)
     with fails("model", "LlamaForCausalLM"):

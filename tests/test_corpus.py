@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from helpers.artefacts import in_layout
 from helpers.refusals import fails, interrupted
 
 from probers.data import corpus, load_corpus
@@ -82,17 +81,6 @@ def test_the_tsv_header_names_the_columns_and_must_be_there(load, tmp_path):
             load(other)
 
 
-@pytest.mark.parametrize(("contents", "title", "text"), [
-    ('"Aldenburg"\nA town.\nOn a river.', "Aldenburg", "A town.\nOn a river."),  # as FlashRAG's Wikipedia
-    ("Aldenburg\nA town.", "Aldenburg", "A town."), ('"The ""Hall"""\nA hall.', 'The "Hall"', "A hall."),
-    ("\nA town.", "", "A town."), ("A town.", "", "A town."),
-    ('"A town", he said.\nSo it was.', '"A town", he said.', "So it was."),
-])  # fmt: skip
-def test_contents_hold_a_title_in_their_first_line_or_none(tmp_path, contents, title, text):
-    (found,) = load_corpus(jsonl(tmp_path / "c.jsonl", [{"id": "7", "contents": contents}]))
-    assert found == Passage("7", title, text)
-
-
 def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(load, tmp_path):
     lines = [
         {"id": 0, "contents": "A\nb", "title": "A"}, {"id": 1, "contents": "b\nc", "title": "A"},
@@ -102,17 +90,6 @@ def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(loa
     assert found == [("A", "b"), ("A", "b\nc"), ("A", "b c")]
     cut = load(jsonl(tmp_path / "w.jsonl", [{"id": 3, "contents": "A\nb c d"}]), passage_words=2)
     assert [(p.id, p.title, p.text) for p in cut] == [("3#0", "A", "b c"), ("3#1", "A", "d")]
-
-
-@pytest.mark.parametrize("kind", ["csv", "json", "json.gz", "parquet", "saved", "splits"])
-def test_layouts_next_door_are_read_like_json_lines(load, tmp_path, kind):
-    """Tables, arrays, Parquet and saved datasets."""
-    rows = [{"id": str(i), "title": f"T, {i}", "text": f'Text "{i}",\nand on.'} for i in range(5)]
-    path = in_layout(rows, tmp_path / "c", kind)
-    assert list(load(path)) == [Passage(row["id"], row["title"], row["text"]) for row in rows]
-    rows[2]["id"] = ""
-    with fails("bad-line", "id must be"):
-        load(in_layout(rows, tmp_path / "d", kind))
 
 
 @pytest.mark.parametrize(("name", "blob", "named"), [

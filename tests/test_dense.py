@@ -175,21 +175,6 @@ def test_approximate_indexes_are_mapped_and_find_nearly_what_the_exact_one_finds
     assert [module.choose("auto", n) for n in (10, 10**6, 21 * 10**6)] == ["flat", "hnsw", "ivfpq"]
 
 
-def test_vectors_are_kept_for_their_corpus_model_and_passages_alone(dense, tmp_path, monkeypatch):
-    passages = corpus(30)
-    made = lambda: {p.name for p in (tmp_path / "cache").iterdir() if p.is_dir()}  # noqa: E731
-    dense(passages)
-    monkeypatch.setattr(module, "encode_corpus", lambda *_: pytest.fail("encoded again"))
-    dense(passages, query_prefix="query : ", batch_size=3)  # no other vectors
-    monkeypatch.undo()
-    other = {"passage_prefix": "passage : ", "brackets": True, "similarity": "dot", "dtype": "bfloat16"}
-    for count, (option, value) in enumerate(other.items(), 2):
-        dense(passages, **{option: value})
-        assert len(made()) == count, option
-    dense([*passages[1:], passages[0]])
-    assert len(made()) == 6
-
-
 def test_prefixes_and_brackets_change_what_is_encoded(tiny):
     def vectors_of(kind, text, **options):
         given = {"model": tiny, "similarity": "dot", "batch_size": 2, "device": "cpu"}

@@ -1,12 +1,9 @@
 """Natural text from pre-tokenised text; natural text untouched; nothing but spacing changed."""
 
-import json
-import os
 import re
 from pathlib import Path
 
 import pytest
-from helpers.artefacts import needs_articles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,24 +61,6 @@ def test_only_spacing_changes(text):
 
     assert bare(once) == bare(text)
     assert once == text or is_tokenised(text) or is_shifted(text)
-
-
-@needs_articles
-def test_real_articles():
-    """Natural articles are left as they are; all but a few scraps of the others are recognised."""
-    path = Path(os.environ["PROBERS_WIKI_ARTICLES"]) / "wiki_articles.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    natural = [r["sentences"] for r in rows if not r["tokenized"]]
-    whole = [s for s in natural if not any(map(is_shifted, s))]
-    assert len(whole) > 3000 and all(detokenise_sentences(s) == s for s in whole)
-    mended = [detokenise_sentences(s) for s in natural if s not in whole]
-    assert len(mended) > 500 and not any(is_shifted(sentence) for s in mended for sentence in s)
-    tokenised = [r["sentences"] for r in rows if r["tokenized"]]
-    joined = [detokenise_sentences(s) for s in tokenised]
-    assert sum(a == b for a, b in zip(tokenised, joined, strict=True)) <= 0.01 * len(tokenised)
-    assert not any(is_tokenised("\n".join(s)) for s in joined)
-    text = [t for a, b in zip(tokenised, joined, strict=True) if a != b for t in b]
-    assert sum(re.search(r"\w [,;.)]|\w 's\b|\( ", t) is not None for t in text) <= 0.001 * len(text)
 
 
 @pytest.mark.parametrize(("shifted", "natural"), SHIFTED)

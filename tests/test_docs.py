@@ -25,7 +25,7 @@ from helpers.documents import ROOT, Page, faults, page, written_to
 from probers.cli.compose import COMMANDS
 from probers.types import Code
 
-#: Whose blocks other tests run: tests/test_tables.py, and that of the notebook below.
+#: Whose blocks are not run here: tests/test_tables.py checks the former, and the notebook is run below.
 ELSEWHERE = ("docs/tables.md", "docs/notebooks/reading_a_store.md")
 PAGES = sorted(
     ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"]

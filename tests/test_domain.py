@@ -129,23 +129,6 @@ def test_running_scores_know_the_distances_and_an_assessment_says_them():
     assert GrowingScores(make_bank()).distances("a") is None
 
 
-def test_a_text_is_as_far_as_the_tokens_that_it_is_judged_by():
-    spec = replace(make_bank().spec, pool="tokens")
-    bank = make_bank(domain=some_domain(limit=2.0), spec=spec, aggregate="max", recogniser="rules")
-    named, plain = " so Ada Byron ate.", " so she ate all."
-
-    def told(bank, text):
-        offsets = [(0, 3), (3, 7), (7, 13), (13, 17), (17, 18)]
-        return Assessor(bank)(WrittenText("It was", text, offsets, [0.0] * 5, [9.0, 1.0, 3.0, 9.0, 9.0]))
-
-    assert [named[s.start : s.end] for s in told(bank, named).spans] == ["Ada Byron"]
-    assert told(bank, named).domain.distance == 2.0 and not told(bank, named).domain.unlike
-    whole = told(bank, plain)
-    assert whole.spans == () and whole.domain.distance == pytest.approx(31 / 5) and whole.domain.unlike
-    before = make_bank(domain=some_domain(), spec=replace(spec, pool="predicting"), recogniser="rules")
-    assert told(before, named).domain.distance == 1.0 and told(before, plain).domain is None
-
-
 def test_surprise_is_nothing_of_what_the_model_writes_itself_and_is_recorded_of_the_whole_text(lm):
     """Against the distributions of a plain forward pass."""
     needs = recorded_needs(Needs.of([4], pool="tokens"))
@@ -199,14 +182,3 @@ def test_texts_of_another_writer_are_unlike_where_the_store_knows_it(tmp_path):
     assert domain.unlike(distances, own + rng.uniform(0.2, 1, len(own))).all()
     old = Dataset.load([make_token_store(tmp_path / "old")], [2])
     assert old.examples.surprise is None and fit_domain(old, old.columns[1:], 0.1)[0].surprise is None
-
-
-def test_an_assessment_says_the_surprise_and_calls_it_unlike():
-    domain = replace(some_domain(limit=2.0), surprise=(-0.01, 0.3))
-    text = WrittenText("p", "text", [(0, 2), (2, 4)], [0.0, 1.0], [1.0, 1.0], [-1.0, -3.0], [2.0, 2.0])
-    for bank, far in ((make_bank(domain=domain), True), (make_bank(domain=some_domain(limit=2.0)), False)):
-        found = Assessor(bank)(text).domain
-        assert found.unlike == far and found.surprise == (0.5 if far else None)
-        assert found.surprise_range == ((-0.01, 0.3) if far else None)
-        found = Assessor(bank)(replace(text, entropies=None)).domain  # of an engine that does not give them
-        assert found.surprise is None and not found.unlike

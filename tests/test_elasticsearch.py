@@ -10,8 +10,6 @@ from helpers.fake_elasticsearch import FakeElasticsearch
 from helpers.refusals import fails
 
 from probers.cli.components import Component
-from probers.cli.compose import request
-from probers.rag.build import named_part
 from probers.rag.retrievers import server as connection
 from probers.rag.retrievers import server_index
 from probers.rag.retrievers.elasticsearch import Elasticsearch
@@ -106,18 +104,6 @@ def test_a_node_that_is_dead_or_dies_meanwhile_is_passed_over(server, monkeypatc
         assert ids(retriever.search(["heron"], 1)) == [["p7"]]  # the dead one is gone altogether
     monkeypatch.setenv("ES_URL", f"{gone} {server.url}")
     assert f"{gone}, {server.url})" in repr(connect(server, ALL, url=None))
-
-
-def test_opensearch_is_a_name_for_the_same_retriever_and_it_may_be_behind_a_path(server):
-    """From the command line, and as a method's own retriever."""
-    typed = ["question=x", "retriever=opensearch", f"retriever.url={server.url}", "retriever.b=0.4"]
-    made = request("rag", typed).retriever.make(corpus("amber"))
-    assert type(made) is Elasticsearch and made.b == 0.4
-    server.path = "/behind/a/proxy"
-    asked = named_part("retriever", "opensearch", {"url": f"{server.url}/behind/a/proxy/", "shards": 2})
-    retriever = asked.make(corpus("amber", "basil"))
-    assert ids(retriever.search(["basil"], 1)) == [["p1"]]
-    assert f"({server.url}/behind/a/proxy)" in repr(retriever)
 
 
 def test_passages_put_off_are_sent_again_alone_and_those_refused_or_lost_are_listed(server, monkeypatch):
@@ -358,23 +344,3 @@ def test_certificates_are_checked_unless_told_otherwise(elastic, certificate):
             connect(secure, corpus("amber"), url=secure.url.replace("https", "http"))
     with fails("network", "give retriever.url as http://"):
         connect(elastic, corpus("amber"), url=elastic.url.replace("http", "https"))
-
-
-@pytest.mark.parametrize("environ", [
-    {"ES_API_KEY": KEY, "ES_USERNAME": USER, "ES_PASSWORD": "hidden"}, {"ES_API_KEY": "hid den\nc"},
-])  # fmt: skip
-def test_credentials_that_contradict_each_other_and_an_address_with_a_password_are_refused(
-    elastic, monkeypatch, environ
-):
-    """Without being shown."""
-    for url in ("http://reader:hidden@127.0.0.1:9", "http://u:9#hidden@x"):
-        made = Component.of("retriever", "elasticsearch", url=url).make
-        for make in (made, lambda passages, url=url: connect(elastic, passages, url=url)):
-            with fails("bad-value", "ES_URL") as error:
-                make(corpus("amber"))
-            assert "hid" not in str(error.value) and error.value.__cause__ is None
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with fails("conflict", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD") as error:
-        connect(elastic, corpus("amber"))
-    assert "hid" not in str(error.value) and not elastic.requests

@@ -17,8 +17,8 @@ from sklearn.metrics import roc_auc_score
 from probers.heads import HEADS, AttentionPoolHead, LinearHead, Moments, ProbingRagHead
 from probers.store.store import FeatureStore
 from probers.train.assemble import score_everything
-from probers.train.data import CHUNK, Dataset
-from probers.train.heads import Fitted, Task, moments, targets_of
+from probers.train.data import Dataset
+from probers.train.heads import Fitted, Task, targets_of
 from probers.train.heads import train_heads as fit
 from probers.train.module import Batches, ProberModule, Schedule, balancing, head_losses
 from probers.train.settings import Fitting
@@ -283,26 +283,6 @@ def test_a_state_that_is_no_number_is_named(tmp_path: Path, row: int, split: str
         fitted = train(data, tasks, epochs=1)
         assert split == "test"  # nothing else was looked at so far
         score_everything(fitted.head, tasks, data, None)
-
-
-def test_moments_in_chunks_are_those_of_the_whole() -> None:
-    """Also far from zero, where a sum of squares would have cancelled."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((3 * CHUNK + 7, 2, 5)) * [1, 10, 0.1, 1, 1] + [0, 5, 1e6, -2, 0]
-    x[:, 1, 4] = 3.0
-    rows = torch.from_numpy(rng.permutation(len(x))[: 2 * CHUNK + 5])
-    targets = torch.from_numpy(rng.integers(0, 2, (len(x), 3)))
-    columns = torch.tensor([1, 0, 1])
-    found = moments(torch.from_numpy(x), rows, columns, targets)
-    np.testing.assert_allclose(found.mean.numpy(), x[rows][:, columns].mean(axis=0), rtol=1e-12)
-    deviation = x[rows][:, columns].std(axis=0)
-    np.testing.assert_allclose(found.deviation.numpy(), deviation, rtol=1e-8, atol=1e-12)
-    assert found.deviation[0, 4] == 0
-    for head, column in enumerate(columns):
-        for label in (0, 1):
-            chosen = rows[targets[rows, head] == label]
-            expected = x[chosen][:, column].mean(axis=0)
-            np.testing.assert_allclose(found.class_mean[head, label].numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_ones_own_head_is_given_the_moments_of_its_training_states_alone(store: Any, data: Dataset) -> None:

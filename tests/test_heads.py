@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.refusals import fails
 from hydra.utils import instantiate
-from safetensors.torch import save as encode
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import NearestCentroid
 from sklearn.preprocessing import StandardScaler
@@ -266,18 +265,6 @@ def test_linear_head_agrees_with_scikit_learn() -> None:
         np.testing.assert_allclose(found, reference.decision_function(z), atol=0.02)
 
 
-def test_constant_dimensions_and_classes_with_one_mean_are_harmless() -> None:
-    states, target = labelled()
-    states[:, :, 1] = 7.0
-    for head in (LinearHead(["a", "b"], 5), h.MeanDifferenceHead(["a", "b"], 5, standardise=True)):
-        head.prepare(moments_of(states, 1 - target))
-        assert torch.isfinite(head(states)).all()
-    states = torch.ones(10, 1, 4) / 3
-    head = h.MeanDifferenceHead(["a"], 4)
-    head.prepare(moments_of(states, torch.arange(10) % 2))
-    assert head(states + torch.randn(10, 1, 4)).abs().max() == 0
-
-
 def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -> None:
     """And has the decision boundary of scikit-learn's nearest centroid."""
     states, target = labelled()
@@ -365,29 +352,6 @@ def test_one_logit_is_that_of_correct(shape: str) -> None:
     logits = head(x)
     expected = torch.einsum("nhd,hkd->nh", x, head.module.weight) + head.module.bias[:, 0]
     torch.testing.assert_close(logits[..., h.CORRECT] - logits[..., h.WRONG], expected)
-
-
-def test_tied_lazy_and_frozen_parameters_of_ones_own() -> None:
-    class Odd(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
-            self.b.weight = self.a.weight
-            self.a.bias.requires_grad_(False)
-            self.last = nn.LazyLinear(2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.b(self.a(x).relu()))
-
-    head = factory(Odd)(["a", "b"], 4)
-    assert not head.module.a.bias.requires_grad and head.module.last.weight.shape == (2, 2, 4)
-    # Saved once, under one name; safetensors refuses tensors that share memory.
-    assert encode(head.state_dict()) and "module.b.weight" not in head.state_dict()
-    plain, x = Odd(4), torch.randn(5, 2, 4)
-    plain(x[:, 0])
-    own = {k.removeprefix("module."): v[1] for k, v in head.state_dict().items()}
-    plain.load_state_dict(own | {"b.weight": own["a.weight"]})
-    torch.testing.assert_close(head(x)[:, 1], plain(x[:, 1]))
 
 
 class Three(nn.Linear):

@@ -199,20 +199,6 @@ def test_a_refusal_and_a_timeout_are_no_verdicts_and_a_timeout_is_asked_again(tm
         assert again.problems == {replies.REFUSED: 1} and len(server.bodies) == 5
 
 
-@pytest.mark.parametrize(("name", "status"), [("response_format", 400), ("temperature", 422)])
-def test_a_parameter_that_a_server_refuses_is_left_out_from_then_on(tmp_path, name, status):
-    def reply(body: Any) -> Any:
-        if name in body:
-            return status, {"error": {"message": f"{name} is not supported"}}
-        return knows(body)
-
-    with Scripted(reply) as server:
-        made = judge(server.url, tmp_path, parallel=1, max_calls=3)
-        assert given_by(made.judge([answer()])) == RIGHT
-        assert [name in body for body in server.bodies] == [True, False, False, False]
-        assert made.calls.sent == 3 and made.problems == {}
-
-
 def test_tokens_that_a_server_does_not_tell_are_estimated(tmp_path):
     content = {"verdicts": [ENTRY, OTHER]}
     with Scripted(lambda body: (200, said(content, None))) as server:

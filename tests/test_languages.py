@@ -19,7 +19,7 @@ from probers.store.store import FeatureStore
 from probers.testbed.assets import load_articles
 from probers.train.run import _recogniser
 from probers.types import Article
-from probers.words import EntityMatcher, Recogniser, find_entities, head_entity, written_entities
+from probers.words import EntityMatcher, find_entities
 from probers.words.language import ENGLISH, LANGUAGES, detect, language_in
 from probers.words.text import join_sentences, split_sentences
 from probers.words.vectors import cosine, load_vectors, train_vectors
@@ -113,34 +113,6 @@ def test_unsupported_and_several_languages_are_refused_by_name(caplog):
         detect([GERMAN[0]] * 80 + [english] * 20)
     assert detect([GERMAN[0]] * 98 + [english] * 2) is LANGUAGES["de"]
     assert "language: German (de), found in 98 of 100 texts" in caplog.text
-
-
-def test_a_recogniser_has_one_language():
-    assert Recogniser("rules:de").language.code == "de" and Recogniser("rules").language is ENGLISH
-    with fails("unknown-choice", "rules:ru"):
-        Recogniser("rules:ru")
-    german = Recogniser("rules:de", quiet=True)
-    found = written_entities(" 3. Mai 1998 in Wien. Er ging.", german, prompt="Sie kam am")
-    assert [e.text for e in found] == ["3. Mai 1998", "Wien"]
-    entity = head_entity(" der 3,5 Millionen Menschen, die", german)
-    assert entity and entity.text == "3,5 Millionen Menschen"
-    assert head_entity("彼は1998年に", Recogniser("rules:ja", quiet=True)) is None
-
-
-@pytest.mark.parametrize("lang", ["de", "ru"])
-def test_spacy_pipelines_of_a_language(lang, monkeypatch):
-    blank = pytest.importorskip("spacy").blank(lang)
-    patterns = {"die Acme": "ORG", "Ulmendorf": "LOC", "deutsche": "MISC", "1998": "DATE"}
-    blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for p, k in patterns.items()])
-    monkeypatch.setattr("probers.words.recogniser._load", {"pipe": blank}.__getitem__)
-    if lang == "ru":
-        with fails("unsupported", "language=ru", "spacy:pipe"):
-            Recogniser("spacy:pipe")
-        return
-    text = "Im Jahr 1998 baute die Acme in Ulmendorf eine deutsche Mühle für 3,5 Millionen Euro."
-    assert [(e.text, e.type) for e in Recogniser("spacy:pipe", fine=True)(text)] == [
-        ("1998", "year"), ("Acme", "organisation"), ("Ulmendorf", "place"), ("3,5 Millionen Euro", "number"),
-    ]  # fmt: skip
 
 
 def test_vectors_of_a_script_without_spaces(tmp_path):

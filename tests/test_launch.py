@@ -1,6 +1,5 @@
 """launch=ray and launch=submitit: parts by workers are the run in one piece, whatever is lost on the way."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from probers.cli import inputs as shared
 from probers.cli import launch
 from probers.cli import main as cli
 from probers.cli.launch import Parts, Ray, Submitit
-from probers.cli.runs import read_state
 from probers.data.splits import Partition
 from probers.types import RunError, UserError
 
@@ -158,19 +156,6 @@ def test_parts_that_are_there_are_merged_without_ray(made, whole, tmp_path, monk
         cli.run("datagen", [*COT, "seed=1", *typed])
     with fails("missing-extra", 'pip install "probers[ray]"'):
         cli.run("datagen", [*COT, f"out={tmp_path}/other", "launch=ray"])
-
-
-def test_parts_of_another_request_or_model_are_not_taken_for_done(made, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    out = tmp_path / "run"
-    shutil.copytree(made, out)
-    assert Parts("datagen", COT, str(out), 2).left == []
-    assert Parts("datagen", (*COT, "seed=1"), str(out), 2).left == [Partition(1, 2), Partition(2, 2)]
-    state = read_state(out / "parts/2of2")
-    state["chosen"]["model"] = "testbed@0123456789ab (12 layers of width 128)"
-    (out / "parts/2of2/run.json").write_text(json.dumps(state))
-    with fails("parts", "(model: testbed@0123456789ab "):
-        cli.run("datagen", [*COT, f"out={out}", "launch=ray"])
 
 
 @pytest.mark.long

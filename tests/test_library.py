@@ -12,6 +12,7 @@ from helpers.artefacts import write_lines
 
 import probers
 from probers.cli import main as cli
+from probers.data.texts import TextSource
 from probers.prompts import AUTO_PROMPT, CHAT_PROMPT, PLAIN_PROMPT, TESTBED_PROMPT
 from probers.types import UserError
 
@@ -98,12 +99,19 @@ def test_columns_under_other_names_are_named_and_remembered(lm, prober, tmp_path
 
 
 @pytest.mark.parametrize(("rows", "code"), [
-    ([], "empty"), ({"answer": ["a", "b"], "wrong": [True]}, "mismatch"), ([3], "bad-value"),
+    ([], "empty"), ((row for row in ()), "empty"), ({"answer": ["a", "b"], "wrong": [True]}, "mismatch"),
+    ([3], "bad-value"),
     ([{**row, "wrong": True} for row in sums()], "labels"), ("nowhere.jsonl", "no-file"),
     ([*sums(), {"answer": "\ud83d", "wrong": True}], "bad-line"), (sums(3), "labels"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_used_are_refused(lm, rows, code):
     assert code_of(probers.fit, lm, rows) == code
+
+
+def test_a_column_of_labels_that_is_not_read_is_named():
+    rows = [{**row, "hallucinated": 1} for row in sums()]
+    assert any("hallucinated" in note for note in TextSource(rows).survey("answer").notes)
+    assert not any("hallucinated" in note for note in TextSource(sums()).survey("answer").notes)
 
 
 def test_wrong_requests_are_refused_with_a_code(lm, prober):

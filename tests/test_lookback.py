@@ -12,7 +12,6 @@ from test_lm import CLOSE
 from test_watch import batch, plain
 
 from probers.data.texts.shown import overlap, place_passages, subjects
-from probers.datagen.labelling import layers_to_read
 from probers.heads import ProbingRagHead
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import ScoreRequest, Scoring, collected
@@ -114,17 +113,6 @@ def test_what_is_beside_states_fills_places_behind_them(pool):
         assert flat.shape[-1] == 0
 
 
-def test_probabilities_are_those_of_the_distribution_that_a_token_was_drawn_from():
-    lm = tiny_lm()
-    made = lm.generate(PROMPTS, max_new_tokens=8, needs=Needs.of(LAYER, "probabilities", "tokens"))
-    for one in made:
-        logits = reference(lm.model, one).logits[0, len(one.prompt_ids) - 1 : -1].double().log_softmax(-1)
-        drawn = logits[range(len(one.token_ids)), list(one.token_ids)]
-        entropy = -(logits.exp() * logits).sum(-1)
-        expected = np.column_stack([drawn, entropy, *logits.exp().topk(2).values.T])
-        np.testing.assert_allclose(one.state[:, 0], expected, **CLOSE)
-
-
 @pytest.mark.parametrize("pool", ["mean", "predicting"])
 def test_a_prober_of_ratios_follows_a_plain_generate(pool):
     (model, tokenizer), lm = plain(), tiny_lm()
@@ -138,19 +126,6 @@ def test_a_prober_of_ratios_follows_a_plain_generate(pool):
         after = np.cumsum(one.state[1:8], axis=0) / np.arange(1, 8)[:, None, None]
         states = after if pool == "mean" else one.state[: len(row)]
         np.testing.assert_allclose(row, bank.score_states(states), **CLOSE)
-
-
-def test_what_cannot_be_asked_is_refused():
-    for code, named, feature in (
-        ("layers", "lookback", Feature((1,), "lookback")),
-        ("unsupported", "lookback", Feature(LAYER, "lookback", beside=("attention",))),
-        ("unsupported", "pool=predicting", Feature(LAYER, "probabilities", "predicting")),
-    ):
-        with fails(code, named):
-            tiny_lm().generate(PROMPTS[:1], max_new_tokens=2, needs=Needs((feature,)))
-    assert layers_to_read("all", 30, site="lookback") == (30,)
-    with fails(None, "site=lookback", "layers="):
-        layers_to_read([1], 30, site="lookback")
 
 
 SITE = Needs.of(LAYER, "passages", "tokens")

@@ -88,18 +88,6 @@ def adapted_model(store: FeatureStore, **options: Any) -> tuple[AdaptedModel, li
     return AdaptedModel(lm, LAYER, Lora(**options), 0), texts
 
 
-def test_gradients_are_never_those_of_cudnn(store):
-    """Claim: a pass of training keeps cuDNN's attention off; converse: outside it is as before."""
-    adapted, texts = adapted_model(store)
-    found: list[bool] = []
-    block = decoder_layers(adapted.lm.model)[0]
-    hook = block.register_forward_hook(lambda *_: found.append(torch.backends.cuda.cudnn_sdp_enabled()))
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    adapted.read(texts[:2], divergence=False)
-    hook.remove()
-    assert found == [False] and torch.backends.cuda.cudnn_sdp_enabled() == before
-
-
 def noisy(adapted: AdaptedModel) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -169,17 +168,6 @@ def test_pickled_and_broken_vector_files_are_refused(tmp_path):
         (tmp_path / name).write_bytes(content)
         with fails("bad-file", name, named):
             EntityMatcher(vectors=str(tmp_path / name))
-
-
-def test_wordnet_is_read_from_the_archive_that_nltk_downloads(tmp_path, monkeypatch):
-    folder = tmp_path / "corpora" / "wordnet"
-    folder.parent.mkdir()
-    tiny_wordnet(folder)
-    archive = shutil.make_archive(str(folder), "zip", folder.parent, "wordnet")
-    shutil.rmtree(folder)
-    monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
-    assert wordnet_module.find_wordnet() == archive
-    assert EntityMatcher(wordnet=archive).match("car", "automobile").stage == "wordnet"
 
 
 def test_without_wordnet_the_stage_is_absent_and_says_so(monkeypatch, caplog):

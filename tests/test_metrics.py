@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
-from probers.evaluation.baselines import Strata, pooled_auroc
+from probers.evaluation.baselines import pooled_auroc
 from probers.types import RunError
 
 
@@ -205,19 +205,6 @@ def test_it_counts_the_pairs_of_each_stratum(seed):
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert pooled_auroc(labels, scores, strata) == pytest.approx(found[1], rel=1e-12)
     assert np.isnan(pooled_auroc(labels, scores, np.arange(60)))  # nothing is compared across strata
-
-
-def test_strata_are_named_and_crossed():
-    length = Strata.by_length(np.array([1, 2, 7, 5, 1]), short=True)
-    assert length.names == ("1", "2", "5+")
-    both = length.and_by(Strata.by(["place", "date", "date", "place", "place"]))
-    assert [both.names[k] for k in both.of] == ["1 place", "2 date", "5+ date", "5+ place", "1 place"]
-    n, events = both.counts(np.array([1, 0, 0, 1, 0]))
-    assert dict(zip(both.names, zip(n.tolist(), events.tolist(), strict=True), strict=True)) == {
-        "1 place": (2, 1), "2 date": (1, 0), "5+ date": (1, 0), "5+ place": (1, 1),
-    }  # fmt: skip
-    ranges = Strata.by_length(np.arange(10, 60), short=False)
-    assert ranges.names == ("10-19", "20-29", "30-39", "40-49", "50-59")
 
 
 def covered(odds, n, per_group, worlds=40):

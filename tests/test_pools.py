@@ -9,9 +9,6 @@ from helpers.refusals import fails
 
 from probers import FeatureStore
 from probers.cli import main as cli
-from probers.datagen.labelling import features_to_read
-from probers.datagen.settings import Options
-from probers.types import Feature
 
 COT = ["limit=16", "shard_size=16", "batch_size=16", "layers=[6,12]"]
 WIKI = ["--source", "wiki", "limit=12", "shard_size=16", "batch_size=8", "layers=[6,12]"]
@@ -57,36 +54,6 @@ def test_spans_of_articles_too(tmp_path: Path, negatives: str) -> None:
         read = many.feature(pool=pool, site=site)
         assert read.spec == one.spec and read.table().equals(one.table())
         np.testing.assert_array_equal(read.states(one.spec.layers), one.states(one.spec.layers))
-
-
-def test_tokens_before_an_entity_change_nothing_of_its_own(tmp_path: Path) -> None:
-    """Not even what depends on where the prompt ends; the tokens before it look back at the prompt alone."""
-    typed = [*WIKI, "pool=tokens", "site=[resid_post,lookback,probabilities]"]
-    alone, more = made(tmp_path / "alone", *typed), made(tmp_path / "more", *typed, "background=5")
-    plain, table = alone.table(), more.table()
-    before = table[table["inside"] < 0]
-    assert (before["token_wrong"] == -1).all() and 3 < before.groupby("span").size().max() <= 5
-    own = table[table["inside"] == 1].sort_values(["span", "token"])
-    assert own["span"].tolist() == plain.sort_values(["span", "token"])["span"].tolist()
-    for spec in alone.features:
-        states, others = (store.feature(site=spec.site).states(spec.layers) for store in (alone, more))
-        expected = states[plain.sort_values(["span", "token"]).index]
-        np.testing.assert_allclose(others[own.index], expected, atol=2e-3)
-        if spec.site == "lookback":
-            assert (others[before.index] == 1).all() and (others[own.index] < 1).any()
-
-
-def test_which_features_are_read() -> None:
-    def read(**given: object) -> list[Feature]:
-        return features_to_read(Options(**given), 4)
-
-    every, inside = (0, 1, 2, 3, 4), (1, 2, 3, 4)
-    assert read() == [Feature(every)] == read(pool=["mean"], site=["resid_post"])
-    assert read(site=["mlp_out", "resid_post"]) == [Feature(inside, "mlp_out"), Feature(every)]
-    # MIND's vector has no site, and layers= is of the others.
-    assert read(pool=["mind", "last"], site=["mlp_out", "resid_post"], layers=[2]) == [
-        Feature((4,), pool="mind"), Feature((2,), "mlp_out", "last"), Feature((2,), pool="last"),
-    ]  # fmt: skip
 
 
 TRAIN = ["head=linear", "batch_size=16", "resamples=100", "device=cpu", "learning_curve=false"]

@@ -5,10 +5,10 @@ import pytest
 from helpers.tiny import FAMILIES, forwarded, tiny_lm
 from hypothesis import given
 from hypothesis import strategies as st
-from test_lm import alone, assert_all_same, recorded
+from test_lm import alone, assert_all_same
 
 from probers.model.batch_size import longest
-from probers.model.language_model import Decoding, GenerationRequest, ScoreRequest, Scoring
+from probers.model.language_model import ScoreRequest, Scoring
 from probers.signals import signals_before
 from probers.types import Feature, Needs
 
@@ -46,21 +46,6 @@ def test_the_prefix_is_computed_once_for_all_batches_and_calls(monkeypatch):
     assert len(passes) == 4  # another call, no pass over the prefix
     lm.generate(PROMPTS[:2], max_new_tokens=1)
     assert passes[-1][1] > tokens  # and the converse: without it all of the prompt is forwarded
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral", "mpt"])
-def test_odd_prefixes(family):
-    """A prompt that is the prefix itself, prompts much shorter than the longest, a cut token at the seam."""
-    lm = tiny_lm(family)
-    for prefix, prompts in (
-        ("The river", ["The river", "The river"]),
-        ("The", ["The", "The river Arl flows through the town. Its mouth is near Kelby, and it is long."]),
-        ("The riv", ["The river Arl", "The rivalry"]),
-    ):
-        plainly = lm.generate(prompts, max_new_tokens=6, needs=NEEDS)
-        assert_all_same(plainly, lm.generate(prompts, max_new_tokens=6, needs=NEEDS, prefix=prefix))
-        scored = lm.score(prompts, [g.token_ids for g in plainly], needs=NEEDS, prefix=prefix)
-        assert_all_same(plainly, scored)
 
 
 ONE = "She was born in 1931 in Jomholm, where her father had a mill, and moved when she was ten to the coast."
@@ -108,20 +93,6 @@ def test_cuts_of_one_text_are_read_once_whatever_the_batch(family, batch_size, m
     assert sum(rows for rows, _ in read) == 2
     assert {columns for _, columns in read} <= {lengths[2] - 1, lengths[5] - 1}
     assert sum(rows for rows, columns in passes if columns == 1) == len(texts)
-
-
-def test_what_is_known_is_not_made_again(monkeypatch, eager):
-    """A group all of which is known is not read, and of another what is left is the same to the bit."""
-    texts = [head(text, end) for text in (ONE, OTHER) for end in (50, 100)]
-    whole, part = tiny_lm("llama", batch_size=1), tiny_lm("llama", batch_size=1)
-    everything = whole.generate(texts, max_new_tokens=6, needs=NEEDS)
-    passes = forwarded(part, monkeypatch)
-    requests = [GenerationRequest(text, 6) for text in texts]
-    made = list(part.generate_each(requests, Decoding(NEEDS), known={0, 1, 3}))
-    assert [list(batch) for batch in made] == [[2]]
-    assert len([columns for _, columns in passes if columns > 1]) == 1
-    for one, other in zip(recorded(made[0][2]), recorded(everything[2]), strict=True):
-        assert np.array_equal(one, other)
 
 
 def test_prompts_of_one_token_are_not_cut(eager):

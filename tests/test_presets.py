@@ -1,7 +1,6 @@
 """Every preset of configs/experiment composes with the methods it is for, and its parts are made and work."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -346,17 +345,3 @@ def test_a_model_that_the_numbers_are_not_for_is_told_once(small, capsys):
     for more, count in ((typed, 1), (["model=meta-llama/Llama-2-7b-chat-hf", "corpus=nowhere"], 0)):
         exits("rag", [*preset, *more])
         assert capsys.readouterr().out.count("is published for meta-llama/Llama-2-7b-chat-hf") == count
-
-
-def test_the_papers_numbers_of_examples_come_out_of_three_sets():
-    """26,060 examples to train on and 500 to validate on, half of them right in each condition."""
-    common = ["experiment=probing_rag_gemma_2b", "method=probing_data"]
-    found = Counter[str]()
-    last = ["balance_to.train=8684", "balance_to.validation=164"]
-    for questions, more in (("hotpotqa", []), ("nq", []), ("triviaqa", last)):
-        made = request("datagen", [*common, f"questions={questions}", *more])
-        assert set(made.limit) == set(made.balance_to) == {"train", "validation", "test"}
-        for split in ("train", "validation"):
-            found[split] += made.balance_to[split]
-            assert made.limit[split] * 2 > made.balance_to[split]
-    assert found == {"train": 26060, "validation": 500}

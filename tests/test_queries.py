@@ -24,7 +24,6 @@ from probers.rag.queries import (
     LastTokensQuery,
     QuestionQuery,
 )
-from probers.rag.queries.attention import tf_idf
 from probers.rag.retrievers.bm25 import BM25
 from probers.rag.retrievers.lexical import tokenize
 from probers.rag.triggers import Rind, State
@@ -281,19 +280,6 @@ def test_cioqf_by_hand():
     assert CIOQF(top_n=5)(ASKED, made, HIT, shown) == "Mara Telka born Mara born"
 
 
-def test_cioqf_without_a_term_is_the_sum_of_the_other_three():
-    made, where = with_vectors()
-    terms = {
-        "attention": [a / 0.4 for a in ATTENTION], "tf_idf": [float(f == TWICE) for f in TFIDF],
-        "cosine": [(c + 0.6) / 1.4 for c in COSINE], "position": [i / 9 for i in range(1, 10)],
-    }  # fmt: skip
-    for left_out in terms:
-        scores = [sum(values) for values in zip(*(terms[t] for t in terms if t != left_out), strict=True)]
-        assert CIOQF(top_n=4, without=left_out)(ASKED, made, HIT, where) == best_words(scores, 4), left_out
-    with fails("unknown-choice"):
-        CIOQF(without="luck")
-
-
 def test_cioqf_sums_the_attention_of_a_words_tokens_and_averages_their_vectors():
     """Telka as " Tel" and "ka", with its attention and its vector shared out: nothing changes."""
     made, where = with_vectors()
@@ -327,30 +313,6 @@ def test_cioqf_by_hand_with_z_scores():
         assert CIOQF("zscore", top_n=n)(ASKED, made, HIT, where) == best_words(scores, n)
     # Telka, whose attention stands out, is before the second "was" now.
     assert CIOQF("zscore", top_n=4)(ASKED, made, HIT, where) != CIOQF(top_n=4)(ASKED, made, HIT, where)
-
-
-def test_the_inverse_document_frequency_is_scikit_learns():
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    documents = ["mara was born near orn", "where was mara born", "orn was old and orn was large"]
-    reference = TfidfVectorizer(token_pattern=r"\w+", norm=None)
-    reference.fit(documents)
-    words = ["Orn", "was", "Mara", "orn", "loud"]
-    idf = {w: reference.idf_[reference.vocabulary_[w]] for w in ("orn", "was", "mara")}
-    idf["loud"] = 1 + math.log(4)  # in no document
-    expected = [(2 if w.lower() == "orn" else 1) / 5 * idf[w.lower()] for w in words]
-    np.testing.assert_allclose(tf_idf(words, documents), expected)
-
-
-def test_cioqf_takes_the_vectors_of_a_file(tmp_path):
-    file = tmp_path / "vectors.txt"
-    lines = [f"{w.lower()} {x} {y}" for w, (x, y) in VECTORS.items() if w != "born"]  # one word is unknown: 0
-    file.write_text("\n".join([f"{len(lines)} 2", *lines]))
-    made, where = with_vectors()
-    query = CIOQF(top_n=4, vectors=str(file))
-    assert query(ASKED, made, HIT, replace(where, lm=None)) == CIOQF(top_n=4)(ASKED, made, HIT, where)
-    with fails("bad-file"):
-        CIOQF(vectors=str(tmp_path / "none.txt"))
 
 
 def test_cioqf_with_nothing_before_asks_the_question_and_no_attention_is_refused():

@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import os
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -19,16 +18,12 @@ from helpers.artefacts import write_lines
 from helpers.refusals import fails
 
 from probers.data import load_questions
-from probers.data.articles import open_articles
-from probers.data.corpus import load_corpus
 from probers.data.questions import (
     EmptySplitError,
     open_questions,
 )
 from probers.data.splits import Splits
 from probers.types import RunError
-from probers.words.spelling import load_aliases
-from probers.words.vectors import load_vectors
 
 FILES = Path(__file__).parent / "data" / "questions"
 PAINTER = "who painted the ceiling of the hall in aldenburg"
@@ -352,33 +347,6 @@ def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, change
     assert [q.id for q in found.questions] == ["a"] and found.excluded.counts == {"malformed": 1}
     ((where, why),) = found.excluded.listed
     assert where == "line 3" and named in why
-
-
-@pytest.mark.parametrize(("field", "name"), [("id", "a\nb"), ("dataset", "a\x1b[2Jb"), ("group", "a\u202eb")])
-def test_a_name_that_steers_a_terminal_is_a_malformed_line(tmp_path, caplog, field, name):
-    good = {"id": "ünï cödé|`1`", "question": "Who\x1b[2J?\nAnd why?", "dataset": "a b", "group": "g"}
-    target = write_lines(tmp_path / "q.jsonl", [good, good | {"id": "2", field: name}])
-    with fails("bad-line", f"line 2: {field}") as refused:
-        load_questions(target)
-    assert str(refused.value).isprintable()
-    kept = load_questions(target, on_bad_line="skip")
-    assert [(q.id, q.question) for q in kept] == [(good["id"], good["question"])]
-    assert caplog.text.replace("\n", "").isprintable()
-
-
-def test_what_is_no_file_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "device").symlink_to("/dev/zero")
-    for target in (tmp_path / "pipe", tmp_path / "device", tmp_path):
-        for read in (load_questions, load_corpus, open_articles):
-            with fails("no-file", target):
-                read(str(target))
-        for read in (load_aliases, load_vectors):
-            with fails("bad-file", target):
-                read(str(target))
-    # Converse: a link to a file is read like it.
-    (tmp_path / "q.jsonl").symlink_to(write_lines(tmp_path / "q", asked(1)))
-    assert [q.id for q in load_questions(str(tmp_path / "q.jsonl"))] == ["q0"]
 
 
 def test_an_answer_of_which_normalisation_leaves_nothing_accepts_no_silence(tmp_path):

@@ -2,11 +2,9 @@
 
 import math
 import re
-import tempfile
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +23,6 @@ from probers.rag.comparison.compare import selection_of
 from probers.rag.protocol import State, check_counts
 from probers.rag.queries import FlareQuery, QuestionQuery
 from probers.rag.retrievers import BM25, Dense, RankBM25
-from probers.rag.retrievers.places import Places, write_places
 from probers.rag.triggers import Never, Rarity
 from probers.signals.rarity import question_rarity
 from probers.types import Decision, Passage, Question, RunError
@@ -88,20 +85,6 @@ def test_counts_of_any_texts_are_those_of_a_scan(texts, phrases):
         assert retriever.frequency(asked) == [scan(passages, phrase) for phrase in asked]
         pairs = list(product(asked[:3], asked[:3]))
         assert retriever.together(pairs) == [scan(passages, *pair) for pair in pairs]
-
-
-@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=7), max_size=20), st.integers(1, 30))
-def test_places_written_block_by_block_are_those_in_memory(documents, block):
-    numbers = {token: number for number, token in enumerate(sorted(set().union(*documents)))}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_places(documents, folder, numbers.get, len(numbers), block=block)
-        mapped, whole = Places.load(folder, numbers.get), Places.of(documents)
-        for phrase in product("abcd", "abc", "ab"):
-            for n in (1, 2, 3):
-                rows = mapped.rows(phrase[:n]).tolist()
-                expected = [i for i, d in enumerate(documents) if "".join(phrase[:n]) in "".join(d)]
-                assert rows == whole.rows(phrase[:n]).tolist() == expected
 
 
 @given(st.lists(st.integers(0, 10**7), min_size=1), st.integers(1, 10**6))

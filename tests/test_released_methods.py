@@ -18,16 +18,13 @@ import torch
 from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, offsets, passage
 
 import probers.signals.tokens
-from probers import CausalLM
 from probers.heads import HEADS, WRONG
 from probers.prober.prober import Prober
 from probers.prompts import TESTBED_PROMPT
 from probers.rag import queries, triggers
-from probers.rag.loop import RAG
 from probers.rag.protocol import UNANSWERED, State
 from probers.signals import trend_scores
 from probers.store.spec import FeatureSpec
-from probers.testbed.assets import load_corpus, load_questions
 from probers.types import AttentionRows, Decision, Feature, Generation, Needs, Question
 
 DATA = json.loads((Path(__file__).parent / "data" / "released_methods.json").read_text())
@@ -168,28 +165,3 @@ def test_ctrla_is_radio_with_a_mean_difference_head():
     decision = trigger.decide([generation], [State(Question("q", "q"), None, None, (0, 0))])[0]
     assert [score > trigger.threshold for score in decision.token_scores] == data["low"]
     assert 0 < sum(data["low"]) < len(tokens)
-
-
-METHODS = {
-    "etc": (triggers.ETC(0.3), queries.ETCQuery()),
-    "dtr": (triggers.DTR(0.05), queries.DTRQuery()),
-    "seakr": (triggers.Eigenscore(-1.0, samples=3, variant="seakr"), queries.SeakrQuery(samples=3)),
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_costs_of_a_run_are_those_of_its_parts(name):
-    lm = CausalLM.from_pretrained("testbed", device="cpu", dtype="float32")
-    trigger, query = METHODS[name]
-    answers = RAG(lm, load_corpus(), trigger, query).answer(load_questions()[:8])
-    retrievals = [answer.retrievals for answer in answers]
-    assert any(retrievals) and (name == "seakr" or not all(retrievals))
-    assert name != "dtr" or max(retrievals) == 1
-    for answer in answers:
-        counters, fired = answer.counters, answer.retrievals
-        written = sum(bool(r.text) for r in answer.rounds) - counters.forced
-        if name in ("etc", "dtr"):  # a passage is written for each retrieval of DTR
-            assert counters.generations == written + counters.forced + fired * (name == "dtr")
-        else:  # 3 samples for each answer, and 4 texts for each passage that is read, of at most 3
-            assert counters.generations <= written * 4 + fired * 3 * (1 + 3 * 2) + counters.forced
-            assert counters.generations > written * 4 + fired * 4 - 1 + counters.forced

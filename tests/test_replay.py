@@ -221,17 +221,3 @@ def test_another_limit_stop_or_need_is_generated_anew():
     got = ask(sharing(inner), prompts=prompts, limit=[20, 20, 20, 3])
     assert [len(g.token_ids) for g in got] == [8, 8, 8, 3]
     assert got[2] is got[0] and len(inner.prompts) == 3
-
-
-def test_what_one_pass_records_serves_all_and_each_gets_what_it_asked_for():
-    inner = FakeLM(write, entropy, state=lambda text: [1.0, 2.0, 3.0, 4.0])
-    lm = sharing(inner, also=Needs.of((1, 2), attention=True))
-    first = ask(lm)[0]
-    assert (first.state, first.attention, first.needs) == (None, None, NOTHING)
-    two = ask(lm, Needs.of((2,)))[0]
-    assert two.needs == Needs.of((2,)) and two.state.shape == (1, 4)
-    assert ask(lm, Needs(attention=True))[0].attention is not None
-    assert len(inner.prompts) == 1
-    # States of every token are another pooling, which that pass could not record.
-    assert ask(lm, Needs.of((2,), pool="tokens"))[0].state.shape[1:] == (1, 4)
-    assert len(inner.prompts) == 2

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 from helpers.fake_lm import FakeLM, FakeRetriever, passage
-from test_methods import Strategies
 
 from probers.rag import triggers as rules
 from probers.rag.comparison.curves import record_all, rerun_all
@@ -123,19 +122,6 @@ def test_points_are_runs_that_go_where_the_curve_has_the_widest_gap_but_for_the_
     # When nothing is left between, no more is run.
     curve = curves(tmp_path / "two", SENTENCE, points=50, questions=QUESTIONS[1:3])["sentence"]
     assert 3 < len(curve["value"]) < 12
-
-
-@pytest.mark.parametrize("trigger", [rules.FixedSentence(), rules.Adaptive(Strategies())])
-def test_rules_are_run_at_smaller_limits(trigger, tmp_path):
-    method = Method("rule", trigger, LastSentenceQuery())
-    curve = curves(tmp_path, method)["rule"]
-    assert (curve["option"], curve["own"], curve["value"]) == ("max_retrievals", 3, [0, 1, 2, 3])
-    for limit in (0, 1, 2, 3):
-        real = ran(loop(max_retrievals=limit), method)
-        assert curve["em"][limit] == real.table["em"].mean()
-        for cost in ("retrievals", *TOKENS):
-            assert curve[cost][limit] == real.cost(cost).mean()
-    assert curve["priced"] == [True] * 4
 
 
 def test_no_points_no_retrievals_or_no_gold_answers_give_no_curves(tmp_path):

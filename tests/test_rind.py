@@ -13,7 +13,7 @@ from helpers.refusals import fails
 import probers.words.text
 from probers.signals import BEFORE, SIGNALS, Part, rind_scores, signals, signals_before, words
 from probers.types import AttentionRows, Generation, RunError
-from probers.words.text import content_filter, is_content, split_sentences
+from probers.words.text import content_filter, is_content
 
 
 @pytest.fixture(autouse=True)
@@ -101,15 +101,3 @@ def test_words_by_hand():
     assert words(text, offsets) == [Part(*span) for span in spans]
     with fails(None, "'old'", kind=RunError):
         words("old", [(0, 0)])
-
-
-@pytest.mark.parametrize(("text", "sentences"), [
-    ("Dr. J. K. Rowling paid 3.5 dollars. He left.", ["Dr. J. K. Rowling paid 3.5 dollars.", "He left."]),
-    ("It is U.S. based! Yes. So it is.", ["It is U.S. based!", "Yes.", "So it is."]),
-    ("He works at Apple Inc. The firm is old", ["He works at Apple Inc.", "The firm is old"]),
-    ("Born at No. 5 St. Mary. 1912 was cold.", ["Born at No. 5 St. Mary.", "1912 was cold."]),
-    ('"Stop!" she said. (He did.) Then', ['"Stop!" she said.', "(He did.)", "Then"]),
-    ("One line\nAnother... e.g. this, i.e. that.\n\n", ["One line", "Another... e.g. this, i.e. that."]),
-])  # fmt: skip
-def test_sentences(text, sentences):
-    assert [text[start:end] for start, end in split_sentences(text)] == sentences

@@ -12,7 +12,6 @@ import pytest
 from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from helpers.refusals import exits, fails
 
-from probers import CausalLM
 from probers.cli.components import Component
 from probers.datagen.labels.cot import BY_ENTROPY
 from probers.rag import triggers as rules
@@ -183,17 +182,6 @@ def test_an_empty_answer_fires_without_samples():
     rag.lm.greedy = rag.lm.write = lambda prompt: ""
     (decision,), _ = decisions(rag, QUESTIONS[:1])
     assert decision.score == UNANSWERED and decision.fire and rag.lm.drawn == 0
-
-
-def test_the_model_is_asked_about_its_own_answer():
-    lm = CausalLM.from_pretrained("testbed")
-    question = Question("q", "Who does Lena Zaser work for?", ("?",))
-    for samples, calls in ((0, 2), (2, 4)):
-        rag = RAG(lm, FakeRetriever(lambda query: []), rules.PTrue(9.0, samples=samples), AnswerQuery())
-        ((decision,), (answer,)) = decisions(rag, [question])
-        assert 0 <= decision.score <= 1 and not decision.fire
-        assert answer.counters.generations == calls
-        assert len(decision.evidence.get("samples", ())) == samples
 
 
 def test_a_store_has_the_detectors_and_labels_by_the_cut(tmp_path):

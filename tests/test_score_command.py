@@ -101,17 +101,6 @@ def test_a_text_read_whole_has_the_scores_that_it_had_while_it_grew(model, pool)
     np.testing.assert_allclose(text_scores(bank, read.state)[0], scores, atol=1e-4)
 
 
-@pytest.mark.parametrize("pool", ["mean", "mind"])
-def test_the_last_tokens_score_is_that_of_the_pooled_state(model, pool):
-    lm = loaded(model)
-    bank = make_bank(lm, pool)
-    (apart,) = lm.score(["Ada was"], [" born in London."], needs=text_needs(bank))
-    (pooled,) = lm.score(["Ada was"], [" born in London."], needs=bank.needs)
-    scores, last = text_scores(bank, apart.state)[0], bank.score_states(pooled.state[None])[0]
-    np.testing.assert_allclose(scores[-1], last, atol=1e-5)
-    assert not np.allclose(scores, last, atol=1e-3)
-
-
 def test_every_line_comes_back_with_its_scores_and_its_own_fields(place):
     lines = lines_of(score())
     assert [line["id"] for line in lines] == ["one", "two", "line 3", "4"]
@@ -130,17 +119,6 @@ def test_every_line_comes_back_with_its_scores_and_its_own_fields(place):
     scores = np.array([line["hallucination"]["score"] for line in lines])
     labelled = results_of(place / "runs/score/texts")["labelled"]
     assert labelled["auroc"]["value"] == auroc(np.array([0, 1, 1, 0]), scores)
-
-
-def test_another_prober_or_threshold_has_a_folder_of_its_own(place):
-    (place / "other").symlink_to(place / "prober")
-    options = [], ["threshold=0.5"], ["prober=other", "threshold=0.5"]
-    names = ["texts", "texts,threshold=0.5", "texts,prober=other,threshold=0.5"]
-    for _ in range(2):
-        assert [score(*each).name for each in options] == names
-    write(WRITTEN[:2])  # other texts under the same name
-    with fails("out-taken", "inputs"):
-        score()
 
 
 def test_the_page_shows_every_character_inert_and_loads_nothing(place):

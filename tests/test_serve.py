@@ -34,7 +34,6 @@ from probers.serve.protocol import ChatRequest
 from probers.serve.scheduler import Scheduler, ScoredText
 from probers.types import RunError
 
-STOP = {"hallucination": {"on_high": "stop", "threshold": -100}}
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
 
 
@@ -377,9 +376,9 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"hallucination": {"str": 1}}, "hallucination.str", ""),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", ""),
     ({"retrieval": {}}, "retrieval.trigger", ""),
-    ({"retrieval": {"trigger": "nonsense"}}, None, "'nonsense'"),
-    ({"retrieval": {"trigger": "oracle"}}, None, "oracle"),
-    ({"retrieval": {"trigger": "never", "threshold": 1}}, None, "threshold"),
+    ({"retrieval": {"trigger": "nonsense"}}, "retrieval.trigger", "'nonsense'"),
+    ({"retrieval": {"trigger": "oracle"}}, "retrieval.trigger", "oracle"),
+    ({"retrieval": {"trigger": "never", "threshold": 1}}, "retrieval.trigger", "threshold"),
     *(({"retrieval": {"trigger": "never"}, **more}, next(iter(more)), value) for more, value in (
         ({"n": 2}, "one greedy answer"), ({"prompt": "a \ud800"}, "surrogates"), ({"stop": ["."]}, ""),
         ({"max_tokens": 10**6}, "1000000"), ({"prompt": ["a", "b"]}, "one question"),
@@ -434,18 +433,6 @@ def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     body |= {**dict.fromkeys(fields), "messages": [{"role": "user", "content": [part]}]}
     good = httpx.post(f"{chatting.url}/v1/chat/completions", json=body)
     assert good.status_code == 200, good.text
-
-
-@pytest.mark.parametrize(("depth", "statuses"), [(10, (200,)), (700, (200, 400)), (50_000, (400,))])
-def test_nesting_is_read_or_refused_in_one_sentence(chatting, depth, statuses):
-    """Claim: whatever reads a body to its depth, a reader of JSON or a template, no error is the server's."""
-    nested = '{"a":' * depth + "1" + "}" * depth
-    tools = '[{"type": "function", "function": {"name": "f", "parameters": ' + nested + "}}]"
-    told = '"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1'
-    body = f'{{"model": "testbed", {told}, "tools": {tools}, "metadata": {nested}}}'
-    answer = post(chatting, body, "chat/completions")
-    assert answer.status_code in statuses
-    assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"], answer.text
 
 
 @pytest.mark.parametrize(("content", "headers", "status", "told"), [

@@ -134,26 +134,6 @@ def test_a_page_becomes_prose_without_headings_lists_and_references(wiki, tmp_pa
     assert [r["titles"] for r in wiki.requests] == ["Calder"]
 
 
-EDITS = {
-    "cut": lambda record: json.dumps(record)[:40],
-    "altered": lambda record: record | {"text": "Another text."},
-    "fields missing": lambda record: {key: record[key] for key in ("schema", "name", "status")},
-    "no object": lambda record: [record],
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_damaged_page_of_the_cache_is_named_and_fetched_again(wiki, tmp_path, caplog, edit):
-    wiki.pages = towns("Aston")
-    first = fetch(wiki, titles=["Aston"])
-    (file,) = (tmp_path / "cache").rglob("*.json")
-    whole = file.read_bytes()
-    made = EDITS[edit](json.loads(whole))
-    file.write_text(made if isinstance(made, str) else json.dumps(made))
-    assert fetch(wiki, titles=["Aston"]) == first and len(wiki.requests) == 2
-    assert f"{file} " in caplog.text and file.read_bytes() == whole
-
-
 def test_a_category_is_followed_to_its_depth_once_round_a_circle_and_cached(wiki):
     wiki.pages = towns("Aston", "Bexley", "Calder", "Dunmore")
     wiki.categories = {
@@ -219,21 +199,6 @@ def test_a_passing_fault_is_tried_again_and_a_lasting_one_is_listed(wiki, fault)
     assert title == "Calder" and reason.startswith("not fetched") and "tried 2 times" in reason
     wiki.broken, wiki.pages = {}, wiki.pages | towns("Calder")
     assert len(fetch(wiki, titles=["Calder", "Bexley"])[0]) == 2  # a failure is not kept
-
-
-def test_an_answer_that_no_repetition_mends_is_asked_once(wiki):
-    wiki.pages = towns("Aston", "Bexley")
-    answers = {
-        "404": (404, {}, {}),
-        "no such value": (200, {}, {"error": {"code": "badvalue", "info": "no such value"}}),
-        "": (200, {}, {"query": {"interwiki": [{"title": "fr:Paris"}]}}),
-        "4000 s": (429, {"Retry-After": "4000"}, {}),
-        "HTTP 302": (302, {"Location": wiki.options["api_url"] + "?titles=Bexley"}, {}),  # not followed
-    }
-    wiki.broken = {f"Page {i}": answer for i, answer in enumerate(answers.values())}
-    articles, problems = fetch(wiki, titles=[*wiki.broken, "Aston"])
-    assert [a.title for a in articles] == ["Aston"] and len(wiki.requests) == 6
-    assert all(word in reason for word, (_, reason) in zip(answers, problems, strict=True)), problems
 
 
 def test_a_dead_network_is_left_alone_and_the_cache_still_serves(wiki):

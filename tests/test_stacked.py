@@ -16,7 +16,6 @@ from test_joint_heads import grown
 
 from probers.cli.components import Component
 from probers.heads import HEADS, LinearHead, ProbeHead, SequenceHead, StackedHead, is_joint
-from probers.prober.calibration import fit_logistic
 from probers.prober.decision import Ensemble
 from probers.prober.prober import Prober
 from probers.prober.token_scores import GrowingScores, text_scores
@@ -27,7 +26,7 @@ from probers.train.data import Dataset
 from probers.train.examples import WEIGHTS
 from probers.train.heads import probe_tasks
 from probers.train.heads import train_heads as fit
-from probers.train.methods.stacking import Stacking, fit_weights
+from probers.train.methods.stacking import Stacking
 from probers.train.run import method_for, run
 from probers.train.settings import Train
 
@@ -141,19 +140,6 @@ def test_it_is_the_logistic_regression_of_scikit_learn_on_half_of_the_validation
     both = weighed(store, *names)
     np.testing.assert_allclose(both.score_states(x), expected, atol=2e-3, rtol=2e-3)
     np.testing.assert_allclose(both.head.weights[0], reference.coef_[0], atol=2e-3)
-
-
-def test_no_weight_is_negative() -> None:
-    """A member that would count against itself is as if left out; converse: others keep theirs."""
-    rng = np.random.default_rng(0)
-    wrong = rng.integers(0, 2, 200)
-    good = wrong[:, None] + rng.standard_normal((200, 2))
-    found = fit_weights(np.column_stack([good, rng.standard_normal(200) - wrong]), wrong)
-    np.testing.assert_allclose(found.weights, [*fit_logistic(good, wrong).weights, 0], atol=1e-6)
-    assert found.intercept == pytest.approx(fit_logistic(good, wrong).intercept)
-    np.testing.assert_array_equal(fit_weights(good, wrong).weights, fit_logistic(good, wrong).weights)
-    with fails("labels", "200 texts"):
-        fit_weights(-good, wrong)
 
 
 def test_what_it_has_seen_is_what_its_members_have_and_the_half_of_its_weights(folder: Path) -> None:

@@ -12,17 +12,15 @@ from unittest.mock import Mock
 import datasets
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from helpers.artefacts import contents, harm
 from helpers.refusals import fails
 
 from probers.cli.runs import identity
 from probers.store import reader
-from probers.store.files import encode_rows
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.store.store import FeatureStore
-from probers.types import Needs, RunError
+from probers.types import RunError
 
 MODEL = ModelSpec("testbed", "abc123", layers=6, width=8, dtype="float32")
 SPEC = FeatureSpec(MODEL, layers=(0, 2, 5), width=8, prompt="p1")
@@ -140,18 +138,6 @@ def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
             FeatureStore.create(tmp_path, features, config=config, shards=shards)
 
 
-def test_a_signal_of_attention_may_be_missing_and_no_other(tmp_path: Path) -> None:
-    rows = [row | {"rind_max": None if i else 0.25} for i, row in enumerate(make_rows(3))]
-    store = begun(tmp_path / "s", written=())
-    store.write_shard(0, rows, make_states(3, 0))
-    store.finish({})
-    table = FeatureStore.open(tmp_path / "s").table()
-    assert table["rind_max"].isna().tolist() == [False, True, True]
-    silent = [row | {"mean_entropy": None} for row in rows]
-    with pytest.raises(TypeError):
-        begun(tmp_path / "t", written=()).write_shard(0, silent, make_states(3, 0))
-
-
 def test_states_and_rows_that_do_not_fit(tmp_path: Path) -> None:
     store = FeatureStore.create(tmp_path, [SPEC, MLP], config={}, shards=1)
     rows, states = make_rows(2), make_all(2, 0, (SPEC, MLP))
@@ -167,22 +153,6 @@ def test_states_and_rows_that_do_not_fit(tmp_path: Path) -> None:
     store.write_shard(0, [rows[0], rows[0]], *make_all(2, 0, (SPEC, MLP)))
     with fails("overlap", "q0", kind=RunError):
         store.finish()
-
-
-def test_specs_name_both_sides() -> None:
-    assert FeatureSpec.from_dict(json.loads(json.dumps(SPEC.to_dict()))) == SPEC
-    assert SPEC.needs == Needs.of((0, 2, 5), site="resid_post", pool="mean")
-    SPEC.check_model(replace(MODEL, id="/elsewhere", dtype="float16"))  # the same weights, otherwise kept
-    for change in ({"revision": "zzz"}, {"layers": 7}):
-        other = replace(MODEL, **change)
-        with fails("mismatch", "testbed@abc123 (6 layers", f"testbed@{other.revision}"):
-            SPEC.check_model(other)
-    with fails("mismatch", "pool='mean'", "pool='last'"):
-        SPEC.check(replace(SPEC, layers=(2,), pool="last"), what="the store", against="the prober")
-    with fails("layers", "testbed has 6 layers"):
-        replace(SPEC, layers=(7,))
-    with fails(None, "width"):
-        FeatureSpec.from_dict({k: v for k, v in SPEC.to_dict().items() if k != "width"})
 
 
 def test_rows_in_any_order_from_any_number_of_maps(tmp_path, monkeypatch):
@@ -355,20 +325,3 @@ def test_several_features_of_the_same_rows(tmp_path: Path) -> None:
         store.feature(pool="last")
     with pytest.raises(ValueError, match="pool and site"):
         FeatureStore.create(tmp_path / "t", [SPEC, SPEC], config={})
-
-
-@pytest.mark.parametrize(("values", "kept"), [
-    ([1, 2.7, None], [1.0, 2.7, None]), ([None, "a", "b"],) * 2, ([3, 4, 5],) * 2,
-    ([np.float32(1.5), 1, np.int64(2)], [1.5, 1.0, 2.0]),
-    ([np.bool_(True), False, None], [True, False, None]),
-    ([1, "a", 2], None), ([True, 1, 2], None), ([None] * 3, None), ([[1]] * 3, None),
-])  # fmt: skip
-def test_a_further_column_keeps_its_values_or_is_refused(tmp_path: Path, values, kept) -> None:
-    rows = [row | {"more": value} for row, value in zip(make_rows(3), values, strict=True)]
-    if kept is None:  # of several types, or of one that has no place there
-        with pytest.raises(ValueError, match="more"):
-            encode_rows(rows)
-        return
-    (tmp_path / "rows").write_bytes(encode_rows(rows))
-    found = pq.read_table(tmp_path / "rows")["more"].to_pylist()
-    assert found == kept and [type(value) for value in found] == [type(value) for value in kept]

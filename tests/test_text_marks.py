@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from helpers.refusals import fails
 from helpers.tiny import BOS, EOS, PAD, tiny_path
-from transformers import AutoTokenizer
 
 from probers.cli.compose import request as settings
 from probers.cli.inputs import load_model
@@ -66,32 +65,6 @@ def test_a_change_of_a_local_folder_is_named_in_words(folder, change, named):
     replace(bank, allow_other=True).check_model(after)
     with fails("mismatch", named):
         check_one_model({"a": bank, "b": replace(bank, spec=replace(store, model=after))})
-
-
-def test_padding_the_place_and_the_day_are_no_difference(folder, tmp_path):
-    (folder / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}" + CHAT)
-    plain = spec_of(folder)
-    assert plain.template != "none" and plain.ends == EOS
-    assert spec_of(folder, chat_date="1999-12-31") == plain
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.pad_token = tokenizer.eos_token  # as many do before they write batches
-    lm = CausalLM.from_pretrained(str(folder), device="cpu", dtype="float32")
-    assert CausalLM(lm.model, tokenizer, name=lm.spec.id, revision=lm.spec.revision).spec == plain
-    moved = Path(shutil.move(folder, tmp_path / "elsewhere"))
-    assert spec_of(moved).same_as(plain)
-
-
-def test_files_from_before_say_nothing_and_fit(folder):
-    """Claim: a part that one side lacks is no difference; converse: weights still count."""
-    now = spec_of(folder)
-    before = replace(now, template="", ends="", tokens="")
-    for one, other in ((before, now), (now, before)):
-        FeatureSpec(one, (1,), now.width).check_model(other)
-        with fails("mismatch", "the model now is"):
-            FeatureSpec(one, (1,), now.width).check_model(replace(other, revision="0"))
-    for model in (before, now):
-        spec = FeatureSpec(model, (1,), now.width)
-        assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 @pytest.mark.parametrize("part", [None, "1/2"])

@@ -244,18 +244,6 @@ def test_ragtruth_finds_its_prompts_beside(tmp_path):
         list(source(file).all())
 
 
-@pytest.mark.parametrize("name", ["ragtruth", "lettucedetect", "shroom", "halueval", "factscore"])
-def test_without_their_list_of_labels_records_are_undecided(name, tmp_path):
-    """Nobody has judged them, so they do not count as right."""
-    nulls = dict.fromkeys(("labels", "hard_labels", "soft_labels", "hallucination", "annotations"))
-    rows = [
-        r for r in LAYOUTS[name]["records"] if not {"right_answer", "right_response", "right_summary"} & {*r}
-    ]
-    records = [record | {key: None for key in nulls if key in record} for record in rows]
-    texts = source(write_lines(tmp_path / "a.jsonl", records)).all()
-    assert [text.wrong for text in texts] == [None] * len(rows)
-
-
 def test_what_layouts_have_beside_labels_is_kept(tmp_path):
     """Splits of a layout, what HaluEval's dialogues are about, and TruthfulQA as it is on the Hub."""
     rows = [record | {"split": "val"} for record in LAYOUTS["statements"]["records"]]

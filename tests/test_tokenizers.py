@@ -17,7 +17,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
 
 from probers import CausalLM
-from probers.data.texts.base import read_text, token_labels
 from probers.model.language_model import Sampling
 from probers.model.tokens import (
     Prompt,
@@ -131,20 +130,6 @@ def test_any_text_at_all(family, text):
 def test_what_the_vocabulary_lacks_is_refused(family, text):
     with fails("bad-value"):
         read(family_tokenizer(family), text)
-
-
-def test_labels_of_decomposed_letters_stand_at_their_tokens():
-    wrong = "Rene\u0301"
-    start = DECOMPOSED.index(wrong)
-    spans = [{"start": start, "end": start + len(wrong), "wrong": True}]
-    one = read_text({"answer": DECOMPOSED, "spans": spans, "outside": "right"}, "line 1")
-    tokenizer = family_tokenizer("qwen")
-    _, ids, offsets = read(tokenizer, DECOMPOSED)
-    marked = [token for token, wrong in zip(ids, token_labels(one, offsets).wrong, strict=True) if wrong]
-    assert tokenizer.decode(marked).strip() == "René"
-    # A text cut within a letter keeps the labels before it.
-    text, cut = read_offsets(tokenizer, ids[: len(ids) // 2], (), DECOMPOSED)
-    assert DECOMPOSED.startswith(text) and cut == offsets[: len(cut)]
 
 
 def model_of(tokenizer: Any, folder: Any, *, rows: int = 0) -> CausalLM:

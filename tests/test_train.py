@@ -165,7 +165,7 @@ def test_what_a_store_lacks_is_left_out_with_a_reason(tmp_path, caplog):
     for lacks in ("no layer 0", "no column answer_kind", "no column mean_entropy", "no rind_max"):
         assert f"the store has {lacks}" in notes
     assert "question is the same in all training examples" in notes
-    assert "the store has no layer 0" in caplog.text.replace("\n  ", " ")
+    assert "left out (the card says why): " in caplog.text.replace("\n  ", " ")
     assert bank.entropy_model is None and bank.metrics["with_entropy"] is None
     assert bank.metrics["positive_control"] is None
     absent = {"embedding layer", "RIND maximum", "bag of words, question"}
@@ -358,20 +358,6 @@ def test_the_prober_of_all_texts_is_the_trainings_own(swept):
     for name in ("config.json", "heads.safetensors", "seen.json"):
         assert (swept / "sizes/600" / name).read_bytes() == (swept / name).read_bytes()
     assert figures(swept / "sizes/600") == figures(swept) | {"learning_curve": []}
-
-
-def test_a_size_is_a_store_of_these_texts(swept, examples, tmp_path):
-    """Trained by a command of its own on a store where the other training texts are of no split."""
-    kept = set(examples.training_part(200, 0).groups("train"))
-
-    def only(row: dict) -> dict:
-        left_out = row["split"] == "train" and row["group"] not in kept
-        return row | {"dataset": "other" if left_out else "testbed"}
-
-    alone = make_store(tmp_path / "store", edit=only)
-    its = train(alone.path, tmp_path / "alone", "train_on=[testbed]", *SMALL).metrics
-    assert_same_prober(swept / "sizes/200", tmp_path / "alone")
-    assert its["splits"]["train"]["n"] == 200
 
 
 def test_a_set_of_layers_is_a_training(swept, store, tmp_path):

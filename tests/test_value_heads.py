@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from probers.cli import main as cli
 from probers.data.texts.base import read_text
 from probers.heads import LinearHead, Moments, ProbingRagHead
-from probers.prober import value_head
 from probers.prober.calibration import Temperature
 from probers.prober.decision import Ensemble, half_precision
 from probers.prober.prober import Prober
@@ -238,25 +237,6 @@ def test_probes_that_cannot_be_read_are_refused_by_name(name, tmp_path, monkeypa
     with fails(code, named, probe):
         imported(probe, tmp_path / "prober")
     assert [path.name for path in tmp_path.iterdir()] == ["probe"]
-
-
-def test_of_the_hub_only_the_files_of_its_folder_are_asked_for(tmp_path, monkeypatch):
-    written(tmp_path / "snapshot" / "linear", linear().state_dict(), 0)
-    asked = []
-
-    def download(repo, **options):
-        asked.append((repo, options.pop("allow_patterns"), options))
-        return str(tmp_path / "snapshot")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.chdir(tmp_path)
-    typed = ["owner/probes", "subfolder=linear", "revision=v1", f"model={tiny_path('llama', 0)}", *ON]
-    cli.run("import", typed)
-    assert Prober.from_pretrained("runs/import/linear").layers == (1,)
-    ((repo, patterns, options),) = asked
-    assert (repo, options) == ("owner/probes", {"revision": "v1"})
-    assert all(pattern.startswith("linear/") for pattern in patterns)
-    assert {f"linear/{name}" for name in value_head.FILES} <= {*patterns}
 
 
 def test_what_is_no_linear_head_of_tokens_is_not_exported():

@@ -1,6 +1,5 @@
 """Scores in the user's own loop: right, of the tokens they say, and without a trace in what is generated."""
 
-import gc
 import runpy
 import sys
 from dataclasses import replace
@@ -348,22 +347,6 @@ def test_padding_and_what_follows_an_end_count_for_nothing() -> None:
     np.testing.assert_allclose(found[1][0], found[2][0], **CLOSE)
     own.model.generation_config.pad_token_id = own.model.generation_config.eos_token_id = None
     assert list(map(len, read())) == [5, 5, 5]  # nothing says what these ids mean
-
-
-def test_a_criterion_takes_its_hooks_along() -> None:
-    own = Loop()
-    before = hooks(own.model)
-    stop = own.stop(threshold=np.inf)
-    own.write(3, stopping_criteria=[stop])
-    assert hooks(own.model) > before
-    del stop
-    gc.collect()
-    assert hooks(own.model) == before
-    stop = own.stop()
-    stop.close()
-    assert hooks(own.model) == before
-    with fails("conflict"):
-        own.write(3, stopping_criteria=[stop])
 
 
 def assisted(own: Loop, count: int, **options: Any) -> Any:

@@ -20,9 +20,9 @@ from probers.datagen.writer import balance, fill
 from probers.prompts import PromptTemplate
 from probers.store.spec import FeatureSpec
 from probers.testbed.assets import load_articles
-from probers.types import Article, Needs
+from probers.types import Needs
 from probers.words import Recogniser, head_entity
-from probers.words.vectors import train_vectors, trained
+from probers.words.vectors import train_vectors
 
 RULES = Recogniser("rules", fine=True, quiet=True)
 
@@ -266,18 +266,6 @@ def test_a_number_sign_in_an_id_is_no_token(tmp_path):
     assert shares(store) == {("train", "a", 0): 3, ("train", "a", 1): 3}
 
 
-def test_balancing_by_condition_differs_from_balancing_by_split(tmp_path):
-    counts = {("train", "a", 0): 6, ("train", "a", 1): 2, ("train", "b", 0): 2, ("train", "b", 1): 6}
-    for by, expected in ((("split",), {2, 6}), (("split", "condition"), {2})):
-        store = labelled(tmp_path, counts, name="-".join(by))
-        balance(store, by=by, seed=0)
-        assert set(shares(store).values()) == expected
-    store = labelled(tmp_path, {("train", "a", 0): 5, ("test", "a", 0): 4, ("test", "a", 1): 2})
-    (note,) = balance(store, by=("split",), seed=0)  # a split with one label stays and is named
-    assert "train" in note and "wrong" in note
-    assert shares(store) == {("train", "a", 0): 5, ("test", "a", 0): 2, ("test", "a", 1): 2}
-
-
 def test_a_balanced_run_killed_in_between_ends_the_same(tmp_path):
     counts = {("train", "a", 0): 21, ("train", "a", 1): 9}
     whole = labelled(tmp_path, counts, name="whole")
@@ -305,16 +293,3 @@ def test_vectors_are_trained_once_on_articles_of_ones_own(tmp_path, has):
         made = vectors.read_bytes()
         train_vectors(iter(()), vectors, seed=0)  # a resumed run keeps them
         assert vectors.read_bytes() == made
-
-
-def test_damaged_vectors_are_named_and_trained_again(tmp_path, caplog):
-    path, record = tmp_path / "vectors.bin", tmp_path / "vectors.json"
-    articles = [Article("a", "A", ("Paris is a town. " * 9,), "train")] * 9
-    train_vectors(articles, path, seed=0)
-    made = path.read_bytes()
-    assert trained(path)
-    for file, blob in ((path, made[:-1] + b"x"), (record, b"{")):
-        caplog.clear()
-        file.write_bytes(blob)
-        train_vectors(articles, path, seed=0)
-        assert path.read_bytes() == made and trained(path) and f"{file} " in caplog.text

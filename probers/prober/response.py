@@ -78,7 +78,7 @@ class TokenScores(Frozen):
 
     token_scores: _PerToken = figure("one per token of the text; null for a token without a score", ())
     token_p_wrong: _PerToken = figure(
-        "the same as probabilities; note that calibration was done on spans and whole texts", ()
+        "the same as probabilities, but calibrated on spans and whole texts", ()
     )
     token_offsets: tuple[tuple[int, int], ...] = figure(
         "`[start, end)` of each token in the choice's text, characters (Unicode code points)", ()
@@ -87,12 +87,11 @@ class TokenScores(Frozen):
         "log-probability of each token in nats, of the raw distribution", None
     )
     token_entropies: _PerToken | None = figure(
-        "entropy of each token's raw distribution in nats; null from vLLM, which does not return "
-        "whole distributions", None
-    )  # fmt: skip
+        "entropy of each token's raw distribution in nats; null from vLLM", None
+    )
     revised: tuple[Revised, ...] = figure(
-        '`[{"token", "score", "p_wrong"}]` in the last chunk of a stream: tokens of earlier chunks, by their '
-        "place from 0, whose scores are others now; left out if there are none", ()
+        '`[{"token", "score", "p_wrong"}]` in the last chunk of a stream: new scores of tokens of earlier '
+        "chunks, by their place from 0; left out if there are none", ()
     )  # fmt: skip
     reasoning: TokenScores | None = figure(
         "the same fields for the model's thinking, which has its own offsets; left out without thinking", None
@@ -128,7 +127,7 @@ class Response(TokenScores):
     domain: DomainDistance | None = figure(
         '`{"distance", "limit", "surprise", "surprise_range", "unlike"}`: whether the text is '
         "unlike those the prober was trained on; `p_wrong` is then not a tested probability. The distance "
-        "is the mean over the judged tokens, or of the pooled state; the surprise is of the whole text, and "
+        "is the mean over the judged tokens, or of the pooled state. The surprise is of the whole text, and "
         "null if the prober has no range for it or the engine returns no entropies (vLLM). Null if the "
         "prober has no domain or nothing was judged", None
     )  # fmt: skip

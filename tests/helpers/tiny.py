@@ -196,10 +196,10 @@ def forwarded(lm: CausalLM, monkeypatch: Any) -> list[tuple[int, int]]:
     return passes
 
 
-def save_gguf(file: Path, *, kind: str = "F32", seed: int = 0, without: str = "-", most: int = 0) -> None:
+def save_gguf(file: Path, *, kind: str = "F32", seed: int = 0, most: int = 0) -> None:
     """The tiny Llama and its tokenizer as llama.cpp converts them; in ``kind`` what it divides.
 
-    Tensors whose name holds ``without`` are left out; with ``most`` there is a new file after so many.
+    With ``most`` there is a new file after so many tensors.
     """
     import gguf
 
@@ -234,8 +234,7 @@ def save_gguf(file: Path, *, kind: str = "F32", seed: int = 0, without: str = "-
         block = gguf.GGML_QUANT_SIZES[wanted][0]
         used = wanted if array.ndim == 2 and array.shape[1] % block == 0 else gguf.GGMLQuantizationType.F32
         stored = names.get_name(key, try_suffixes=(".weight",))
-        if without not in stored:
-            writer.add_tensor(stored, gguf.quantize(array, used), raw_dtype=used)
+        writer.add_tensor(stored, gguf.quantize(array, used), raw_dtype=used)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
