@@ -19,7 +19,7 @@ from probers.store.store import FeatureStore
 from probers.testbed.assets import load_articles
 from probers.train.run import _recogniser
 from probers.types import Article
-from probers.words import EntityMatcher, find_entities
+from probers.words import EntityMatcher, Recogniser, find_entities
 from probers.words.language import ENGLISH, LANGUAGES, detect, language_in
 from probers.words.text import join_sentences, split_sentences
 from probers.words.vectors import cosine, load_vectors, train_vectors
@@ -191,3 +191,14 @@ def test_a_run_in_another_language(code, texts, model, tmp_path, caplog):
         return
     english = datagen(articles, tmp_path / "en", f"model={model}", "language=en")
     assert english.config["language"] == "en" and not english.table().equals(rows)
+
+
+def test_a_spacy_pipeline_of_a_language(monkeypatch):
+    blank = pytest.importorskip("spacy").blank("de")
+    patterns = {"die Acme": "ORG", "Ulmendorf": "LOC", "deutsche": "MISC", "1998": "DATE"}
+    blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for p, k in patterns.items()])
+    monkeypatch.setattr("probers.words.recogniser._load", {"pipe": blank}.__getitem__)
+    text = "Im Jahr 1998 baute die Acme in Ulmendorf eine deutsche Mühle für 3,5 Millionen Euro."
+    assert [(e.text, e.type) for e in Recogniser("spacy:pipe", fine=True)(text)] == [
+        ("1998", "year"), ("Acme", "organisation"), ("Ulmendorf", "place"), ("3,5 Millionen Euro", "number"),
+    ]  # fmt: skip

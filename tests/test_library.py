@@ -1,6 +1,7 @@
 """The verbs of the library: what they return, that commands return the same, and what they refuse."""
 
 import json
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.artefacts import write_lines
+from helpers.serving import PROMPT, bank_for
 
 import probers
 from probers.cli import main as cli
@@ -129,6 +131,35 @@ def test_wrong_requests_are_refused_with_a_code(lm, prober):
     assert code_of(probers.CausalLM.from_pretrained, "testbed", devise="cpu") == "unknown-key"
     assert code_of(probers.RAG(lm, ["a b"], "never"), ["Who?", "Where?"]) == "bad-value"
     assert code_of(probers.RAG, lm, "One passage alone.", "never") == "no-file"
+
+
+def test_what_fires_is_acted_on_and_nothing_else(lm, prober):
+    prompts, how = ["2 + 3 =", "4 + 5 ="], {"max_new_tokens": 8}
+    plain = prober.generate(lm, prompts, **how)
+    for on_high in ("stop", "abstain"):
+        calm = prober.generate(lm, prompts, on_high=on_high, threshold=math.inf, **how)
+        assert [each.text for each in calm] == [each.text for each in plain]
+        assert not any(each.response.acted for each in calm)
+        high = prober.generate(lm, prompts[0], on_high=on_high, threshold=-math.inf, **how)
+        assert high.response.acted.action == on_high and high.response.acted.discarded_tokens
+        assert high.text != plain[0].text and plain[0].text.startswith(high.text) == (on_high == "stop")
+    once, best = (
+        prober.generate(lm, prompts[0], on_high="retry", draws=draws, threshold=-math.inf, seed=3, **how)
+        for draws in (1, 4)
+    )
+    assert best.response.score < once.response.score
+
+
+def test_a_scored_text_shows_its_parts_in_terminal_notebook_and_table(lm):
+    row = {"prompt": PROMPT, "answer": " She was born in 1990 & <b>moved</b> in 1995."}
+    scored = bank_for(lm).score(lm, [row], threshold=-1e9)
+    (one,) = scored
+    assert [part.text for part in one.spans] == ["1990", "1995"]
+    marks = [f"[{part.text} {part.p_wrong:.0%}]" for part in one.spans]
+    assert str(scored).endswith(f"in {marks[0]} & <b>moved</b> in {marks[1]}.")
+    assert "spans=2" in repr(one) and "1 fire" in repr(scored) and len(scored.frame["spans"][0]) == 2
+    page = scored._repr_html_()
+    assert page.count("<span style=") == 2 and "&lt;b&gt;moved" in page and "<b>" not in page
 
 
 def test_states_are_those_of_a_score(lm):

@@ -12,6 +12,7 @@ import pytest
 from helpers.fake_lm import SPEC, FakeLM, FakeRetriever, passage
 from helpers.refusals import exits, fails
 
+from probers import CausalLM
 from probers.cli.components import Component
 from probers.datagen.labels.cot import BY_ENTROPY
 from probers.rag import triggers as rules
@@ -215,3 +216,14 @@ def test_a_comparison_tells_what_could_not_be_read(tmp_path):
     assert any(note.startswith("verbalised: ") and "state no number" in note for note in notes)
     trace = json.loads((tmp_path / "traces" / "semantic_entropy.jsonl").read_text().splitlines()[0])
     assert len(trace["rounds"][0]["decision"]["evidence"]["samples"]) == 5
+
+
+def test_the_model_is_asked_about_its_own_answer():
+    lm = CausalLM.from_pretrained("testbed")
+    question = Question("q", "Who does Lena Zaser work for?", ("?",))
+    for samples, calls in ((0, 2), (2, 4)):
+        rag = RAG(lm, FakeRetriever(lambda query: []), rules.PTrue(9.0, samples=samples), AnswerQuery())
+        ((decision,), (answer,)) = decisions(rag, [question])
+        assert 0 <= decision.score <= 1 and not decision.fire
+        assert answer.counters.generations == calls
+        assert len(decision.evidence.get("samples", ())) == samples
