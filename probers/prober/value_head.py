@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -16,16 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import read_json
+from ..files import read_bytes, read_json
 from ..heads import CORRECT, WRONG, LinearHead, ProbeHead, head_name
+from ..options import shown
 from ..store.spec import FeatureSpec, ModelSpec
-from ..types import UserError, first_line
+from ..types import UserError
 from .decision import Ensemble
 
 CONFIG, WEIGHTS = "probe_config.json", "probe_head.bin"
 _ADAPTERS = "adapter_config.json"
 #: Files to download; the configuration of an adapter reveals its presence.
 FILES = (CONFIG, WEIGHTS, _ADAPTERS)
+#: Limits of a file, in bytes, and of a state.
+_LARGEST, _WIDEST = 64 << 20, 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +59,7 @@ class ValueHead:
         if self.width != model.width:
             message = f"the probe {name} reads states of width {self.width}, and the model is {model}"
             raise UserError(f"{message}: {fix}", "mismatch")
-        if not 0 <= self.layer_idx < model.layers:
+        if self.layer_idx >= model.layers:
             message = f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0"
             raise UserError(f"{message}, and the model is {model}: {fix}", "layers")
         # Not rounded to half precision, which cannot hold the largest coordinates of some models.
@@ -104,30 +108,65 @@ def read_value_head(folder: Path, name: str) -> ValueHead:
     """Read the value head in a folder, which the user called ``name``, without running code of its files.
 
     Raises:
-        UserError: an absent or damaged file, an adapter beside it, or another map than ``Linear(d, 1)``.
+        UserError: an absent or damaged file, an adapter beside it, or another shape than ``Linear(d, 1)``.
     """
     adapters = sorted(path.name for path in folder.glob("adapter_model.*"))
     if adapters or (folder / _ADAPTERS).exists():
         why = f"the probe {name} comes with a LoRA adapter ({next(iter(adapters), _ADAPTERS)})"
         why += ", which changes the states and cannot be run yet: give a probe that was trained without one"
         raise UserError(why, "unsupported")
+    layer_idx, width = _config(_read(read_json, folder, CONFIG, name), name)
+    tensors = _read(_tensors, folder, WEIGHTS, name)
+    parts = [key.rpartition(".") for key in tensors]  # any prefix is fine
+    if sorted(part[2] for part in parts) != ["bias", "weight"] or parts[0][0] != parts[1][0]:
+        message = f"the probe {name} has the tensors {shown(sorted(tensors))} in {WEIGHTS}"
+        why = "only a linear probe with one weight and one bias can be read"
+        raise UserError(f"{message}: {why}", "unsupported")
+    bias, weight = (tensors[key] for key in sorted(tensors))
+    if (shapes := (tuple(weight.shape), tuple(bias.shape))) != ((1, width), (1,)):
+        message = f"the probe {name} has weight and bias of shapes {shapes[0]} and {shapes[1]} in {WEIGHTS}"
+        why = f"not (1, {width}) and (1,), as {CONFIG} says: only linear probes with one logit can be read"
+        raise UserError(f"{message}, {why}", "bad-file")
+    if not all(value.isfinite().all() for value in tensors.values()):
+        raise UserError(f"the probe {name} has weights that are not finite in {WEIGHTS}", "damaged")
+    return ValueHead(layer_idx, weight[0].float(), float(bias))
+
+
+def _read(how: Any, folder: Path, file: str, name: str) -> Any:
     try:
-        config = read_json(folder / CONFIG)
-        tensors = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        why = f"{name} is not a probe of a linear head: {CONFIG} and {WEIGHTS} are needed"
-        raise UserError(why, "no-artifact") from error
+        return how(folder / file)
+    except (FileNotFoundError, NotADirectoryError):
+        why = f"{name} is not a probe of a linear head: it has no {file}; {CONFIG} and {WEIGHTS} are needed"
+        raise UserError(why, "no-artifact") from None
+    except ValueError as error:
+        raise UserError(f"the probe {name} is damaged ({file} {error}): get it again", "damaged") from error
+
+
+def _config(config: Any, name: str) -> tuple[int, int]:
+    """Read layer and width; other fields do not matter here."""
+    given = config if isinstance(config, Mapping) else {}
+    for key, least in (("layer_idx", 0), ("hidden_size", 1)):
+        if type(given.get(key)) is not int or not least <= given[key] <= _WIDEST:
+            message = f"the probe {name} has {key}={shown(given.get(key))} in {CONFIG}"
+            raise UserError(f"{message}: it must be a whole number from {least} to {_WIDEST}", "bad-file")
+    return given["layer_idx"], given["hidden_size"]
+
+
+def _tensors(file: Path) -> Mapping[str, Tensor]:
+    """Load named tensors from a pickle that holds nothing else (ValueError)."""
+    blob = BytesIO(read_bytes(file, most=_LARGEST))
+    try:
+        tensors = torch.load(blob, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise anything
-        why = f"the probe {name} is damaged ({CONFIG} or {WEIGHTS}: {first_line(error)}): get it again"
-        raise UserError(why, "damaged") from error
-    try:
-        layer_idx, linear = int(config["layer_idx"]), torch.nn.Linear(int(config["hidden_size"]), 1)
-        (_, weight), (_, bias) = sorted(tensors.items(), reverse=True)
-        linear.load_state_dict({"weight": weight, "bias": bias})
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        why = f"the probe {name} is not the linear map to one logit that {CONFIG} and {WEIGHTS} should hold"
-        raise UserError(f"{why}: only such probes can be read", "bad-file") from error
-    return ValueHead(layer_idx, linear.weight.data[0], linear.bias.item())
+        raise ValueError("holds something other than tensors, or is truncated") from error
+    plain = isinstance(tensors, Mapping) and all(
+        isinstance(key, str) and isinstance(value, Tensor)
+        and value.layout == torch.strided and value.is_floating_point()
+        for key, value in tensors.items()
+    )  # fmt: skip
+    if not plain:
+        raise ValueError("holds no state dict of plain tensors")
+    return tensors  # type: ignore[no-any-return]
 
 
 def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | None = None) -> ValueHead:
