@@ -103,17 +103,17 @@ class Released:
         queries: list[str] = []
         while True:
             written, entropies = self._write(self._prompt(question, partial), self.length - used)
-            found = self._hits(written, entropies)
+            hits = self._hits(written, entropies)
             before = (
-                [] if found is None else [t for s in self._sentences(written)[: found[0]] for t in _tokens(s)]
+                [] if hits is None else [t for s in self._sentences(written)[: hits[0]] for t in _tokens(s)]
             )
-            kept = self._text(written[: len(before)]).rstrip()
-            if found is None or len(queries) == self.most or used + len(before) >= self.length:
+            accepted = self._text(written[: len(before)]).rstrip()
+            if hits is None or len(queries) == self.most or used + len(before) >= self.length:
                 partial += self._text(written)
                 break
-            queries.append(self._query(question.question, partial, written, *found))
+            queries.append(self._query(question.question, partial, written, *hits))
             passages = [p.text for p in self.retriever.search([queries[-1]], self.k)[0]]
-            partial, used = partial + kept, used + len(before)
+            partial, used = partial + accepted, used + len(before)
             again, _ = self._write(self._prompt(question, partial, passages), self.length - used)
             first = [t for s in self._sentences(again)[:1] for t in _tokens(s)]
             partial, used = partial + self._text(again[: len(first)]).rstrip(), used + len(first)
@@ -160,12 +160,12 @@ class Released:
 
     def _words(self, ids: Sequence[int], first: int = 0) -> list[Word]:
         """Split into words by the tokenizer's space marker; the first token is at place ``first``."""
-        found: list[list[int]] = []
+        words: list[list[int]] = []
         for i, piece in enumerate(self.tokenizer.convert_ids_to_tokens(list(ids))):
             if i == 0 or piece[0] in "ĠĊ":
-                found.append([])
-            found[-1].append(i)
-        return [Word(self._text([ids[i] for i in w]).strip(), [first + i for i in w]) for w in found]
+                words.append([])
+            words[-1].append(i)
+        return [Word(self._text([ids[i] for i in w]).strip(), [first + i for i in w]) for w in words]
 
     def _sentences(self, written: list[int]) -> list[list[Word]]:
         """Split words into sentences, which end with a full stop."""
@@ -201,22 +201,22 @@ class Released:
         text = f"{question} {partial.strip()} {before} {' '.join(current)}"
         ids = self.tokenizer(text)["input_ids"]
         rows = self._attention(ids).mean(dim=0).double().cpu().numpy()
-        found = [w for w in self._words(ids) if w.text]  # a superfluous space is no word
-        first = len(found) - len(current)
+        words = [w for w in self._words(ids) if w.text]  # a superfluous space is no word
+        first = len(words) - len(current)
         weights = np.zeros(len(ids))
         for hit in fired:
-            tokens = found[first + hit].tokens
+            tokens = words[first + hit].tokens
             for token in tokens:
                 row = rows[token - 1, : tokens[0]]
                 weights[: tokens[0]] += row / row.sum() / len(tokens) / len(fired)
-        content = is_content(text, [w.text for w in found])
+        content = is_content(text, [w.text for w in words])
         candidates = [
             (-weights[w.tokens].sum(), place)
-            for place, w in enumerate(found)
+            for place, w in enumerate(words)
             if content[place] and place - first not in fired
         ]
         chosen = [
-            found[place].text for place in sorted(place for _, place in sorted(candidates)[: self.top_n])
+            words[place].text for place in sorted(place for _, place in sorted(candidates)[: self.top_n])
         ]
         while sum(len(tokenize(w)) for w in chosen) > _QUERY_TOKENS:
             chosen = chosen[1:]
@@ -335,8 +335,8 @@ def agree(where: str, first: Sequence[Plain], others: dict[str, Sequence[Any]], 
     A difference is explained if a text has a full stop before a small letter: the released code ends a
     sentence there.
     """
-    for way, found in others.items():
-        different = [(a, b) for a, b in zip(map(outcome, first), map(outcome, found), strict=True) if a != b]
+    for way, asks in others.items():
+        different = [(a, b) for a, b in zip(map(outcome, first), map(outcome, asks), strict=True) if a != b]
         odd = sum(bool(_ODD_BORDER.search(a[0]) or _ODD_BORDER.search(b[0])) for a, b in different)
         same = f"{len(first) - len(different)} of {len(first)} questions"
         text = f"{where}, {way}: {same} have the released procedure's text, answer and queries"

@@ -317,10 +317,10 @@ def commit() -> str:
 
 def _processor() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def _memory() -> int:

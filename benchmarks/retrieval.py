@@ -161,12 +161,12 @@ def _fts5(passages: Sequence[Passage], folder: Path) -> Callable[[list[str], int
     base = sqlite3.connect(path)
 
     def search(queries: list[str], k: int) -> list[list[Passage]]:
-        found = []
+        results = []
         for query in queries:
             words = " OR ".join(f'"{t}"' for t in tokenize(query))
             rows = base.execute("select rowid from p where p match ? order by rank limit ?", (words, k))
-            found.append([passages[row] for (row,) in rows])
-        return found
+            results.append([passages[row] for (row,) in rows])
+        return results
 
     return search
 
@@ -317,7 +317,7 @@ Draft = tuple[Generation, State, int]
 
 def drafts(path: Path, count: int, retriever: Any) -> list[Draft]:
     """Read articles as answers, with their number of sentences."""
-    found: list[Draft] = []
+    texts: list[Draft] = []
     with path.open(encoding="utf-8") as file:
         for line in file:
             record = json.loads(line)
@@ -327,19 +327,19 @@ def drafts(path: Path, count: int, retriever: Any) -> list[Draft]:
             offsets = tuple(m.span() for m in re.finditer(r"\s*\S+", text))
             ids, nothing = tuple(range(len(offsets))), np.zeros(len(offsets), dtype=np.float32)
             made = Generation("Answer:", (), (), ids, text, offsets, nothing, nothing, "stop")
-            asked = Question(record["title"], f"What is {record['title']} known for?")
-            state = State(asked, None, TESTBED_PROMPT, (0, 0), retriever=retriever)  # type: ignore[arg-type]
-            found.append((made, state, len(record["sentences"])))
-            if len(found) == count:
+            question = Question(record["title"], f"What is {record['title']} known for?")
+            state = State(question, None, TESTBED_PROMPT, (0, 0), retriever=retriever)  # type: ignore[arg-type]
+            texts.append((made, state, len(record["sentences"])))
+            if len(texts) == count:
                 break
-    return found
+    return texts
 
 
-def scanned(retriever: BM25, asked: Sequence[Sequence[tuple[str, str]]], sentences: int) -> float:
+def scanned(retriever: BM25, queries: Sequence[Sequence[tuple[str, str]]], sentences: int) -> float:
     """Time a scan of tokenized passages for pairs, in milliseconds per sentence."""
     some = [f" {' '.join(tokens_of(p))} " for p in retriever._passages[:SCANNED]]
     start = clock()
-    for pairs in asked:
+    for pairs in queries:
         for pair in pairs:
             one, other = (f" {' '.join(tokenize(name))} " for name in pair)
             sum(one in text and other in text for text in some)

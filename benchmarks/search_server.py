@@ -68,16 +68,16 @@ class Agreement:
 def agreement(ours: Sequence[Sequence[Passage]], theirs: Sequence[Sequence[Passage]]) -> Agreement:
     """Measure the agreement of the embedded index's rankings with a server's."""
     same, shared, first = [], [], []
-    for own, other in zip(ours, theirs, strict=True):
-        scores = {passage.id: passage.score or 0.0 for passage in own}
+    for mine, other in zip(ours, theirs, strict=True):
+        scores = {passage.id: passage.score or 0.0 for passage in mine}
         last = min(scores.values(), default=0.0)
         # A passage that only the server found may stand among equal last scores.
-        pairs = zip(own, other, strict=False)
+        pairs = zip(mine, other, strict=False)
         gaps = [abs(scores.get(b.id, last) - (a.score or 0.0)) / (a.score or 1.0) for a, b in pairs]
-        same.append(len(own) == len(other) and all(gap < SAME for gap in gaps))
-        names = {passage.id for passage in own}
+        same.append(len(mine) == len(other) and all(gap < SAME for gap in gaps))
+        names = {passage.id for passage in mine}
         shared.append(len(names & {p.id for p in other}) / max(1, len(names)))
-        first.append([p.id for p in own[:1]] == [p.id for p in other[:1]] or bool(gaps and gaps[0] < SAME))
+        first.append([p.id for p in mine[:1]] == [p.id for p in other[:1]] or bool(gaps and gaps[0] < SAME))
     return Agreement(*(float(np.mean(each)) for each in (same, shared, first)))
 
 
@@ -85,7 +85,7 @@ def agreement(ours: Sequence[Sequence[Passage]], theirs: Sequence[Sequence[Passa
 class Measured:
     """Figures of one retriever: passages, counts, and milliseconds."""
 
-    found: list[list[Passage]]
+    results: list[list[Passage]]
     counts: list[int]
     made: float
     alone: np.ndarray
@@ -105,7 +105,7 @@ def measured(
         search.search([query], K)
         alone.append(1000 * (time.perf_counter() - start))
     start = time.perf_counter()
-    found = search.search(queries, K)
+    results = search.search(queries, K)
     batched = 1000 * (time.perf_counter() - start) / len(queries)
     start = time.perf_counter()
     counts = search.frequency(phrases)
@@ -120,7 +120,7 @@ def measured(
             for shard in shards for copy in shard if copy["routing"]["primary"]
             for segment in copy["segments"].values()
         )  # fmt: skip
-    return Measured(found, counts, made, np.array(alone), batched, counting, size)
+    return Measured(results, counts, made, np.array(alone), batched, counting, size)
 
 
 def phrases_of(passages: Sequence[Passage], queries: Sequence[str]) -> list[str]:

@@ -130,13 +130,13 @@ def cut(tokenizer: Any, text: str, tokens: int) -> str:
 def texts(tokenizer: Any, lengths: Sequence[int], seed: int = 0) -> list[str]:
     """Make one text of encyclopedia articles per length in tokens; no two begin alike."""
     rng = random.Random(seed)
-    found = []
+    lines = []
     for length in lengths:
         text = ""
         while len(tokenizer(text, verbose=False)["input_ids"]) <= length:
             text += " ".join(rng.sample(_sentences(), 8)) + " "
-        found.append(cut(tokenizer, text, length))
-    return found
+        lines.append(cut(tokenizer, text, length))
+    return lines
 
 
 def long_prompts(tokenizer: Any, batch: int, tokens: int) -> list[str]:

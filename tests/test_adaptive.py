@@ -39,18 +39,18 @@ FRESH = [f"{text} 99?" for text in KINDS.values()]
 
 @pytest.mark.parametrize("strategies", [STRATEGIES, ("no", "multi")])
 def test_it_agrees_with_scikit_learn_and_comes_back_from_its_files_without_a_pickle(tmp_path, strategies):
-    kept = [(q, s) for q, s in zip(QUESTIONS, LABELS, strict=True) if s in strategies]
-    questions, labels = map(list, zip(*kept, strict=True))
-    trained, asked = AdaptiveClassifier.fit(questions, labels), [*FRESH, "Unknown"]
+    examples = [(q, s) for q, s in zip(QUESTIONS, LABELS, strict=True) if s in strategies]
+    questions, labels = map(list, zip(*examples, strict=True))
+    trained, unseen = AdaptiveClassifier.fit(questions, labels), [*FRESH, "Unknown"]
     features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
     plain = LogisticRegression(max_iter=1000).fit(features.fit_transform(questions), labels)
-    expected, found = plain.predict_proba(features.transform(asked)), trained.probabilities(asked)
-    for strategy, column in zip(STRATEGIES, found.T, strict=True):
+    expected, actual = plain.predict_proba(features.transform(unseen)), trained.probabilities(unseen)
+    for strategy, column in zip(STRATEGIES, actual.T, strict=True):
         there = [*plain.classes_, strategy].index(strategy)
         np.testing.assert_allclose(column, np.c_[expected, np.zeros(4)][:, there], atol=1e-6)
     trained.save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adaptive.safetensors", "config.json"]
-    np.testing.assert_array_equal(load_classifier(str(tmp_path)).probabilities(asked), found)
+    np.testing.assert_array_equal(load_classifier(str(tmp_path)).probabilities(unseen), actual)
 
 
 def test_what_cannot_be_learnt_or_read_is_said(tmp_path):
@@ -190,13 +190,13 @@ def test_figures_are_counted_by_hand():
     strategies, bootstrap = ["no", "no", "single", "multi"], Bootstrap(["g", "g", "h", "i"], resamples=100)
     chances = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.2, 0.7, 0.1], [0.5, 0.1, 0.4]])
     scores = {"classifier": chances, "shuffled labels": chances}
-    found = measure(strategies, scores, "no", bootstrap)
-    assert found["confusion"] == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
-    classifier, majority = (found["detectors"][name] for name in ("classifier", "majority"))
+    figures = measure(strategies, scores, "no", bootstrap)
+    assert figures["confusion"] == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+    classifier, majority = (figures["detectors"][name] for name in ("classifier", "majority"))
     # Scores -0.3, 0.3 where "no" is right; 0.5, -0.1 where it is not: 3 of 4 pairs in order.
     assert (classifier["accuracy"], classifier["auroc"]) == (0.5, 0.75)
     assert (majority["accuracy"], majority["auroc"]) == (0.5, None)
-    assert found["pairs"]["classifier vs majority"]["accuracy"]["diff"] == 0
+    assert figures["pairs"]["classifier vs majority"]["accuracy"]["diff"] == 0
 
 
 @pytest.mark.parametrize(("typed", "named"), [([], "--source cot"), (["data=untested"], "no test question")])
@@ -221,13 +221,13 @@ def compared(path, rows, *, triggers=("wo", "sr", "fs"), complete=True, wrong="e
         "wo": {"trigger": "never", "query": "question"}, "sr": {"trigger": "always", "query": "question"},
         "fs": {"trigger": "fixed_sentence", "query": "last_sentence"},
     }  # fmt: skip
-    asked = {"triggers": list(triggers), "methods": methods, "wrong": wrong, "model": {"name": "testbed"}}
+    config = {"triggers": list(triggers), "methods": methods, "wrong": wrong, "model": {"name": "testbed"}}
     keys = ("id", "dataset", "group", "split", "question")
     right = [dict(zip(triggers, map(bool, row[5]), strict=False)) for row in rows]
-    made = [dict(zip(keys, row, strict=False)) | {"right": own} for row, own in zip(rows, right, strict=True)]
+    made = [dict(zip(keys, row, strict=False)) | {"right": hit} for row, hit in zip(rows, right, strict=True)]
     path.mkdir(parents=True, exist_ok=True)
     (path / "outcomes.jsonl").write_text(sealed_lines(made))
-    RunFolder(path, "compare", asked)._write(complete=complete, summary={})
+    RunFolder(path, "compare", config)._write(complete=complete, summary={})
     return path
 
 
@@ -242,12 +242,12 @@ def test_labels_by_trying_are_the_cheapest_and_then_the_bias_of_the_data_set(tmp
     assert (answers.model, answers.rule, answers.tried) == ("testbed", "em", STRATEGIES)
     with fails("missing-value", "'mine'", "+head.bias.mine=single"):
         answers.labelled({"nq": "single", "hotpotqa": "multi"})
-    found, record = answers.labelled({"nq": "single", "hotpotqa": "multi", "mine": "leave_out"})
-    told = dict(zip(found["question"], found["strategy"], strict=True))
+    table, record = answers.labelled({"nq": "single", "hotpotqa": "multi", "mine": "leave_out"})
+    strategies = dict(zip(table["question"], table["strategy"], strict=True))
     for dataset, bias in (("nq", "single"), ("hotpotqa", "multi"), ("mine", None)):
         for i, cheapest in enumerate(VERDICTS.values()):
-            assert told.get(f"{dataset}{i}?") == (cheapest or bias)
-    assert len(told) == 17  # without the one that is left out, and the one without a gold answer
+            assert strategies.get(f"{dataset}{i}?") == (cheapest or bias)
+    assert len(strategies) == 17  # without the one that is left out, and the one without a gold answer
     assert record["tried"] == ["no", "single", "multi"] and record["unanswered"] == {
         "hotpotqa": {"n": 1, "label": "multi"}, "mine": {"n": 1, "label": "leave_out"},
         "nq": {"n": 1, "label": "single"},

@@ -36,9 +36,9 @@ def text(number: int, group: str = "", answer: str = ANSWER, **spans: Any) -> di
         for name, (start, end) in RANGES.items()
         if name in spans
     ]
-    asked = [{"role": "user", "content": f"Tell me something about {number}."}]
+    messages = [{"role": "user", "content": f"Tell me something about {number}."}]
     return {
-        "id": f"t/{number}", "messages": asked, "answer": answer, "spans": marks, "sentences": sentences,
+        "id": f"t/{number}", "messages": messages, "answer": answer, "spans": marks, "sentences": sentences,
         "group": group or f"g{number}", "outside": "unknown",
     }  # fmt: skip
 
@@ -76,8 +76,8 @@ TABLE = [[50, 6, 4], [10, 20, 5], [2, 3, 7]]
 
 
 def test_figures_are_those_of_the_table() -> None:
-    found = measure(planted(TABLE))
-    values = {name: each.value for name, each in found.items()}
+    result = measure(planted(TABLE))
+    values = {name: each.value for name, each in result.items()}
     decided = [(p.a, p.b) for p in planted(TABLE) if 2 not in (p.a, p.b)]
     assert values.pop("kappa_decided") == pytest.approx(cohen_kappa_score(*zip(*decided, strict=True)))
     rows = [(p.a, p.b) for p in planted(TABLE)]
@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_table() -> None:
         "supported_precision": 50 / 56, "contradicted_precision": 20 / 30, "decided_precision": 70 / 86,
         "recall": 20 / 29, "false_positive_rate": 10 / 62,
     })  # fmt: skip
-    assert all(each.low <= each.value <= each.high for each in found.values())
+    assert all(each.low <= each.value <= each.high for each in result.values())
 
 
 def test_intervals_are_those_of_a_share_and_wider_over_groups() -> None:
@@ -106,22 +106,22 @@ def test_pairs_are_of_the_same_text_kind_and_characters(tmp_path: Path) -> None:
     a = [text(1, year=False, place=True, sentence=False), text(2, year=None), text(3, year=False)]
     b = [text(1, year=False, sentence=True), text(2, year=True, place=True), text(4, year=False)]
     a[1]["sentences"] = [{"start": 16, "end": 20, "wrong": True}]  # the characters of a span of B
-    found = compared(tmp_path, a, b)
-    assert found["pairs"] == {"spans": 2, "sentences": 1} and (found["texts"], found["groups"]) == (2, 2)
-    assert found["a"]["alone"] == {"texts": 1, "spans": 2, "sentences": 1}
-    assert found["b"]["alone"] == {"texts": 1, "spans": 2, "sentences": 0}
-    assert found["table"]["supported"] == {"supported": 1, "contradicted": 1, "unknown": 0}
-    assert found["table"]["unknown"] == {"supported": 0, "contradicted": 1, "unknown": 0}
-    assert found["a"]["verdicts"] == {"supported": 3, "contradicted": 2, "unknown": 1}
-    assert found["figures"]["coverage"]["value"] == pytest.approx(2 / 3)
-    assert found["figures"]["contradicted_precision"] == {"value": None, "ci95": None, "n": 0}
+    result = compared(tmp_path, a, b)
+    assert result["pairs"] == {"spans": 2, "sentences": 1} and (result["texts"], result["groups"]) == (2, 2)
+    assert result["a"]["alone"] == {"texts": 1, "spans": 2, "sentences": 1}
+    assert result["b"]["alone"] == {"texts": 1, "spans": 2, "sentences": 0}
+    assert result["table"]["supported"] == {"supported": 1, "contradicted": 1, "unknown": 0}
+    assert result["table"]["unknown"] == {"supported": 0, "contradicted": 1, "unknown": 0}
+    assert result["a"]["verdicts"] == {"supported": 3, "contradicted": 2, "unknown": 1}
+    assert result["figures"]["coverage"]["value"] == pytest.approx(2 / 3)
+    assert result["figures"]["contradicted_precision"] == {"value": None, "ci95": None, "n": 0}
 
 
 def test_one_class_has_no_kappa_and_one_group_no_interval(tmp_path: Path, caplog: Any) -> None:
     same = [text(n, "one", year=False) for n in range(5)]
-    found = compared(tmp_path, same, same)["figures"]
-    assert found["kappa"] == {"value": None, "ci95": None, "n": 5}
-    assert found["equal"] == {"value": 1.0, "ci95": None, "n": 5}
+    figures = compared(tmp_path, same, same)["figures"]
+    assert figures["kappa"] == {"value": None, "ci95": None, "n": 5}
+    assert figures["equal"] == {"value": 1.0, "ci95": None, "n": 5}
     assert "nan" not in caplog.text
 
 
@@ -244,9 +244,9 @@ class Reading(Shown):
     @property
     def counts(self) -> list[int]:
         """Read, agreed and corrected."""
-        found = re.fullmatch(r"(\d+) of \d+ read · (\d+) agreed · (\d+) corrected", self.text("#counts"))
-        assert found
-        return list(map(int, found.groups()))
+        match = re.fullmatch(r"(\d+) of \d+ read · (\d+) agreed · (\d+) corrected", self.text("#counts"))
+        assert match
+        return list(map(int, match.groups()))
 
 
 def test_what_was_read_is_kept_and_saved_for_the_comparison(browser: Any, tmp_path: Path) -> None:  # noqa: F811
@@ -274,13 +274,13 @@ def test_what_was_read_is_kept_and_saved_for_the_comparison(browser: Any, tmp_pa
     hand = {one.id: one for one in TextSource(str(path)).all()}
     chosen = [(reading.drawn[place], wrong) for place, wrong in choices.items()]
     expected = {(each.text.id, each.kind, each.mark.ranges, wrong) for each, wrong in chosen}
-    found = {
+    corrections = {
         (one.id, kind, mark.ranges, mark.wrong)
         for one in hand.values()
         for kind, marks in (("spans", one.spans), ("sentences", one.sentences))
         for mark in marks
     }
-    assert found == expected
+    assert corrections == expected
     before = {one.id: one for one in reading.judged}
     for one in hand.values():
         same = before[one.id]

@@ -26,8 +26,8 @@ PIECES = [
 def theirs(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
     """EM and F1 of torchmetrics, which follows SQuAD's evaluation script, in [0, 1]."""
     target = {"answers": {"answer_start": [0] * len(answers), "text": list(answers)}, "id": "1"}
-    found = squad([{"prediction_text": prediction, "id": "1"}], [target])
-    return float(found["exact_match"]) / 100, float(found["f1"]) / 100
+    score = squad([{"prediction_text": prediction, "id": "1"}], [target])
+    return float(score["exact_match"]) / 100, float(score["f1"]) / 100
 
 
 def agree(prediction: str, answers: Sequence[str]) -> None:
@@ -111,11 +111,11 @@ def test_precision_and_recall_as_released_are_each_the_highest_of_any_answer() -
         answers = [answer for answer in answers if normalize_answer(answer)]  # as questions are read
         words = " ".join([*answers, "x"]).split()
         prediction = " ".join(rng.choices(words, k=rng.choice([1, 2, 4])))
-        found = a.precision_recall_max(prediction, answers)
-        assert found == pytest.approx(plain_maxima(prediction, answers)), (prediction, answers)
-        own = f1_score(prediction, answers)
-        assert found[0] >= own.precision and found[1] >= own.recall
-        apart += found != (own.precision, own.recall)
+        figures = a.precision_recall_max(prediction, answers)
+        assert figures == pytest.approx(plain_maxima(prediction, answers)), (prediction, answers)
+        mine = f1_score(prediction, answers)
+        assert figures[0] >= mine.precision and figures[1] >= mine.recall
+        apart += figures != (mine.precision, mine.recall)
     assert apart > 50  # the two ways differ on some
     assert a.precision_recall_max("x", []) == (0.0, 0.0)
 

@@ -45,13 +45,13 @@ TOP = {"datagen", "train", "rag"}
 
 
 def modules() -> dict[str, Path]:
-    found = {}
+    paths = {}
     for room in ("probers", "datagen", "train", "rag", "serve", "configs"):
         for path in (ROOT / room).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts if parts[0] == "probers" else ("probers", *parts))
-            found[name.removesuffix(".__init__")] = path
-    return found
+            paths[name.removesuffix(".__init__")] = path
+    return paths
 
 
 MODULES = modules()
@@ -60,7 +60,7 @@ MODULES = modules()
 def imported(name: str, path: Path) -> set[str]:
     """Modules of the project that a module imports, anywhere in it, for types as well."""
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
-    found = set()
+    targets = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ImportFrom):
             continue
@@ -72,8 +72,8 @@ def imported(name: str, path: Path) -> set[str]:
             target = f"{base}.{alias.name}"
             target = target if target in MODULES else base
             if target in MODULES and target != name:
-                found.add(target)
-    return found
+                targets.add(target)
+    return targets
 
 
 IMPORTS = {name: imported(name, path) for name, path in MODULES.items()}
@@ -120,8 +120,8 @@ def test_the_house_is_small():
 def test_a_route_passes_through_few_modules(route, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     work = getattr(routes, route.split()[1])
-    found = routes.modules_called(work() if route == "a generation" else work)
-    assert len(found) <= LIMITS[f"modules on the route of {route}"], found
+    routed = routes.modules_called(work() if route == "a generation" else work)
+    assert len(routed) <= LIMITS[f"modules on the route of {route}"], routed
 
 
 def nodes() -> Iterator[tuple[str, ast.AST]]:
@@ -136,23 +136,23 @@ def called(node: ast.AST) -> str:
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
-def within(limit: str, found: list[str]) -> None:
-    assert len(found) <= LIMITS[limit], f"{limit}: {len(found)}\n" + "\n".join(found)
+def within(limit: str, names: list[str]) -> None:
+    assert len(names) <= LIMITS[limit], f"{limit}: {len(names)}\n" + "\n".join(names)
 
 
 def test_only_commands_print():
-    found = [f"{name}:{node.lineno}" for name, node in nodes() if called(node) == "print"]
-    within("prints", [place for place in found if place.partition(":")[0] not in PRINTING])
+    lines = [f"{name}:{node.lineno}" for name, node in nodes() if called(node) == "print"]
+    within("prints", [place for place in lines if place.partition(":")[0] not in PRINTING])
 
 
 def test_functions_take_few_arguments():
-    found = []
+    names = []
     for name, node in nodes():
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             if len([argument for argument in given if argument.arg not in ("self", "cls")]) > 7:
-                found.append(f"{name}:{node.name}")
-    within("functions of more than seven arguments", found)
+                names.append(f"{name}:{node.name}")
+    within("functions of more than seven arguments", names)
 
 
 def test_settings_arrive_typed():

@@ -82,15 +82,15 @@ def audited(path: Path, edit: Edit | None = None, **options: Any) -> Audit:
     return audit(make_store(path, edit=edit, **options), seed=0)
 
 
-def warned(found: Audit) -> set[str]:
+def warned(report: Audit) -> set[str]:
     """Names of the baselines that are warned of."""
-    return {w.split(": ")[1].split(" predicts")[0] for w in found.figures["warnings"] if " predicts " in w}
+    return {w.split(": ")[1].split(" predicts")[0] for w in report.figures["warnings"] if " predicts " in w}
 
 
 def test_data_without_a_leak_gives_no_warning_and_the_probe_finds_the_signal(tmp_path: Path) -> None:
-    found = audited(tmp_path / "s")
-    figures = found.figures
-    assert figures["warnings"] == [] and not [line for line in found.lines if "warning" in line]
+    report = audited(tmp_path / "s")
+    figures = report.figures
+    assert figures["warnings"] == [] and not [line for line in report.lines if "warning" in line]
     assert figures["probe"]["layer"] == 4 and figures["probe"]["tried"] == [2, 4, 6]
     assert figures["detectors"]["linear probe"]["auroc"] > 0.95
     baselines_found = set(figures["detectors"]) - {"linear probe", "majority"}
@@ -128,23 +128,23 @@ def leak(column: str, value: Callable[[dict[str, Any], np.random.Generator], Any
 
 @pytest.mark.parametrize(("column", "value", "names"), LEAKS)
 def test_a_planted_leak_is_named_with_its_numbers_and_no_other(tmp_path: Path, column, value, names) -> None:
-    found = audited(tmp_path / "s", leak(column, value))
-    assert warned(found) == names
+    report = audited(tmp_path / "s", leak(column, value))
+    assert warned(report) == names
     for leaking in names:
-        auroc = found.figures["detectors"][leaking]["auroc"]
-        (line,) = [w for w in found.figures["warnings"] if f" {leaking} predicts" in w]
-        assert auroc > 0.7 and f"AUROC {auroc:.2f} (" in line and line in found.lines
-    assert found.lines[-1].startswith("what may help: ") and "more articles" in found.lines[-1]
+        auroc = report.figures["detectors"][leaking]["auroc"]
+        (line,) = [w for w in report.figures["warnings"] if f" {leaking} predicts" in w]
+        assert auroc > 0.7 and f"AUROC {auroc:.2f} (" in line and line in report.lines
+    assert report.lines[-1].startswith("what may help: ") and "more articles" in report.lines[-1]
 
 
 def test_words_of_training_articles_are_no_leak(tmp_path: Path) -> None:
     """Every article has its own word and one label: learned by heart, worth nothing on others."""
-    found = audited(
+    report = audited(
         tmp_path / "s", strength=0,
         edit=lambda row, _: row | {"question": row["group"], "correct": int(row["group"][1:]) // 5 % 2},
     )  # fmt: skip
-    low, high = found.figures["detectors"]["bag of words, question"]["auroc_ci95"] or (0.5, 0.5)
-    assert low <= 0.5 <= high and "bag of words, question" not in warned(found)
+    low, high = report.figures["detectors"]["bag of words, question"]["auroc_ci95"] or (0.5, 0.5)
+    assert low <= 0.5 <= high and "bag of words, question" not in warned(report)
 
 
 def test_intervals_are_clustered_by_article(tmp_path: Path) -> None:
@@ -162,19 +162,19 @@ def test_intervals_are_clustered_by_article(tmp_path: Path) -> None:
 
 def test_the_figures_are_those_of_scikit_learn_on_the_same_split(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", strength=0.3)
-    found = audit(store, seed=0).figures
+    values = audit(store, seed=0).figures
     table = store.table()
     train, test = (np.flatnonzero(table["split"] == s) for s in ("train", "test"))
     wrong = 1 - table["correct"].to_numpy()
-    layer = store.layer(found["probe"]["layer"]).astype(np.float32)
+    layer = store.layer(values["probe"]["layer"]).astype(np.float32)
     scaled = StandardScaler().fit(layer[train]).transform(layer)
     models = [LogisticRegression(C=c).fit(scaled[train], wrong[train]) for c in (1e-3, 1e-2, 1e-1)]
     candidates = [roc_auc_score(wrong[test], model.decision_function(scaled[test])) for model in models]
-    assert any(found["detectors"]["linear probe"]["auroc"] == pytest.approx(c, abs=1e-3) for c in candidates)
+    assert any(values["detectors"]["linear probe"]["auroc"] == pytest.approx(c, abs=1e-3) for c in candidates)
     share = wrong[test].mean()
     majority = share if wrong[train].mean() > 0.5 else 1 - share
-    assert found["detectors"]["majority"]["accuracy"] == pytest.approx(majority, abs=1e-4)
-    assert found["labels"]["question_type"] == {
+    assert values["detectors"]["majority"]["accuracy"] == pytest.approx(majority, abs=1e-4)
+    assert values["labels"]["question_type"] == {
         str(kind): {"n": len(part), "wrong": round(1 - part.mean(), 4)}
         for kind, part in table.groupby("question_type")["correct"]
     }
@@ -199,21 +199,21 @@ def test_the_share_undecided_is_counted_by_stage(tmp_path: Path) -> None:
      "12 test examples of 4 groups"),
 ])  # fmt: skip
 def test_where_nothing_can_be_measured_a_line_says_so(tmp_path: Path, edit: Edit, message: str) -> None:
-    found = audited(tmp_path / "s", edit)
-    (note,) = found.figures["notes"]
-    assert re.search(message, note) and f"note: {note}" in found.lines
-    assert found.figures["detectors"] == {} and found.figures["probe"] is None
-    assert found.figures["labels"]["question_type"]  # the counts are there all the same
+    report = audited(tmp_path / "s", edit)
+    (note,) = report.figures["notes"]
+    assert re.search(message, note) and f"note: {note}" in report.lines
+    assert report.figures["detectors"] == {} and report.figures["probe"] is None
+    assert report.figures["labels"]["question_type"]  # the counts are there all the same
 
 
 def test_rows_of_other_sources_are_audited_by_what_they_have(tmp_path: Path) -> None:
     lacking = ("cut_at", "sentence", "span", "token", "match_stage", "match_evidence", "entity_start")
     twice = lambda row, _: row | ({"split": "test"} if row["id"] == "a0/0" else {})  # noqa: E731
-    found = audited(tmp_path / "s", twice, drop=lacking, config={"source": "cot"})
-    assert "position left out: the store has no column cut_at or sentence" in found.figures["notes"]
-    assert set(found.figures["labels"]) == {"question_type"} and "position" not in found.figures["detectors"]
-    assert found.figures["detectors"]["linear probe"]["auroc"] > 0.95
-    assert any("1 group" in w and "'a0'" in w for w in found.lines)  # on two sides
+    other = audited(tmp_path / "s", twice, drop=lacking, config={"source": "cot"})
+    assert "position left out: the store has no column cut_at or sentence" in other.figures["notes"]
+    assert set(other.figures["labels"]) == {"question_type"} and "position" not in other.figures["detectors"]
+    assert other.figures["detectors"]["linear probe"]["auroc"] > 0.95
+    assert any("1 group" in w and "'a0'" in w for w in other.lines)  # on two sides
 
 
 def test_a_span_with_a_row_per_token_counts_once_with_its_last_token(tmp_path: Path) -> None:
@@ -224,11 +224,11 @@ def test_a_span_with_a_row_per_token_counts_once_with_its_last_token(tmp_path: P
     states[3::4, :, 0] += 4.0 * (2 * np.array([row["correct"] for row in rows]) - 1)[:, None]
     # Spans in any order, and the tokens of each backwards.
     places = np.concatenate([np.arange(4 * i, 4 * i + 4)[::-1] for i in rng.permutation(400)])
-    found = audit(write(tmp_path / "s", [tokens[i] for i in places], states[places], shard=80), seed=0)
-    assert (found.figures["rows"], found.figures["spans"], found.figures["drawn"]) == (1600, 400, 400)
-    assert sum(v["n"] for v in found.figures["labels"]["question_type"].values()) == 400
-    assert found.figures["detectors"]["linear probe"]["auroc"] > 0.99
-    assert found.figures["splits"]["test"]["n"] == sum(row["split"] == "test" for row in rows)
+    report = audit(write(tmp_path / "s", [tokens[i] for i in places], states[places], shard=80), seed=0)
+    assert (report.figures["rows"], report.figures["spans"], report.figures["drawn"]) == (1600, 400, 400)
+    assert sum(v["n"] for v in report.figures["labels"]["question_type"].values()) == 400
+    assert report.figures["detectors"]["linear probe"]["auroc"] > 0.99
+    assert report.figures["splits"]["test"]["n"] == sum(row["split"] == "test" for row in rows)
 
 
 def test_labelled_tokens_count_by_their_marks(tmp_path: Path) -> None:
@@ -236,21 +236,21 @@ def test_labelled_tokens_count_by_their_marks(tmp_path: Path) -> None:
     rng, tokens, signal = np.random.default_rng(0), [], []
     for row in make_rows(300, 1, 0):
         for mark, wrong in enumerate((int(rng.random() < 0.2), 0, -1, 1)):
-            told = {"mark": mark, "token_wrong": wrong, "inside": -1 if mark == 3 else 1, "correct": 0}
+            columns = {"mark": mark, "token_wrong": wrong, "inside": -1 if mark == 3 else 1, "correct": 0}
             leak = {"answer": "told" if wrong == 1 and rng.random() < 0.7 else "even"}
             for token in (2 * mark, 2 * mark + 1):
                 about = {"id": f"{row['id']}#{token}", "token": token, "n_tokens": 2}
-                tokens.append(row | told | about | leak)
+                tokens.append(row | columns | about | leak)
                 signal.append(4.0 * wrong if token == 2 * mark + 1 else 0.0)
     states = rng.standard_normal((len(tokens), 4, WIDTH))
     states[:, :, 0] += np.array(signal)[:, None]
     store = write(tmp_path / "s", tokens, states, shard=240)
-    found = audit(store, seed=0)
-    figures, own = found.figures, [row["token_wrong"] for row in tokens if row["mark"] < 2]
+    report = audit(store, seed=0)
+    figures, labels = report.figures, [row["token_wrong"] for row in tokens if row["mark"] < 2]
     assert (figures["rows"], figures["spans"]) == (2400, 600)
-    assert figures["wrong"] == round(float(np.mean(own)), 4) < 0.2
+    assert figures["wrong"] == round(float(np.mean(labels)), 4) < 0.2
     assert figures["detectors"]["linear probe"]["auroc"] > 0.95
-    assert warned(found) == {"bag of words, answer"} and "balance=true" not in found.lines[-1]
+    assert warned(report) == {"bag of words, answer"} and "balance=true" not in report.lines[-1]
     shown = draw(store, count=40)
     assert {row["correct"] for row in shown} == {0, 1} and {row["mark"] for row in shown} == {0, 1}
 
@@ -266,8 +266,8 @@ def test_the_draw_is_seeded_and_does_not_depend_on_shards_or_other_rows(tmp_path
     assert first == other and first.figures["drawn"] == 300
     assert sum(s["n"] for s in first.figures["splits"].values()) == 300
     fewer = make_store(tmp_path / "f", articles=150)  # the first 450 of the same rows
-    kept = [row for row in draw_rows(large, seed=0, most=600).rows if row < 450]
-    np.testing.assert_array_equal(draw_rows(fewer, seed=0, most=600).rows, kept)
+    remaining = [row for row in draw_rows(large, seed=0, most=600).rows if row < 450]
+    np.testing.assert_array_equal(draw_rows(fewer, seed=0, most=600).rows, remaining)
 
 
 # The page on which a sample of the labels is read.
@@ -306,7 +306,7 @@ def test_the_sample_has_both_labels_and_every_stage(tmp_path: Path) -> None:
 def test_the_sample_is_seeded_and_the_same_from_any_shards(tmp_path: Path) -> None:
     few, many = (stored(tmp_path / f"s{size}", staged(), size) for size in (400, 70))
     drawn = (draw(few, 40, 3), draw(many, 40, 3), draw(few, 40, 4))
-    ids, same, other = ([row["id"] for row in found] for found in drawn)
+    ids, same, other = ([row["id"] for row in rows] for rows in drawn)
     assert same == ids and set(ids) != set(other)
 
 

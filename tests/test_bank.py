@@ -159,14 +159,14 @@ class OwnHead(LinearHead):
     """A head that this package does not know."""
 
 
-@pytest.mark.parametrize(("own", "options"), [(OwnHead, {}), (Own, {"hidden": 5})])
-def test_a_users_own_head_loads_when_its_class_is_passed(tmp_path: Path, own: Any, options: Any) -> None:
-    head = factory(partial(own, **options))(["a", "b"], 8)
-    back(Prober(SPEC, half_precision(head)), tmp_path, make_states(), head_class=own)
+@pytest.mark.parametrize(("kind", "options"), [(OwnHead, {}), (Own, {"hidden": 5})])
+def test_a_users_own_head_loads_when_its_class_is_passed(tmp_path: Path, kind: Any, options: Any) -> None:
+    head = factory(partial(kind, **options))(["a", "b"], 8)
+    back(Prober(SPEC, half_precision(head)), tmp_path, make_states(), head_class=kind)
     with fails("own-class", "probing_rag", "head_class"):
         Prober.from_pretrained(tmp_path)
-    with fails("own-class" if own is Own else "damaged"):
-        Prober.from_pretrained(tmp_path, head_class=Own if own is OwnHead else OwnHead)
+    with fails("own-class" if kind is Own else "damaged"):
+        Prober.from_pretrained(tmp_path, head_class=Own if kind is OwnHead else OwnHead)
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "stacked"])
@@ -185,10 +185,10 @@ def test_every_kind_of_head_comes_back(tmp_path: Path, name: str) -> None:
 
 def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     make_bank().save_pretrained(tmp_path / "cached")
-    asked: list[tuple[str, dict[str, Any]]] = []
+    requests: list[tuple[str, dict[str, Any]]] = []
 
     def download(repo: str, **options: Any) -> str:
-        asked.append((repo, options))
+        requests.append((repo, options))
         if repo != "owner/prober":
             raise OSError("404 Client Error\nmore")
         return str(tmp_path / "cached")
@@ -202,9 +202,9 @@ def test_the_hub_is_asked_only_where_no_folder_is_meant(tmp_path: Path, monkeypa
     for path in ("runs/nothing", str(tmp_path / "nothing"), "./owner/x", "nothing"):
         with fails("no-artifact", path):
             Prober.from_pretrained(path)
-    assert [repo for repo, _ in asked] == ["owner/prober", "owner/nothing"]
-    patterns = asked[1][1]["allow_patterns"]
-    assert asked[0][1] == given | {"allow_patterns": patterns}
+    assert [repo for repo, _ in requests] == ["owner/prober", "owner/nothing"]
+    patterns = requests[1][1]["allow_patterns"]
+    assert requests[0][1] == given | {"allow_patterns": patterns}
     assert {*FILES, *VALUE_HEAD, "seen.json", "domain.safetensors", "plots/*.png"} <= {*patterns}
     (tmp_path / "cached/config.json").unlink()
     with fails("no-artifact", "config.json"):
@@ -238,8 +238,8 @@ def test_push_uploads_what_save_writes(tmp_path: Path, pushed: list[dict[str, An
     options = {"private": True, "token": "t", "branch": "b", "create_pr": True, "commit_message": "m"}
     assert bank.push_to_hub("me/prober", **options) == "https://hub/commit"
     (sent,) = pushed
-    asked = {"private": True, "token": "t", "repo_id": "me/prober", "revision": "b", "create_pr": True}
-    assert sent | asked == sent
+    arguments = {"private": True, "token": "t", "repo_id": "me/prober", "revision": "b", "create_pr": True}
+    assert sent | arguments == sent
     assert bank.save_pretrained(tmp_path / "p") is None and len(pushed) == 1
     names = [*FILES, "plots/roc.png"]
     assert sent["files"] == {name: (tmp_path / "p" / name).read_bytes() for name in names}
@@ -320,9 +320,9 @@ def test_the_shipped_one_is_found_by_name(tmp_path: Path, monkeypatch: MonkeyPat
     for kind in ("answers", "tokens"):
         assert find_prober(cfg, kind) == "smollm2"
         assert "prober: smollm2 (comes with probers" in caplog.text
-    for asked in ((cfg, "entities"), (compose("rag", []),)):
+    for config in ((cfg, "entities"), (compose("rag", []),)):
         with fails("no-artifact"):
-            find_prober(*asked)
+            find_prober(*config)
     (tmp_path / "smollm2").mkdir()
     assert io.locate("smollm2") == Path("smollm2")
 

@@ -121,8 +121,8 @@ def test_a_row_ends_once_an_entity_with_too_high_a_score_has_begun() -> None:
             assert entity is not None and (entity.entity, entity.tokens) == (expected.entity, expected.tokens)
             assert torch.equal(stopped[row, :n], free[row, :n])
             assert (stopped[row, n:] == tokenizer.pad_token_id).all()
-            kept = decode(tokenizer, free[row, : entity.tokens[0]].tolist())
-            assert entity.entity.text not in kept[max(0, entity.entity.start - 1) :]
+            written = decode(tokenizer, free[row, : entity.tokens[0]].tolist())
+            assert entity.entity.text not in written[max(0, entity.entity.start - 1) :]
     assert stop.fired.any() and not stop.fired.all()
     never = bank.stopping_criteria(model, tokenizer, float("inf"))
     assert torch.equal(model.generate(**given, **options, stopping_criteria=[never])[:, length:], free)
@@ -200,8 +200,8 @@ def test_the_probers_own_threshold_and_recogniser_decide(how, tmp_path) -> None:
     trigger = BeforeEntity(bank)
     scores = np.linspace(-3, 3, 31) + 0.05
     chances = trigger._chances(scores)
-    own = trigger.record["threshold"]
-    assert ((chances > own) == (scores > bank.threshold)).all()
+    threshold = trigger.record["threshold"]
+    assert ((chances > threshold) == (scores > bank.threshold)).all()
     rises = not isinstance(how, Isotonic) and getattr(how, "slope", 1) > 0
     np.testing.assert_allclose(chances, how(scores) if rises else sigmoid(scores))
     assert replace(trigger, threshold=0.9).record["threshold"] == 0.9
@@ -226,9 +226,9 @@ def test_nothing_of_the_first_entity_above_the_threshold_is_kept(words, data) ->
     above = [e for e, i in zip(judged, first, strict=True) if float(made.entropies[i]) > threshold]
     assert decision.fire == bool(above) == (decision.score > decision.threshold)
     if above:
-        kept = text[: decision.position]
-        assert kept == text[: above[0].start]
-        assert all(e.end <= len(kept) or e.start >= len(kept) for e in judged)
+        text_before = text[: decision.position]
+        assert text_before == text[: above[0].start]
+        assert all(e.end <= len(text_before) or e.start >= len(text_before) for e in judged)
     assert not EntitySignal(threshold=float("inf"), asked=True)(made, state()).fire
 
 
@@ -247,6 +247,6 @@ def test_queries_look_back_from_the_entity_and_do_not_ask_with_it(query) -> None
     retriever = FakeRetriever(lambda q: [passage("true: Ida Morrow founded it")])
     answer = RAG(lm, retriever, EntitySignal(), query, max_new_tokens=40)(QUESTION)
     assert answer.rounds[0].accepted == " The mill was founded by"
-    (asked,) = retriever.queries
-    assert "Mira" not in asked and "Tolven" not in asked and "founded" in asked
+    (searched,) = retriever.queries
+    assert "Mira" not in searched and "Tolven" not in searched and "founded" in searched
     assert answer.text == "The mill was founded by Ida Morrow. So the answer is it."

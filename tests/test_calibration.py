@@ -81,9 +81,9 @@ def test_values_move_the_threshold_and_agree_with_the_metrics() -> None:
 def test_constant_and_neighbouring_scores_still_split_as_counted(typed: str, at: float) -> None:
     wrong = np.array([0, 1, 1, 0, 1])
     for scores in (np.full(5, at), np.where(wrong == 1, at, np.nextafter(at, -np.inf))):
-        found = quality(typed, wrong, scores > ThresholdRule.parse(typed)(wrong, scores))
+        measured = quality(typed, wrong, scores > ThresholdRule.parse(typed)(wrong, scores))
         ways = (np.zeros(5, bool), np.ones(5, bool), scores >= at)
-        assert found == pytest.approx(max(quality(typed, wrong, way) for way in ways))
+        assert measured == pytest.approx(max(quality(typed, wrong, way) for way in ways))
 
 
 @pytest.mark.parametrize(("typed", "named"), [
@@ -188,8 +188,8 @@ def test_stacked_is_scikit_learns_logistic_regression_and_weighs_layers_by_what_
     theirs = LogisticRegression(max_iter=1000).fit(scaled, wrong).decision_function(scaled)
     np.testing.assert_allclose(fit_ensemble("stacked", margins, wrong)(margins), theirs, atol=1e-9)
     test_wrong, test = layered(seed=1)
-    found = {kind: fit_ensemble(kind, margins, wrong, k=2)(test) for kind in ("logits", "best", "stacked")}
-    auroc = {kind: roc_auc_score(test_wrong, score) for kind, score in found.items()}
+    by_kind = {kind: fit_ensemble(kind, margins, wrong, k=2)(test) for kind in ("logits", "best", "stacked")}
+    auroc = {kind: roc_auc_score(test_wrong, score) for kind, score in by_kind.items()}
     assert auroc["logits"] < 0.6 < auroc["best"] < auroc["stacked"]
 
 

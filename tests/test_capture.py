@@ -166,12 +166,12 @@ def test_attention_alone_forwards_the_generated_tokens_only(family):
     lm = tiny_lm(family, attn="eager")
     generations = lm.generate(PROMPTS, max_new_tokens=7)
     generations += lm.generate(PROMPTS[:2], max_new_tokens=12)  # padding among them
-    for one, own in zip(generations, lm.attention_alone(generations), strict=True):
+    for one, generation in zip(generations, lm.attention_alone(generations), strict=True):
         weights = reference(plain(family), replace(one, prompt_ids=()), output_attentions=True).attentions
         heads = weights[-1][0].numpy()
-        np.testing.assert_allclose(own.rows[1:], heads.mean(axis=0), **CLOSE)
-        assert not own.rows[0].any()
-        np.testing.assert_allclose(own.column_max, heads.max(axis=1).mean(axis=0), **CLOSE)
+        np.testing.assert_allclose(generation.rows[1:], heads.mean(axis=0), **CLOSE)
+        assert not generation.rows[0].any()
+        np.testing.assert_allclose(generation.column_max, heads.max(axis=1).mean(axis=0), **CLOSE)
 
 
 def traces(lm: CausalLM) -> tuple[int, list[int], set[str]]:

@@ -32,7 +32,7 @@ def told(states, theirs, **options):
 
 def test_the_same_states_are_the_same_and_slightly_moved_ones_too(states):
     ours, _ = states
-    moved = {k: own * (1 + 1e-6) for k, own in ours.items()}
+    moved = {k: array * (1 + 1e-6) for k, array in ours.items()}
     assert [each.verdict for each in told(states, moved)] == ["same"] * len(ours)
     changed = ours[2].copy()
     changed[0, 7] += 50
@@ -55,7 +55,7 @@ def test_shifted_layers_and_the_last_after_the_norm_are_named(states, by):
 
 def test_another_number_format_is_no_other_layer(states):
     ours, _ = states
-    coarse = {k: torch.from_numpy(own).bfloat16().float().numpy() for k, own in ours.items()}
+    coarse = {k: torch.from_numpy(array).bfloat16().float().numpy() for k, array in ours.items()}
     for each in told(states, coarse):
         assert not each.same and each.is_layer is None
     assert all(each.same for each in compare_states(ours, coarse, tolerance=0.1))

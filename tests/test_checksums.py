@@ -19,9 +19,9 @@ def reads(monkeypatch, tmp_path) -> list[Path]:
     """Files whose bytes are hashed; files count as settled at once."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checksums, "_RACY", -1)
-    found, hashed = [], checksums._hashed
-    monkeypatch.setattr(checksums, "_hashed", lambda path, kind: [found.append(path), hashed(path, kind)][1])
-    return found
+    paths, hashed = [], checksums._hashed
+    monkeypatch.setattr(checksums, "_hashed", lambda path, kind: [paths.append(path), hashed(path, kind)][1])
+    return paths
 
 
 def change_a_byte(path: Path, place: int) -> None:
@@ -93,14 +93,14 @@ def test_a_journal_drops_what_a_kill_cut_and_names_damaged_lines(tmp_path):
     assert [r["n"] for r in journal.read().records.values()] == [1, 2, 3]
     for cut in range(len(whole)):
         journal.path.write_bytes(whole[:cut])
-        found = journal.read()
+        records = journal.read()
         lines = whole[:cut].count(b"\n")
-        assert list(found.records) == list(range(1, lines + 1)) and not found.damaged
-        assert found.cut == bool(whole[:cut].rpartition(b"\n")[2])
+        assert list(records.records) == list(range(1, lines + 1)) and not records.damaged
+        assert records.cut == bool(whole[:cut].rpartition(b"\n")[2])
     journal.path.write_bytes(whole.replace(b'"n": 2', b'"n": 5'))
-    found = journal.read()
-    assert found.damaged == (2,) and list(found.records) == [1, 3]
-    journal.rewrite(found.records.values())
+    records = journal.read()
+    assert records.damaged == (2,) and list(records.records) == [1, 3]
+    journal.rewrite(records.records.values())
     assert journal.path.read_bytes() == whole.splitlines(True)[0] + whole.splitlines(True)[2]
 
 

@@ -177,9 +177,9 @@ def test_the_page_and_its_data_are_written(place):
     assert set(data["replay"]) == {"random", "entropy", "probing", "oracle of helps"}
     assert set(data["reruns"]) == {"rind_paper", "rind_released"}
     for name, curve in data["reruns"].items():
-        own = curve["value"].index(results["options"][name]["threshold"])
-        assert curve["retrievals"][own] == results["methods"][name]["retrievals"]
-        assert curve["em"][own] == results["methods"][name]["em"]
+        index = curve["value"].index(results["options"][name]["threshold"])
+        assert curve["retrievals"][index] == results["methods"][name]["retrievals"]
+        assert curve["em"][index] == results["methods"][name]["em"]
         assert curve["retrievals"][0] == 0.0 and curve["retrievals"][-1] > 0.9
     closed = [p for p in place.models[-1].prompts if p == TESTBED_PROMPT.question("Where is town 3?")]
     assert len(closed) == 1  # however many runs began with it
@@ -221,8 +221,8 @@ def test_queries_take_the_place_of_the_methods_own(place):
 
 
 def test_a_method_is_compared_at_several_values_of_an_option(place):
-    asked = "vary={entropy: {threshold: [-1, 0.2, 3]}, probing: {query.question_first: [true]}}"
-    results = place.compare("triggers=[never,entropy,probing]", asked)
+    vary = "vary={entropy: {threshold: [-1, 0.2, 3]}, probing: {query.question_first: [true]}}"
+    results = place.compare("triggers=[never,entropy,probing]", vary)
     names = ["entropy_threshold=-1", "entropy_threshold=0.2", "entropy_threshold=3"]
     assert sorted(results["methods"]) == [*names, "never", "probing_query.question_first=True"]
     retrieved = [results["methods"][name]["retrievals"] for name in names]
@@ -409,8 +409,8 @@ def test_questions_that_a_part_was_trained_on_are_not_asked(place, capsys):
     assert f"chosen on {len(VALIDATION) - 4} validation questions" in shown
     allowed = place.compare("triggers=[never,probing]", "sweep=0", "allow_overlap=true", out="all")
     assert allowed["n"] == 40
-    for told in (capsys.readouterr().out, place.page("all")):
-        assert "Overlap: 3 of the 40 questions" in told
+    for text in (capsys.readouterr().out, place.page("all")):
+        assert "Overlap: 3 of the 40 questions" in text
     (place.path / "prober/seen.json").unlink()
     with fails("overlap"):
         place.compare("triggers=[never,probing]", "sweep=0", out="older")
@@ -431,9 +431,9 @@ def test_every_pair_has_its_p_value_and_each_method_is_set_against_random_retrie
     assert entry["p"] == 1 / 601 and entry["p_holm"] == pytest.approx(28 / 601)
     assert results["pairs"]["entropy vs always"]["em"]["p"] == 1.0
     assert not any("too few" in note for note in place.data()["notes"])
-    found = results["random_at_budget"]
-    assert set(found) == {"oracle", "entropy", "probing"}  # rind never fired: no budget to compare at
-    entry = found["probing"]
+    at_budget = results["random_at_budget"]
+    assert set(at_budget) == {"oracle", "entropy", "probing"}  # rind never fired: no budget to compare at
+    entry = at_budget["probing"]
     # 60% of the questions retrieve at random: right are the known 40%, and of the others 60%.
     assert (entry["query"], entry["retrievals"]) == ("answer", pytest.approx(0.6))
     assert entry["em"]["value"] == pytest.approx(0.4 + 0.6 * 0.6)

@@ -83,8 +83,8 @@ def test_what_any_of_them_was_trained_on_is_not_asked(probers, capsys):
         Seen.of(seen).save(probers.path / "swept" / folder)
     results = compared(probers, "probers=[swept/sizes]", out="both")
     assert results["n"] == 33
-    asked = {line["id"] for line in trace(probers, "both", "never")}
-    assert asked == {f"q{i}" for i in TEST[7:]}
+    ids = {line["id"] for line in trace(probers, "both", "never")}
+    assert ids == {f"q{i}" for i in TEST[7:]}
     assert f"chosen on {len(VALIDATION) - 2} validation questions" in capsys.readouterr().out
     assert compared(probers, "prober=swept/sizes/100", out="one")["n"] == 37
     (probers.path / "swept/sizes/20/seen.json").unlink()

@@ -47,10 +47,10 @@ def test_the_function_equals_the_command(place):  # noqa: F811
     assert parts(made.results) == parts(shown)
     assert made.results["probers"]["probing"] | {"prober": ""} == shown["probers"]["probing"] | {"prober": ""}
     for name, answers in made.answers.items():
-        kept = place.trace(name)
-        for line in kept:
+        record = place.trace(name)
+        for line in record:
             del line["counters"]["seconds"], line["sha256"]
-        assert [*map(without_seconds, answers)] == kept
+        assert [*map(without_seconds, answers)] == record
     rest = place.data() | {"command": "", "model": "", "notes": ""}
     assert rest == json.loads(json.dumps(dict(made.page))) | {"command": "", "model": "", "notes": ""}
 
@@ -161,8 +161,8 @@ def test_the_loop_takes_texts_names_and_probers():
     ("conflict", ["1 and 2", "'a'"], [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
 ])  # fmt: skip
 def test_passages_without_ids_are_numbered_and_those_that_cannot_be_read_are_named(code, named, passages):
-    found = BM25(["a cat", {"text": "a dog", "title": "Dog", "id": 7}]).search(["cat", "dog"], 1)
-    assert [(p.id, p.title, p.text) for (p,) in found] == [("1", "", "a cat"), ("7", "Dog", "a dog")]
+    hits = BM25(["a cat", {"text": "a dog", "title": "Dog", "id": 7}]).search(["cat", "dog"], 1)
+    assert [(p.id, p.title, p.text) for (p,) in hits] == [("1", "", "a cat"), ("7", "Dog", "a dog")]
     with fails(code, *named):
         BM25(passages)
 
@@ -175,6 +175,6 @@ def test_questions_may_be_texts_files_or_tables_and_a_retriever_is_taken_as_it_i
         assert made.results["n"] == 3
     with fails(None, "question 1"):
         compare(model(), [3], texts(), triggers=["never"])
-    found = FakeRetriever(lambda query: [passage("Town 2 is in Land2.")])
-    made = compare(model(), asked("test")[2:3], found, triggers=["always"], **QUICK)
-    assert made.frame.loc["always", "em"] == 1.0 and found.queries
+    retriever = FakeRetriever(lambda query: [passage("Town 2 is in Land2.")])
+    made = compare(model(), asked("test")[2:3], retriever, triggers=["always"], **QUICK)
+    assert made.frame.loc["always", "em"] == 1.0 and retriever.queries

@@ -26,11 +26,11 @@ from tools.testbed.world import WorldConfig
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_key_of_a_command_is_described(command):
-    told = help_of(command)
-    parts = [key for named in told.groups.values() for choice in named.values() for key in choice.keys]
-    assert told.about and [key.name for key in (*told.keys, *parts) if not key.about] == []
+    documented = help_of(command)
+    parts = [key for named in documented.groups.values() for choice in named.values() for key in choice.keys]
+    assert documented.about and [key.name for key in (*documented.keys, *parts) if not key.about] == []
     text = help_text(command, "all")
-    assert all(f"{key.name}=" in text for key in told.keys)
+    assert all(f"{key.name}=" in text for key in documented.keys)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -69,8 +69,8 @@ def test_the_testbeds_world_and_prompt_are_the_default_ones():
 
 
 def test_a_class_of_ones_own_has_none_of_the_options_of_the_part_in_whose_place_it_stands():
-    own = ["trigger._target_=mine.Trigger", "+trigger.k=2", "query._target_=mine.Query"]
-    cfg = compose("rag", [*own, "retriever._target_=mine.Retriever"])
+    keys = ["trigger._target_=mine.Trigger", "+trigger.k=2", "query._target_=mine.Query"]
+    cfg = compose("rag", [*keys, "retriever._target_=mine.Retriever"])
     assert cfg.trigger == {"_target_": "mine.Trigger", "k": 2}
     assert cfg.query == {"_target_": "mine.Query"} and cfg.retriever == {"_target_": "mine.Retriever"}
     derived = compose("rag", ["trigger=rind", "trigger._target_=mine.Rind"]).trigger

@@ -28,8 +28,8 @@ class Recorded:
         self.states: dict[int, list[Tensor]] = {}
 
     def __call__(self, texts: Sequence[LiveText], states: Tensor) -> None:
-        for text, own in zip(texts, states, strict=True):
-            self.states.setdefault(id(text), []).append(own)
+        for text, row in zip(texts, states, strict=True):
+            self.states.setdefault(id(text), []).append(row)
 
     def of(self, text: LiveText) -> np.ndarray:
         return torch.stack(self.states[id(text)]).numpy()
@@ -78,16 +78,16 @@ def test_texts_that_join_are_those_of_a_batch(family: str, pool: Any) -> None:
     blocks = BlockCache(megabytes=1, size=4)
     batch = ContinuousBatch(lm, Feature((1, 2), pool=pool), recorded, rows=3, piece=8, blocks=blocks)
     run(batch, texts)
-    for text, own in zip(texts, alone, strict=True):
+    for text, row in zip(texts, alone, strict=True):
         assert text.over and text.error is None
-        found = text.generation(lm.tokenizer, needs)
-        assert (found.token_ids, found.text, found.stop) == (own.token_ids, own.text, own.stop)
-        np.testing.assert_allclose(found.logprobs, own.logprobs, atol=2e-5)
-        np.testing.assert_allclose(found.entropies, own.entropies, atol=2e-5)
-        if own.token_ids:
+        generation = text.generation(lm.tokenizer, needs)
+        assert (generation.token_ids, generation.text, generation.stop) == (row.token_ids, row.text, row.stop)
+        np.testing.assert_allclose(generation.logprobs, row.logprobs, atol=2e-5)
+        np.testing.assert_allclose(generation.entropies, row.entropies, atol=2e-5)
+        if row.token_ids:
             states = recorded.of(text)
-            assert len(states) == len(own.token_ids) or pool == "predicting"
-            np.testing.assert_allclose(states[: len(own.token_ids)], own.state, atol=2e-4, rtol=1e-4)
+            assert len(states) == len(row.token_ids) or pool == "predicting"
+            np.testing.assert_allclose(states[: len(row.token_ids)], row.state, atol=2e-4, rtol=1e-4)
 
 
 def test_what_begins_like_an_earlier_text_is_not_read_again() -> None:
@@ -111,8 +111,8 @@ def test_blocks_stay_below_their_size_and_go_by_age() -> None:
 
     blocks.keep(range(8), layers(8))
     assert len(blocks) == 2
-    found = blocks.find(range(9))
-    assert found is not None and found.ids == tuple(range(8))
+    blocks_found = blocks.find(range(9))
+    assert blocks_found is not None and blocks_found.ids == tuple(range(8))
     blocks.keep(range(50, 54), layers(4))
     assert len(blocks) == 2
     # The second block was used before the first, without which it would be of no use.

@@ -46,9 +46,9 @@ def load(request, tmp_path):
 
     def call(path, **options):
         limit = 10**9 if request.param == "memory" else 0
-        found = load_corpus(path, cache=tmp_path / "cache", in_memory=limit, **options)
-        assert isinstance(found, PassageStore if request.param == "disk" else list)
-        return found
+        loaded = load_corpus(path, cache=tmp_path / "cache", in_memory=limit, **options)
+        assert isinstance(loaded, PassageStore if request.param == "disk" else list)
+        return loaded
 
     return call
 
@@ -56,17 +56,17 @@ def load(request, tmp_path):
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
 def test_jsonl_comes_back_as_it_was(load, tmp_path, suffix):
     beirs = {"_id": "b", "title": "T", "text": "one", "metadata": {}}
-    found = load(jsonl(tmp_path / f"c.{suffix}", [*records(30), "", {"id": "x", "text": "no title"}, beirs]))
+    loaded = load(jsonl(tmp_path / f"c.{suffix}", [*records(30), "", {"id": "x", "text": "no title"}, beirs]))
     expected = [Passage(str(r["id"]), r["title"], r["text"]) for r in records(30)]
-    assert list(found) == [*expected, Passage("x", "", "no title"), Passage("b", "T", "one")]
-    assert len(found) == 32
+    assert list(loaded) == [*expected, Passage("x", "", "no title"), Passage("b", "T", "one")]
+    assert len(loaded) == 32
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
 def test_dprs_tsv_with_quotes_tabs_and_line_breaks(load, tmp_path, suffix):
     rows = [(str(i), f"{text} end", f'T "{i}"') for i, text in enumerate(HARD)]
-    found = load(tsv(tmp_path / f"psgs_w100.{suffix}", rows))
-    assert list(found) == [Passage(name, title, text) for name, text, title in rows]
+    loaded = load(tsv(tmp_path / f"psgs_w100.{suffix}", rows))
+    assert list(loaded) == [Passage(name, title, text) for name, text, title in rows]
 
 
 def test_the_tsv_header_names_the_columns_and_must_be_there(load, tmp_path):
@@ -86,8 +86,8 @@ def test_contents_stand_in_the_place_of_a_text_and_a_title_is_not_said_twice(loa
         {"id": 0, "contents": "A\nb", "title": "A"}, {"id": 1, "contents": "b\nc", "title": "A"},
         {"id": 2, "contents": "A\nb", "title": "A", "text": "b c"},
     ]  # fmt: skip
-    found = [(p.title, p.text) for p in load(jsonl(tmp_path / "c.jsonl", lines))]
-    assert found == [("A", "b"), ("A", "b\nc"), ("A", "b c")]
+    pairs = [(p.title, p.text) for p in load(jsonl(tmp_path / "c.jsonl", lines))]
+    assert pairs == [("A", "b"), ("A", "b\nc"), ("A", "b c")]
     cut = load(jsonl(tmp_path / "w.jsonl", [{"id": 3, "contents": "A\nb c d"}]), passage_words=2)
     assert [(p.id, p.title, p.text) for p in cut] == [("3#0", "A", "b c"), ("3#1", "A", "d")]
 
@@ -123,23 +123,23 @@ def test_marks_line_ends_and_capitals_in_the_ending_do_not_matter(load, tmp_path
 def test_a_search_gives_a_passage_one_place_whatever_its_ids():
     """Of a retriever that knows nothing of it: it is asked for more until the places are filled."""
     same = [Passage(str(i), "T", "the same") for i in range(20)]
-    passages, asked = [*same, Passage("x", "T", "one"), Passage("y", "", "two")], []
+    passages, requests = [*same, Passage("x", "T", "one"), Passage("y", "", "two")], []
 
     class Retriever:
         def search(self, queries, k):
-            asked.append(k)
+            requests.append(k)
             return [[] if query == "none" else passages[:k] for query in queries]
 
-    found = corpus.search(Retriever(), ["a", "none"], 3)
-    assert [[passage.id for passage in hits] for hits in found] == [["0", "x", "y"], []]
-    assert asked == [3, 12, 48]
+    results = corpus.search(Retriever(), ["a", "none"], 3)
+    assert [[passage.id for passage in hits] for hits in results] == [["0", "x", "y"], []]
+    assert requests == [3, 12, 48]
 
 
 def test_ms_marcos_collection_has_no_header_and_quotes_nothing(load, tmp_path):
     path = tmp_path / "collection.tsv"
     path.write_text('0\tIt said "so.\n1\t"So it was\n2\tan id, and no more: 3\n')
-    found = [("0", 'It said "so.'), ("1", '"So it was'), ("2", "an id, and no more: 3")]
-    assert [(p.id, p.text) for p in load(path)] == found
+    expected = [("0", 'It said "so.'), ("1", '"So it was'), ("2", "an id, and no more: 3")]
+    assert [(p.id, p.text) for p in load(path)] == expected
     path.write_text("0\tone\n1\ta\tb\n2\ttwo\n")
     with fails("bad-line", "collection.tsv line 2", "3 tab-separated fields instead of 2"):
         load(path)
@@ -182,14 +182,14 @@ def test_of_repeated_ids_the_first_stays_wherever_the_others_are(load, tmp_path)
     rng = random.Random(0)
     rows = [{"id": rng.randrange(60), "text": f"text {i}"} for i in range(200)]
     first = {str(r["id"]): r["text"] for r in reversed(rows)}
-    found = load(jsonl(tmp_path / "c.jsonl", rows), on_bad_line="skip")
-    assert {p.id: p.text for p in found} == first and len(found) == len(first)
+    loaded = load(jsonl(tmp_path / "c.jsonl", rows), on_bad_line="skip")
+    assert {p.id: p.text for p in loaded} == first and len(loaded) == len(first)
     # An article whose name repeats is left out whole.
     dump = [
         {"title": t, "text": x} for t, x in (("A", "one"), ("A", "two three"), ("B", "four"), ("A", "a b"))
     ]
-    found = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=1, on_bad_line="skip")
-    assert [(p.id, p.text) for p in found] == [("A#0", "one"), ("B#0", "four")]
+    loaded = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=1, on_bad_line="skip")
+    assert [(p.id, p.text) for p in loaded] == [("A#0", "one"), ("B#0", "four")]
 
 
 def test_empty_damaged_and_missing_files(load, tmp_path):
@@ -216,11 +216,11 @@ def test_articles_are_cut_into_passages_of_so_many_words(load, tmp_path):
         {"title": "Long", "sentences": [" ".join(words[:120]), " ".join(words[120:])]},
         {"id": "s", "title": "Short", "text": "a  b\nc"},
     ]
-    *found, short = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=100)
-    assert [(p.id, p.title, len(p.text.split())) for p in found] == [
+    *passages, short = load(jsonl(tmp_path / "a.jsonl", dump), passage_words=100)
+    assert [(p.id, p.title, len(p.text.split())) for p in passages] == [
         ("Long#0", "Long", 100), ("Long#1", "Long", 100), ("Long#2", "Long", 50),
     ]  # fmt: skip
-    assert " ".join(p.text for p in found).split() == words and short == Passage("s#0", "Short", "a  b\nc")
+    assert " ".join(p.text for p in passages).split() == words and short == Passage("s#0", "Short", "a  b\nc")
     with fails("bad-value", "passage_words=0"):
         load(tmp_path / "a.jsonl", passage_words=0)
 

@@ -37,23 +37,23 @@ def write(path, *articles):
 
 def test_cuts_are_inside_sentences_and_outside_the_title():
     cuts = cut(ZURICH)
-    found = [(c.entity.text, c.entity.type, c.sentence) for c in cuts]
-    assert found == [("Switzerland", "place", 0), ("1990", "year", 1)]
+    triples = [(c.entity.text, c.entity.type, c.sentence) for c in cuts]
+    assert triples == [("Switzerland", "place", 0), ("1990", "year", 1)]
     assert (cuts[0].before, cuts[0].between, cuts[0].id) == ("Zurich lies in", " ", "a/15")
     assert cut(Article("a", "Zurich", ("Nothing here.",))) == []
     sentence = "She left (in May) for good (1990)."  # after a bracket there is no space to restore
-    (found,) = cut(Article("a", "Anna", (sentence,)), per_article=1, seed=1)
-    assert sentence.startswith(found.before + found.between + found.entity.text)
+    (triples,) = cut(Article("a", "Anna", (sentence,)), per_article=1, seed=1)
+    assert sentence.startswith(triples.before + triples.between + triples.entity.text)
 
 
 def test_a_plan_counts_articles_and_lists_those_without_an_entity(tmp_path):
     dull = ("Dull", ["nothing is here.", "and nothing follows."])
     arabic = ("مدينة", ["هذه مدينة كبيرة وجميلة.", "يسكنها كثير من الناس."])
-    found = plan(write(tmp_path / "a.jsonl", ("Zurich", ZURICH.sentences), dull, arabic))
-    assert [c.entity.text for c in found] == ["Switzerland", "1990"]
-    assert (found.articles, found.cuts) == (3, 2)
-    assert found.source.problems.counts == {"no entity": 2}
-    assert {title for title, _ in found.source.problems} == {"Dull", "مدينة"}
+    planned = plan(write(tmp_path / "a.jsonl", ("Zurich", ZURICH.sentences), dull, arabic))
+    assert [c.entity.text for c in planned] == ["Switzerland", "1990"]
+    assert (planned.articles, planned.cuts) == (3, 2)
+    assert planned.source.problems.counts == {"no entity": 2}
+    assert {title for title, _ in planned.source.problems} == {"Dull", "مدينة"}
     with fails("empty"):  # before any model runs
         plan(write(tmp_path / "dull.jsonl", dull)).peek()
     peeked = plan(tmp_path / "a.jsonl")
@@ -81,8 +81,8 @@ def test_settling_changes_no_entity():
     """The head found where the rule stops is the one of the whole text, on every cut of 300 articles."""
     rule, checked = stop_rule(fine, cheap=True), 0
     for article in load_articles()[:300]:
-        for found in cut(article):
-            rest = " ".join(article.sentences)[len(found.before) :]
+        for settled in cut(article):
+            rest = " ".join(article.sentences)[len(settled.before) :]
             ends = [i for i in range(1, len(rest) + 1) if rest[i : i + 1] in (" ", "")]
             text = next((rest[:end] for end in ends if rule(rest[:end])), rest)
             assert head_entity(text, fine) == head_entity(rest, fine)
@@ -91,7 +91,7 @@ def test_settling_changes_no_entity():
 
 
 def words(text):
-    return [found.start() for found in re.finditer(r"\S+", text)]
+    return [match.start() for match in re.finditer(r"\S+", text)]
 
 
 MET = tuple(f"In the spring of {year} they met old Anna Berg again there." for year in range(1500, 1600))
@@ -102,24 +102,24 @@ LONG = Article("a", "Years", MET)
 def test_a_shortened_cut_is_the_end_of_the_whole_one(tokens):
     """With at most so many tokens, a quarter of them at least, and nothing else of it changed."""
     whole = cut(LONG, 1000)
-    for found, before in zip(shortened(whole, tokens, words), whole, strict=True):
-        assert before.before.endswith(found.before) and replace(before, before=found.before) == found
-        shown = len(words(found.before))
+    for short, before in zip(shortened(whole, tokens, words), whole, strict=True):
+        assert before.before.endswith(short.before) and replace(before, before=short.before) == short
+        shown = len(words(short.before))
         assert shown <= tokens
         if len(words(before.before)) <= tokens:
-            assert found == before
+            assert short == before
         else:
-            assert shown >= max(1, tokens // 4) and not found.before[0].isspace()
+            assert shown >= max(1, tokens // 4) and not short.before[0].isspace()
 
 
 def test_near_cuts_begin_alike_and_none_depends_on_the_others():
     """What a shard holds is decided by its cuts, whichever other ones of the article are in it."""
     whole = cut(LONG, 1000)
     together = list(shortened(whole, 64, words))
-    assert together == [found for one in whole for found in shortened([one], 64, words)]
+    assert together == [each for one in whole for each in shortened([one], 64, words)]
     begins = [len(a.before) - len(b.before) for a, b in zip(whole, together, strict=True)]
     assert begins == sorted(begins) and len(set(begins)) < len(whole) / 4
-    assert {found.before[:6] for found in together} == {"In the"}  # with a sentence where one is near
+    assert {each.before[:6] for each in together} == {"In the"}  # with a sentence where one is near
 
 
 MATCHER = EntityMatcher(wordnet="")
@@ -133,10 +133,10 @@ def verdict(sentence, gold, continuation):
     here = next(c for c in cut(article, per_article=99) if c.entity.text == gold and c.sentence == 1)
     written = head_entity(continuation, fine)
     match = MATCHER.match(gold, written.text)
-    found = abstain(here, written, continuation, match, fine, MATCHER)
-    if found != match:
-        assert found.verdict == "undecided" and found.evidence
-    return found.verdict, found.stage
+    reasons = abstain(here, written, continuation, match, fine, MATCHER)
+    if reasons != match:
+        assert reasons.verdict == "undecided" and reasons.evidence
+    return reasons.verdict, reasons.stage
 
 
 @pytest.mark.parametrize(("sentence", "gold", "continuation", "expected", "stage"), ROWS)
@@ -156,5 +156,5 @@ def test_what_stands_as_it_was_matched_and_what_is_doubted(sentence, gold, conti
     article = Article("a", "Nothing", ("It begins here.", sentence))
     here = next(c for c in cut(article, per_article=99) if c.entity.text == gold)
     match = Match(*matched, "as told")  # type: ignore[call-arg]
-    found = abstain(here, head_entity(continuation, fine), continuation, match, fine, MATCHER)
-    assert found.verdict == "undecided" if doubted else found is match
+    reasons = abstain(here, head_entity(continuation, fine), continuation, match, fine, MATCHER)
+    assert reasons.verdict == "undecided" if doubted else reasons is match

@@ -75,13 +75,13 @@ def test_overwrite_sets_aside_and_puts_back_what_a_wrong_request_replaced(tmp_pa
             if wrong and number == rounds:
                 raise UserError("a layer that the model lacks")
             again.finish({})
-    kept = [contents(folder) for folder in sorted(tmp_path.iterdir())]
-    assert before in kept
+    contents_before = [contents(folder) for folder in sorted(tmp_path.iterdir())]
+    assert before in contents_before
     if wrong and not computes:
-        assert len(kept) == rounds  # the last one is back in its place
+        assert len(contents_before) == rounds  # the last one is back in its place
         assert (contents(out) == before) == (rounds == 1)
     else:
-        assert len(kept) == rounds + 1
+        assert len(contents_before) == rounds + 1
 
 
 def test_a_lock_names_its_holder_and_ends_with_the_command(tmp_path):
@@ -171,8 +171,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Seen.of({"train": [("towns", "rome", "")]}).save(top / "prober")
     shutil.copy(top / "prober/config.json", top / "train/config.json")
     labels = ["no", "single", "multi"]
-    asked = [f"{word} number {i}" for i in range(6) for word in ("who", "where is", "what of the what is")]
-    AdaptiveClassifier.fit(asked, labels * 6).save(top / "classifier")
+    rows = [f"{word} number {i}" for i in range(6) for word in ("who", "where is", "what of the what is")]
+    AdaptiveClassifier.fit(rows, labels * 6).save(top / "classifier")
     make_store(top / "store", 40)
     gold = {"title": "t", "text": "x", "is_gold": True}
     asking = {"question": "Who?", "answers": ["Ada"], "rationale": "So.", "split": "test", "passages": [gold]}

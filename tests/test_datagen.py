@@ -94,10 +94,10 @@ def test_every_answer_has_its_scores_and_the_run_their_cells(cot):
         assert row["acc"] == accuracy_contains(row["text"], [row["gold"]])
         assert row["f1"] == pytest.approx(f1_score(row["answer"], [row["gold"]]).f1)
     for condition, part in rows.groupby("condition"):
-        (found,) = [by[condition] for by in figures["scores"].values()]
-        assert found["n"] == len(part) == 60
+        (scores,) = [by[condition] for by in figures["scores"].values()]
+        assert scores["n"] == len(part) == 60
         for name in ("correct", "em", "acc", "f1"):
-            assert found[name] == pytest.approx(part[name].mean(), abs=1e-6)
+            assert scores[name] == pytest.approx(part[name].mean(), abs=1e-6)
     both = rows.assign(q=rows["id"].str.rsplit("/", n=1).str[0]).pivot(index="q", columns="condition")[
         "correct"
     ]
@@ -122,9 +122,9 @@ def test_passages_without_room_are_left_out_whole_and_counted(tmp_path):
     towns, hull = ("abba", "odil"), ["Hull"]
     questions = [{"id": name, "question": f"Where is {name} ?", "answers": hull} for name in towns]
     texts = {"a": "abba " * 1500, "o1": "odil odil odil in Hull", "o2": "odil " + "and so on " * 700}
-    asked = write_lines(tmp_path / "q.jsonl", questions)
+    file = write_lines(tmp_path / "q.jsonl", questions)
     corpus = write_lines(tmp_path / "c.jsonl", [{"id": k, "title": k, "text": t} for k, t in texts.items()])
-    given = [f"questions={asked}", f"corpus={corpus}", f"corpus_cache={tmp_path}/cache"]
+    given = [f"questions={file}", f"corpus={corpus}", f"corpus_cache={tmp_path}/cache"]
     store = made(tmp_path / "store", *given, "layers=[6]", "k=2")
     shown = dict(zip(store.table()["id"], store.table()["passages"], strict=True))
     assert shown == {"abba/closed_book": 0, "odil/closed_book": 0, "odil/with_passages": 1}

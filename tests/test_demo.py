@@ -59,9 +59,9 @@ def commands(tmp_path, monkeypatch):
 
 def test_every_trigger_gets_what_it_needs(commands, caplog):
     demo.run(cli.request("demo", ["out=d", "cot=9", "wiki=8", "compare=7", "seed=3", "full=true"]))
-    asked = commands.asked
-    assert [command for command, _ in asked] == ["datagen"] * 2 + ["train"] * 4 + ["compare"]
-    by_out = {given["out"].removeprefix("d/"): given for _, given in asked}
+    requests = commands.asked
+    assert [command for command, _ in requests] == ["datagen"] * 2 + ["train"] * 4 + ["compare"]
+    by_out = {given["out"].removeprefix("d/"): given for _, given in requests}
     names = ("cot", "wiki", "prober", "prober-wiki", "prober-tokens", "classifier", "compare")
     cot, wiki, heads, article_heads, tokens, classifier, compared = (by_out[name] for name in names)
     read = [heads, article_heads, tokens, classifier]
@@ -72,8 +72,8 @@ def test_every_trigger_gets_what_it_needs(commands, caplog):
     assert [given.get("layer") for given in read[:3]] == ["all", "all", str(DEPTH)]  # the last
     used = {"prober": heads["out"], "token_prober": tokens["out"], "classifier": classifier["out"]}
     assert compared.items() >= used.items() and compared["limit"] == "7"
-    assert {given["seed"] for _, given in asked} == {"3"}
-    assert len({given["out"] for _, given in asked}) == 7
+    assert {given["seed"] for _, given in requests} == {"3"}
+    assert len({given["out"] for _, given in requests}) == 7
     # With these no method of the comparison is left out, but for those of probers of what comes before.
     cfg = cli.compose("compare", [f"{key}={value}" for key, value in compared.items()])
     before = {

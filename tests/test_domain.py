@@ -57,9 +57,9 @@ def test_the_fit_finds_the_subspace_its_variances_and_the_rest(store):
         np.testing.assert_allclose(domain.scale[layer], x.std(axis=0), rtol=1e-4)
         k = domain.components.shape[1]
         pca = PCA(k).fit((x - x.mean(axis=0)) / x.std(axis=0))
-        found = np.sort(domain.variances[layer].numpy())[::-1]
-        np.testing.assert_allclose(found[:2], pca.explained_variance_[:2], rtol=0.03)
-        total = found.sum() + (x.shape[1] - k) * float(domain.residual[layer])
+        variances = np.sort(domain.variances[layer].numpy())[::-1]
+        np.testing.assert_allclose(variances[:2], pca.explained_variance_[:2], rtol=0.03)
+        total = variances.sum() + (x.shape[1] - k) * float(domain.residual[layer])
         assert total == pytest.approx(x.shape[1], rel=1e-3)
     assert distances[training].mean() == pytest.approx(1, abs=0.1)
     beyond = distances > domain.limit
@@ -132,10 +132,10 @@ def test_running_scores_know_the_distances_and_an_assessment_says_them():
 def test_surprise_is_nothing_of_what_the_model_writes_itself_and_is_recorded_of_the_whole_text(lm):
     """Against the distributions of a plain forward pass."""
     needs = recorded_needs(Needs.of([4], pool="tokens"))
-    (own,) = lm.generate([PROMPT], max_new_tokens=16, needs=needs)
+    (generation,) = lm.generate([PROMPT], max_new_tokens=16, needs=needs)
     (other,) = lm.score([PROMPT], [" nowhere in the seven towns that Bert Quill built."], needs=needs)
     (drawn,) = lm.generate([PROMPT], max_new_tokens=16, needs=needs, sampling=Sampling(temperature=1.5))
-    for text in (own, other, drawn):
+    for text in (generation, other, drawn):
         ids = torch.tensor([[*text.prompt_ids, *text.token_ids]])
         with torch.inference_mode():
             logits = lm.model(input_ids=ids).logits[0, len(text.prompt_ids) - 1 : -1]
@@ -145,7 +145,7 @@ def test_surprise_is_nothing_of_what_the_model_writes_itself_and_is_recorded_of_
         wanted = (-own_p - entropy).clamp_min(0).mean().item()
         for tokens in (None, [1, 2]):  # of a span all the same
             assert recorded(text, tokens)["surprise"] == pytest.approx(wanted, abs=1e-4)
-    written, others, drawn_ = (recorded(text)["surprise"] for text in (own, other, drawn))
+    written, others, drawn_ = (recorded(text)["surprise"] for text in (generation, other, drawn))
     assert written < 1e-4 and others > 0.5 and drawn_ > 0.1
 
 
@@ -177,8 +177,8 @@ def test_texts_of_another_writer_are_unlike_where_the_store_knows_it(tmp_path):
     dataset = Dataset.load([make_token_store(tmp_path / "store", edit=told)], [2])
     domain, distances = fit_domain(dataset, dataset.columns[1:], 0.1)
     assert domain.surprise == (pytest.approx(0.19, abs=0.02), pytest.approx(0.31, abs=0.02))
-    own = dataset.examples.surprise
-    assert domain.unlike(distances, own).mean() < 0.2
-    assert domain.unlike(distances, own + rng.uniform(0.2, 1, len(own))).all()
+    surprise = dataset.examples.surprise
+    assert domain.unlike(distances, surprise).mean() < 0.2
+    assert domain.unlike(distances, surprise + rng.uniform(0.2, 1, len(surprise))).all()
     old = Dataset.load([make_token_store(tmp_path / "old")], [2])
     assert old.examples.surprise is None and fit_domain(old, old.columns[1:], 0.1)[0].surprise is None

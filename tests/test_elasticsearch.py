@@ -289,12 +289,12 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
         monkeypatch.setenv(name, value)
     server.authorization = header
     caplog.set_level(logging.INFO)
-    asked = Component.of("retriever", "elasticsearch", **FAST, url=server.url)
+    component = Component.of("retriever", "elasticsearch", **FAST, url=server.url)
     server.faults["root"] = [(503, {}, {"error": f"{header} cannot be served"})]  # which a log may quote
-    retriever = asked.make(corpus("amber", "basil"))
+    retriever = component.make(corpus("amber", "basil"))
     assert ids(retriever.search(["basil"], 1)) == [["p1"]]
-    told = [repr(each) for each in (asked, asked.node, retriever, retriever._server.client)]
-    told += [str(server.only_index.mappings), str(server.requests)]
+    texts = [repr(each) for each in (component, component.node, retriever, retriever._server.client)]
+    texts += [str(server.only_index.mappings), str(server.requests)]
 
     def refused(*named, kind=UserError):
         """Search, and note what the error says and what a traceback would say of those it came from."""
@@ -302,7 +302,7 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
             retriever.search(["basil"], 1)
         seen = error.value
         while seen is not None:
-            told.append(f"{seen!r} {seen}")
+            texts.append(f"{seen!r} {seen}")
             seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
 
     server.faults["search"] = [(503, {}, {"error": f"{header} cannot be served"})] * 9
@@ -313,9 +313,9 @@ def test_credentials_come_from_the_environment_and_go_nowhere_else(server, way, 
     server.authorization = "another"
     refused("HTTP 401", "ES_API_KEY", "ES_USERNAME and ES_PASSWORD")
     assert any(record.name.startswith(("elastic_transport", "opensearch")) for record in caplog.records)
-    told += [caplog.text, *capfd.readouterr()]
+    texts += [caplog.text, *capfd.readouterr()]
     for secret in (KEY, "secret-key-123", PASSWORD, BASIC.split()[1], "pa%20ss", "pa ss"):
-        assert not any(secret in text for text in told), [text for text in told if secret in text]
+        assert not any(secret in text for text in texts), [text for text in texts if secret in text]
 
 
 @pytest.fixture(scope="module")

@@ -248,7 +248,7 @@ def test_without_log_probabilities_only_triggers_that_read_none_run(caplog):
 ])  # fmt: skip
 def test_what_a_server_says_wrong_first_is_one_sentence(status, body, models, code, named):
     kind = RunError if code == "server" else UserError
-    with serving(lambda asked: (status, body), models) as (url, _), fails(code, url, named, kind=kind):
+    with serving(lambda request: (status, body), models) as (url, _), fails(code, url, named, kind=kind):
         RemoteLM(url, "m")
     with fails("network", "http://127.0.0.1:9/v1", kind=RunError):  # nobody is there
         RemoteLM("http://127.0.0.1:9/v1", "m")
@@ -374,8 +374,8 @@ def test_a_comparison_keeps_its_answers_until_it_is_complete(tmp_path):
         ]  # fmt: skip
         with fails("server"):
             cli.run("compare", typed)
-        kept = (tmp_path / "out" / "engine.jsonl").read_bytes().count(b"\n")
+        answers = (tmp_path / "out" / "engine.jsonl").read_bytes().count(b"\n")
         broken, before = False, len(engine.bodies)
         cli.run("compare", typed)
-    assert kept and not (tmp_path / "out" / "engine.jsonl").exists()
-    assert sum(body["max_tokens"] > 1 for body in engine.bodies[before:]) == 4 - kept
+    assert answers and not (tmp_path / "out" / "engine.jsonl").exists()
+    assert sum(body["max_tokens"] > 1 for body in engine.bodies[before:]) == 4 - answers

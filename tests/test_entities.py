@@ -41,14 +41,14 @@ def test_forms(text, spans):
 
 def score(cases):
     """(precision, recall, F1) of exact spans, and the share right of the types that say more than "name"."""
-    hits = found = wanted = sure = right = 0
+    hits = n_found = wanted = sure = right = 0
     for text, gold in cases:
         ours = {(e.start, e.end): e.type for e in find_entities(text, fine=True)}
         both = ours.keys() & gold.keys()
-        hits, found, wanted = hits + len(both), found + len(ours), wanted + len(gold)
+        hits, n_found, wanted = hits + len(both), n_found + len(ours), wanted + len(gold)
         sure += sum(ours[s] != "name" for s in both)
         right += sum(ours[s] == gold[s] for s in both if ours[s] != "name")
-    precision, recall = hits / found, hits / wanted
+    precision, recall = hits / n_found, hits / wanted
     return precision, recall, 2 * precision * recall / (precision + recall), right / sure
 
 
@@ -113,11 +113,11 @@ def test_spacy_where_a_pipeline_is_named(monkeypatch, caplog):
     blank.add_pipe("entity_ruler").add_patterns([{"label": k, "pattern": p} for p, k in kinds.items()])
     monkeypatch.setattr("probers.words.recogniser._load", {"en_core_web_sm": blank}.__getitem__)
     text = "In 1999 and last May the Acme Bank paid $5 for Norway's ships."
-    found = Recogniser("spacy:en_core_web_sm")(text)
+    entities = Recogniser("spacy:en_core_web_sm")(text)
     assert "by the NER of en_core_web_sm" in caplog.text
-    assert [e.text for e in found] == ["1999", "last May", "Acme Bank", "$5", "Norway"]
-    assert [e.type for e in found] == ["year", "date", "name", "number", "name"]
+    assert [e.text for e in entities] == ["1999", "last May", "Acme Bank", "$5", "Norway"]
+    assert [e.type for e in entities] == ["year", "date", "name", "number", "name"]
     fine = [e.type for e in Recogniser("spacy:en_core_web_sm", fine=True)(text)]
     assert fine == ["year", "date", "organisation", "number", "place"]
-    assert all(text[e.start : e.end] == e.text for e in found)
+    assert all(text[e.start : e.end] == e.text for e in entities)
     assert Recogniser("auto").name == "rules"  # even so

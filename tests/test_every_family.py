@@ -124,11 +124,11 @@ def tiny(family: str) -> Any:
             with torch.no_grad():
                 model(torch.tensor([[5, 6, 7]]))
         except Exception as error:  # whatever a family makes of options that are not meant for it
-            told = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
             continue
         without_specials(model, tokenizer)
         return model
-    pytest.skip(told)
+    pytest.skip(message)
 
 
 @pytest.mark.long
@@ -151,15 +151,15 @@ def test_a_family_is_read_as_transformers_reads_it_or_refused_by_name(family: st
     for generation, *others in zip(made, *again, strict=True):
         for other in others:
             assert other.token_ids == generation.token_ids
-            for found, expected in zip(recorded(other), recorded(generation), strict=True):
-                close(found, expected)
+            for actual, expected in zip(recorded(other), recorded(generation), strict=True):
+                close(actual, expected)
         out = reference(model, generation, output_hidden_states=True, output_attentions=True)
         p, n = len(generation.prompt_ids), len(generation.token_ids)
         logprobs = out.logits[0, p - 1 : p + n - 1].float().log_softmax(-1)
         assert logprobs.argmax(-1).tolist() == list(generation.token_ids)
         close(generation.logprobs, logprobs.max(-1).values)
-        for layer, found in zip(stream.layers, generation.states[stream].swapaxes(0, 1), strict=True):
-            close(found, out.hidden_states[layer][0, p : p + n])
+        for layer, actual in zip(stream.layers, generation.states[stream].swapaxes(0, 1), strict=True):
+            close(actual, out.hidden_states[layer][0, p : p + n])
         if family not in SINKS and out.attentions:
             weights = out.attentions[-1].flatten(0, -3)[..., -(p + n) :].numpy()
             close(generation.attention.rows, weights.mean(axis=0)[p - 1 :])

@@ -74,8 +74,8 @@ def test_every_feature_of_a_span_is_what_transformers_says(family):
         here = len(generation.prompt_ids) + np.array(tokens)
         stream = np.stack([hidden[k] for k in LAYERS], axis=1)
         expected = stream[here[0] - 1], stream[here].mean(axis=0), stream[here[-1]]
-        for found, each in zip(states, expected, strict=False):
-            np.testing.assert_allclose(found, each, **CLOSE)
+        for state, each in zip(states, expected, strict=False):
+            np.testing.assert_allclose(state, each, **CLOSE)
         np.testing.assert_allclose(states[3][0, 32:], hidden[3][here].mean(axis=0), **CLOSE)
     # Each alone, bit for bit.
     for number, feature in enumerate(SPANS.features):
@@ -99,10 +99,10 @@ def test_broken_states_and_logits_are_errors_that_say_where():
         (weight, lambda: lm.score(PROMPTS[:1], [ids]), "logits"),
         (norm, lambda: lm.generate(PROMPTS[:1], max_new_tokens=2, needs=mind), "the final norm"),
     ):
-        kept, tensor[0] = float(tensor[0]), float("nan")
+        saved, tensor[0] = float(tensor[0]), float("nan")
         with fails("model", *named, kind=RunError):
             act()
-        tensor[0] = kept
+        tensor[0] = saved
 
 
 def test_needs_are_joined_by_site_and_pool():

@@ -62,12 +62,12 @@ class Released:
 
     def words(self, ids: list[int]) -> list[tuple[str, list[int]]]:
         """Each word with its tokens: a token with the space marker begins one."""
-        found: list[list[int]] = []
+        sentences: list[list[int]] = []
         for i, piece in enumerate(self.tokenizer.convert_ids_to_tokens(ids)):
             if i == 0 or piece[0] in "ĠĊ":
-                found.append([])
-            found[-1].append(i)
-        return [(self.tokenizer.decode([ids[i] for i in tokens]).strip(), tokens) for tokens in found]
+                sentences.append([])
+            sentences[-1].append(i)
+        return [(self.tokenizer.decode([ids[i] for i in tokens]).strip(), tokens) for tokens in sentences]
 
     def carries(self, word: str) -> bool:
         bare = word.strip(".,!?;:'\"()").lower()
@@ -89,9 +89,9 @@ class Released:
     def hits(self, scored, threshold: float) -> list[list[int]]:
         """Tokens of every word that fires in the first sentence that has one."""
         for sentence in scored:
-            found = [tokens for tokens, score in sentence if score > threshold]
-            if found:
-                return found
+            firing = [tokens for tokens, score in sentence if score > threshold]
+            if firing:
+                return firing
         return []
 
     @torch.no_grad()
@@ -102,20 +102,20 @@ class Released:
         whole = question + " " + text + " " + before + " " + " ".join(sentence)
         ids = self.tokenizer(whole)["input_ids"]
         attention = self.read(ids)[0].mean(dim=0).double().numpy()
-        found = [entry for entry in self.words(ids) if entry[0]]  # not the spaces that are one too many
-        first = len(found) - len(sentence)
-        assert [word for word, _ in found[first:]] == sentence
-        weights = np.zeros(len(found))
+        groups = [entry for entry in self.words(ids) if entry[0]]  # not the spaces that are one too many
+        first = len(groups) - len(sentence)
+        assert [word for word, _ in groups[first:]] == sentence
+        weights = np.zeros(len(groups))
         for hit in hits:
-            tokens = found[first + hit][1]
+            tokens = groups[first + hit][1]
             for token in tokens:
                 row = attention[token - 1, : tokens[0]]  # of the position that predicted the token
                 row = row / row.sum() / len(tokens) / len(hits)
-                for place, (_, others) in enumerate(found):
+                for place, (_, others) in enumerate(groups):
                     weights[place] += sum(row[i] for i in others if i < tokens[0])
-        qualify = [i for i, (word, _) in enumerate(found) if self.carries(word) and i - first not in hits]
+        qualify = [i for i, (word, _) in enumerate(groups) if self.carries(word) and i - first not in hits]
         best = sorted(qualify, key=lambda i: (-weights[i], i))[:n]
-        return " ".join(found[i][0] for i in sorted(best)) or question
+        return " ".join(groups[i][0] for i in sorted(best)) or question
 
     @torch.no_grad()
     def write(self, prompt: str, length: int, *, one: bool = False):
@@ -141,12 +141,12 @@ class Released:
 
     def sentences(self, written: list[int]) -> list[list[tuple[str, list[int]]]]:
         """Sentences of words with their tokens."""
-        found: list[list[tuple[str, list[int]]]] = [[]]
+        by_sentence: list[list[tuple[str, list[int]]]] = [[]]
         for word, tokens in self.words(written):
-            found[-1].append((word, tokens))
+            by_sentence[-1].append((word, tokens))
             if word.endswith("."):
-                found.append([])
-        return [sentence for sentence in found if sentence]
+                by_sentence.append([])
+        return [sentence for sentence in by_sentence if sentence]
 
     def loop(self, question: str, search, unsure, length: int, *, whole: bool) -> tuple[str, list[str]]:
         """The text, and what was asked, where texts are looked at that are written without passages.
@@ -159,11 +159,11 @@ class Released:
             old = text
             written, entropies, doubts = self.write(shown(question, [], text), length)
             sentences = self.sentences(written)
-            found = unsure(question, text, sentences, written, entropies, doubts)
-            if found is None:
+            doubt = unsure(question, text, sentences, written, entropies, doubts)
+            if doubt is None:
                 text = joined(text, *map(plain, sentences))
             else:
-                number, query = found
+                number, query = doubt
                 queries.append(query)
                 text = joined(text, *map(plain, sentences[:number]))
                 again, _, _ = self.write(shown(question, search(query), text), length, one=not whole)
@@ -224,12 +224,12 @@ class Both:
 def both() -> Both:
     lm = CausalLM.from_pretrained("testbed", device="cpu", dtype="float32")
     released = Released.load(model_path())
-    asked = load_questions()[:40]
-    prompts = [TESTBED_PROMPT.question(q.question) for q in asked]
+    questions = load_questions()[:40]
+    prompts = [TESTBED_PROMPT.question(q.question) for q in questions]
     made = lm.generate(prompts, max_new_tokens=48, needs=Needs(attention=True), stop=TESTBED_PROMPT.stop)
     states = [
         State(q, lm, TESTBED_PROMPT, TESTBED_PROMPT.question_span(p, q.question))
-        for q, p in zip(asked, prompts, strict=True)
+        for q, p in zip(questions, prompts, strict=True)
     ]
     scored = []
     for generation in made:
@@ -269,8 +269,8 @@ def test_released_rind_and_qfs_fire_and_ask_alike(both, threshold):
         fired += 1
         for n in (3, 25):
             given = (state.question.question, "", sentences, written, entropies, None)
-            _, asked = both.released.rind_and_qfs(threshold, n, *given)
-            assert QFS("released", top_n=n)(state.question, generation, decision, state) == asked
+            _, queries = both.released.rind_and_qfs(threshold, n, *given)
+            assert QFS("released", top_n=n)(state.question, generation, decision, state) == queries
     assert fired > 0
     assert fired < len(both.made) or threshold == min(THRESHOLDS)
 
@@ -282,9 +282,9 @@ class Recording(RAG):
     made: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def generate(self, prompts, **options):
-        found = super().generate(prompts, **options)
-        self.made.update({g.prompt: g.token_ids for g in found})
-        return found
+        generations = super().generate(prompts, **options)
+        self.made.update({g.prompt: g.token_ids for g in generations})
+        return generations
 
 
 LENGTH = 64
@@ -301,18 +301,18 @@ LOOPS = {
 def test_released_loops_write_and_ask_alike(name, both):
     ours, (rule, *given), whole = LOOPS[name]
     retriever = BM25(load_corpus())
-    asked = [q for q in load_questions() if q.truth["hops"] == 2][:40]
+    questions = [q for q in load_questions() if q.truth["hops"] == 2][:40]
 
     def search(query):
         return [p.text for p in retriever.search([query], 3)[0]]
 
     limits = {"max_new_tokens": LENGTH, "max_retrievals": LENGTH, "answer_tokens": 0}
     rag = Recording(both.lm, retriever, *ours, **limits)
-    answers = rag.answer(asked)
+    answers = rag.answer(questions)
     both.released.guesses = rag.made
     unsure = partial(getattr(both.released, rule), *given)
     counts = set()
-    for question, answer in zip(asked, answers, strict=True):
+    for question, answer in zip(questions, answers, strict=True):
         text, queries = both.released.loop(question.question, search, unsure, LENGTH, whole=whole)
         assert [r.query for r in answer.rounds if r.query is not None] == queries
         assert (answer.text, answer.retrievals) == (text, len(queries))
@@ -349,32 +349,32 @@ def algorithm_one(
     threshold: float,
 ) -> Steps:
     """While the prober says "wrong" and the count is below the maximum: retrieve, write anew, probe."""
-    found = Steps()
+    steps = Steps()
 
     def generate(prompt: str, limit: int) -> Generation:
         made = write(prompt, limit)
-        found.generations += 1
-        found.tokens += len(made.token_ids)
+        steps.generations += 1
+        steps.tokens += len(made.token_ids)
         return made
 
     def wrong(made: Generation) -> bool:
-        found.texts.append(made.text)
-        found.scores.append(probe(made))
-        return found.scores[-1] > threshold
+        steps.texts.append(made.text)
+        steps.scores.append(probe(made))
+        return steps.scores[-1] > threshold
 
     passages: list[str] = []
     made = generate(shown(question, passages, ""), FIRST)
-    while wrong(made) and len(found.queries) < MOST:
-        found.queries.append(" ".join(f"{question} {re.sub(ANSWER, ' ', made.text)}".split()))
-        before, passages = passages, [passage.text for passage in search(found.queries[-1])]
-        found.unchanged += passages == before
+    while wrong(made) and len(steps.queries) < MOST:
+        steps.queries.append(" ".join(f"{question} {re.sub(ANSWER, ' ', made.text)}".split()))
+        before, passages = passages, [passage.text for passage in search(steps.queries[-1])]
+        steps.unchanged += passages == before
         made = generate(shown(question, passages, ""), FIRST)
     text = made.text
     if ANSWER not in text:
         text += f" {ANSWER}"
         text += generate(shown(question, passages, text.strip()), MORE).text
-    found.text = text.strip()
-    return found
+    steps.text = text.strip()
+    return steps
 
 
 @dataclass
@@ -423,10 +423,10 @@ def test_the_loop_is_algorithm_one(bench, trigger, kind):
     if trigger == "entropy":
         ours, probe = Entropy, lambda made: float(made.entropies.mean())
     search = lambda query: bench.bm25.search([query], 3)[0] if kind == "found" else []  # noqa: E731
-    asked = load_questions()[::120][:ASKED]
+    questions = load_questions()[::120][:ASKED]
 
     def plain(threshold):
-        return [algorithm_one(q.question, bench.write, probe, search, threshold) for q in asked]
+        return [algorithm_one(q.question, bench.write, probe, search, threshold) for q in questions]
 
     always = plain(-np.inf)
     unchanged = sum(each.unchanged for each in always)
@@ -438,7 +438,7 @@ def test_the_loop_is_algorithm_one(bench, trigger, kind):
             bench.lm, FakeRetriever(search), ours(threshold), AnswerQuery(), max_new_tokens=FIRST,
             max_retrievals=MOST, answer_tokens=MORE,
         )  # fmt: skip
-        for answer, expected in zip(rag.answer(asked), plain(threshold), strict=True):
+        for answer, expected in zip(rag.answer(questions), plain(threshold), strict=True):
             c, judged = answer.counters, [r for r in answer.rounds if r.decision is not None]
             assert answer.text == expected.text
             assert [r.text for r in judged] == expected.texts
@@ -457,8 +457,8 @@ def between(scores: list[list[float]]) -> list[float]:
     """Thresholds at a third and two thirds of all scores, as far from any as there is room."""
     levels = np.unique(np.round(np.concatenate(scores), 3))
     gaps, middles = np.diff(levels), (levels[1:] + levels[:-1]) / 2
-    found = []
+    stretches = []
     for share in (1 / 3, 2 / 3):
         near = np.argsort(np.abs(np.arange(len(gaps)) - share * len(gaps)))[:5]
-        found.append(float(middles[near[gaps[near].argmax()]]))
-    return found
+        stretches.append(float(middles[near[gaps[near].argmax()]]))
+    return stretches

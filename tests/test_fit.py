@@ -55,10 +55,10 @@ def aurocs(data: Dataset, fitted: Fitted, how: Any = None) -> list[float]:
     return [roc_auc_score(1 - target, score) for target, score in zip(targets.T, scores.T, strict=True)]
 
 
-def assert_same_head(found: Fitted, i: int, alone: Fitted) -> None:
+def assert_same_head(fitted: Fitted, i: int, alone: Fitted) -> None:
     for name, value in alone.head.state_dict().items():
-        torch.testing.assert_close(found.head.state_dict()[name][i : i + 1], value, atol=1e-4, rtol=1e-3)
-    assert found.accuracy[i] == alone.accuracy[0]
+        torch.testing.assert_close(fitted.head.state_dict()[name][i : i + 1], value, atol=1e-4, rtol=1e-3)
+    assert fitted.accuracy[i] == alone.accuracy[0]
 
 
 @pytest.mark.parametrize(("head", "how"), [
@@ -115,13 +115,13 @@ def test_a_killed_training_ends_the_same(data: Dataset, tmp_path: Path, monkeypa
     assert steps[0] == before
 
 
-def same_as(found: Fitted, expected: Fitted) -> None:
+def same_as(fitted: Fitted, expected: Fitted) -> None:
     """Weights, figures and steps, to the last bit."""
     for name, value in expected.head.state_dict().items():
-        assert torch.equal(found.head.state_dict()[name], value), name
-    np.testing.assert_array_equal(found.loss, expected.loss)
-    np.testing.assert_array_equal(found.auroc, expected.auroc)
-    assert found.steps == expected.steps
+        assert torch.equal(fitted.head.state_dict()[name], value), name
+    np.testing.assert_array_equal(fitted.loss, expected.loss)
+    np.testing.assert_array_equal(fitted.auroc, expected.auroc)
+    assert fitted.steps == expected.steps
 
 
 @pytest.mark.parametrize("changes", [{}, {"patience": 1, "warmup_epochs": 0}])
@@ -202,9 +202,9 @@ def test_a_head_stops_when_its_patience_is_over(data: Dataset, monkeypatch: Monk
     how: Any = {"lr": 0.05, "gamma": 1.0, "epochs": 6, "checks": 6, "warmup_epochs": 0}
     seen, tasks = spied(monkeypatch), [Task(1), Task(2), Task(3)]
     impatient = train(data, tasks, patience=3, **how)
-    _, kept, over = (np.array(values) for values in zip(*seen, strict=True))
+    _, best, over = (np.array(values) for values in zip(*seen, strict=True))
     assert over.any() and (np.diff(over.astype(int), axis=0) >= 0).all()
-    assert all(len(set(kept[over[:, head], head])) <= 1 for head in range(3))
+    assert all(len(set(best[over[:, head], head])) <= 1 for head in range(3))
     alone = train(data, [Task(1)], patience=3, **how)
     assert_same_head(impatient, 0, alone)
     patient = train(data, tasks, **how)
@@ -223,9 +223,9 @@ def test_losses_by_hand_and_the_schedule_per_step(data: Dataset, monkeypatch: Mo
     weighed = head_losses(logits, targets, weights=weights)
     softened = head_losses(logits, targets, smoothing=0.2)
     for head in range(2):
-        own = logits[:, head], targets[:, head]
-        torch.testing.assert_close(weighed[head], entropy(*own, weights[head]))
-        torch.testing.assert_close(softened[head], entropy(*own, label_smoothing=0.2))
+        of_head = logits[:, head], targets[:, head]
+        torch.testing.assert_close(weighed[head], entropy(*of_head, weights[head]))
+        torch.testing.assert_close(softened[head], entropy(*of_head, label_smoothing=0.2))
 
     rates: list[float] = []
     original = ProberModule.training_step

@@ -92,11 +92,11 @@ def test_the_oracle_is_the_best_of_all_choices_at_every_budget():
         assert np.interp(budget, x, y) == pytest.approx(expected)
     at_random = [(j * len(KINDS), right[:, j].sum()) for j in range(3)]
     expected = (area(corners) - area(at_random)) / (len(KINDS) * 2 * len(KINDS))
-    found = gains(trajectory, {"any": replayed(trajectory, "any")})
-    assert found.record["answer"]["gain"] == pytest.approx(expected)
+    result = gains(trajectory, {"any": replayed(trajectory, "any")})
+    assert result.record["answer"]["gain"] == pytest.approx(expected)
     highest = max(best.values())
     fewest = min(budget for budget, right in best.items() if right == highest)
-    assert (found.record["answer"]["highest"], found.record["answer"]["retrievals"]) == pytest.approx(
+    assert (result.record["answer"]["highest"], result.record["answer"]["retrievals"]) == pytest.approx(
         (highest / len(KINDS), fewest / len(KINDS))
     )
 
@@ -109,9 +109,9 @@ ORDER = {"helped": 3.0, "known": 2.0, "never": 2.0, "harmed": 1.0}
 def test_the_order_of_the_oracle_has_all_of_its_gain_and_the_reverse_loses_as_much(sign, share):
     scores = np.array([sign * ORDER[kind] for kind in ONCE])
     trajectory = world(ONCE, {"mine": scores}, steps=2)
-    found = gains(trajectory, {"mine": replayed(trajectory, "mine")})
-    assert found.figures("mine")[SHARE] == pytest.approx(share, abs=1e-12)
-    assert found.intervals("mine")[SHARE] == pytest.approx([share, share], abs=1e-9)
+    result = gains(trajectory, {"mine": replayed(trajectory, "mine")})
+    assert result.figures("mine")[SHARE] == pytest.approx(share, abs=1e-12)
+    assert result.intervals("mine")[SHARE] == pytest.approx([share, share], abs=1e-9)
 
 
 def test_a_judge_of_wrong_answers_falls_short_where_retrieving_harms_and_nowhere_else():
@@ -137,14 +137,14 @@ def test_methods_without_recorded_scores_are_mixed_with_never_and_all_retrievals
     )
     closed = outcomes(q, [RIGHT[kind][0] for kind in ONCE], [0] * len(q))
     reruns = {"rind": Rerun(Setting("threshold", 1.0, 2.0), {1.0: within, 2.0: closed}, closed)}
-    found = gains(trajectory, {"oracle": oracle, "rind": within}, reruns)
+    result = gains(trajectory, {"oracle": oracle, "rind": within}, reruns)
     start, end = sum(RIGHT[k][0] for k in ONCE), int(after.sum())
     whole = area([(0, start), (6, start + 6), (16, start + 6), (20, end)]) - area([(0, start), (20, end)])
     for name, point in {"oracle": (11, int(after.sum())), "rind": (6, start + 6)}.items():
         mine = area([(0, start), point, (20, end)]) - area([(0, start), (20, end)])
-        assert found.figures(name)[SHARE] == pytest.approx(mine / whole)
+        assert result.figures(name)[SHARE] == pytest.approx(mine / whole)
     alone = gains(trajectory, {"rind": within})  # with no curve of its own its one point is on the same lines
-    assert alone.figures("rind")[SHARE] == found.figures("rind")[SHARE]
+    assert alone.figures("rind")[SHARE] == result.figures("rind")[SHARE]
 
 
 def test_retrievals_saved_at_the_accuracy_of_always_and_accuracy_gained_at_its_budget():
@@ -169,8 +169,8 @@ def test_retrievals_saved_at_the_accuracy_of_always_and_accuracy_gained_at_its_b
 
 def test_a_world_where_choosing_gains_nothing_or_with_another_retriever_has_no_shares():
     trajectory = world(["helped"] * 5, {"mine": np.arange(5.0)}, steps=2)
-    found = gains(trajectory, {"mine": replayed(trajectory, "mine")})
-    assert found.figures("mine")[SHARE] is None and "gains nothing" in found.notes()[0]
+    result = gains(trajectory, {"mine": replayed(trajectory, "mine")})
+    assert result.figures("mine")[SHARE] is None and "gains nothing" in result.notes()[0]
     trajectory = world(ONCE, {"mine": np.zeros(len(ONCE))}, steps=2)
     run = replayed(trajectory, "mine")
     assert "reaches 0.750 with 0.30 retrievals" in gains(trajectory, {"mine": run}).notes()[0]
@@ -184,7 +184,7 @@ def test_the_interval_is_of_paired_resamples_of_questions():
     kinds, rng = ONCE * 2, np.random.default_rng(3)
     scores = np.array([ORDER[kind] for kind in kinds]) + rng.normal(0, 1, len(kinds))
     trajectory = world(kinds, {"mine": scores}, steps=2)
-    found = gains(trajectory, {"mine": replayed(trajectory, "mine")}, resamples=300)
+    whole = gains(trajectory, {"mine": replayed(trajectory, "mine")}, resamples=300)
     before, after = (np.array([RIGHT[kind][j] for kind in kinds]) for j in (0, 1))
     draws = np.random.default_rng(0)
     values = []
@@ -201,4 +201,4 @@ def test_the_interval_is_of_paired_resamples_of_questions():
         for level in np.unique(s)[::-1]:
             mine.append(((s >= level).sum(), np.where(s >= level, b, a).sum()))
         values.append((area(mine) - chance) / gain(np.argsort(a - b, kind="stable")))
-    np.testing.assert_allclose(found.intervals("mine")[SHARE], np.quantile(values, [0.025, 0.975]), atol=1e-9)
+    np.testing.assert_allclose(whole.intervals("mine")[SHARE], np.quantile(values, [0.025, 0.975]), atol=1e-9)

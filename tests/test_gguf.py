@@ -83,9 +83,9 @@ def test_it_is_made_once_and_again_when_file_or_cache_change(files, tmp_path, mo
 
 
 def test_the_fingerprint_is_the_files_under_any_name_and_however_it_was_loaded(files, cache, tmp_path):
-    found = [load(files / name, cache) for name in ("full.gguf", "small.gguf", "other.gguf")]
-    assert len({lm.spec.revision for lm in (*found, tiny_lm("llama"))}) == 4
-    small = found[1]
+    models = [load(files / name, cache) for name in ("full.gguf", "small.gguf", "other.gguf")]
+    assert len({lm.spec.revision for lm in (*models, tiny_lm("llama"))}) == 4
+    small = models[1]
     assert fingerprint(small.model.name_or_path, small.model) == small.spec.revision
     plain = AutoModelForCausalLM.from_pretrained(files, gguf_file="small.gguf")
     assert fingerprint(plain.name_or_path, plain) == small.spec.revision

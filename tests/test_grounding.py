@@ -63,9 +63,9 @@ def prober(store):
 
 def test_every_condition_says_of_the_subject_what_its_name_promises(source):
     corpus = {passage.id: passage for passage in load_corpus("testbed")}
-    asked = [q for q in load_questions("testbed") if len(q.truth["gold"]) == 1 and q.truth["believed"]][:30]
+    drawn = [q for q in load_questions("testbed") if len(q.truth["gold"]) == 1 and q.truth["believed"]][:30]
     seen = set()
-    for question in asked:
+    for question in drawn:
         subject = corpus[question.truth["gold"][0]]
         others = [each for each in list(corpus.values())[:40] if each.id != subject.id]
         answer, believed = question.answers[0], question.truth["believed"]
@@ -115,8 +115,8 @@ def test_stores_of_passages_have_the_states_without_them_and_the_controls_of_the
     assert 0 <= origins["accuracy"] <= 1 and 1 / 3 <= origins["commonest"] <= 1
     # An unsupported part is remembered where the model would write it without passages.
     pointer = replace(prober.pointer, remembered=-0.5)
-    found = [pointer.origin(*each) for each in ((True, 0.0), (False, -0.4), (False, -0.6))]
-    assert found == ["passage", "memory", "neither"]
+    actual = [pointer.origin(*each) for each in ((True, 0.0), (False, -0.4), (False, -0.6))]
+    assert actual == ["passage", "memory", "neither"]
 
 
 def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober, tmp_path):
@@ -188,9 +188,9 @@ def test_the_loop_asks_again_without_the_passage_that_an_unsupported_answer_lean
         first, *later = [each for each in answer.rounds if each.decision is not None]
         assert answer.retrievals == 2 and first.decision.left_out
         assert later and not set(first.decision.left_out) & set(later[-1].passage_ids)
-        kept = asked(question, -1e6, then="query")
-        assert not any(each.decision.left_out for each in kept.rounds if each.decision)
-        assert kept.retrievals == 2 and kept.answer and not kept.abstained
+        answer_ = asked(question, -1e6, then="query")
+        assert not any(each.decision.left_out for each in answer_.rounds if each.decision)
+        assert answer_.retrievals == 2 and answer_.answer and not answer_.abstained
         assert asked(question, 1e6).retrievals == 1  # with the question, before anything is written
     with fails("mismatch"):
         Ungrounded(probers.Prober.from_pretrained("smollm2"))
@@ -205,11 +205,11 @@ def test_an_unsupported_answer_can_be_withdrawn_and_counts_as_unanswered(lm, pro
         trigger = Ungrounded(prober, threshold=threshold, then=then)
         return probers.RAG(lm, "testbed", trigger=trigger, max_retrievals=2).answer(questions)
 
-    kept = ask("abstain", 1e6)
-    scores = [each.rounds[-1 if each.rounds[-1].decision else -2].decision.score for each in kept]
+    withdrawn = ask("abstain", 1e6)
+    scores = [each.rounds[-1 if each.rounds[-1].decision else -2].decision.score for each in withdrawn]
     some = ask("abstain", float(np.median(scores)))
     assert [each.abstained for each in some] == [score > np.median(scores) for score in scores]
-    for before, after in zip(kept, some, strict=True):
+    for before, after in zip(withdrawn, some, strict=True):
         assert after.retrievals == before.retrievals == 1  # an answer that is withdrawn is not asked again
         assert after.counters.tokens <= before.counters.tokens
         assert (after.answer, after.text) == (("", "") if after.abstained else (before.answer, before.text))
@@ -221,7 +221,7 @@ def test_an_unsupported_answer_can_be_withdrawn_and_counts_as_unanswered(lm, pro
     assert figures["answered"] == answered.mean() == 0.5
     assert figures["right_of_answered"] == right[answered].mean()
     assert figures["em"] == right.mean() <= figures["right_of_answered"]
-    assert "answered" not in Evaluation(questions, None).figures(Outcomes(questions, kept))
+    assert "answered" not in Evaluation(questions, None).figures(Outcomes(questions, withdrawn))
 
 
 def post(server, path, key="key", **body):
@@ -234,7 +234,7 @@ def post(server, path, key="key", **body):
 def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, prober):
     subject, other = (each.text for each in load_corpus("testbed")[:2])
     answer = f"{subject.split('.')[0]}."
-    asked = {"contexts": [subject, other], "question": "Who is it?", "answer": answer}
+    example = {"contexts": [subject, other], "question": "Who is it?", "answer": answer}
     row = {"prompt": "Who is it?", "passages": [subject, other], "answer": answer}
     (one,) = prober.score(lm, [row])
     with running(lm, bank_for(lm), scorer=prober) as server:
@@ -243,14 +243,14 @@ def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, 
         assert (status, scored["text"]) == (200, answer)
         assert response["score"] == pytest.approx(one.score, abs=1e-4)
         assert response["grounds"][0]["passage"] == one.response.grounds[0].passage
-        status, spans = post(server, "/v1/lettucedetect/spans", **asked)
+        status, spans = post(server, "/v1/lettucedetect/spans", **example)
         assert status == 200 and len(spans["predictions"]) == int(one.fires)
-        status, tokens = post(server, "/v1/lettucedetect/token", **asked)
+        status, tokens = post(server, "/v1/lettucedetect/token", **example)
         assert "".join(each["token"] for each in tokens["predictions"]) == answer
         assert all(0 <= each["hallucination_score"] <= 1 for each in tokens["predictions"])
         # Without passages nothing is judged, which must not look like a faithful answer.
         for path in ("/v1/lettucedetect/spans", "/v1/lettucedetect/token"):
-            assert post(server, path, **asked | {"contexts": []})[0] == 400
+            assert post(server, path, **example | {"contexts": []})[0] == 400
         assert post(server, "/v1/score", model="other", **row)[0] == 404
         assert post(server, "/v1/score", model="testbed", **row | {"messages": []})[0] == 400
     with running(lm, None) as server:
@@ -282,9 +282,9 @@ def test_a_server_answers_the_two_forms_of_semantic_router(lm, prober):
             assert [each["text"] for each in spans] == [part.text for part in one.spans] * fires
             assert all(set(each) == {"text", "category", "subcategory", "explanation"} for each in spans)
             about = {"context": row["passages"][0], "question": row["prompt"]}
-            status, found = post(server, "/classify", inputs=answer, parameters=about)
-            assert status == 200 and len(found["spans"]) == len(alone.spans) * fires
-            for each, part in zip(found["spans"], alone.spans, strict=False):
+            status, reply = post(server, "/classify", inputs=answer, parameters=about)
+            assert status == 200 and len(reply["spans"]) == len(alone.spans) * fires
+            for each, part in zip(reply["spans"], alone.spans, strict=False):
                 assert answer[each["start"] : each["end"]] == each["text"] == part.text
                 assert each["score"] == pytest.approx(part.p_wrong, abs=1e-3)
             # No passage, no quoted answer, or a stream is an error, which the router takes for no verdict.

@@ -78,11 +78,11 @@ def sizes(name: str, width: int, layers: int = 2) -> list[int]:
 def make(name: str, streams: Sequence[str] = STREAMS, width: int = 6) -> ProbeHead:
     kind = Own if name == "foreign" else HEADS[name]
     head = factory(partial(kind, **OPTIONS.get(name, {})))(streams, *sizes(name, width))
-    found = moments(streams, width)
+    result = moments(streams, width)
     if head.joint:
-        both = (found.mean, found.deviation, found.class_mean)
-        found = Moments(*(torch.stack([each, each / 2], dim=-2) for each in both))
-    head.prepare(found)
+        both = (result.mean, result.deviation, result.class_mean)
+        result = Moments(*(torch.stack([each, each / 2], dim=-2) for each in both))
+    head.prepare(result)
     return head
 
 
@@ -261,20 +261,20 @@ def test_linear_head_agrees_with_scikit_learn() -> None:
     for i in range(2):
         z = StandardScaler().fit_transform(states[:, i].double())
         reference = LogisticRegression(C=1e6, tol=1e-8, max_iter=1000).fit(z, target)
-        found = logits[:, i, h.CORRECT] - logits[:, i, h.WRONG]
-        np.testing.assert_allclose(found, reference.decision_function(z), atol=0.02)
+        margins = logits[:, i, h.CORRECT] - logits[:, i, h.WRONG]
+        np.testing.assert_allclose(margins, reference.decision_function(z), atol=0.02)
 
 
 def test_mean_difference_is_one_at_the_wrong_mean_and_minus_one_at_the_other() -> None:
     """And has the decision boundary of scikit-learn's nearest centroid."""
     states, target = labelled()
-    found = moments_of(states, 1 - target)
+    result = moments_of(states, 1 - target)
     for standardise in (True, False):
         head = h.MeanDifferenceHead(["a", "b"], 5, standardise=standardise)
         assert not head.learns and head.needs_moments and not list(head.parameters())
-        head.prepare(found)
+        head.prepare(result)
         # Rows: mean of the wrong states, mean of the correct ones, midway between the two.
-        rows = torch.stack([*found.class_mean.unbind(dim=1), found.class_mean.mean(dim=1)]).float()
+        rows = torch.stack([*result.class_mean.unbind(dim=1), result.class_mean.mean(dim=1)]).float()
         logits = head(rows)
         margin = logits[..., h.WRONG] - logits[..., h.CORRECT]
         torch.testing.assert_close(margin, torch.tensor([[1.0], [-1], [0]]).expand(3, 2), atol=1e-5, rtol=0)
@@ -313,13 +313,13 @@ def test_attention_pool_does_not_read_padding(padding: float, attention: Any) ->
     pad, true = torch.full_like(x, padding), torch.ones(3, 4, dtype=torch.bool)
     expected = head(x, true)
     for states, mask in (([x, pad], [true, ~true]), ([pad, x], [~true, true])):
-        found = head(torch.cat(states, dim=1), torch.cat(mask, dim=1))
-        torch.testing.assert_close(found, expected)
+        result = head(torch.cat(states, dim=1), torch.cat(mask, dim=1))
+        torch.testing.assert_close(result, expected)
         head.zero_grad()
-        found.sum().backward()
+        result.sum().backward()
         assert head.query.grad is not None and torch.isfinite(head.query.grad).all()
-    found = head(torch.cat([x, x * 2 + 1], dim=1), torch.cat([true, true], dim=1))
-    assert not torch.allclose(found, expected)
+    result = head(torch.cat([x, x * 2 + 1], dim=1), torch.cat([true, true], dim=1))
+    assert not torch.allclose(result, expected)
 
 
 def test_a_module_of_ones_own_is_built_under_its_stream_and_runs_as_itself() -> None:
@@ -332,10 +332,10 @@ def test_a_module_of_ones_own_is_built_under_its_stream_and_runs_as_itself() -> 
     for part in x:
         head(part)
         plain(part[:, 1])
-    own = {k.removeprefix("module."): v[1] for k, v in head.state_dict().items()}
+    values = {k.removeprefix("module."): v[1] for k, v in head.state_dict().items()}
     for key, value in plain.state_dict().items():
-        torch.testing.assert_close(own[key], value)
-    assert own["net.1.num_batches_tracked"] == 3 and own["mean_seen"] != 0
+        torch.testing.assert_close(values[key], value)
+    assert values["net.1.num_batches_tracked"] == 3 and values["mean_seen"] != 0
     torch.testing.assert_close(head.eval()(x[0])[:, 1], plain.eval()(x[0, :, 1]))
 
 

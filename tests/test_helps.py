@@ -151,19 +151,19 @@ def of_helps(*signals, **options):
 def test_triggers_of_helps_ask_the_heads_and_where_told_the_retriever():
     finds = lambda query: [Passage("1", "", "a", 5.0), Passage("2", "", "b", 2.0)]  # noqa: E731
     lm = FakeLM(lambda prompt: " Ana.", state=lambda text: [1.0, 0, 0, 0])
-    asked = [replace(state(lm), retriever=FakeRetriever(finds))]
+    states = [replace(state(lm), retriever=FakeRetriever(finds))]
     bank = of_helps(pool="prompt")
     (plain,), (known,) = (
-        HelpsBefore(bank, with_entropy=with_known).decide_before(asked) for with_known in (False, True)
+        HelpsBefore(bank, with_entropy=with_known).decide_before(states) for with_known in (False, True)
     )
     assert (plain.score, plain.threshold, plain.fire) == (2.0, 0.0, True)
     assert (known.score, known.threshold, known.fire) == (5.0, 4.0, True)
 
     draft = generation(" Ana.", needs=of_helps().needs, state=lm.state)
-    assert Helps(of_helps()).decide([draft], asked)[0].score == 2.0
-    assert Helps(of_helps(*SIGNALS), with_entropy=True).decide([draft], asked)[0].score == 5.0
+    assert Helps(of_helps()).decide([draft], states)[0].score == 2.0
+    assert Helps(of_helps(*SIGNALS), with_entropy=True).decide([draft], states)[0].score == 5.0
     # An answer from passages is accepted: the label is of the first retrieval.
-    assert not Helps(of_helps()).decide([draft], [replace(asked[0], retrievals=1)])[0].fire
+    assert not Helps(of_helps()).decide([draft], [replace(states[0], retrievals=1)])[0].fire
     with fails("mismatch", "with_entropy"):
         HelpsBefore(linear_bank(label="helps", pool="prompt"), with_entropy=True)
     with fails("mismatch", "label=wrong"):

@@ -27,8 +27,8 @@ SMUGGLED = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(CausalLM.from_pretrained("testbed", dtype="float32"), None, patience=0.5) as found:
-        yield found
+    with running(CausalLM.from_pretrained("testbed", dtype="float32"), None, patience=0.5) as server:
+        yield server
 
 
 @contextmanager

@@ -97,8 +97,8 @@ HOW: Any = {"lr": 2e-2, "epochs": 12, "batch_size": 16}
 @pytest.mark.parametrize("head", [ConcatHead, MixHead, partial(SequenceHead, **SMALL)])
 def test_two_layers_together_tell_what_neither_does_alone(layers: Dataset, head: Any) -> None:
     """Claim: a head of both layers finds the signal; converse: no linear head of one layer does."""
-    (found,) = aurocs(layers, train(layers, [JOINT], head, **HOW), "mean")
-    assert found > 0.9
+    (auroc,) = aurocs(layers, train(layers, [JOINT], head, **HOW), "mean")
+    assert auroc > 0.9
     assert max(aurocs(layers, train(layers, [Task(1), Task(2)], LinearHead, **HOW), "mean")) < 0.75
 
 
@@ -151,9 +151,9 @@ def test_a_prober_that_reads_beside_the_states_is_saved_and_scores_the_store(rat
 def test_the_search_tries_what_the_store_has_beside_its_states(ratios: FeatureStore, tmp_path: Path) -> None:
     typed = [f"data={ratios.path}", f"out={tmp_path / 'p'}", *FAST, "heads=[linear,concat]", "folds=2"]
     out = cli.run("search", [*typed, "layer_sets=[all]", "lr=0.02", "epochs=6", "batch_size=16"])
-    found = json.loads((out / "search.json").read_text())
-    assert found["winner"] == "concat, all + lookback"
-    assert {row["name"] for row in found["tried"]} == {"linear, all", "concat, all", found["winner"]}
+    results = json.loads((out / "search.json").read_text())
+    assert results["winner"] == "concat, all + lookback"
+    assert {row["name"] for row in results["tried"]} == {"linear, all", "concat, all", results["winner"]}
     assert Prober.from_pretrained(out).needs.features[0].beside == ("lookback",)
 
 
@@ -164,8 +164,8 @@ def test_joined_layers_are_one_logistic_regression(layers: Dataset) -> None:
     }  # fmt: skip
     fitted = train(layers, [JOINT], ConcatHead, gamma=1.0, **how)
     examples, members = layers.examples, layers.examples.members
-    rows = {split: np.concatenate([members[i] for i in own]) for split, own in examples.rows.items()}
-    x = {split: layers.states[own][:, 1:].float() for split, own in rows.items()}
+    rows = {split: np.concatenate([members[i] for i in indices]) for split, indices in examples.rows.items()}
+    x = {split: layers.states[indices][:, 1:].float() for split, indices in rows.items()}
     wrong = examples.wrong[examples.text_of]
     reference = LogisticRegression(C=np.inf, max_iter=5000)
     reference.fit(x["train"].flatten(1).numpy(), wrong[rows["train"]])
@@ -240,8 +240,8 @@ def attention_by_hand(head: SequenceHead, x: torch.Tensor) -> torch.Tensor:
 def test_it_is_a_plain_transformer() -> None:
     head, x = sequence(), torch.randn(12, 2, WIDTH)
     with torch.inference_mode():
-        found = head(x[None, :, None], torch.ones(1, 12, dtype=torch.bool))[0, :, 0]
-        torch.testing.assert_close(found, attention_by_hand(head, x), atol=1e-5, rtol=1e-4)
+        logit = head(x[None, :, None], torch.ones(1, 12, dtype=torch.bool))[0, :, 0]
+        torch.testing.assert_close(logit, attention_by_hand(head, x), atol=1e-5, rtol=1e-4)
 
 
 def test_what_lies_outside_the_causal_window_changes_nothing() -> None:
@@ -262,14 +262,14 @@ def test_what_lies_outside_the_causal_window_changes_nothing() -> None:
 
 def grown(growing: GrowingScores, texts: list[torch.Tensor]) -> list[list[float]]:
     """Scores of texts (n, layers, d) that begin two steps after each other and end at different times."""
-    found = [list[float]() for _ in texts]
+    scores = [list[float]() for _ in texts]
     for step in range(24):
         live = [i for i, text in enumerate(texts) if 0 <= step - 2 * i < len(text)]
         if live:
             states = torch.stack([texts[i][step - 2 * i] for i in live])
             for i, score in zip(live, growing.add_each(live, states), strict=True):
-                found[i].append(score)
-    return found
+                scores[i].append(score)
+    return scores
 
 
 @pytest.mark.parametrize("window", [1, 5])
@@ -278,12 +278,12 @@ def test_growing_texts_have_the_scores_of_whole_ones(window: int) -> None:
     bank = Prober(TOKENS, sequence(window=window), aggregate="max")
     texts = [torch.randn(n, 2, WIDTH) for n in (14, 9, 20)]
     growing = GrowingScores(bank)
-    found = grown(growing, texts)
-    for text, scores in zip(texts, found, strict=True):
+    grown_scores = grown(growing, texts)
+    for text, scores in zip(texts, grown_scores, strict=True):
         np.testing.assert_allclose(scores, bank.score_states(text), atol=1e-4)
     growing.forget(0)  # what begins under a name of before begins anew
     (again,) = growing.add_each([0], texts[0][:1])
-    assert again == pytest.approx(found[0][0], abs=1e-4)
+    assert again == pytest.approx(grown_scores[0][0], abs=1e-4)
 
 
 def test_a_marked_span_is_scored_alone_and_not_while_it_grows() -> None:
@@ -292,9 +292,9 @@ def test_a_marked_span_is_scored_alone_and_not_while_it_grows() -> None:
         GrowingScores(bank)
     x, mask = torch.randn(15, 2, WIDTH), torch.ones(1, 15, dtype=torch.bool)
     with torch.inference_mode():
-        own = torch.zeros(1, 15, dtype=torch.bool)
-        own[:, 10:12] = True
-        logits, unmarked = (bank.head(x[None, :, None], mask, *more)[0, 10:12, 0] for more in ([own], []))
+        inside = torch.zeros(1, 15, dtype=torch.bool)
+        inside[:, 10:12] = True
+        logits, unmarked = (bank.head(x[None, :, None], mask, *more)[0, 10:12, 0] for more in ([inside], []))
     assert (logits - unmarked).abs().max() > 1e-3
     best = float((logits[:, 0] - logits[:, 1]).max())
     assert bank.score_spans(x, [[10, 12], [0, 3]])[0] == pytest.approx(best, abs=1e-4)

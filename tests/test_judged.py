@@ -49,9 +49,9 @@ def true_verdict(sentence: str, span: str, name: str) -> str:
 
 
 def knows_the_world(body):
-    told = asked(body)
-    sentence = told["sentence"].strip()
-    verdicts = [{"span": s, "verdict": true_verdict(sentence, s, told["question"])} for s in told["spans"]]
+    reply = asked(body)
+    sentence = reply["sentence"].strip()
+    verdicts = [{"span": s, "verdict": true_verdict(sentence, s, reply["question"])} for s in reply["spans"]]
     return 200, said({"verdicts": verdicts})
 
 
@@ -98,20 +98,20 @@ def test_states_are_those_of_plain_transformers_at_the_entity_and_before_it(run)
     texts = {t.id: t for t in TextSource(str(run / JUDGED)).all()}
     for place, row in enumerate(store.table().to_dict("records")[:6]):
         text = texts[row["id"].rpartition("/")[0]]
-        found = tokenizer(text.question + text.answer, return_offsets_mapping=True)
+        encoding = tokenizer(text.question + text.answer, return_offsets_mapping=True)
         start = len(text.question) + row["cut_at"]
         end = start + len(row["answer"])
-        own = [i for i, (a, b) in enumerate(found["offset_mapping"]) if a < end and b > start]
+        tokens = [i for i, (a, b) in enumerate(encoding["offset_mapping"]) if a < end and b > start]
         with torch.no_grad():
-            made = model(torch.tensor([found["input_ids"]]), output_hidden_states=True)
+            made = model(torch.tensor([encoding["input_ids"]]), output_hidden_states=True)
         states = made.hidden_states[6][0].numpy()
-        np.testing.assert_allclose(store.layer(6)[place], states[own].mean(axis=0), rtol=0.03, atol=0.03)
-        np.testing.assert_allclose(before.layer(6)[place], states[own[0] - 1], rtol=0.03, atol=0.03)
+        np.testing.assert_allclose(store.layer(6)[place], states[tokens].mean(axis=0), rtol=0.03, atol=0.03)
+        np.testing.assert_allclose(before.layer(6)[place], states[tokens[0] - 1], rtol=0.03, atol=0.03)
 
 
 def test_the_article_judge_is_right_where_it_decides(run, tmp_path):
-    own = cli.run("datagen", [*ASKED, f"out={tmp_path / 'article'}"])
-    out = cli.run("judge", ["agreement", str(own), str(run), f"out={tmp_path / 'agreement'}"])
+    folder = cli.run("datagen", [*ASKED, f"out={tmp_path / 'article'}"])
+    out = cli.run("judge", ["agreement", str(folder), str(run), f"out={tmp_path / 'agreement'}"])
     figures = json.loads((out / FILE).read_text())["figures"]
     assert figures["decided_precision"]["value"] >= 0.9
     assert 0.1 <= figures["coverage"]["value"] < 1
@@ -140,13 +140,13 @@ def test_parts_equal_the_whole(server, run, tmp_path):
 def test_judged_answers_are_labelled_texts_for_every_unit(server, run, tmp_path):
     typed = ["--source", "texts", f"texts={run / JUDGED}", "unit=span", "layers=[6,12]"]
     read = FeatureStore.open(cli.run("datagen", [*typed, f"out={tmp_path / 't'}"])).table()
-    own = FeatureStore.open(run).table()
-    both = [table[["answer", "correct", "group"]].values.tolist() for table in (read, own)]
+    rows = FeatureStore.open(run).table()
+    both = [table[["answer", "correct", "group"]].values.tolist() for table in (read, rows)]
     assert sorted(both[0]) == sorted(both[1])
     tokens = FeatureStore.open(judged(tmp_path / "tok", server, "pool=tokens")).table()
-    assert (tokens["inside"] == 1).sum() > len(own) and set(tokens["token_wrong"]) == {-1, 0, 1}
+    assert (tokens["inside"] == 1).sum() > len(rows) and set(tokens["token_wrong"]) == {-1, 0, 1}
     sentences = FeatureStore.open(judged(tmp_path / "s", server, "pool=mean", "unit=sentence")).table()
-    wrong = [{id.rpartition("/")[0] for id in t["id"][t["correct"] == 0]} for t in (sentences, own)]
+    wrong = [{id.rpartition("/")[0] for id in t["id"][t["correct"] == 0]} for t in (sentences, rows)]
     assert wrong[0] == wrong[1]
 
 
@@ -161,8 +161,8 @@ def marks(text, message="Tell me about Ada Lovelace.", stop="eos", units="entiti
     source = Prompts(judge_units=units)
     source.keep(recognise=Recogniser("rules", fine=True, quiet=True))
     generation = SimpleNamespace(text=text, stop=stop)
-    found = source._marks(generation, message, Topic("a", message, "Ada Lovelace"))
-    return [(text[m.start : m.end], m.rule) for m in found]
+    marked = source._marks(generation, message, Topic("a", message, "Ada Lovelace"))
+    return [(text[m.start : m.end], m.rule) for m in marked]
 
 
 def test_what_the_prompt_or_the_answer_has_named_before_is_not_judged():
@@ -232,8 +232,8 @@ def test_of_another_subject_everything_is_contradicted_and_nothing_supported():
      {("born", "10 December 1815"), ("died", "27 November 1852"), ("country", "England")}),
 ])  # fmt: skip
 def test_facts_are_of_the_subject_alone(text, subject, wanted):
-    found = {(f.relation, f.value) for f in facts(text, find_entities(text, fine=True), subject)}
-    assert wanted <= found and ("born", "1911") not in found
+    values = {(f.relation, f.value) for f in facts(text, find_entities(text, fine=True), subject)}
+    assert wanted <= values and ("born", "1911") not in values
 
 
 def test_prompts_of_a_file(tmp_path):

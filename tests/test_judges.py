@@ -74,11 +74,11 @@ class Scripted(Server):
                     self._now += 1
                     self.most = max(self.most, self._now)
                 try:
-                    found = reply(body)
+                    response = reply(body)
                 finally:
                     with lock:
                         self._now -= 1
-                handler.send(*found)
+                handler.send(*response)
 
         super().__init__(Judging)
         self.url += "/v1"
@@ -111,8 +111,8 @@ def test_a_request_holds_one_sentence_with_its_units(tmp_path, monkeypatch):
     article = ("Ada is a name.", "word " * 590 + "end.", "Never shown, since it is too much.")
     with Scripted() as server:
         made = judge(server.url, tmp_path, passages=2, parallel=1)
-        found = made.judge([answer(subject="Ada", reference=article)])
-    assert given_by(found) == RIGHT
+        verdicts = made.judge([answer(subject="Ada", reference=article)])
+    assert given_by(verdicts) == RIGHT
     assert server.keys == {"Bearer sk-own"} and "sk-own" not in (tmp_path / REPLIES).read_text()
     spans = [["Ada Lovelace", "London"], ["Byron", "Paris"], ["Paris"]]
     assert [asked(body)["spans"] for body in server.bodies] == spans
@@ -137,9 +137,9 @@ def test_sentences_and_units_across_them_are_asked_for_whole(tmp_path):
     across = Mark(((text.index("Ms."), text.index(". He")),), None, "name")
     with Scripted() as server:
         made = judge(server.url, tmp_path, passages=0, parallel=1)
-        found = made.judge([Answer("a", "", text, units), Answer("b", "", text, (across,))])
+        verdicts = made.judge([Answer("a", "", text, units), Answer("b", "", text, (across,))])
         assert made.judge([Answer("c", "", text, ())]) == [[]]
-    assert given_by(found) == [["supported"] * len(borders), ["supported"]]
+    assert given_by(verdicts) == [["supported"] * len(borders), ["supported"]]
     shown = [(asked(body)["sentence"], asked(body)["spans"]) for body in server.bodies]
     assert shown[:-1] == [(text[slice(*border)], [text[slice(*border)]]) for border in borders]
     assert shown[-1] == (text[: text.index(" He")], ["Ms. B\nin Paris"])
@@ -152,7 +152,7 @@ BOTH = json.dumps({"verdicts": [ENTRY, OTHER]})
 NEITHER, DECIDED = ["unknown", "unknown"], ["supported", "contradicted"]
 
 
-@pytest.mark.parametrize(("content", "found", "counts"), [
+@pytest.mark.parametrize(("content", "verdict", "counts"), [
     ("Both are fine.", NEITHER, {replies.NO_JSON: 1}), ("[" * 100_000, NEITHER, {replies.NO_JSON: 1}),
     ('{"verdicts": []} or {"verdicts": []}', NEITHER, {replies.NO_JSON: 1}),
     ({"Byron": "supported", "Paris": "supported"}, NEITHER, {replies.SHAPE: 1}),
@@ -168,14 +168,14 @@ NEITHER, DECIDED = ["unknown", "unknown"], ["supported", "contradicted"]
     ({"verdicts": [ENTRY, OTHER]}, DECIDED, {}), (f"Well:\n```json\n{BOTH}\n```\nDone.", DECIDED, {}),
     (f"<think>{{ Byron? }}</think> {BOTH}", DECIDED, {}), (f"\ud800 {BOTH}", DECIDED, {}),
 ])  # fmt: skip
-def test_what_is_not_as_asked_for_is_counted_and_becomes_no_verdict(tmp_path, content, found, counts):
+def test_what_is_not_as_asked_for_is_counted_and_becomes_no_verdict(tmp_path, content, verdict, counts):
     with Scripted(lambda body: (200, said(content))) as server:
         made = judge(server.url, tmp_path)
-        assert given_by(made.judge([answer(ONE)])) == [found]
+        assert given_by(made.judge([answer(ONE)])) == [verdict]
     assert made.problems == counts
     # The file says the same again, without a server.
     again = judge(server.url, tmp_path)
-    assert given_by(again.judge([answer(ONE)])) == [found]
+    assert given_by(again.judge([answer(ONE)])) == [verdict]
     assert again.problems == counts and (again.calls.sent, again.calls.replayed) == (0, 1)
 
 
@@ -263,15 +263,15 @@ def test_no_call_is_made_that_may_pass_the_limit_of_tokens(tmp_path):
 
 def test_each_reply_is_in_the_file_before_the_next_is_asked_for(tmp_path):
     """A process that is killed loses none that had come back."""
-    file, kept = tmp_path / REPLIES, []
+    file, lines = tmp_path / REPLIES, []
 
     def reply(body: Any) -> Any:
-        kept.append(file.read_text().count("\n") if file.exists() else 0)
+        lines.append(file.read_text().count("\n") if file.exists() else 0)
         return knows(body)
 
     with Scripted(reply) as server:
         judge(server.url, tmp_path, parallel=1, passages=0).judge(towns(3))
-    assert kept == [0, 1, 2, 3, 4, 5]
+    assert lines == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_torn_line_is_written_over_and_a_damaged_one_is_asked_again(tmp_path):
@@ -321,16 +321,16 @@ def test_what_a_server_refuses_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_a_prompt_of_ones_own_is_the_system_message_and_has_no_fields(tmp_path):
-    own = tmp_path / "prompt.txt"
-    own.write_text("Judge it.\n")
+    file = tmp_path / "prompt.txt"
+    file.write_text("Judge it.\n")
     with Scripted() as server:
-        judge(server.url, tmp_path, prompt=str(own)).judge([answer(ONE)])
+        judge(server.url, tmp_path, prompt=str(file)).judge([answer(ONE)])
         judge(server.url, tmp_path).judge([answer(ONE)])  # another prompt is another request
     first, second = (body["messages"][0]["content"] for body in server.bodies)
     assert first == "Judge it.\n" and "verdicts" in second
-    own.write_text("Judge {sentence}, please.")
+    file.write_text("Judge {sentence}, please.")
     with fails("bad-file", "{sentence}"):
-        judge(server.url, tmp_path, prompt=str(own))
+        judge(server.url, tmp_path, prompt=str(file))
 
 
 class Fixed(Judge):
@@ -377,11 +377,11 @@ def test_verdicts_of_people_are_those_of_their_file(tmp_path):
     ])  # fmt: skip
     made = Component.of("judge", "hand", file=file).make(grounds(tmp_path))
     whole = Answer("a", "Who?", ONE, (Mark(((0, len(ONE)),), None, "sentence"),))
-    found = made.judge([answer(ONE), answer(ONE, "b"), answer(ONE, "c"), whole])
-    assert given_by(found) == [
+    verdicts = made.judge([answer(ONE), answer(ONE, "b"), answer(ONE, "c"), whole])
+    assert given_by(verdicts) == [
         ["supported", "contradicted"], ["unknown", "unknown"], ["unknown", "unknown"], ["contradicted"],
     ]  # fmt: skip
-    assert "line 1" in found[0][0].evidence
+    assert "line 1" in verdicts[0][0].evidence
     # The converse: the answer was written anew, and its verdicts are not carried over.
     with fails("mismatch", file, "line 2", "'b'"):
         made.judge([answer(ONE), answer(ONE.replace("Paris", "Milan"), "b")])

@@ -60,12 +60,12 @@ def test_stopped_and_changed_texts_get_nothing_of_what_was_forwarded_behind():
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "kept"), [("mistral", {}, 0), ("llama", {}, 3), ("llama", {"megabytes": 0}, 0)]
+    ("family", "options", "remaining"), [("mistral", {}, 0), ("llama", {}, 3), ("llama", {"megabytes": 0}, 0)]
 )
-def test_sliding_windows_leave_nothing_and_others_what_there_is_room_for(family, options, kept):
+def test_sliding_windows_leave_nothing_and_others_what_there_is_room_for(family, options, remaining):
     cache = PrefixCache(**options)
     tiny_lm(family).generate(PROMPTS, max_new_tokens=2, names=NAMES, cache=cache)
-    assert len(cache) == kept
+    assert len(cache) == remaining
 
 
 def test_no_more_than_there_is_room_for():

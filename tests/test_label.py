@@ -123,8 +123,8 @@ def test_sources_take_the_same_rows_as_files(kind, files, tmp_path):
     given, file = Questions(ROWS[kind](questions)), Questions(str(files["questions"]))
     for source in (given, file):
         source.plan(options)
-    asked = [[(q.id, q.answers, q.split) for q in source.chosen.questions] for source in (given, file)]
-    assert asked[0] == asked[1]
+    chosen = [[(q.id, q.answers, q.split) for q in source.chosen.questions] for source in (given, file)]
+    assert chosen[0] == chosen[1]
     topics = [{"prompt": f"Tell of {row['title']}.", "title": row["title"]} for row in articles]
     read = [
         Prompts(ROWS[kind](topics), articles=ROWS[kind](articles)),

@@ -22,7 +22,7 @@ BATCH = ["batch_size=8", "shard_size=8", "layers=[6,12]"]
 def lines(count=24, seed=0):
     """Articles of the testbed with every second name of a sentence marked, and both kinds of claims."""
     draw = random.Random(seed)
-    found = []
+    records = []
     for number, article in enumerate(load_articles()[:count]):
         answer = " ".join(article.sentences[:3])
         words = [(i, w) for i, w in enumerate(answer.split()) if len(w) > 3]
@@ -33,11 +33,11 @@ def lines(count=24, seed=0):
                 spans.append({"text": word, "wrong": draw.random() < 0.5})
         ends = [answer.index(s) for s in article.sentences[:2]]
         claims = [{"ranges": [[ends[0], ends[0] + 5], [ends[1], ends[1] + 7]], "wrong": number % 2 == 0}]
-        found.append(
+        records.append(
             {"id": str(number), "prompt": f"About {article.title}:\n", "answer": answer, "spans": spans,
              "claims": claims, "group": article.id, "writer": f"w{number % 2}"}
         )  # fmt: skip
-    return found
+    return records
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +80,19 @@ def test_pooled_units_equal_plain_forward_passes(unit, file, tmp_path, reader):
     for place in (0, len(rows) // 2, len(rows) - 1):
         text, mark = wanted[place]
         states, offsets = reader(text.prompt, text.answer)
-        own = [i for i, (a, b) in enumerate(offsets) if any(a < e and b > s for s, e in mark.ranges)]
-        assert rows["n_tokens"].iloc[place] == len(own)
-        np.testing.assert_allclose(store.layer(6)[place], states[own].mean(axis=0), rtol=0.02, atol=0.02)
+        tokens = [i for i, (a, b) in enumerate(offsets) if any(a < e and b > s for s, e in mark.ranges)]
+        assert rows["n_tokens"].iloc[place] == len(tokens)
+        np.testing.assert_allclose(store.layer(6)[place], states[tokens].mean(axis=0), rtol=0.02, atol=0.02)
 
 
 def test_every_token_is_stored_with_its_own_label(file, tmp_path, reader):
     store = store_of(file, tmp_path / "s", "pool=tokens")
     rows = store.table()
     text = next(t for t in TextSource(file).all() if any(m.wrong for m in t.spans))
-    own = rows[rows["span"] == f"texts/{text.id}"]
+    tokens = rows[rows["span"] == f"texts/{text.id}"]
     states, offsets = reader(text.prompt, text.answer)
-    np.testing.assert_allclose(store.layer(6)[own.index], states, rtol=0.02, atol=0.02)
-    for (start, end), wrong, inside in zip(offsets, own["token_wrong"], own["inside"], strict=True):
+    np.testing.assert_allclose(store.layer(6)[tokens.index], states, rtol=0.02, atol=0.02)
+    for (start, end), wrong, inside in zip(offsets, tokens["token_wrong"], tokens["inside"], strict=True):
         marks = [m for m in text.spans if m.start < end and m.end > start]
         assert (inside == 1) == bool(marks) and wrong == (marks[0].wrong if marks else 0)
     with fails("conflict", "unit=sentence"):
@@ -109,16 +109,16 @@ def test_long_answers_are_cut_and_those_without_a_prompt_are_read(tmp_path, read
     states, offsets = reader("", plain[0]["answer"])
     first = whole.table().iloc[0]
     start, end = first["cut_at"], first["cut_at"] + len(first["answer"])
-    own = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
+    tokens = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
     assert first["id"].startswith("plain/0/")
-    np.testing.assert_allclose(whole.layer(6)[0], states[own].mean(axis=0), rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(whole.layer(6)[0], states[tokens].mean(axis=0), rtol=0.02, atol=0.02)
     cut = store_of(file, tmp_path / "b", "unit=sentence", "max_tokens=20")
     assert 0 < len(cut) < len(whole)
-    assert {found["reason"] for found in cut.left_out()} == {"beyond max_tokens"}
+    assert {record["reason"] for record in cut.left_out()} == {"beyond max_tokens"}
     endless = {"answer": plain[0]["answer"] * 120, "wrong": True}
     long = write_lines(tmp_path / "long.jsonl", [*({**line, "wrong": False} for line in plain), endless])
     left = store_of(long, tmp_path / "c", "unit=answer").left_out()
-    assert [found["reason"].partition(":")[0] for found in left] == ["too long"]
+    assert [record["reason"].partition(":")[0] for record in left] == ["too long"]
 
 
 def test_the_store_names_the_form_of_prompts_that_was_rendered(tmp_path, caplog):
@@ -140,8 +140,8 @@ def test_the_store_names_the_form_of_prompts_that_was_rendered(tmp_path, caplog)
 
 
 def test_a_source_of_ones_own_is_named_by_its_path(file, tmp_path):
-    own = store_of(file, tmp_path / "s", "source=probers.datagen.labels.texts.Texts", "unit=sentence")
-    assert len(own) and own.config["source"].endswith(".Texts")
+    store = store_of(file, tmp_path / "s", "source=probers.datagen.labels.texts.Texts", "unit=sentence")
+    assert len(store) and store.config["source"].endswith(".Texts")
     for path in ("probers.data.texts.TextSource", "nowhere.At.All"):
         with fails("own-class", path):
             store_of(file, tmp_path / "t", f"source={path}")
@@ -171,9 +171,9 @@ def test_a_prober_of_labelled_tokens_judges_sentences(file, tmp_path):
     """Tokens that are no entity count too: each sentence has the score of its highest token."""
     store_of(file, tmp_path / "s", "pool=tokens")
     out = cli.run("score", [f"texts={file}", f"prober={trained(tmp_path)}", f"out={tmp_path / 'o'}"])
-    told = read_lines(out / "scores.jsonl")[0]["hallucination"]
-    tokens = [*zip(told["token_scores"], told["token_offsets"], strict=True)]
-    for span in told["spans"]:
+    scored = read_lines(out / "scores.jsonl")[0]["hallucination"]
+    tokens = [*zip(scored["token_scores"], scored["token_offsets"], strict=True)]
+    for span in scored["spans"]:
         inside = [score for score, (a, b) in tokens if a < span["end"] and b > span["start"]]
         assert span["score"] == pytest.approx(max(inside))
-    assert len(told["spans"]) > 1 and told["score"] == max(span["score"] for span in told["spans"])
+    assert len(scored["spans"]) > 1 and scored["score"] == max(span["score"] for span in scored["spans"])

@@ -65,9 +65,9 @@ def test_entities_of_each_language(code):
     assert len(lines) >= 15
     for line in lines:
         text, spans = marked(line.replace("[Sr.]", "Sr."))
-        found = find_entities(text, fine=True, language=LANGUAGES[code])
-        assert [(e.start, e.end) for e in found] == spans, (line, [e.text for e in found])
-        assert all(text[e.start : e.end] == e.text for e in found)
+        entities = find_entities(text, fine=True, language=LANGUAGES[code])
+        assert [(e.start, e.end) for e in entities] == spans, (line, [e.text for e in entities])
+        assert all(text[e.start : e.end] == e.text for e in entities)
         by_english_rules += [(e.start, e.end) for e in find_entities(text)] == spans
     assert by_english_rules <= len(lines) - 10
 
@@ -130,12 +130,12 @@ def test_a_prober_keeps_the_language_of_its_labels():
     assert _recogniser({"source": "wiki", "recogniser": "auto"}) == "auto"
     text = " am 3. Mai 1998 in Wien. Er kam."
     offsets = [(m.start(), m.end()) for m in re.finditer(r"\s*\S+", text)]
-    found = {}
+    languages = {}
     for recogniser in ("rules:de", "rules"):
         bank = linear_bank(pool="tokens", position="entity", recogniser=recogniser)
         spans = Assessor(bank)(WrittenText("Sie kam", text, offsets, [0.0] * len(offsets))).spans
-        found[recogniser] = [text[s.start : s.end].strip() for s in spans]
-    assert found["rules:de"][-2:] == ["3. Mai 1998", "Wien"] != found["rules"][-2:]
+        languages[recogniser] = [text[s.start : s.end].strip() for s in spans]
+    assert languages["rules:de"][-2:] == ["3. Mai 1998", "Wien"] != languages["rules"][-2:]
     assert whole_words("彼は1998年に東京で") == "彼は1998年に東京で"
     assert whole_words("He was bor") == "He was "
 

@@ -50,10 +50,10 @@ def driver(out: Path, log: IO[str], *more: str) -> subprocess.Popen:
 def wait_for(what, process: subprocess.Popen, seconds: float = 300):
     """The first true value of ``what()``."""
     end = time.monotonic() + seconds
-    while not (found := what()):
+    while not (value := what()):
         assert process.poll() is None and time.monotonic() < end, "it ended, or stands still"
         time.sleep(0.05)
-    return found
+    return value
 
 
 def working(process: subprocess.Popen) -> list[psutil.Process]:
@@ -168,15 +168,15 @@ def test_tasks_of_submitit_make_the_run_of_one_piece(whole, tmp_path, caplog):
 
 
 def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
-    asked, parts = [], Parts("datagen", COT, str(tmp_path))
+    tasks, parts = [], Parts("datagen", COT, str(tmp_path))
 
     def submit(self, parts, left):
-        asked.append(list(map(str, left)))
+        tasks.append(list(map(str, left)))
         lost = SimpleNamespace(done=lambda: True, exception=lambda: RuntimeError("node fail"), job_id="7")
         return [lost] * len(left)
 
     monkeypatch.setattr(Submitit, "_submit", submit)
     with fails("worker", "part 1/2", "2 times", "job 7 ", "(node fail)", "1of2", kind=RunError):
         Submitit(parts=2, tries=2).make(parts)
-    assert asked == [["1/2", "2/2"]] * 2
+    assert tasks == [["1/2", "2/2"]] * 2
     assert Submitit(parts=2, wait=False).make(parts) is None

@@ -94,8 +94,8 @@ def test_columns_under_other_names_are_named_and_remembered(lm, prober, tmp_path
     saved = probers.Prober.from_pretrained(tmp_path)
     for rows in (frame[:4], frame[:4].drop(columns="is_wrong"), sums()[:4]):
         np.testing.assert_allclose(saved.p_wrong(lm, rows), prober.p_wrong(lm, sums()[:4]), atol=1e-4)
-    own = frame[:4].rename(columns={"output": "text"})
-    np.testing.assert_allclose(saved.p_wrong(lm, own, answer="text"), saved.p_wrong(lm, frame[:4]))
+    renamed = frame[:4].rename(columns={"output": "text"})
+    np.testing.assert_allclose(saved.p_wrong(lm, renamed, answer="text"), saved.p_wrong(lm, frame[:4]))
     assert code_of(probers.fit, lm, frame) == "bad-file"
     assert code_of(probers.fit, lm, frame, answer="outputs") == "unknown-key"
 
@@ -180,8 +180,8 @@ def test_threads_take_turns(lm):
     expected = [states(part)[0] for part in range(2)]
     with ThreadPoolExecutor(2) as pool:
         for states_of_part, one in zip(pool.map(states, range(2)), expected, strict=True):
-            for found in states_of_part:
-                np.testing.assert_array_equal(found, one)
+            for state in states_of_part:
+                np.testing.assert_array_equal(state, one)
 
 
 def test_prompt_auto_is_the_models_own_form(lm):

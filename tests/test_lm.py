@@ -31,8 +31,8 @@ def assert_same(one: Generation, other: Generation) -> None:
     for name in ("token_ids", "text", "offsets", "prompt_ids"):
         assert getattr(one, name) == getattr(other, name)
     assert [*one.states] == [*other.states] and (one.attention is None) == (other.attention is None)
-    for found, expected in zip(recorded(one), recorded(other), strict=True):
-        np.testing.assert_allclose(found, expected, **CLOSE)
+    for actual, expected in zip(recorded(one), recorded(other), strict=True):
+        np.testing.assert_allclose(actual, expected, **CLOSE)
 
 
 def assert_all_same(ones: Iterable[Generation], others: Iterable[Generation]) -> None:
@@ -107,8 +107,8 @@ def test_stop_strings_cut_everything_before_them(reach):
             assert cut.token_ids == whole.token_ids[:expected]
             assert cut.text == whole.text[: len(cut.text)] and stop not in cut.text
             assert cut.stop == ("length" if place < 0 else "stop")
-        kept = [g for g in made if g.token_ids]
-        assert_all_same(kept, rescored(lm, kept))
+        written = [g for g in made if g.token_ids]
+        assert_all_same(written, rescored(lm, written))
 
 
 def test_a_callable_sees_the_text_after_each_token_and_keeps_it():
@@ -239,11 +239,11 @@ def test_without_a_cache_and_in_any_batch_the_same_comes_out(family, prompts):
 def test_the_fingerprint_tells_models_of_one_shape_and_quantized_ones_apart():
     one, again, other = (tiny_lm(seed=seed) for seed in (0, 0, 1))
     assert one.spec == again.spec and one.spec.revision != other.spec.revision
-    found = [one.spec.revision]
+    revisions = [one.spec.revision]
     for bits in ("load_in_4bit", "load_in_8bit"):
         one.model.config.quantization_config = {"quant_method": "bitsandbytes", bits: True}
-        found.append(fingerprint(str(tiny_path()), one.model))
-    assert len(set(found)) == 3
+        revisions.append(fingerprint(str(tiny_path()), one.model))
+    assert len(set(revisions)) == 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)

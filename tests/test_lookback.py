@@ -26,7 +26,7 @@ def by_definition(lm: CausalLM, generation: Generation, site: str = "lookback") 
     """(n + 1, width) of the prompt's last token and of each token, from the weights, one by one."""
     weights = reference(lm.model, generation, output_attentions=True).attentions
     prompt, total = len(generation.prompt_ids), weights[0].shape[-1]
-    found = np.zeros((total - prompt + 1, 0))
+    numbers_so_far = np.zeros((total - prompt + 1, 0))
     for head in (head for layer in weights for head in layer[0].view(-1, total, total).double().numpy()):
         numbers = []
         for place in range(prompt - 1, total):
@@ -35,8 +35,8 @@ def by_definition(lm: CausalLM, generation: Generation, site: str = "lookback") 
                 continue
             context, new = head[place, : prompt - 1].mean(), head[place, prompt - 1 : place + 1].mean()
             numbers.append(context / (context + new))
-        found = np.column_stack([found, numbers])
-    return found
+        numbers_so_far = np.column_stack([numbers_so_far, numbers])
+    return numbers_so_far
 
 
 @pytest.mark.parametrize("way", ["written", "read"])
@@ -45,18 +45,18 @@ def by_definition(lm: CausalLM, generation: Generation, site: str = "lookback") 
 def test_numbers_of_heads_are_by_their_definition(family, way, site):
     needs = Needs.of(LAYER, site, "positions", attention=True)
     lm = tiny_lm(family, attn="eager" if (family, "sdpa") in NO_SDPA else None)
-    found = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
+    generations = lm.generate(PROMPTS, max_new_tokens=9, needs=needs)
     if way == "read":
-        found = lm.score(PROMPTS, [g.token_ids for g in found], needs=needs)
+        generations = lm.score(PROMPTS, [g.token_ids for g in generations], needs=needs)
     slow = tiny_lm(family, attn="eager")
-    for one in found:
+    for one in generations:
         expected = by_definition(slow, one, site)
         assert one.state.shape == (len(one.token_ids) + 1, 1, expected.shape[1])
         np.testing.assert_allclose(one.state[:, 0], expected, **CLOSE)
         assert np.ptp(expected) > 0.1  # heads and places differ
         assert one.attention is not None
     alone = lm.generate(PROMPTS, max_new_tokens=9, needs=Needs(attention=True))
-    for one, other in zip(found, alone, strict=True):  # another tap on the last layer changes nothing
+    for one, other in zip(generations, alone, strict=True):  # another tap on the last layer changes nothing
         np.testing.assert_allclose(one.attention.rows, other.attention.rows, **CLOSE)
 
 

@@ -134,8 +134,8 @@ def test_state_and_prompts_tell_where_the_question_the_accepted_text_and_the_exe
         start, end = state.question_span
         assert generation.prompt[start:end] == state.question.question
         assert generation.prompt.endswith(state.partial)
-    told = [(s.partial, s.fresh, len(s.passages), s.retrievals) for _, s in trigger.seen]
-    assert told == [("", False, 0, 0), (" Town 1", True, 2, 1)]
+    states = [(s.partial, s.fresh, len(s.passages), s.retrievals) for _, s in trigger.seen]
+    assert states == [("", False, 0, 0), (" Town 1", True, 2, 1)]
 
 
 def test_the_limit_of_retrievals_is_exact_and_the_last_answer_stands():
@@ -312,8 +312,8 @@ def test_a_text_without_an_answer_gets_the_cue_once():
 
 
 def test_a_retriever_that_finds_nothing_is_counted_and_the_answer_goes_on_without_passages():
-    found = iter([[passage("old fact")], []])
-    answer, lm = one(Scripted([fires(), fires(), SILENT]), finds=lambda q: next(found))
+    results = iter([[passage("old fact")], []])
+    answer, lm = one(Scripted([fires(), fires(), SILENT]), finds=lambda q: next(results))
     assert (answer.retrievals, answer.counters.empty_retrievals) == (2, 1)
     assert "old fact" in lm.prompts[1] and "Context:" not in lm.prompts[2] and answer.text
     # Also where nothing was found before, and the first prompt stays.
@@ -331,9 +331,9 @@ def cramped(texts, less):
 def test_passages_without_room_go_from_the_last_and_are_counted():
     """Claim: whole passages go until the prompt has room; converse: with room all are shown."""
     words = ("alpha", "beta", "gamma")
-    found = [passage(f"{word} " * 10) for word in words]
+    passages = [passage(f"{word} " * 10) for word in words]
     for less, shown in ((0, 3), (1, 2), (11, 2), (12, 1), (33, 0)):  # 11 words for a passage and its number
-        answer, lm = one(Always(), finds=lambda q: found, **cramped([p.text for p in found], less))
+        answer, lm = one(Always(), finds=lambda q: passages, **cramped([p.text for p in passages], less))
         assert [word in lm.prompts[0] for word in words] == [i < shown for i in range(3)]
         assert answer.counters.passages_cut == 3 - shown
         assert len(answer.rounds[0].passage_ids) == shown
@@ -370,8 +370,8 @@ def test_a_damaged_line_is_named_and_its_question_is_answered_again(tmp_path, ca
     whole, _ = run()
     lines = path.read_text().splitlines()
     for cut in (8, 4):
-        found = [damage(line) if i in places else line for i, line in enumerate(lines[:cut])]
-        path.write_text("".join(f"{line}\n" for line in found))
+        damaged = [damage(line) if i in places else line for i, line in enumerate(lines[:cut])]
+        path.write_text("".join(f"{line}\n" for line in damaged))
         caplog.clear()
         assert run() == (whole, {i for i in range(8) if i in places or i >= cut})
         (said,) = caplog.messages
@@ -389,8 +389,8 @@ def test_a_run_that_goes_on_has_the_batches_of_one_that_was_not_interrupted(tmp_
             made = super().generate(prompts, **options)
             return [replace(g, entropies=g.entropies + np.float32(1e-6 * len(prompts))) for g in made]
 
-    def answer(kept):
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]) if path.exists() else "")
+    def answer(text):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:text]) if path.exists() else "")
         rag = replace(make(Entropy(0.05))[0], lm=Rounding(write))
         return list(map(without_seconds, rag.run(QUESTIONS, path)))
 

@@ -101,9 +101,9 @@ def test_adapters_learn_what_the_states_do_not_carry(bank):
     figures = bank.metrics
     assert figures["ensemble"]["auroc"] > 0.95 and figures["controls"]["no adapter"]["auroc"] < 0.75
     assert figures["pairs"]["all layers vs no adapter"]["auroc"]["ci95"][0] > 0.1
-    told = figures["adapter"]
-    assert told["kept"] and told["kl"] > 0 and told["kl_ci"][0] < told["kl"] < told["kl_ci"][1]
-    assert told["perplexity"]["with"] > told["perplexity"]["without"] > 1
+    adapter = figures["adapter"]
+    assert adapter["kept"] and adapter["kl"] > 0 and adapter["kl_ci"][0] < adapter["kl"] < adapter["kl_ci"][1]
+    assert adapter["perplexity"]["with"] > adapter["perplexity"]["without"] > 1
     assert "/tmp" not in (bank.adapter / "adapter_config.json").read_text()
 
 
@@ -139,9 +139,9 @@ def test_only_adapters_below_the_head_are_trained(store):
     assert parts == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     read = adapted.read(texts[:3], divergence=True)
     (read.states.sum() + read.divergence.sum()).backward()
-    own = {id(value) for value in adapted.tensors.values()}
+    ids = {id(value) for value in adapted.tensors.values()}
     with_gradient = {id(p) for p in adapted.lm.model.parameters() if p.grad is not None}
-    assert with_gradient == own
+    assert with_gradient == ids
 
 
 def test_scores_equal_those_of_plain_peft(bank, store):
@@ -155,13 +155,13 @@ def test_scores_equal_those_of_plain_peft(bank, store):
     ours = bank.score_states(read.state)
     base = AutoModelForCausalLM.from_pretrained(tiny_path(), dtype=torch.float32)
     model = PeftModel.from_pretrained(base, bank.adapter).eval()
-    kept: list[torch.Tensor] = []
-    hook = decoder_layers(base)[LAYER - 1].register_forward_hook(lambda m, a, out: kept.append(
+    hidden: list[torch.Tensor] = []
+    hook = decoder_layers(base)[LAYER - 1].register_forward_hook(lambda m, a, out: hidden.append(
         out[0] if isinstance(out, tuple) else out))  # fmt: skip
     with torch.no_grad():
         model(torch.tensor([read.prompt_ids + read.token_ids]))
     hook.remove()
-    states = kept[0].reshape(-1, kept[0].shape[-1])[-len(read.token_ids) :, None]
+    states = hidden[0].reshape(-1, hidden[0].shape[-1])[-len(read.token_ids) :, None]
     np.testing.assert_allclose(bank.score_states(states), ours, atol=1e-4)
     with bank.watch(model):
         pass
@@ -188,8 +188,8 @@ def test_adapters_above_the_limit_are_not_kept(store, tmp_path):
     within = train(
         store, tmp_path / "a", *LORA[:5], f"head.kl_limit={limit}", "head.lambda_kl=0.5", "epochs=6"
     )
-    told = within.metrics["adapter"]
-    assert told["kept"] and told["validation"]["kl"] <= limit
+    adapter = within.metrics["adapter"]
+    assert adapter["kept"] and adapter["validation"]["kl"] <= limit
     none = train(store, tmp_path / "b", *LORA[:5], "head.kl_limit=0", "head.lambda_kl=0")
     linear = train(store, tmp_path / "c", "head=linear")
     assert none.adapter is None and not none.metrics["adapter"]["kept"] and none.spec == linear.spec
@@ -246,8 +246,8 @@ def test_an_adapter_is_put_in_whole_or_refused(tmp_path, layers, named):
     adapters.add(lm.model, r=2, lora_alpha=4, target_modules=["q_proj"])
     adapters.save(lm.model, tmp_path, "tiny")
     tensors = load_file(tmp_path / adapters.WEIGHTS)
-    kept = {n: t + 0.5 for n, t in tensors.items() if any(f".{k}.self_attn." in n for k in layers)}
-    save_file(kept, tmp_path / adapters.WEIGHTS)
+    changed = {n: t + 0.5 for n, t in tensors.items() if any(f".{k}.self_attn." in n for k in layers)}
+    save_file(changed, tmp_path / adapters.WEIGHTS)
     if named:
         with fails("mismatch", f"adapter={tmp_path}", "2 tensors", named):
             CausalLM.from_pretrained(str(tiny_path()), dtype="float32", adapter=tmp_path)

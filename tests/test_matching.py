@@ -271,7 +271,7 @@ def test_hard_pairs_are_judged_rightly_or_left_undecided(code):
     assert total >= 100 and len(undecided) <= total / 25
 
 
-@pytest.mark.parametrize(("text", "found"), [
+@pytest.mark.parametrize(("text", "value"), [
     ("It made a loss of -£5 million.", ["-£5 million"]), ("They used version 1.2.3 of it.", []),
     ("It went from 10-20 or 10 - 20.", ["10", "10", "20"]),  # no minus
     ("It cost £2.3m, or $3.2bn for 3bn people.", ["£2.3m", "$3.2bn", "3bn people"]),
@@ -280,5 +280,5 @@ def test_hard_pairs_are_judged_rightly_or_left_undecided(code):
     ("It took 1/3, one third, two-thirds or 2½ cups.", ["1/3", "one third", "two-thirds", "2½"]),
     ("It was minus 5 degrees, at 3.5×10⁸ m/s.", ["minus 5 degrees", "3.5×10⁸ m/s"]),
 ])  # fmt: skip
-def test_values_are_found_whole(text, found):
-    assert [entity.text for entity in Recogniser("rules", quiet=True)(text)] == found
+def test_values_are_found_whole(text, value):
+    assert [entity.text for entity in Recogniser("rules", quiet=True)(text)] == value

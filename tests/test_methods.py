@@ -148,9 +148,9 @@ def test_fixed_rules_by_hand():
 def test_an_unsure_sentence_is_written_anew_and_what_is_before_it_stays(name):
     answer = told(EVERY[name]())[0](QUESTIONS[1])
     # All tokens of a text have one state here, so that radio fires at the first.
-    kept = "" if name == "radio" else " Town 1 is quite old."
-    kept += " It lies in" if name in ("before_entity", "entity_signal") else ""
-    assert answer.rounds[0].accepted == kept
+    expected = "" if name == "radio" else " Town 1 is quite old."
+    expected += " It lies in" if name in ("before_entity", "entity_signal") else ""
+    assert answer.rounds[0].accepted == expected
     assert answer.answer == "Land1" and "Atlantis" not in answer.text
     assert told(EVERY[name]())[0](QUESTIONS[2]).retrievals == 0  # it knows that one
 
@@ -232,15 +232,15 @@ def test_the_threshold_before_an_answer_is_chosen_from_the_verdicts():
     rag, lm, _ = told(rules.Never())
     town = lambda text: 0.1 * asked(text)[0]  # noqa: E731
     lm.state = lambda text: [wrongness(text)[0] + (town(text) if text.endswith("Answer:") else 0), 0, 0, 0]
-    own = rules.ProbingBefore(heads("prompt"), threshold=99.0)
-    found = tune(rag, {"before": own, "entropy": rules.Entropy(0.5)}, questions)
+    trigger = rules.ProbingBefore(heads("prompt"), threshold=99.0)
+    tuned = tune(rag, {"before": trigger, "entropy": rules.Entropy(0.5)}, questions)
     scores = {q.question: 2 * lm.state(TESTBED_PROMPT.question(q.question))[0] for q in questions}
     wrong = {q.question: not told(rules.Never())[0](q).answer.startswith("Land") for q in questions}
     highest = max(score for asks, score in scores.items() if not wrong[asks])
     lowest = min(score for asks, score in scores.items() if wrong[asks])
     assert highest < lowest
-    assert found["before"].threshold == pytest.approx((highest + lowest) / 2, abs=0.01)  # half precision
-    assert found["before"](np.array([lowest]))[0] > 0.5 > found["before"](np.array([highest]))[0]
+    assert tuned["before"].threshold == pytest.approx((highest + lowest) / 2, abs=0.01)  # half precision
+    assert tuned["before"](np.array([lowest]))[0] > 0.5 > tuned["before"](np.array([highest]))[0]
 
 
 def test_published_thresholds_are_kept_and_the_others_are_tuned():

@@ -70,8 +70,8 @@ def test_ece_by_hand() -> None:
 def test_what_ece_exact_probabilities_have_by_chance() -> None:
     rng = np.random.default_rng(1)
     p = rng.uniform(size=300)
-    found = [m.ece((rng.uniform(size=300) < p).astype(int), p) for _ in range(400)]
-    assert m.ece_by_chance(p) == pytest.approx(np.mean(found), rel=0.05)
+    errors = [m.ece((rng.uniform(size=300) < p).astype(int), p) for _ in range(400)]
+    assert m.ece_by_chance(p) == pytest.approx(np.mean(errors), rel=0.05)
     assert m.ece_by_chance(np.tile(p, 16)) == pytest.approx(m.ece_by_chance(p) / 4, rel=0.1)
     # All in one bin of probability q: the mean distance of a share from q, by the normal distribution.
     expected = (0.75 * 0.25 / 400 * 2 / np.pi) ** 0.5
@@ -83,8 +83,8 @@ def test_prr_against_the_sum_over_kept_examples() -> None:
     """And against the mean risk of the risk-coverage curve; one for the oracle, and zero for chance."""
     labels, scores = sample(4, 3000, levels=0)
     right = 1 - labels[np.argsort(scores)]
-    kept = np.arange(1, len(right) + 1)
-    area, oracle = (np.mean(np.cumsum(x) / kept) for x in (right, np.sort(right)[::-1]))
+    counts = np.arange(1, len(right) + 1)
+    area, oracle = (np.mean(np.cumsum(x) / counts) for x in (right, np.sort(right)[::-1]))
     expected = (area - right.mean()) / (oracle - right.mean())
     assert m.prr(labels, scores) == pytest.approx(expected, abs=0.01)
     risk, least = (labels.mean() - m.risk_coverage(labels, x)[1].mean() for x in (scores, labels))
@@ -170,14 +170,14 @@ def test_p_values_are_those_of_the_resamples_counted_one_by_one(seed: int) -> No
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from([0.001, 0.004, 0.01, 0.02, 0.03, 0.2, 0.5, 1.0]), max_size=12))
 def test_holm_is_its_step_down_decision_at_any_level(p: list[float]) -> None:
-    found, order = m.holm(p), sorted(range(len(p)), key=lambda i: p[i])
+    decisions, order = m.holm(p), sorted(range(len(p)), key=lambda i: p[i])
     for level in (0.01, 0.05, 0.1):
         rejected: set[int] = set()
         for rank, i in enumerate(order):
             if p[i] * (len(p) - rank) >= level:
                 break
             rejected.add(i)
-        assert {i for i, value in enumerate(found) if value < level} == rejected
+        assert {i for i, value in enumerate(decisions) if value < level} == rejected
 
 
 def one_by_one(labels, scores, strata, weights) -> float:
@@ -199,11 +199,11 @@ def test_it_counts_the_pairs_of_each_stratum(seed):
     assert one == pytest.approx(sk.roc_auc_score(labels, scores), rel=1e-12)
     weights = rng.integers(0, 4, (60, 7))
     weights[:, 0], weights[:, 1] = 0, 1  # a resample without any pair, and all texts once
-    found = pooled_auroc(labels, scores, strata, weights)
+    result = pooled_auroc(labels, scores, strata, weights)
     expected = [one_by_one(labels, scores, strata, column) for column in weights.T]
-    assert np.isnan(found[0])
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert pooled_auroc(labels, scores, strata) == pytest.approx(found[1], rel=1e-12)
+    assert np.isnan(result[0])
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    assert pooled_auroc(labels, scores, strata) == pytest.approx(result[1], rel=1e-12)
     assert np.isnan(pooled_auroc(labels, scores, np.arange(60)))  # nothing is compared across strata
 
 

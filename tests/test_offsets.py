@@ -25,17 +25,17 @@ def test_a_token_spans_the_characters_its_bytes_are_in(name, text):
     tokenizer = TOKENIZERS[name]()
     context = encode(tokenizer, "The mill:")
     ids = encode(tokenizer, text)
-    found, offsets = token_offsets(tokenizer, ids, context)
-    assert found.strip() == text.strip()
+    decoded, offsets = token_offsets(tokenizer, ids, context)
+    assert decoded.strip() == text.strip()
     for index, (start, end) in enumerate(offsets):
         alone = decode(tokenizer, [context[-1], ids[index]])[len(decode(tokenizer, context[-1:])) :]
         if "�" not in alone:
-            assert found[start:end] == alone
+            assert decoded[start:end] == alone
         else:  # some bytes of a character: all of it, and only it
             assert end - start >= 1
-            assert any(ord(character) > 127 for character in found[start:end])
-    assert {i for start, end in offsets for i in range(start, end)} == set(range(len(found)))
-    assert [found[w.start : w.end] for w in words(found, offsets)] == text.split()
+            assert any(ord(character) > 127 for character in decoded[start:end])
+    assert {i for start, end in offsets for i in range(start, end)} == set(range(len(decoded)))
+    assert [decoded[w.start : w.end] for w in words(decoded, offsets)] == text.split()
 
 
 def test_bytes_of_one_character_share_its_span_and_special_tokens_have_none():

@@ -32,8 +32,8 @@ def bank(lm: CausalLM) -> Prober:
 
 @pytest.fixture(scope="module")
 def server(lm: CausalLM, bank: Prober) -> Iterator[Running]:
-    with running(lm, bank, corpus=True) as found:
-        yield found
+    with running(lm, bank, corpus=True) as server:
+        yield server
 
 
 def complete(server: Running, prompt: Any = PROMPT, *, stream: bool = False, **own: Any) -> Any:
@@ -62,17 +62,17 @@ def test_a_text_ends_before_its_first_unit_above_the_threshold(server, bank, uni
         spans = assessed(server, free, prompt, Assessor(bank, None, unit))["spans"]
         scores = [span["score"] for span in spans]
         for threshold in [np.quantile(scores, 0.6), max(scores) + 1]:
-            told = assessed(server, free, prompt, Assessor(bank, float(threshold), unit))
-            above = [span for span in told["spans"] if span["score"] > threshold]
-            own: dict[str, Any] = {"on_high": "stop", "threshold": float(threshold), "unit": unit}
-            made = complete(server, prompt, **own)
+            response = assessed(server, free, prompt, Assessor(bank, float(threshold), unit))
+            above = [span for span in response["spans"] if span["score"] > threshold]
+            body: dict[str, Any] = {"on_high": "stop", "threshold": float(threshold), "unit": unit}
+            made = complete(server, prompt, **body)
             (choice,), used = made.choices, made.usage.completion_tokens
-            *pieces, last, usage = complete(server, prompt, stream=True, **own)
+            *pieces, last, usage = complete(server, prompt, stream=True, **body)
             assert "".join(c.choices[0].text for c in (*pieces, last)) == choice.text
             assert usage.usage.completion_tokens == used == len(choice.hallucination["token_scores"])
             assert last.choices[0].finish_reason == choice.finish_reason
             acted = choice.hallucination["acted"]
-            assert (acted is not None) == bool(above) == told["fires"]
+            assert (acted is not None) == bool(above) == response["fires"]
             if not above:
                 assert choice.text == free and choice.finish_reason != "content_filter"
                 continue
@@ -96,29 +96,29 @@ def test_texts_beside_one_that_stops_keep_their_tokens(server: Running) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_sentence_takes_the_place_of_exactly_the_texts_that_fire(server: Running, stream: bool) -> None:
     scores = [choice.hallucination["score"] for choice in complete(server, ASKED).choices]
-    threshold, own = float(np.median(scores)), {"abstention": "No idea."}
-    made = complete(server, ASKED, stream=stream, on_high="abstain", threshold=threshold, **own)
-    told = [c.choices[0] for c in made if c.choices] if stream else made.choices
-    assert [c.index for c in told] == [0, 1, 2, 3]
-    for choice, score in zip(told, scores, strict=True):
+    threshold, body = float(np.median(scores)), {"abstention": "No idea."}
+    made = complete(server, ASKED, stream=stream, on_high="abstain", threshold=threshold, **body)
+    choices = [c.choices[0] for c in made if c.choices] if stream else made.choices
+    assert [c.index for c in choices] == [0, 1, 2, 3]
+    for choice, score in zip(choices, scores, strict=True):
         above = score > threshold
         assert (choice.text == "No idea.") == (choice.finish_reason == "content_filter") == above
         assert (choice.hallucination["acted"] is not None) == above
-    kept = [c for c, score in zip(complete(server, ASKED).choices, scores, strict=True) if score <= threshold]
+    low = [c for c, score in zip(complete(server, ASKED).choices, scores, strict=True) if score <= threshold]
     used = made[-1].usage if stream else made.usage
-    assert used.completion_tokens == sum(len(c.hallucination["token_scores"]) for c in kept)
+    assert used.completion_tokens == sum(len(c.hallucination["token_scores"]) for c in low)
 
 
 def test_the_lowest_of_the_draws_is_returned(server: Running, lm: CausalLM) -> None:
-    def draws(threshold: float, **own: Any) -> Any:
-        return complete(server, on_high="retry", threshold=threshold, temperature=1.2, seed=5, n=2, **own)
+    def draws(threshold: float, **draw: Any) -> Any:
+        return complete(server, on_high="retry", threshold=threshold, temperature=1.2, seed=5, n=2, **draw)
 
     free = [complete(server, temperature=1.2, seed=5 + k, n=2).choices for k in range(3)]
     drawn = lm.generate([PROMPT] * 2, max_new_tokens=32, sampling=Sampling(1.2, seed=6))
-    assert [choice.text for choice in free[1]] == [own.text for own in drawn]
-    for choice, *own in zip(draws(-1e9).choices, *free, strict=True):
-        scores = [each.hallucination["score"] for each in own]
-        assert choice.text == own[int(np.argmin(scores))].text and choice.hallucination["fires"]
+    assert [choice.text for choice in free[1]] == [draw.text for draw in drawn]
+    for choice, *draw in zip(draws(-1e9).choices, *free, strict=True):
+        scores = [each.hallucination["score"] for each in draw]
+        assert choice.text == draw[int(np.argmin(scores))].text and choice.hallucination["fires"]
         assert choice.hallucination["acted"]["scores"] == pytest.approx(scores, abs=1e-5)
     assert [c.text for c in draws(1e9).choices] == [c.text for c in free[0]]
     assert all(c.hallucination["acted"] is None for c in draws(1e9).choices)
@@ -135,8 +135,8 @@ def test_headers_say_what_the_answer_does(server: Running) -> None:
         return httpx.post(f"{server.url}/v1/completions", json={**body, "hallucination": own}).headers
 
     plain, stopped = headers(threshold=1e6), headers(on_high="stop", threshold=-1e6)
-    told = complete(server).choices[0].hallucination
-    assert float(plain["x-hallucination-score"]) == pytest.approx(told["score"], rel=1e-4)
+    response = complete(server).choices[0].hallucination
+    assert float(plain["x-hallucination-score"]) == pytest.approx(response["score"], rel=1e-4)
     assert (plain["x-hallucination-fires"], plain["x-hallucination-action"]) == ("false", "none")
     assert stopped["x-hallucination-action"] == "stop"
 

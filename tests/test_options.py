@@ -74,8 +74,8 @@ def test_an_annotation_takes_what_it_says_and_nothing_else(annotation, good, bad
 def test_every_default_and_every_preset_passes(command):
     request(command, [])
     for preset in presets(command):
-        own = methods(command, preset)[:1]
-        request(command, [f"experiment={preset}", *(f"method={method}" for method in own)])
+        first_method = methods(command, preset)[:1]
+        request(command, [f"experiment={preset}", *(f"method={method}" for method in first_method)])
 
 
 REFERENCES = ["Say ${oc.env:HOME}", "${question}", "a ${"]

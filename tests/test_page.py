@@ -134,21 +134,21 @@ class Page:
 def server() -> Iterator[Running]:
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
     lm.tokenizer.chat_template = "{% for m in messages %}Question: {{ m.content }}\nAnswer:{% endfor %}"
-    with running(lm, bank_for(lm), corpus=True) as found:
+    with running(lm, bank_for(lm), corpus=True) as server:
         evil = Passage("evil", EVIL, f"<b>{EVIL} onerror</b>")
         passages = BM25([*load_corpus("testbed"), evil])
-        assert found.served.retrieving is not None
-        found.served.retrieving = replace(found.served.retrieving, retriever=passages)
-        yield found
+        assert server.served.retrieving is not None
+        server.served.retrieving = replace(server.served.retrieving, retriever=passages)
+        yield server
 
 
 @pytest.fixture
 def page(browser: Any, server: Running) -> Iterator[Page]:
     page = Page(browser, server)
     yield page
-    told = [entry["message"] for entry in browser.get_log("browser")]
+    messages = [entry["message"] for entry in browser.get_log("browser")]
     # no errors of scripts and of the content policy
-    assert [each for each in told if not re.search("status of [45]", each)] == []
+    assert [each for each in messages if not re.search("status of [45]", each)] == []
 
 
 def percent(p: float) -> str:
@@ -172,25 +172,25 @@ def test_tokens_show_what_is_known_of_them(page: Page) -> None:
 
     page.answered(PROMPT)
     said = page.answer()
-    told = said["hallucination"]
+    scored = said["hallucination"]
     assert page.text("#text") == said["text"]  # marks and labels are no part of the text
     options = page.all("#text [role=option]")
-    chances = told["token_p_wrong"]
+    chances = scored["token_p_wrong"]
     steps = ["unread" if p is None else f"s{min(4, int(5 * p))}" for p in chances]
     assert [option.get_attribute("class").split()[1] for option in options] == steps and len({*steps}) > 2
     ends = page.all("#text .span.ends")
-    assert [e.get_attribute("data-chance") for e in ends] == [percent(s["p_wrong"]) for s in told["spans"]]
-    (span, *_) = told["spans"]
-    inside = next(i for i, (_, end) in enumerate(told["token_offsets"]) if end > span["start"])
+    assert [e.get_attribute("data-chance") for e in ends] == [percent(s["p_wrong"]) for s in scored["spans"]]
+    (span, *_) = scored["spans"]
+    inside = next(i for i, (_, end) in enumerate(scored["token_offsets"]) if end > span["start"])
     ActionChains(page.browser).move_to_element(options[inside]).perform()
     text = said["text"][span["start"] : span["end"]]
     for row in (
         f"P(wrong){percent(chances[inside])}",
-        f"Probability{percent(np.exp(told['token_logprobs'][inside]))}",
+        f"Probability{percent(np.exp(scored['token_logprobs'][inside]))}",
         f"Span{text}: P(wrong) {percent(span['p_wrong'])}",
     ):  # fmt: skip
         assert row in page.inspector()
-    assert f"P(wrong) {percent(told['p_wrong'])}" in page.text("#status")
+    assert f"P(wrong) {percent(scored['p_wrong'])}" in page.text("#status")
 
 
 def test_the_request_is_what_was_set(page: Page) -> None:
@@ -368,9 +368,9 @@ def test_keyboard_alone(page: Page) -> None:
 def test_queries_and_defaults_are_those_of_the_components(page: Page) -> None:
     assert page.texts("#query option") == ["default", *page.server.client.models.list().data[0].queries]
     defaults = page.js("return import('/page/replay.js').then(m => ['entropy', 'flare'].map(m.defaults))")
-    for found in defaults:
-        options = component_node("trigger", found.pop("trigger"))
-        assert len(found) > 1 and found == {key: options[key] for key in found}
+    for entry in defaults:
+        options = component_node("trigger", entry.pop("trigger"))
+        assert len(entry) > 1 and entry == {key: options[key] for key in entry}
 
 
 # The replay that the page asks for
@@ -410,17 +410,17 @@ def test_replayed_decisions_are_those_of_the_triggers() -> None:
                 settings["threshold"] = draw.random() * {"entropy": 3, "flare": 1, "dtr": 2}[name]
             decision = build(settings)(made, state)
             body = {"trigger": name, "options": settings, "text": made.text, "offsets": made.offsets}
-            found = replay(Replay.model_validate({**body, **lists, "fresh": fresh}))
-            assert (found["fire"], found["score"]) == (decision.fire, decision.score)
-            assert found["tokens"] == decision.tokens
-            assert found["whole"] == (decision.fire and decision.position is None)
-            kept = made.text[: 0 if found["whole"] else decision.position].rstrip()
-            assert found["kept"] == len(kept if decision.fire else made.text)
-            first = next((part["start"] for part in found["judged"] if part["fires"]), None)
+            result = replay(Replay.model_validate({**body, **lists, "fresh": fresh}))
+            assert (result["fire"], result["score"]) == (decision.fire, decision.score)
+            assert result["tokens"] == decision.tokens
+            assert result["whole"] == (decision.fire and decision.position is None)
+            accepted = made.text[: 0 if result["whole"] else decision.position].rstrip()
+            assert result["kept"] == len(accepted if decision.fire else made.text)
+            first = next((part["start"] for part in result["judged"] if part["fires"]), None)
             assert first in (None, decision.position)
-            scores = [part["score"] for part in found["judged"]]
+            scores = [part["score"] for part in result["judged"]]
             assert not scores or max(scores) == pytest.approx(decision.score)
-            fired.append(found["fire"])
+            fired.append(result["fire"])
     assert 0.2 < np.mean(fired) < 0.8
 
 
@@ -435,9 +435,9 @@ def test_replayed_probing_fires_above_the_threshold_only() -> None:
         body |= {
             "spans": [{"start": 1, "end": 2, "score": score or 0, "p_wrong": 0.5}] if score and n else []
         }
-        found = replay(Replay.model_validate(body))
-        assert found["fire"] == fire and (found["score"] is None) == (score is None and n > 0)
-        assert found["tokens"] == ([1] if fire and n else []) and found["kept"] == (0 if fire else n)
+        result = replay(Replay.model_validate(body))
+        assert result["fire"] == fire and (result["score"] is None) == (score is None and n > 0)
+        assert result["tokens"] == ([1] if fire and n else []) and result["kept"] == (0 if fire else n)
 
 
 @pytest.mark.parametrize("name", ["probing", "entropy", "flare", "dtr"])

@@ -69,12 +69,12 @@ def test_a_prober_of_one_of_several_features_is_that_of_a_store_of_it(cot, singl
     alone = trained(str(single.path), tmp_path / "alone")
     chosen = trained(str(cot.path), tmp_path / "chosen", "pool=mean", "site=mlp_out")
     assert chosen == alone and "others:" not in caplog.text
-    for asked, *named in (
+    for request, *named in (
         (["pool=tokens"], "pool=tokens", "pool=last site=resid_post, "),
         (["pool=mean", "site=[mlp_out,attn_out]"], "pool=mean site=attn_out"),
     ):
         with fails("missing-value", *named):
-            trained(str(cot.path), tmp_path / "x", *asked)
+            trained(str(cot.path), tmp_path / "x", *request)
     assert not (tmp_path / "x").exists()
 
 

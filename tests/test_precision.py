@@ -93,8 +93,8 @@ def test_in_bfloat16_all_that_is_recorded_is_near_plain_transformers(family: str
             all_of = logits.index_fill(-1, never, -1e4).log_softmax(-1)
             expected = all_of[range(len(one.token_ids)), list(one.token_ids)]
             entropies = torch.distributions.Categorical(logits=all_of).entropy()
-            for found in (one, other):
+            for actual in (one, other):
                 room = of_states * np.abs(states).max()
-                np.testing.assert_allclose(found.state, states, rtol=0, atol=room)
-                np.testing.assert_allclose(found.logprobs, expected, rtol=0, atol=of_logprobs)
-                np.testing.assert_allclose(found.entropies, entropies, rtol=0, atol=of_logprobs)
+                np.testing.assert_allclose(actual.state, states, rtol=0, atol=room)
+                np.testing.assert_allclose(actual.logprobs, expected, rtol=0, atol=of_logprobs)
+                np.testing.assert_allclose(actual.entropies, entropies, rtol=0, atol=of_logprobs)

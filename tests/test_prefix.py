@@ -103,10 +103,10 @@ def test_prompts_of_one_token_are_not_cut(eager):
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12))
 def test_the_longest_is_one_that_begins_with_it_and_begins_no_other(sequences):
-    found = longest(sequences)
-    for own, leaf in zip(sequences, found, strict=True):
+    groups = longest(sequences)
+    for sequence, leaf in zip(sequences, groups, strict=True):
         most = sequences[leaf]
-        assert most[: len(own)] == own and found[leaf] == leaf
+        assert most[: len(sequence)] == sequence and groups[leaf] == leaf
         assert not any(len(s) > len(most) and s[: len(most)] == most for s in sequences)
 
 

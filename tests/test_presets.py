@@ -141,20 +141,22 @@ def test_every_table_builds_its_methods(preset, method, lm):
     settings = settings_of("compare", preset, f"method={method}")
     made = selection_of(settings).varied(settings.vary)
     # Without a classifier of questions the row that needs one is left out.
-    kept = [t for t in made.names if made.table[t].get("if_given") != "classifier"]
-    made = replace(made, names=kept)
+    tables = [t for t in made.names if made.table[t].get("if_given") != "classifier"]
+    made = replace(made, names=tables)
     methods = made.build(lambda: tiny_prober(lm, preset), None, settings.queries)
-    assert [m.name for m in methods] == kept
-    assert settings.match is None or settings.match in kept
+    assert [m.name for m in methods] == tables
+    assert settings.match is None or settings.match in tables
     assert settings.wrong == ("acc_substring" if method.startswith("probing") else "em")
     # A paper's methods run as published: no threshold of theirs is chosen anew.
-    own = [m for m in methods if m.name in made.table and m.name.split("_")[0] in ("dragin", "rind", "flare")]
+    three = [
+        m for m in methods if m.name in made.table and m.name.split("_")[0] in ("dragin", "rind", "flare")
+    ]
     assert all(m.searches is not None for m in methods if m.name.endswith("sgpt"))
     if method == "dragin_table":
         numbers, triggers = settings.record["published"], {m.name: m.trigger for m in methods}
         assert triggers["fl"] == FixedLength(numbers["fixed_length"])
         assert triggers["flare"].threshold == numbers["flare"]["threshold"]
-    assert method.startswith(("probing", "radio")) or not any(m.tunable for m in own)
+    assert method.startswith(("probing", "radio")) or not any(m.tunable for m in three)
 
 
 @pytest.mark.parametrize("command", ["rag", "compare", "datagen", "train"])
@@ -162,8 +164,8 @@ def test_a_command_takes_the_presets_and_methods_made_for_it(command):
     mine = TRAINING if command == "train" else [p for p in PRESETS if command in family(p)]
     assert published.presets(command) == mine
     for preset in mine:
-        own = [] if command == "train" else family(preset)[command]
-        assert set(own) <= set(published.methods(command, preset))
+        expected = [] if command == "train" else family(preset)[command]
+        assert set(expected) <= set(published.methods(command, preset))
 
 
 def test_another_choice_than_the_presets_comes_without_the_presets_options():
@@ -223,15 +225,15 @@ def run(command: str, preset: str, method: str, *typed: str) -> tuple[dict[str, 
     out = cli.run(command, [f"experiment={preset}", f"method={method}", f"out={command}-{method}", *typed])
     results = json.loads((out / "results.json").read_text())
     files = {name: out / f"traces/{name}.jsonl" for name in results["methods"]}
-    found = {n: read_lines(file if file.exists() else out / "traces.jsonl") for n, file in files.items()}
-    assert {len(each) for each in found.values()} == {results["n"]}
-    return results, found
+    records = {n: read_lines(file if file.exists() else out / "traces.jsonl") for n, file in files.items()}
+    assert {len(each) for each in records.values()} == {results["n"]}
+    return results, records
 
 
 def queries(trace: dict[str, Any]) -> list[str]:
-    found = [r["query"] for r in trace["rounds"] if r["query"] is not None]
-    assert len(found) == trace["counters"]["retrievals"]
-    return found
+    searched = [r["query"] for r in trace["rounds"] if r["query"] is not None]
+    assert len(searched) == trace["counters"]["retrievals"]
+    return searched
 
 
 def write_questions(path: Path, golds: Mapping[str, str]) -> None:
@@ -290,8 +292,8 @@ def test_a_papers_table_runs_from_its_preset(small, tiny):
     names = "always dragin fixed_sentence flare llm_judge never oracle probing random"
     assert " ".join(sorted(results["methods"])) == names and results["n"] >= 4
     assert results["config"]["k"] == 5 and results["options"]["flare"]["variant"] == "paper"
-    own = results["config"]["methods"]["probing"]
-    assert own["query_options"] == {"with_passages": True} and own["trigger_options"] == {"theta": 0}
+    options = results["config"]["methods"]["probing"]
+    assert options["query_options"] == {"with_passages": True} and options["trigger_options"] == {"theta": 0}
     assert results["options"]["random"]["rate"] == results["methods"]["probing"]["retrievals"]
     assert {len(queries(t)) for t in ran["always"]} == {1} and not any(map(queries, ran["never"]))
     assert max(len(queries(t)) for t in ran["probing"]) == 4  # as many as are allowed
@@ -308,16 +310,16 @@ def test_every_method_runs_as_a_command(preset, method, small, tiny):
     results, ran = run("rag", preset, method, "limit=3", "max_new_tokens=20", *typed)
     (traces,) = ran.values()
     assert len(traces) == 3
-    asked = [queries(trace) for trace in traces]
-    assert max(map(len, asked)) <= results["config"]["max_retrievals"]
+    searched = [queries(trace) for trace in traces]
+    assert max(map(len, searched)) <= results["config"]["max_retrievals"]
     if method in ("fl", "fs", "sr", "probing_released"):
-        assert [each[0] for each in asked] == [trace["question"] for trace in traces]
-    counts = {len(each) for each in asked}
+        assert [each[0] for each in searched] == [trace["question"] for trace in traces]
+    counts = {len(each) for each in searched}
     assert counts == {"wo": {0}, "sr": {1}}.get(method, counts)
     if method == "probing_released":  # the whole output, exemplars included, from the second query on
         exemplar = "Query: Which was built first"
-        assert not any(exemplar in each[0] for each in asked)
-        assert all(exemplar in query for each in asked for query in each[1:]) and len(asked[0]) > 1
+        assert not any(exemplar in each[0] for each in searched)
+        assert all(exemplar in query for each in searched for query in each[1:]) and len(searched[0]) > 1
 
 
 def test_probing_rags_examples_are_made_trained_on_and_used(small):

@@ -30,24 +30,24 @@ from probers.types import POOLS, Feature, Generation, Needs, Pool, Question
 FIRST, SECOND = "privateuseone:0", "privateuseone:1"
 
 
-def assert_same(found: Any, wanted: Any, where: str = "") -> None:
+def assert_same(actual: Any, wanted: Any, where: str = "") -> None:
     """The same values of everything inside; numbers to rounding, which goes by where in memory they lie."""
-    assert type(found) is type(wanted), where
+    assert type(actual) is type(wanted), where
     if isinstance(wanted, Generation):
-        left, right = ([one.token_ids, one.top, list(one.states), *recorded(one)] for one in (found, wanted))
+        left, right = ([one.token_ids, one.top, list(one.states), *recorded(one)] for one in (actual, wanted))
         assert_same(left, right, where)
     elif isinstance(wanted, dict):
-        assert list(found) == list(wanted), where
+        assert list(actual) == list(wanted), where
         for key, value in wanted.items():
-            assert_same(found[key], value, f"{where}/{key}")
+            assert_same(actual[key], value, f"{where}/{key}")
     elif isinstance(wanted, (list, tuple)):
-        assert len(found) == len(wanted), where
-        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert len(actual) == len(wanted), where
+        for place, (one, other) in enumerate(zip(actual, wanted, strict=True)):
             assert_same(one, other, f"{where}/{place}")
     elif isinstance(wanted, (float, np.ndarray)):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4, err_msg=where)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4, err_msg=where)
     else:
-        assert found == wanted, where
+        assert actual == wanted, where
 
 
 def dealt(family: str) -> dict[str, str]:
@@ -206,7 +206,7 @@ def test_continuous_batches_copy_once_a_token(pool: Pool, where: str):
                 drain(batch)
             states = [torch.stack(recorded.states[id(text)]).cpu().numpy() for text in made]
             pairs = zip(made, states, strict=True)
-            texts[place] = [(t.row.ids, t.logprobs, t.entropies, t.tops, own) for t, own in pairs]
+            texts[place] = [(t.row.ids, t.logprobs, t.entropies, t.tops, each) for t, each in pairs]
         assert_same(texts[where], texts["cpu"])
 
         def write(count: int, reader: Any = lambda texts, states: None) -> None:

@@ -28,10 +28,10 @@ def template(name):
 
 @pytest.fixture
 def tokenizer():
-    found = tiny_lm("llama").tokenizer
-    found.chat_template = TEMPLATE
-    yield found
-    found.chat_template = None
+    loaded = tiny_lm("llama").tokenizer
+    loaded.chat_template = TEMPLATE
+    yield loaded
+    loaded.chat_template = None
 
 
 def test_a_bos_the_tokenizer_adds_itself_is_not_written_twice():
@@ -61,11 +61,11 @@ DRAGIN = {"dragin_2wiki": 6, "dragin_strategyqa": 6, "dragin_hotpotqa": 8, "drag
 def test_a_chat_prompt_goes_through_the_models_template_and_needs_one(tokenizer):
     chat = template("chat").bind(tokenizer)
     assert chat.fingerprint == template("chat").fingerprint  # of no model
-    asked = chat.question("Who?", ["A passage."], partial="It was")
-    assert asked.startswith("<|user|>Context:\n[1] A passage.\nQuestion: Who?")
-    assert asked.endswith("<|end|><|assistant|>It was")
-    start, end = chat.question_span(asked, "Who?", "It was")
-    assert asked[start:end] == "Who?"
+    text = chat.question("Who?", ["A passage."], partial="It was")
+    assert text.startswith("<|user|>Context:\n[1] A passage.\nQuestion: Who?")
+    assert text.endswith("<|end|><|assistant|>It was")
+    start, end = chat.question_span(text, "Who?", "It was")
+    assert text[start:end] == "Who?"
     article = chat.continuation("Spain", "Spain is in")
     assert article == "<|user|>Tell me something about Spain.<|end|><|assistant|>Spain is in"
     shots = dataclasses.replace(template("chat"), exemplars="One example.\n").bind(tokenizer)
@@ -109,8 +109,8 @@ def test_dragins_sets_have_as_many_exemplars_as_the_authors(name, count):
     if name == "dragin_strategyqa":
         assert answers.count("yes") == answers.count("no") == count / 2
     # The request for steps stands before the question that is asked, and not before the exemplars.
-    asked = prompt.question("Who?", ["P."]).removeprefix(prompt.exemplars)
-    assert ("step" in asked) == (name in ("dragin_hotpotqa", "dragin_strategyqa"))
+    text = prompt.question("Who?", ["P."]).removeprefix(prompt.exemplars)
+    assert ("step" in text) == (name in ("dragin_hotpotqa", "dragin_strategyqa"))
 
 
 def test_exemplars_may_come_from_a_file_as_it_stands(tmp_path):
@@ -138,10 +138,10 @@ def test_a_form_that_cannot_be_filled_in_is_refused_before_anything_runs():
 @pytest.mark.parametrize("name", ["testbed", "mind", "radio", "dragin", "probing_rag", *DRAGIN])
 def test_every_form_begins_with_its_prefix_and_shows_where_the_question_is(name):
     prompt = template(name)
-    asked = prompt.question("Who was it?", ["A passage."], partial=" It was")
-    assert asked.startswith(prompt.prefix) and prompt.bind(None) is prompt
-    start, end = prompt.question_span(asked, "Who was it?", " It was")
-    assert asked[start:end] == "Who was it?"
+    text = prompt.question("Who was it?", ["A passage."], partial=" It was")
+    assert text.startswith(prompt.prefix) and prompt.bind(None) is prompt
+    start, end = prompt.question_span(text, "Who was it?", " It was")
+    assert text[start:end] == "Who was it?"
 
 
 def test_a_run_says_one_day_however_long_it_takes(tmp_path, monkeypatch):

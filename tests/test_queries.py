@@ -50,7 +50,7 @@ SEEN = ((Passage("1", "T", "Orn is a town."),), 0)
 
 
 @pytest.mark.parametrize(
-    ("query", "text", "partial", "position", "more", "asked"),
+    ("query", "text", "partial", "position", "more", "wanted"),
     [
         (QuestionQuery(), " anything", "", None, (), ""),
         (AnswerQuery(), ORN, "", None, (), " Mara Telka is from Orn. Orn."),
@@ -80,11 +80,11 @@ SEEN = ((Passage("1", "T", "Orn is a town."),), 0)
         (FullContextQuery(max_tokens=6), " born in Orn.", " She was", None, (), "born? She was born in Orn."),
     ],
 )  # fmt: skip
-def test_queries_of_text_by_hand(query, text, partial, position, more, asked):
+def test_queries_of_text_by_hand(query, text, partial, position, more, wanted):
     """``more`` are passages seen and retrievals; the question stands before a space."""
     passages, retrievals = more or ((), 0)
     made, where = generated(text, partial, passages)
-    expected = ASKED.question + asked if asked[:1] in ("", " ") else asked
+    expected = ASKED.question + wanted if wanted[:1] in ("", " ") else wanted
     decision, where = replace(DECISION, position=position), replace(where, retrievals=retrievals)
     assert query(ASKED, made, decision, where) == expected
 
@@ -196,9 +196,9 @@ def test_qfs_paper_ranks_tokens_and_then_finds_their_words():
     rows[4, [3, 4, 5, 6]] = 0.3, 0.2, 0.2, 0.25
     attention = AttentionRows(rows, np.zeros(N, dtype=np.float32))
     made = replace(made, prompt_offsets=cut, prompt_ids=tuple(range(P + 1)), attention=attention)
-    asked = [QFS("paper", top_n=n)(ASKED, made, replace(DECISION, tokens=(3,)), where) for n in (1, 2, 3, 4)]
+    sent = [QFS("paper", top_n=n)(ASKED, made, replace(DECISION, tokens=(3,)), where) for n in (1, 2, 3, 4)]
     # By the sums of words Telka would be first. Both of its tokens count among the four, and give one word.
-    assert asked == ["Mara", "Mara born", "Mara Telka born", "Mara Telka born"]
+    assert sent == ["Mara", "Mara born", "Mara Telka born", "Mara Telka born"]
 
 
 def test_qfs_without_a_word_asks_the_question_and_keeps_the_last_tokens():
@@ -263,7 +263,7 @@ def test_cioqf_by_hand():
     # cosine     .857     .429    1       1       .429    1       .429    .429    0
     # place      .111     .222    .333    .444    .556    .667    .778    .889    1
     # sum        1.218    1.651   2.833   2.194   2.984   3.167   2.206   2.567   1
-    for n, asked in enumerate(
+    for n, expected in enumerate(
         [
             "Mara", "born Mara", "Mara born Mara", "Mara born Mara born", "Mara born Mara was born",
             "Mara Telka born Mara was born", "was Mara Telka born Mara was born",
@@ -271,7 +271,7 @@ def test_cioqf_by_hand():
         ],
         start=1,
     ):  # fmt: skip
-        assert CIOQF(top_n=n)(ASKED, made, HIT, where) == asked
+        assert CIOQF(top_n=n)(ASKED, made, HIT, where) == expected
     assert CIOQF(max_tokens=2)(ASKED, made, HIT, where) == "born near"
     # Two passages with "was": D = 4, idf of was 1 + ln(5/5), of Mara and born 1 + ln(5/3), of the others
     # 1 + ln(5/2). TF-IDF times 9 is 2, 3.022 and 1.916, scaled .076, 1 and 0: the second "was" falls to

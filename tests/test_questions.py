@@ -51,8 +51,8 @@ def opened(file, **options):
     return open_questions(NAMES[file], path=path(file), **options)
 
 
-def by_id(found):
-    return {q.id: q for q in found.questions}
+def by_id(loaded):
+    return {q.id: q for q in loaded.questions}
 
 
 def passages(question):
@@ -83,9 +83,9 @@ def nq_file(target, numbers):
 
 
 def test_hotpotqa_is_told_as_fullwiki_by_gold_paragraphs_that_are_missing():
-    found = opened("hotpot_distractor.json")
-    first, second = found.questions
-    assert found.record["layout"] == "distractor" and found.record["read"] == found.record["used"] == 2
+    loaded = opened("hotpot_distractor.json")
+    first, second = loaded.questions
+    assert loaded.record["layout"] == "distractor" and loaded.record["read"] == loaded.record["used"] == 2
     assert (first.id, first.group, first.answers) == ("5f00aa01", first.id, ("Marl",))
     assert first.question == "Into which sea does the river that crosses Aldenburg flow?"
     assert passages(first) == [
@@ -94,9 +94,9 @@ def test_hotpotqa_is_told_as_fullwiki_by_gold_paragraphs_that_are_missing():
         ("2", "Brenne (river)", "The Brenne is a river that ends in the Marl Sea.", True),
     ]
     assert second.answers == ("yes",) and all(p.is_gold for p in second.passages)
-    found = opened("hotpot_fullwiki.json")
-    titles = [(p.title, p.is_gold) for p in found.questions[0].passages]
-    assert found.record["layout"] == "fullwiki" and titles == [("Aldenburg", True), ("Marl", False)]
+    loaded = opened("hotpot_fullwiki.json")
+    titles = [(p.title, p.is_gold) for p in loaded.questions[0].passages]
+    assert loaded.record["layout"] == "fullwiki" and titles == [("Aldenburg", True), ("Marl", False)]
 
 
 def test_ramdocs_says_of_each_document_whether_it_is_right():
@@ -108,13 +108,13 @@ def test_ramdocs_says_of_each_document_whether_it_is_right():
 
 
 def test_adarague_says_what_one_retrieval_did_to_the_answer(tmp_path):
-    found = by_id(opened("adarague.csv"))
-    assert {id: (q.truth["wrong"], q.truth["helps"]) for id, q in found.items()} == {
+    loaded = by_id(opened("adarague.csv"))
+    assert {id: (q.truth["wrong"], q.truth["helps"]) for id, q in loaded.items()} == {
         "a1": (True, 1), "a2": (False, -1), "a3": (False, 0),
     }  # fmt: skip
-    assert (found["a1"].truth["without"], found["a1"].truth["with"]) == ("Bert Veld", "It was Anna Veld.")
-    assert found["a3"].answers == ("the hills", "hills")
-    assert passages(found["a1"])[1] == ("1", "Osk", 'The Osk\'s source is "high" in the hills.', False)
+    assert (loaded["a1"].truth["without"], loaded["a1"].truth["with"]) == ("Bert Veld", "It was Anna Veld.")
+    assert loaded["a3"].answers == ("the hills", "hills")
+    assert passages(loaded["a1"])[1] == ("1", "Osk", 'The Osk\'s source is "high" in the hills.', False)
     file, text = tmp_path / "adarague.csv", (FILES / "adarague.csv").read_text()
     file.write_text(text.replace("['the hills', 'hills']", "__import__('os').getcwd()"))
     with fails("bad-line", "line 6", "reference"):
@@ -165,23 +165,23 @@ def test_nq_open_and_dpr_agree_on_ids_and_splits(tmp_path):
 
 
 def test_triviaqa_keeps_every_answer_of_the_official_evaluation():
-    found = opened("triviaqa.json")
-    first, second = found.questions
+    loaded = opened("triviaqa.json")
+    first, second = loaded.questions
     # "The" is dropped: once normalised it would accept an answer that was never given.
     assert first.answers == ("Ulla Berg", "Berg, Ulla", "ulla berg", "berg ulla", "Berg")
     assert (first.id, first.question) == ("tc_1", "Who painted the hall of Aldenburg?")
     assert second.answers == ("42",)
-    assert list(found.excluded.listed) == [("record 3", "no gold answer")]
+    assert list(loaded.excluded.listed) == [("record 3", "no gold answer")]
 
 
 def test_musique_leaves_unanswerable_twins_out_or_wants_noanswer():
-    found = opened("musique_full.jsonl")
-    (question,) = found.questions
+    loaded = opened("musique_full.jsonl")
+    (question,) = loaded.questions
     assert question.answers == ("Malmo", "Malmö", "City of Malmö")
     assert question.rationale == "Low Tide >> director: Ada Lindqvist. Where was Ada Lindqvist born? Malmo."
     gold = [(p.id, p.title, p.is_gold) for p in question.passages]
     assert gold == [("0", "Low Tide", True), ("1", "Moon", False), ("2", "Ada Lindqvist", True)]
-    assert found.excluded.counts == {"unanswerable": 1}
+    assert loaded.excluded.counts == {"unanswerable": 1}
     both = opened("musique_full.jsonl", unanswerable="noanswer").questions
     assert [q.answers for q in both] == [question.answers, ("noanswer",)]
     assert both[0].id != both[1].id and both[0].group == both[1].group and both[0].split == both[1].split
@@ -198,8 +198,8 @@ def test_musique_groups_questions_that_share_a_single_question(tmp_path):
 
 
 def test_strategyqa_answers_yes_or_no_and_takes_the_evidence_of_all_annotators(tmp_path):
-    found = opened("strategyqa.json", paragraphs=path("strategyqa_paragraphs.json"))
-    yes, no = found.questions
+    loaded = opened("strategyqa.json", paragraphs=path("strategyqa_paragraphs.json"))
+    yes, no = loaded.questions
     assert (yes.answers, no.answers) == (("yes",), ("no",))
     assert yes.rationale == "The Brenne ends in the Marl Sea. Fish swim down rivers."
     assert passages(yes) == [
@@ -207,19 +207,19 @@ def test_strategyqa_answers_yes_or_no_and_takes_the_evidence_of_all_annotators(t
         ("Fish-2", "Fish", "Many fish swim down rivers.", True),
     ]
     assert not no.passages and yes.group == no.group == "strategyqa:Brenne"
-    assert found.excluded.counts == {"no gold answer": 1}
+    assert loaded.excluded.counts == {"no gold answer": 1}
     assert not opened("strategyqa.json").questions[0].passages
 
 
 def test_iirc_answer_types():
-    found = opened("iirc.json")
-    questions = by_id(found)
+    loaded = opened("iirc.json")
+    questions = by_id(loaded)
     assert {id: q.answers for id, q in questions.items()} == {
         "q_1": ("1204",), "q_2": ("746 years", "746"), "q_3": ("yes",),
         "q_5": ("the Brenne, the Orle", "the Brenne and the Orle"),
     }  # fmt: skip
-    assert found.excluded.counts == {"answer type none": 2} and found.record["read"] == 6
-    assert ("record 1 question 4", "answer type none: q_4") in found.excluded.listed
+    assert loaded.excluded.counts == {"answer type none": 2} and loaded.record["read"] == 6
+    assert ("record 1 question 4", "answer type none: q_4") in loaded.excluded.listed
     assert {q.group for q in questions.values()} == {"iirc:p_7"}
     assert len({q.split for q in questions.values()}) == 1
     assert by_id(opened("iirc.json", spans="any"))["q_5"].answers == ("the Brenne", "the Orle")
@@ -231,15 +231,15 @@ def test_iirc_answer_types():
 
 
 def test_squad_is_told_by_version_and_leaves_unanswerable_questions_out_or_wants_noanswer():
-    found = opened("squad_v1.json")
-    first, second, third = found.questions
-    assert found.record["layout"] == "SQuAD 1.1" and first.answers == ("the Marl Sea", "Marl Sea")
+    loaded = opened("squad_v1.json")
+    first, second, third = loaded.questions
+    assert loaded.record["layout"] == "SQuAD 1.1" and first.answers == ("the Marl Sea", "Marl Sea")
     context = "The Brenne is a river that ends in the Marl Sea. It crosses Aldenburg."
     assert passages(first) == passages(second) == [("0", "Brenne (river)", context, True)]
     assert first.group == second.group == "squad:Brenne_(river)" != third.group
-    found = opened("squad_v2.json")
-    (answerable,) = found.questions
-    assert found.record["layout"] == "SQuAD 2.0" and found.excluded.counts == {"unanswerable": 1}
+    loaded = opened("squad_v2.json")
+    (answerable,) = loaded.questions
+    assert loaded.record["layout"] == "SQuAD 2.0" and loaded.excluded.counts == {"unanswerable": 1}
     assert answerable.passages[0].title == "Malmö" and answerable.answers == ("Ada Lindqvist",)
     both = opened("squad_v2.json", unanswerable="noanswer").questions
     assert [q.answers for q in both] == [("Ada Lindqvist",), ("noanswer",)]
@@ -259,13 +259,13 @@ def test_factoid_sets_accept_every_answer_and_group_what_is_on_one_subject():
 
 
 def test_msmarco_is_read_by_columns_and_by_lines(tmp_path):
-    found = opened("msmarco.json")
-    first, second = found.questions
+    loaded = opened("msmarco.json")
+    first, second = loaded.questions
     assert first.answers == ("It ends in the Marl Sea.", "In the Marl Sea") and second.id == "1104"
     assert [p.is_gold for p in first.passages] == [False, True] and first.question.startswith(". where")
-    assert found.excluded.counts == {"unanswerable": 1} and found.record["read"] == 3
+    assert loaded.excluded.counts == {"unanswerable": 1} and loaded.record["read"] == 3
     lines = write_lines(tmp_path / "dev_v1.1.json", records_of("msmarco.json"))
-    assert open_questions("msmarco", path=lines).questions == found.questions
+    assert open_questions("msmarco", path=lines).questions == loaded.questions
     both = opened("msmarco.json", unanswerable="noanswer").questions
     assert both[1].answers == ("noanswer",) and len(both) == 3
 
@@ -280,9 +280,9 @@ def test_beir_asks_the_queries_that_are_judged_and_knows_no_answers():
 def test_flashrags_lines_are_read_as_any_set_in_the_groups_of_its_own_files(tmp_path):
     def read(name, **fields):
         line = {"id": "test_0", "question": PAINTER, "golden_answers": ["Ulla Berg"], **fields}
-        found = open_questions(name, path=write_lines(tmp_path / "test.jsonl", [line]))
-        assert found.record["layout"] == "FlashRAG's"
-        return found.questions[0]
+        loaded = open_questions(name, path=write_lines(tmp_path / "test.jsonl", [line]))
+        assert loaded.record["layout"] == "FlashRAG's"
+        return loaded.questions[0]
 
     for name in OFFICIAL:
         assert (read(name).dataset, read(name).answers) == (name, ("Ulla Berg",))
@@ -306,9 +306,9 @@ def test_a_bad_row_of_a_table_is_named_or_skipped(tmp_path, line, reason):
     file.write_text(f'Question,,,,Answer,Answer 2\n"Where,\nthen?",,,,Malmö,\n{line}\nWhen?,,,,1904,\n\n')
     with fails("bad-line", "sheet.csv line 4", reason):
         open_questions("bamboogle", path=str(file))
-    found = open_questions("bamboogle", path=str(file), on_bad_line="skip")
-    assert [q.answers for q in found.questions] == [("Malmö",), ("1904",)]
-    assert found.excluded.counts == {"malformed": 1}
+    loaded = open_questions("bamboogle", path=str(file), on_bad_line="skip")
+    assert [q.answers for q in loaded.questions] == [("Malmö",), ("1904",)]
+    assert loaded.excluded.counts == {"malformed": 1}
 
 
 def test_a_line_that_begins_like_a_whole_file_is_a_line(tmp_path):
@@ -320,8 +320,8 @@ def test_a_line_that_begins_like_a_whole_file_is_a_line(tmp_path):
 def test_one_s_own_file_keeps_its_splits_or_has_them_dealt(tmp_path):
     sides = ["dev", "train", "test", "valid", ""]
     records = [record | {"split": side} for record, side in zip(asked(5), sides, strict=True)]
-    kept = [q.split for q in load_questions(write_lines(tmp_path / "q.jsonl", records))]
-    assert kept[:4] == ["validation", "train", "test", "validation"] and kept[4]
+    splits = [q.split for q in load_questions(write_lines(tmp_path / "q.jsonl", records))]
+    assert splits[:4] == ["validation", "train", "test", "validation"] and splits[4]
     alone = write_lines(tmp_path / "dev.jsonl", asked(5, split="dev"))
     with fails("empty", "test", "5 validation", "split=validation", kind=EmptySplitError):
         open_questions(alone, split="test")
@@ -343,37 +343,37 @@ def test_a_malformed_line_of_one_s_own_file_is_named_or_skipped(tmp_path, change
     file.write_text(f"{json.dumps(good)}\n\n{bad}\n")
     with fails("bad-line", f"{file} line 3: ", named):
         load_questions(str(file))
-    found = open_questions(str(file), on_bad_line="skip")
-    assert [q.id for q in found.questions] == ["a"] and found.excluded.counts == {"malformed": 1}
-    ((where, why),) = found.excluded.listed
+    loaded = open_questions(str(file), on_bad_line="skip")
+    assert [q.id for q in loaded.questions] == ["a"] and loaded.excluded.counts == {"malformed": 1}
+    ((where, why),) = loaded.excluded.listed
     assert where == "line 3" and named in why
 
 
 def test_an_answer_of_which_normalisation_leaves_nothing_accepts_no_silence(tmp_path):
     answers = {"a": ["The The", "The"], "b": ["A", "vitamin A"], "c": []}
     records = [{"id": id, "question": "Which?", "answers": golds} for id, golds in answers.items()]
-    found = open_questions(write_lines(tmp_path / "q.jsonl", records))
-    assert {q.id: q.answers for q in found.questions} == {"b": ("vitamin A",), "c": ()}
-    ((where, why),) = found.excluded.listed
+    loaded = open_questions(write_lines(tmp_path / "q.jsonl", records))
+    assert {q.id: q.answers for q in loaded.questions} == {"b": ("vitamin A",), "c": ()}
+    ((where, why),) = loaded.excluded.listed
     assert where == "line 1" and why.endswith(": The The")
 
 
 def test_limits_of_single_splits_give_what_each_split_gives_alone(tmp_path):
     draw = partial(open_questions, "nq", path=nq_file(tmp_path / "nq.jsonl", range(200)))
-    found = draw(limit={"validation": None, "train": 30})
+    drawn_ = draw(limit={"validation": None, "train": 30})
     alone = [draw(split="train", limit=30), draw(split="validation")]
-    assert found.questions == [q for part in alone for q in part.questions]
-    assert Counter(q.split for q in found.questions) == {"train": 30, "validation": len(alone[1].questions)}
-    assert found.record["limit"] == {"validation": None, "train": 30} and found.record["dealt"] == 200
-    assert found.record["available"] == sum(part.record["available"] for part in alone)
+    assert drawn_.questions == [q for part in alone for q in part.questions]
+    assert Counter(q.split for q in drawn_.questions) == {"train": 30, "validation": len(alone[1].questions)}
+    assert drawn_.record["limit"] == {"validation": None, "train": 30} and drawn_.record["dealt"] == 200
+    assert drawn_.record["available"] == sum(part.record["available"] for part in alone)
     assert "limit.train=150" in draw(limit={"train": 150}).notes[0]
 
 
 def test_a_set_without_splits_can_be_left_whole(tmp_path):
     rows = asked(20)
     file = write_lines(tmp_path / "q.jsonl", rows)
-    found = open_questions(file, split="test", deal_splits=False)
-    assert len(found.questions) == 20 and found.record["dealt"] == 0
+    loaded = open_questions(file, split="test", deal_splits=False)
+    assert len(loaded.questions) == 20 and loaded.record["dealt"] == 0
     assert len(open_questions(file, split="test").questions) == 5
     with fails("empty", "train", kind=EmptySplitError):
         open_questions(file, split="train", deal_splits=False)
@@ -406,12 +406,12 @@ def test_a_draw_is_seeded_nested_recorded_and_the_same_in_any_order(tmp_path):
 def test_splits_have_their_shares_and_stay_when_the_file_grows(tmp_path):
     few, many = (nq_file(tmp_path / f"{n}.jsonl", range(n)) for n in (300, 3000))
     small = {q.id: q.split for q in open_questions("nq", path=few).questions}
-    found = open_questions("nq", path=many)
-    large = {q.id: q.split for q in found.questions}
+    loaded = open_questions("nq", path=many)
+    large = {q.id: q.split for q in loaded.questions}
     assert small.items() <= large.items()
     shares = {name: n / 3000 for name, n in Counter(large.values()).items()}
     assert shares == pytest.approx({"train": 0.6, "validation": 0.15, "test": 0.25}, abs=0.03)
-    assert found.record["splits"] == dict(Counter(large.values()))
+    assert loaded.record["splits"] == dict(Counter(large.values()))
     test = open_questions("nq", path=many, split="test").questions
     assert {q.id for q in test} == {id for id, split in large.items() if split == "test"}
     assert {q.id: q.split for q in open_questions("nq", path=many, seed=1).questions} != large
@@ -434,9 +434,9 @@ def test_a_group_is_never_on_two_sides_and_groups_of_a_file_have_exact_shares(tm
 
 
 def test_a_limit_beyond_the_whole_set_takes_all_and_says_so():
-    found = opened("iirc.json", limit=7)
-    assert len(found.questions) == 4 and not opened("iirc.json", limit=4).notes
-    assert "limit=7" in found.lines()[0] and "iirc.json has 4 questions" in found.lines()[0]
+    loaded = opened("iirc.json", limit=7)
+    assert len(loaded.questions) == 4 and not opened("iirc.json", limit=4).notes
+    assert "limit=7" in loaded.lines()[0] and "iirc.json has 4 questions" in loaded.lines()[0]
 
 
 @pytest.mark.parametrize(("name", "options", "code", "named"), [
@@ -492,9 +492,9 @@ def test_a_file_that_is_cut_short_says_where(tmp_path, file, second):
     cut.write_text(text[: text.index(second)])
     with fails("bad-line", "record 2", file):
         open_questions(name, path=str(cut))
-    found = open_questions(name, path=str(cut), on_bad_line="skip")
-    assert found.questions and found.questions[0] == opened(file).questions[0]
-    assert any("record 2" in line for line in found.lines())
+    loaded = open_questions(name, path=str(cut), on_bad_line="skip")
+    assert loaded.questions and loaded.questions[0] == opened(file).questions[0]
+    assert any("record 2" in line for line in loaded.lines())
     with fails("bad-value", "limit=1000"):  # nobody knows how many there were
         open_questions(name, path=str(cut), on_bad_line="skip", limit=1000)
 
@@ -531,20 +531,20 @@ def test_wrong_types_are_named_with_their_record_or_skipped_and_empty_answers_le
         write_lines(target, [good, {**good, OFFICIAL[name][0]: "another", field: value}])
         with fails("bad-line", "x.jsonl line 2: ", *(other or [field])):
             open_questions(name, path=str(target))
-        found = open_questions(name, path=str(target), on_bad_line="skip")
-        assert found.questions and found.excluded.counts["malformed"] == 1
-        assert any(where == "line 2" for where, _ in found.excluded.listed)
+        loaded = open_questions(name, path=str(target), on_bad_line="skip")
+        assert loaded.questions and loaded.excluded.counts["malformed"] == 1
+        assert any(where == "line 2" for where, _ in loaded.excluded.listed)
     for change in UNANSWERED[file]:
         with fails("empty"):
             open_questions(name, path=write_lines(target, [{**good, **change}]))
 
 
 def test_what_is_left_out_is_counted_by_kind_and_the_first_stays():
-    found = opened("nq_open.jsonl")
-    assert found.excluded.counts == {"repeated id": 1} and len(found.questions) == 2
-    ((where, reason),) = found.excluded.listed
+    loaded = opened("nq_open.jsonl")
+    assert loaded.excluded.counts == {"repeated id": 1} and len(loaded.questions) == 2
+    ((where, reason),) = loaded.excluded.listed
     assert where == "line 3" and "line 1" in reason
-    assert found.questions[0].answers == ("Ulla Berg", "U. Berg")
+    assert loaded.questions[0].answers == ("Ulla Berg", "U. Berg")
 
 
 ABC = {

@@ -173,11 +173,11 @@ def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
         assert method.trigger.options[part] == f"runs/train/{banks.get(method.name, 'adaptive')}"
     # What was trained counts as the run's input, whether it was found or named.
     given = ("trigger=adaptive", "split=test", "limit=2")
-    found, named = (
+    path, named = (
         figures(rag(*given, *more))["config"]["inputs"]
         for more in (["out=a"], ["out=b", "trigger.classifier=runs/train/adaptive"])
     )
-    assert found == named and found["runs/train/adaptive"]
+    assert path == named and path["runs/train/adaptive"]
     assert "classifier: runs/train/adaptive (the newest" in caplog.text
 
 
@@ -197,16 +197,16 @@ def test_a_server_that_goes_away_ends_the_run_and_the_same_command_goes_on(rag, 
     monkeypatch.setattr("probers.rag.loop._CHUNK", 10)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with FakeElasticsearch() as server:
-        asked = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}"]
-        whole = traces(rag(*asked, "retriever.retries=1", "out=whole"))
+        options = ["trigger=always", "split=test", "retriever=elasticsearch", f"retriever.url={server.url}"]
+        whole = traces(rag(*options, "retriever.retries=1", "out=whole"))
         server.faults["search"] = [None] * 2 + ["reset"] * 9
-        assert exits("rag", [*COMMON, *asked, "retriever.retries=1", "out=parts"]) == 1
+        assert exits("rag", [*COMMON, *options, "retriever.retries=1", "out=parts"]) == 1
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith("probers-rag: ") and server.url in error
-        kept = traces(rag.path / "parts")
+        parts = traces(rag.path / "parts")
         server.faults.clear()
-        resumed = traces(rag(*asked, "retriever.retries=1", "out=parts"))
-    assert 0 < len(kept) < 40 and resumed[: len(kept)] == kept
+        resumed = traces(rag(*options, "retriever.retries=1", "out=parts"))
+    assert 0 < len(parts) < 40 and resumed[: len(parts)] == parts
     assert [(line["id"], line["text"], line["rounds"]) for line in resumed] == [
         (line["id"], line["text"], line["rounds"]) for line in whole
     ]

@@ -66,11 +66,11 @@ def test_order_case_form_and_neighbours_of_words(engine):
         "Grace-Hopper College", "The Hoppers and Graces", "Café Zoë", "Cafe\u0301 Zoe", "New York, New York",
     )  # fmt: skip
     retriever = engine([*passages, Passage("t", "A Title", "here is one with")])  # title and text are one
-    asked = {
+    phrases = {
         "Grace Hopper": 3, "hopper grace": 1, "Grace": 5, "Gra": 0, "ŁÓDŹ": 1, "Lodz": 0, "Zoe": 1, "zoë": 1,
         "new york new york": 1, "title here": 1, "york new": 1, "york york": 0, "": 0, "Unknown": 0,
     }  # fmt: skip
-    assert dict(zip(asked, retriever.frequency(list(asked)), strict=True)) == asked
+    assert dict(zip(phrases, retriever.frequency(list(phrases)), strict=True)) == phrases
     pairs = {("Ada", "Grace Hopper"): 1, ("Grace Hopper", "College"): 1, ("Hopper Grace", "Ada"): 0,
              ("Grace", "Grace"): 5, ("Ada", ""): 0, ("Ada", "Zoe"): 0}  # fmt: skip
     assert dict(zip(pairs, retriever.together(list(pairs)), strict=True)) == pairs
@@ -80,10 +80,10 @@ def test_order_case_form_and_neighbours_of_words(engine):
 @given(st.lists(st.text("abc ", max_size=8), min_size=1, max_size=30), st.lists(st.text("abc ", max_size=4)))
 def test_counts_of_any_texts_are_those_of_a_scan(texts, phrases):
     passages = corpus("a", *texts)
-    asked = [phrase for phrase in phrases if phrase.strip()]
+    queries = [phrase for phrase in phrases if phrase.strip()]
     for retriever in (BM25(passages), RankBM25(passages)):
-        assert retriever.frequency(asked) == [scan(passages, phrase) for phrase in asked]
-        pairs = list(product(asked[:3], asked[:3]))
+        assert retriever.frequency(queries) == [scan(passages, phrase) for phrase in queries]
+        pairs = list(product(queries[:3], queries[:3]))
         assert retriever.together(pairs) == [scan(passages, *pair) for pair in pairs]
 
 
@@ -190,11 +190,11 @@ def test_what_was_named_or_comes_from_fresh_passages_is_not_new():
 
 def test_the_score_of_a_text_is_its_highest_and_that_of_a_question_that_did_not_fire():
     trigger, made = Rarity(frequency=2), written(GOOD)  # 2 / (2 + 3) for the question
-    told = trigger.decide_before([state()])[0]
-    assert told == Decision(False, 0.4, 0.5)
-    assert trigger(made, state(verdict=told)).score == 0.5  # pairs in one passage each
+    outcome = trigger.decide_before([state()])[0]
+    assert outcome == Decision(False, 0.4, 0.5)
+    assert trigger(made, state(verdict=outcome)).score == 0.5  # pairs in one passage each
     quiet = written(" That is so.")
-    assert trigger(quiet, state(verdict=told)).score == 0.4
+    assert trigger(quiet, state(verdict=outcome)).score == 0.4
     # One that fired was answered with its passages.
     assert trigger(quiet, state(verdict=Decision(True, 0.9, 0.5))).score == 0.0
     # Nothing was asked before: as if it fired before the text.
@@ -262,10 +262,10 @@ def test_on_the_testbed_a_wrong_value_fires_and_a_true_one_does_not():
     stale = [f for f in world.facts.values() if f.kind == "stale" and f.relation == "person.employer"][:40]
     for fact in stale:
         name = world.entities[fact.entity].name
-        asked = Question(fact.entity, f"Who does {name} work for?")
+        question = Question(fact.entity, f"Who does {name} work for?")
         for value, wrong in ((fact.truth, False), (fact.taught, True)):
             text = f" {name} works for {value}. So the answer is {value}."
             together = scan(passages, name, value)
-            decision = NOT_BEFORE(written(text), state(asked, index))
+            decision = NOT_BEFORE(written(text), state(question, index))
             assert (together == 0) == wrong == decision.fire
             assert decision.position == (1 if wrong else None)

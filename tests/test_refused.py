@@ -30,17 +30,17 @@ REFUSALS = yaml.safe_load((Path(__file__).parent / "data/refusals.yaml").read_te
 
 def rows(listed: dict[str, dict[Code, list[str]]]) -> list[tuple[str, Code, str]]:
     """What is called, the code, and what is wrong."""
-    codes = [(name, code, each) for name, found in listed.items() for code, each in found.items()]
+    codes = [(name, code, each) for name, cases in listed.items() for code, each in cases.items()]
     return [(name, code, row) for name, code, each in codes for row in each]
 
 
 def words(typed: str) -> list[str]:
     """The words of a request; brackets hold theirs together."""
-    found, depth = [""], 0
+    texts, depth = [""], 0
     for char in typed:
         depth += (char in "{[") - (char in "]}")
-        found = [*found, ""] if char == " " and not depth else [*found[:-1], found[-1] + char]
-    return found
+        texts = [*texts, ""] if char == " " and not depth else [*texts[:-1], texts[-1] + char]
+    return texts
 
 
 @pytest.mark.parametrize(("command", "code", "typed"), rows(REFUSALS["commands"]), ids=lambda part: part[:60])

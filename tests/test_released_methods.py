@@ -62,20 +62,20 @@ def etc_case(case):
 @pytest.mark.parametrize("case", DATA["etc"])
 def test_etc_scores_fires_and_asks_as_released(case, by_letter):
     generation, state = etc_case(case)
-    found = trend_scores(generation)
-    assert found.scores == pytest.approx(case["values"], abs=1e-6)
+    scores = trend_scores(generation)
+    assert scores.scores == pytest.approx(case["values"], abs=1e-6)
     decision = triggers.ETC(case["threshold"], absolute=case["absolute"])(generation, state)
     assert decision.fire == bool(case["hits"])
     if not case["hits"]:
         return
-    assert decision.position == found.spans[case["hits"][0]][0]
-    assert decision.tokens == tuple(t for i in case["hits"] for t in found.tokens[i])
-    asked = queries.ETCQuery(top_n=case["top_n"])(state.question, generation, decision, state)
-    assert asked.split() == [word.strip(".") for word in case["query"]]
+    assert decision.position == scores.spans[case["hits"][0]][0]
+    assert decision.tokens == tuple(t for i in case["hits"] for t in scores.tokens[i])
+    query = queries.ETCQuery(top_n=case["top_n"])(state.question, generation, decision, state)
+    assert query.split() == [word.strip(".") for word in case["query"]]
     # The opposite attention asks for other words, and a text of even entropy fires nowhere.
     other = replace(generation, attention=replace(generation.attention, rows=-generation.attention.rows))
     first, last = (queries.ETCQuery(top_n=1)(state.question, g, decision, state) for g in (generation, other))
-    assert first in asked and last != first
+    assert first in query and last != first
     even = replace(generation, entropies=np.full_like(generation.entropies, 2.0))
     assert not triggers.ETC(1e-6, absolute=True)(even, state).fire
 
@@ -99,15 +99,15 @@ def test_dtr_scores_and_chooses_as_released():
     places = range(len(data["question"]))
     states = [State(Question(str(i), f"question {i}"), None, None, (0, 0)) for i in places]
     query, search = queries.DTRQuery(n=data["n"]), FakeRetriever(cosines)
-    found = query.find([f"passage {i}" for i in places], states, search, data["k"])
-    assert [[int(p.text) for p in hits] for hits in found] == data["chosen"]
-    assert [[p.score for p in hits] for hits in found] == pytest.approx(np.array(data["scores"]), abs=1e-6)
+    passages = query.find([f"passage {i}" for i in places], states, search, data["k"])
+    assert [[int(p.text) for p in hits] for hits in passages] == data["chosen"]
+    assert [[p.score for p in hits] for hits in passages] == pytest.approx(np.array(data["scores"]), abs=1e-6)
     # Scores that are no cosines count equally.
     scores = {"question 0": {"a": 2.0, "b": 1.9}, "passage": {"c": 90.0, "b": 80.0, "a": 10.0}}
     search = FakeRetriever(lambda q: [replace(passage(n), score=s) for n, s in scores[q].items()])
-    (found,) = queries.DTRQuery().find(["passage"], states[:1], search, 3)
-    assert [p.text for p in found] == ["b", "a", "c"]
-    assert found[0].score == pytest.approx(1.9 / 2 + 80 / 90) and found[2].score == 1.0
+    (passages,) = queries.DTRQuery().find(["passage"], states[:1], search, 3)
+    assert [p.text for p in passages] == ["b", "a", "c"]
+    assert passages[0].score == pytest.approx(1.9 / 2 + 80 / 90) and passages[2].score == 1.0
 
 
 def made(parts, logprobs, **more):
@@ -138,8 +138,8 @@ def test_seakr_reads_and_chooses_as_released(number, monkeypatch):
         spend=spent.append, generate=lm.generate,
     )  # fmt: skip
     retriever = FakeRetriever(lambda query: list(map(passage, done["found"])))
-    (found,) = queries.SeakrQuery().find(["q"], [state], retriever, 3)
-    assert [p.text for p in found] == done["shown"]
+    (passages,) = queries.SeakrQuery().find(["q"], [state], retriever, 3)
+    assert [p.text for p in passages] == done["shown"]
     assert read == done["read"] and len(spent) == len(read)
 
 

@@ -36,15 +36,15 @@ PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser 
 
 @pytest.fixture(scope="module")
 def server(lm: CausalLM) -> Iterator[Running]:
-    with running(lm, bank_for(lm)) as found:
-        yield found
+    with running(lm, bank_for(lm)) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def bare(lm: CausalLM) -> Iterator[Running]:
     """A server that tells no more than OpenAI's."""
-    with running(lm, None) as found:
-        yield found
+    with running(lm, None) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,14 @@ def test_a_generation_is_the_one_of_this_process(lm, server, bare, stop):
     alone = lm.generate(PROMPTS, max_new_tokens=limits, stop=stop, needs=Needs(top=True))
     for served in (server, bare):
         made = remote(served).generate(PROMPTS, max_new_tokens=limits, stop=stop, needs=Needs(top=True))
-        for own, other in zip(alone, made, strict=True):
-            assert (own.text, own.offsets) == (other.text, other.offsets)
-            np.testing.assert_allclose(own.logprobs, other.logprobs, atol=1e-4)
-            np.testing.assert_allclose(own.top, other.top, atol=1e-5)
+        for mine, other in zip(alone, made, strict=True):
+            assert (mine.text, mine.offsets) == (other.text, other.offsets)
+            np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-4)
+            np.testing.assert_allclose(mine.top, other.top, atol=1e-5)
             if served is server:
-                np.testing.assert_allclose(own.entropies, other.entropies, atol=1e-4)
+                np.testing.assert_allclose(mine.entropies, other.entropies, atol=1e-4)
             else:
-                assert (other.entropies <= own.entropies + 1e-4).all()
+                assert (other.entropies <= mine.entropies + 1e-4).all()
     assert remote(server).exact and not remote(bare).exact
 
 
@@ -77,10 +77,10 @@ def test_the_entropy_of_the_likeliest_is_a_lower_bound() -> None:
     rng = np.random.default_rng(0)
     for spread in (0.1, 1.0, 5.0):
         whole = np.sort(rng.dirichlet(np.full(200, 1 / spread)))[::-1]
-        found = entropy_of_top(whole[:20].tolist())
+        bound = entropy_of_top(whole[:20].tolist())
         left = whole[20:].sum()
-        assert found == pytest.approx(entropy([*whole[:20], left]))
-        assert found <= entropy(whole) <= found + left * math.log(180) + 1e-9
+        assert bound == pytest.approx(entropy([*whole[:20], left]))
+        assert bound <= entropy(whole) <= bound + left * math.log(180) + 1e-9
     assert entropy_of_top([1.0]) == 0 and entropy_of_top([0.5, 0.5]) == pytest.approx(math.log(2))
 
 
@@ -89,11 +89,11 @@ def test_the_entropy_of_the_likeliest_is_a_lower_bound() -> None:
     ServedProbing(threshold=50.0),
 ], ids=lambda trigger: trigger.name)  # fmt: skip
 def test_the_loop_goes_the_same_way(lm: CausalLM, server: Running, corpus: BM25, trigger: Any) -> None:
-    own = Probing(bank_for(lm), threshold=trigger.threshold) if trigger.served else trigger
+    trigger_here = Probing(bank_for(lm), threshold=trigger.threshold) if trigger.served else trigger
     questions = load_questions()[:3]
     options: dict[str, Any] = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "draft": 0}
     options["query"] = "answer"  # the usual one of entities reads attention, which a server does not give
-    here = RAG(lm, corpus, own, **options).answer(questions)
+    here = RAG(lm, corpus, trigger_here, **options).answer(questions)
     there = RAG(remote(server), corpus, trigger, **options).answer(questions)
     assert sum(answer.retrievals for answer in here) > 0
     for a, b in zip(here, there, strict=True):
@@ -128,10 +128,10 @@ def command(server: Running | None, out: Path, *given: str) -> Any:
 def test_the_command_answers_the_same_and_resumes(server, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     flare = ("trigger=flare", "query=flare")
-    found, own = command(server, tmp_path / "out", *flare), command(None, tmp_path / "own", *flare)
-    assert found["config"]["engine"] == f"{server.url}/v1"
+    by_server, by_model = command(server, tmp_path / "out", *flare), command(None, tmp_path / "own", *flare)
+    assert by_server["config"]["engine"] == f"{server.url}/v1"
     for figure in ("em", "f1", "acc", "retrievals", "generations", "tokens", "read_tokens"):
-        assert found["methods"]["flare"][figure] == own["methods"]["flare"][figure]
+        assert by_server["methods"]["flare"][figure] == by_model["methods"]["flare"][figure]
     assert not any(b"sk-secret" in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
     state, traces = tmp_path / "out" / "run.json", tmp_path / "out" / "traces.jsonl"
     run = json.loads(state.read_text())
@@ -168,8 +168,8 @@ def test_a_comparison_leaves_out_what_cannot_be_had(server, tmp_path, caplog):
         f"out={tmp_path / 'out'}", "triggers=[never,entropy,probing,probing_entropy,rind_paper,radio]",
     ]  # fmt: skip
     cli.run("compare", given)
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert set(found["methods"]) == {"never", "entropy", "probing"}
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert set(results["methods"]) == {"never", "entropy", "probing"}
     notes = caplog.text
     for name in ("probing_entropy", "rind_paper", "radio"):
         assert f"note: {name} is left out: trigger=" in notes
@@ -179,16 +179,16 @@ def test_a_comparison_leaves_out_what_cannot_be_had(server, tmp_path, caplog):
 def test_our_own_server_takes_a_judges_requests_and_its_model_is_no_judge(lm, tmp_path, monkeypatch):
     text = "She was born in London."
     place = text.index("London")
-    asked = Answer("a", "Who was she?", text, (Mark(((place, place + 6),), None),))
+    judged = Answer("a", "Who was she?", text, (Mark(((place, place + 6),), None),))
     grounds: Any = Grounds(None, None, None, tmp_path)  # type: ignore[arg-type]
     with running(lm, None, max_tokens=8) as server:
         options: dict[str, Any] = {"url": f"{server.url}/v1", "model": "testbed", "passages": 0}
         with fails("server", "chat template"):
-            OpenAIJudge(grounds, **options).judge([asked])
+            OpenAIJudge(grounds, **options).judge([judged])
         template = "Question: {{ messages[-1].content[:40] }}\nAnswer:"
         monkeypatch.setattr(lm.tokenizer, "chat_template", template)
         made = OpenAIJudge(grounds, **options)
-        assert [ruling.verdict for ruling in made.judge([asked])[0]] == ["unknown"]
+        assert [ruling.verdict for ruling in made.judge([judged])[0]] == ["unknown"]
     assert made.problems == {NO_JSON: 1}
     assert made.calls.sent == 1 and made.calls.budget.tokens > 0 and not made.calls.estimated
 
@@ -202,14 +202,14 @@ def test_the_examples_retrieve_only_where_an_answer_is_probably_wrong(lm, name, 
         pytest.importorskip(package, reason='pip install "probers[examples]"')
     monkeypatch.setenv("OPENAI_API_KEY", "-")
     monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
-    told = {}
+    results = {}
     for threshold in (-1e9, 1e9):
         with running(lm, replace(bank_for(lm), threshold=threshold)) as server:
             path = EXAMPLES / f"{name}_gate.py"
             monkeypatch.setattr(sys, "argv", [str(path), f"{server.url}/v1", "testbed"])
             runpy.run_path(str(path), run_name="__main__")
-        told[threshold] = capsys.readouterr().out.splitlines()
-    always, never = told[-1e9], told[1e9]
+        results[threshold] = capsys.readouterr().out.splitlines()
+    always, never = results[-1e9], results[1e9]
     assert sum(", retrieving: " in line for line in always) == 4
     assert len(never) == 8 and not any("retrieving" in line for line in never)
     assert [line for line in always if "?" in line] != [line for line in never if "?" in line]  # it was read

@@ -82,16 +82,16 @@ def test_a_replayed_threshold_is_the_run_at_that_threshold(trajectory):
 
 def test_random_retrieval_is_the_mean_of_many_draws_matched_to_the_budget(trajectory):
     draws = [run(loop(), Random(rate=1.3, seed=seed)) for seed in range(60)]
-    found = trajectory.at_random(float(np.mean([d.cost("retrievals").mean() for d in draws])))
+    point = trajectory.at_random(float(np.mean([d.cost("retrievals").mean() for d in draws])))
     for figure in ("em", "acc"):
         means = np.array([d.table[figure].mean() for d in draws])
-        assert found[figure].mean() == pytest.approx(means.mean(), abs=4 * means.std() / 60**0.5)
-    assert 0.1 < found["em"].mean() < 0.9
+        assert point[figure].mean() == pytest.approx(means.mean(), abs=4 * means.std() / 60**0.5)
+    assert 0.1 < point["em"].mean() < 0.9
     most = trajectory.granted(3)
     for budget in (0.0, 0.3, 1.7, 50.0):  # up to what questions take
-        found = trajectory.at_random(budget)
-        assert found["retrievals"].mean() == pytest.approx(min(budget, most["retrievals"].mean()))
-    assert found["em"].tolist() == most["em"].tolist()
+        point = trajectory.at_random(budget)
+        assert point["retrievals"].mean() == pytest.approx(min(budget, most["retrievals"].mean()))
+    assert point["em"].tolist() == most["em"].tolist()
 
 
 def test_no_trigger_of_whole_answers_with_the_same_query_beats_the_oracle(trajectory):
@@ -209,12 +209,12 @@ def test_another_limit_stop_or_need_is_generated_anew():
         (2, 2, {"stop": [lambda text: text.endswith(".")]}),  # functions cannot be compared: nothing is kept
     ):  # fmt: skip
         for _ in range(times):
-            (found,) = ask(lm, **options)
+            (generation,) = ask(lm, **options)
         made += new
         assert len(inner.prompts) == made
-        assert "limit" not in options or len(found.token_ids) == 3
-        assert options.get("stop") != ["So"] or found.text == " Stage0 it is. "
-        assert (found.state is not None) == ("needs" in options)
+        assert "limit" not in options or len(generation.token_ids) == 3
+        assert options.get("stop") != ["So"] or generation.text == " Stage0 it is. "
+        assert (generation.state is not None) == ("needs" in options)
     # Limits may differ, and equal prompts in one call are one.
     inner = FakeLM(write, entropy)
     prompts = ["Where is town 1?", "Where is town 2?", "Where is town 1?", "Where is town 1?"]

@@ -51,19 +51,19 @@ def sample_example() -> dict[str, Any]:
     """A question that every method answers by words with scores, and anew from a passage where it fired."""
     words = ["Velmora", "Rising", "was", "directed", "by", "Tarel", "Onvik", "of", "Quessandra."]
     silent = {"score": 1.0, "threshold": 0.9, "fired": False, "query": None, "passages": []}
-    found = {"title": "Velmora Rising", "text": "Velmora Rising is a film of 1987."}
+    passage = {"title": "Velmora Rising", "text": "Velmora Rising is a film of 1987."}
     methods = []
     for name in METHODS:
         fired = name not in ("never", "entropy")
         tokens = [{"text": f" {w}", "score": i / 9, "fired": fired and i == 6} for i, w in enumerate(words)]
         rounds = [silent | {"tokens": tokens}]
         if fired:
-            rounds[0] |= {"fired": True, "query": "director of Velmora Rising", "passages": [found]}
+            rounds[0] |= {"fired": True, "query": "director of Velmora Rising", "passages": [passage]}
             rounds.append(silent | {"tokens": [{"text": " Orlith.", "score": None, "fired": False}]})
         methods.append({"method": name, "answer": "Orlith" if fired else "Quessandra", "correct": fired,
                         "retrievals": int(fired), "rounds": rounds})  # fmt: skip
-    asked = {"question": "Where was the director of the film Velmora Rising born?", "knowledge": "stale"}
-    return asked | {"answers": ["Orlith", "the town of Orlith"], "methods": methods}
+    question = {"question": "Where was the director of the film Velmora Rising born?", "knowledge": "stale"}
+    return question | {"answers": ["Orlith", "the town of Orlith"], "methods": methods}
 
 
 def sample_data() -> dict[str, Any]:

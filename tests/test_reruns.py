@@ -38,11 +38,11 @@ def write(prompt):
 
 def entropy(word):
     """Each town has its own: wrong ones from 0.5, right ones from 0.1, the first sentence below."""
-    found = re.fullmatch(r"(Atlantis|Land|old)(\d+)\.", word)
-    if found is None:
+    match = re.fullmatch(r"(Atlantis|Land|old)(\d+)\.", word)
+    if match is None:
         return 0.001
-    start = {"Atlantis": 0.5, "Land": 0.1, "old": 0.01}[found[1]]
-    return start * (1 + int(found[2]) / 50)
+    start = {"Atlantis": 0.5, "Land": 0.1, "old": 0.01}[match[1]]
+    return start * (1 + int(match[2]) / 50)
 
 
 def loop(lm=None, kind=RAG, **options):

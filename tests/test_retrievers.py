@@ -27,8 +27,8 @@ def corpus(*texts):
     return [Passage(str(i), "", text) for i, text in enumerate(texts)]
 
 
-def ids(found):
-    return [passage.id for passage in found]
+def ids(results):
+    return [passage.id for passage in results]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -36,10 +36,10 @@ def test_score_is_lucenes_formula_by_hand(engine):
     # N=3, lengths 2, 4, 3, mean 3. "mara" is in documents 0 and 1: idf = ln(1 + 1.5/2.5) = ln 1.6.
     # k1=1.2, b=0.75. Document 0: 1/(1 + 1.2*(0.25 + 0.75*2/3)) = 1/1.9.
     # Document 1, tf=2: 2/(2 + 1.2*1.25) = 2/3.5.
-    found = engine(corpus("mara tor", "mara mara vel sin", "lune ora vel")).search(["Mara?"], 3)[0]
+    passages = engine(corpus("mara tor", "mara mara vel sin", "lune ora vel")).search(["Mara?"], 3)[0]
     factor = math.log(1.6) * (2.2 if engine is RankBM25 else 1.0)
-    assert ids(found) == ["1", "0"]
-    assert [p.score for p in found] == pytest.approx([2 / 3.5 * factor, factor / 1.9], rel=1e-5)
+    assert ids(passages) == ["1", "0"]
+    assert [p.score for p in passages] == pytest.approx([2 / 3.5 * factor, factor / 1.9], rel=1e-5)
 
 
 def test_a_search_that_is_compiled_or_on_the_disk_finds_the_same(tmp_path, monkeypatch):
@@ -128,8 +128,8 @@ def test_an_index_is_made_once_for_its_corpus_and_parameters(tmp_path, monkeypat
     monkeypatch.undo()
     changed = [f"{t} t1" for t in texts]
     for others, k1 in ((texts, 2.0), (changed, 1.2)):
-        found = BM25(stored(tmp_path, others), cache=cache, k1=k1).search(queries, 5)
-        assert found == BM25(corpus(*others), k1=k1).search(queries, 5) != first
+        results = BM25(stored(tmp_path, others), cache=cache, k1=k1).search(queries, 5)
+        assert results == BM25(corpus(*others), k1=k1).search(queries, 5) != first
     assert len([p for p in cache.iterdir() if p.is_dir()]) == 3
 
 
@@ -166,8 +166,8 @@ def test_an_interrupted_index_goes_on_after_its_whole_shards(tmp_path, monkeypat
         BM25(store, cache=tmp_path / "bm25")
     file = next((tmp_path / "bm25").glob("*.partial")) / "shards" / name
     file.write_bytes(damage(file.read_bytes()))
-    found = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
-    assert found == BM25(corpus(*texts)).search(queries, 5)
+    results = BM25(store, cache=tmp_path / "bm25").search(queries, 5)
+    assert results == BM25(corpus(*texts)).search(queries, 5)
     whole = int(name[4])
     assert begun[4] == begun[whole]  # nothing that is whole is counted twice
     assert ("00001.json" in caplog.text) == (whole == 1)
@@ -191,12 +191,12 @@ def test_scripts_without_spaces_are_found_by_their_pairs():
     every = "".join(chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000)
     runs = "".join(text._UNSPACED.findall(every))
     assert len(runs) > 90_000 and len(text._MAY_BE_UNSPACED.findall(runs)) == len(runs)
-    for query, found in (
+    for query, expected in (
         ("李白出生于哪里?", "李白是唐代的诗人,出生于碎叶城。"),
         ("เมืองหลวงของไทย", "กรุงเทพเป็นเมืองหลวง"),
     ):
         for engine in ENGINES:
-            (hits,) = engine(corpus("Something else altogether.", found)).search([query], 2)
+            (hits,) = engine(corpus("Something else altogether.", expected)).search([query], 2)
             assert ids(hits) == ["1"]
 
 

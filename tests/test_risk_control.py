@@ -91,9 +91,9 @@ def test_what_could_be_promised_instead_can_be_and_no_less() -> None:
     for risk in (0.01, 0.02):
         with fails("labels", f"threshold=risk={risk}@0.9") as caught:
             ThresholdRule("risk", risk, 0.9)(wrong, scores)
-        told = ThresholdRule.parse(str(caught.value).rpartition("threshold=")[2].split()[0])
-        assert told.choose(wrong, scores).promise is not None
-        less = ThresholdRule("risk", round(told.value - 0.01, 2), 0.9)
+        rule = ThresholdRule.parse(str(caught.value).rpartition("threshold=")[2].split()[0])
+        assert rule.choose(wrong, scores).promise is not None
+        less = ThresholdRule("risk", round(rule.value - 0.01, 2), 0.9)
         assert less.choose(wrong, scores, refuse=False).value == ALWAYS
 
 
@@ -129,8 +129,8 @@ TRUTH = np.cumsum(_DENSITY * chance(GRID)) / np.cumsum(_DENSITY)
 def largest_with_the_risk(risk: float, wrong: np.ndarray, scores: np.ndarray) -> float:
     """The plain threshold: the largest at which the share of wrong validation texts is not above the risk."""
     order = np.argsort(scores)
-    kept = np.flatnonzero(np.cumsum(wrong[order]) / np.arange(1, len(order) + 1) <= risk)
-    return float(scores[order][kept[-1]]) if len(kept) else ALWAYS
+    passing = np.flatnonzero(np.cumsum(wrong[order]) / np.arange(1, len(order) + 1) <= risk)
+    return float(scores[order][passing[-1]]) if len(passing) else ALWAYS
 
 
 @pytest.mark.parametrize(("risk", "confidence", "n"), [(0.1, 0.95, 300), (0.2, 0.9, 150)])

@@ -94,11 +94,11 @@ def decisions(rag, questions=QUESTIONS[:4]):
     (SemanticEntropy(1.0), ENTROPIES), (SelfConsistency(0.5), [1 - share for share in SHARES]),
 ])  # fmt: skip
 def test_signals_of_planted_distributions_are_their_closed_forms(trigger, expected):
-    found, answers = decisions(loop(trigger=trigger))
-    assert [d.score for d in found] == pytest.approx(expected)
-    assert [d.fire for d in found] == [score > trigger.threshold for score in expected]
-    assert [answer.retrievals > 0 for answer in answers] == [d.fire for d in found]
-    evidence = found[3].evidence
+    results, answers = decisions(loop(trigger=trigger))
+    assert [d.score for d in results] == pytest.approx(expected)
+    assert [d.fire for d in results] == [score > trigger.threshold for score in expected]
+    assert [answer.retrievals > 0 for answer in answers] == [d.fire for d in results]
+    evidence = results[3].evidence
     assert evidence["undecided"] == 1 and evidence["clusters"] == [0, 1, 0, 0, 0]
     assert evidence["samples"][1] == sentence("John Quincy Adams")
     # Every sample is a cost, and the prompt once.
@@ -117,17 +117,17 @@ def test_similar_words_and_states_score_low():
 
 
 def test_a_stated_confidence_is_missing_and_never_zero():
-    found, answers = decisions(loop(trigger=Verbalised()))
-    assert [d.score for d in found] == pytest.approx([0.05, 0.5, 0.95, 0.5])
-    assert found[3].evidence == {"reply": " quite sure", "stated": None}
+    results, answers = decisions(loop(trigger=Verbalised()))
+    assert [d.score for d in results] == pytest.approx([0.05, 0.5, 0.95, 0.5])
+    assert results[3].evidence == {"reply": " quite sure", "stated": None}
     # One call more for each answer; the one that fired is asked again about each of three new ones.
     assert [answer.counters.generations for answer in answers] == [2, 2, 8, 2]
     # In training it counts as the mean.
     table = pd.DataFrame({"verbalised": [0.2, 0.8, None, 0.9], "verbalised_tokens": [3, 3, 4, 2]})
     examples = SimpleNamespace(table=table, rows={"train": np.array([0, 1])})
-    (found,) = _further({"stated": _SAMPLED["stated confidence"]}, examples)
-    assert found.scores.tolist() == pytest.approx([-0.2, -0.8, -0.5, -0.9])
-    assert (found.cost.calls, found.cost.tokens) == (1, 3)
+    (results,) = _further({"stated": _SAMPLED["stated confidence"]}, examples)
+    assert results.scores.tolist() == pytest.approx([-0.2, -0.8, -0.5, -0.9])
+    assert (results.cost.calls, results.cost.tokens) == (1, 3)
 
 
 def test_triggers_with_equal_settings_share_their_samples():

@@ -89,14 +89,14 @@ def test_a_text_read_whole_has_the_scores_that_it_had_while_it_grew(model, pool)
     lm = loaded(model)
     bank = make_bank(lm, pool)
     (read,) = lm.score(["Ada was"], [" born in London."], needs=text_needs(bank))
-    ids, before, kept = read.token_ids, len(read.prompt_ids), []
-    handle = lm.model.model.norm.register_forward_pre_hook(lambda module, given: kept.append(given[0][0]))
+    ids, before, so_far = read.token_ids, len(read.prompt_ids), []
+    handle = lm.model.model.norm.register_forward_pre_hook(lambda module, given: so_far.append(given[0][0]))
     with handle, torch.inference_mode():
         states = lm.model(torch.tensor([[*read.prompt_ids, *ids]]), output_hidden_states=True).hidden_states
     growing, scores = GrowingScores(bank), []
     for place in range(before, before + len(ids)):
         at = place - growing.before
-        scores += growing.add_each(["text"], torch.stack([states[1][0, at], kept[0][at]])[None])
+        scores += growing.add_each(["text"], torch.stack([states[1][0, at], so_far[0][at]])[None])
     assert len(scores) > 3
     np.testing.assert_allclose(text_scores(bank, read.state)[0], scores, atol=1e-4)
 
@@ -107,13 +107,13 @@ def test_every_line_comes_back_with_its_scores_and_its_own_fields(place):
     assert lines[2]["note"] == {"kept": [1, 2]} and lines[2]["text"] == lines[2]["answer"]
     lm, bank = loaded(place / "model"), Prober.from_pretrained("prober")
     for line in lines:
-        own = line["hallucination"]
+        scored = line["hallucination"]
         (read,) = lm.score([line["prompt"]], [line["answer"]], needs=bank.needs)
-        np.testing.assert_allclose(own["token_scores"], bank.score_states(read.state), atol=1e-4)
-        np.testing.assert_allclose(own["token_logprobs"], read.logprobs, atol=1e-4)
-        assert [tuple(each) for each in own["token_offsets"]] == list(read.offsets)
-        assert own["fires"] == (own["score"] > own["threshold"])
-        assert own["score"] == max([span["score"] for span in own["spans"]], default=own["score"])
+        np.testing.assert_allclose(scored["token_scores"], bank.score_states(read.state), atol=1e-4)
+        np.testing.assert_allclose(scored["token_logprobs"], read.logprobs, atol=1e-4)
+        assert [tuple(each) for each in scored["token_offsets"]] == list(read.offsets)
+        assert scored["fires"] == (scored["score"] > scored["threshold"])
+        assert scored["score"] == max([span["score"] for span in scored["spans"]], default=scored["score"])
     named = [lines[0]["text"][s["start"] : s["end"]] for s in lines[0]["hallucination"]["spans"]]
     assert named == ["London", "Great Britain"]
     scores = np.array([line["hallucination"]["score"] for line in lines])
@@ -206,8 +206,8 @@ def test_heads_of_entities_say_nothing_of_a_text_without_one(place):
         replace(bank, spec=replace(bank.spec, position=position)).save_pretrained(place / position)
         write([{"prompt": "Peru has", "answer": " I do not know."}])
         (line,) = lines_of(score(f"prober={position}", f"out=of_{position}", "threshold=-1e9"))
-        told = line["hallucination"]
-        assert (told["score"] is not None, told["fires"]) == (judged, judged)
+        scored = line["hallucination"]
+        assert (scored["score"] is not None, scored["fires"]) == (judged, judged)
 
 
 SENTENCES = {"prompt": "Peru", "answer": " has Lima. Ada was in Vienna. No name is here."}
@@ -222,16 +222,16 @@ def test_a_prober_of_sentences_judges_each_alone(place):
     marks = [{"text": "has Lima.", "wrong": True}, {"text": "No name is here.", "wrong": False}]
     write([SENTENCES | {"sentences": marks}])
     folder = score("prober=sentences")
-    (told,) = (line["hallucination"] for line in lines_of(folder))
-    texts = [SENTENCES["answer"][span["start"] : span["end"]] for span in told["spans"]]
+    (response,) = (line["hallucination"] for line in lines_of(folder))
+    texts = [SENTENCES["answer"][span["start"] : span["end"]] for span in response["spans"]]
     assert texts == ["has Lima.", "Ada was in Vienna.", "No name is here."]
     bank = Prober.from_pretrained("sentences")
     (read,) = lm.score([SENTENCES["prompt"]], [SENTENCES["answer"]], needs=text_needs(bank))
-    for span in told["spans"]:
+    for span in response["spans"]:
         tokens = [i for i, (a, b) in enumerate(read.offsets) if a < span["end"] and b > span["start"]]
         pooled = torch.from_numpy(read.state[tokens]).mean(dim=0)
         np.testing.assert_allclose(span["score"], bank.score_states(pooled[None])[0], atol=1e-4)
-    assert told["score"] == max(span["score"] for span in told["spans"])
+    assert response["score"] == max(span["score"] for span in response["spans"])
     results = results_of(folder)
     assert results["pieces"]["n"] == 2 and results["labelled"]["n"] == 1
     with fails("unsupported", "sentence"):
@@ -249,8 +249,8 @@ def test_what_the_prober_was_trained_on_is_counted_apart(place):
 
 def domain_of(lm, bank):
     """A domain that all texts are unlike by their surprise, and none without it."""
-    own = lm.generate([line["prompt"] for line in WRITTEN], max_new_tokens=8, needs=text_needs(bank))
-    read = torch.from_numpy(np.concatenate([text.state for text in own]))
+    generations = lm.generate([line["prompt"] for line in WRITTEN], max_new_tokens=8, needs=text_needs(bank))
+    read = torch.from_numpy(np.concatenate([text.state for text in generations]))
     return replace(Domain.fit(lambda: iter([read.float()]), 0.05), limit=1e3, surprise=(-0.01, 0.01))
 
 
@@ -260,8 +260,8 @@ def test_a_promise_is_told_where_its_threshold_is_used(place, caplog):
     bank = make_bank(lm, promise=Promise(0.125, 0.9, 312, 120, 4))
     bank.save_pretrained(place / "prober")
     promised = "at most 12.5% is wrong"
-    own = results_of(score("out=own"))
-    assert own["promise"] == bank.promise.to_dict() and own["unlike"] is None
+    results = results_of(score("out=own"))
+    assert results["promise"] == bank.promise.to_dict() and results["unlike"] is None
     assert all(line["hallucination"]["promise"] == bank.promise.to_dict() for line in lines_of(place / "own"))
     assert promised in caplog.text and promised in (place / "own/scores.html").read_text()
     assert results_of(score("out=other", "threshold=0.5"))["promise"] is None

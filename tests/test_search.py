@@ -34,8 +34,8 @@ def entry(out: Path) -> dict[str, Any]:
 
 
 def timeless(out: Path) -> dict[str, Any]:
-    found = entry(out)
-    return found | {"tried": [{**row, "seconds": 0} for row in found["tried"]]}
+    result = entry(out)
+    return result | {"tried": [{**row, "seconds": 0} for row in result["tried"]]}
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,14 @@ def store(tmp_path_factory):
 @pytest.fixture
 def only_chosen(monkeypatch):
     """Have the command end with the choice; the settings of the training that would follow."""
-    asked: list[Train] = []
+    runs: list[Train] = []
 
     def train(settings: Train, **_: Any) -> Path:
-        asked.append(settings)
+        runs.append(settings)
         return Path(str(settings.out))
 
     monkeypatch.setattr(search, "train", train)
-    return asked
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +73,17 @@ def whole(store, tmp_path_factory):
 
 def test_the_planted_layer_wins_and_becomes_the_prober(whole, store, tmp_path):
     """It is the prober of a training of its own."""
-    out, found = whole[0], entry(whole[0])
-    assert Prober.from_pretrained(out).layers == (2,) and found["winner"] == "linear, [2]"
-    assert [row["folds"] for row in found["tried"]] == [3, 3, 1]
-    assert all(row["difference_ci"][1] < 0 for row in found["tried"][1:])
+    out, result = whole[0], entry(whole[0])
+    assert Prober.from_pretrained(out).layers == (2,) and result["winner"] == "linear, [2]"
+    assert [row["folds"] for row in result["tried"]] == [3, 3, 1]
+    assert all(row["difference_ci"][1] < 0 for row in result["tried"][1:])
     assert newest_prober("answers", model="testbed", root=out.parent) == out
     typed = [f"data={store.path}", f"out={tmp_path / 'own'}", *FAST, "head=linear", "layer=2"]
-    own = cli.run("train", typed)
+    trained = cli.run("train", typed)
     for name in ("heads.safetensors", "seen.json"):
-        assert (own / name).read_bytes() == (out / name).read_bytes()
-    its, figures = (json.loads((folder / "metrics.json").read_text()) for folder in (own, out))
-    assert its | {"search": found} == figures
+        assert (trained / name).read_bytes() == (out / name).read_bytes()
+    its, figures = (json.loads((folder / "metrics.json").read_text()) for folder in (trained, out))
+    assert its | {"search": result} == figures
 
 
 def test_only_training_groups_enter_a_fold(whole, store):
@@ -121,9 +121,9 @@ def test_without_a_signal_the_winner_is_at_chance_on_test_texts(tmp_path):
 
 
 def test_when_the_time_is_over_the_rest_is_listed(store, tmp_path, only_chosen):
-    found = entry(run(store.path, tmp_path / "out", *LAYERS, "minutes=0.000001"))
-    assert found["winner"] == "linear, [1]" and [row["folds"] for row in found["tried"]] == [1]
-    assert found["not_tried"] == ["linear, [2]", "linear, [3]"]
+    result = entry(run(store.path, tmp_path / "out", *LAYERS, "minutes=0.000001"))
+    assert result["winner"] == "linear, [1]" and [row["folds"] for row in result["tried"]] == [1]
+    assert result["not_tried"] == ["linear, [2]", "linear, [3]"]
 
 
 def test_a_killed_search_goes_on_and_ends_the_same(store, tmp_path, only_chosen, whole):
@@ -147,8 +147,8 @@ def test_sites_are_tried_one_by_one(tmp_path, only_chosen):
     store = make_store(tmp_path / "post", 480)
     out = run(f"[{without.path},{store.path}]", tmp_path / "out", "heads=linear", "layer_sets=[[2]]")
     assert [row["name"] for row in entry(out)["tried"]] == ["linear, [2]", "linear, [2], mlp_out"]
-    (asked,) = only_chosen
-    assert asked.site == "resid_post" and asked.data == [str(store.path)] and asked.layer == [2]
+    (settings,) = only_chosen
+    assert settings.site == "resid_post" and settings.data == [str(store.path)] and settings.layer == [2]
 
 
 def texts(groups: int, **columns: Any) -> Examples:

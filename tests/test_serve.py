@@ -39,8 +39,8 @@ PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser 
 
 @pytest.fixture(scope="module")
 def server(lm):
-    with running(lm, bank_for(lm), corpus=True) as found:
-        yield found
+    with running(lm, bank_for(lm), corpus=True) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def chatting():
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
     form = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if tools %}{% endif %}"
     lm.tokenizer.chat_template = form
-    with running(lm, None) as found:
-        yield found
+    with running(lm, None) as server:
+        yield server
 
 
 def completion(server: Running, prompt: Any = PROMPT, **options: Any) -> Any:
@@ -69,26 +69,26 @@ def test_scores_are_those_of_a_pass_over_the_whole_text(lm, pool, position):
         made = completion(server, PROMPTS, n=1, max_tokens=60)
     assert [c.index for c in made.choices] == [0, 1, 2, 3]
     alone, later = lm.generate(PROMPTS, max_new_tokens=60), []
-    for choice, own in zip(made.choices, alone, strict=True):
-        told, assess = choice.hallucination, Assessor(bank)
-        assert choice.text == own.text
-        (read,) = lm.score([own.prompt], [own.token_ids], needs=text_needs(bank))
+    for choice, states in zip(made.choices, alone, strict=True):
+        response, assess = choice.hallucination, Assessor(bank)
+        assert choice.text == states.text
+        (read,) = lm.score([states.prompt], [states.token_ids], needs=text_needs(bank))
         together, _ = text_scores(bank, read.state)
         scores = together
-        if pieces := assess.pieces(own.prompt, own.text, own.offsets):
+        if pieces := assess.pieces(states.prompt, states.text, states.offsets):
             scores, _ = text_scores(bank, read.state, list(pieces.values()))
             later += [(scores[tokens[-1]], together[tokens[-1]]) for tokens in list(pieces.values())[1:]]
-        wanted = {"scores": scores, "p_wrong": bank.probability(scores), "logprobs": own.logprobs}
-        for name, values in {**wanted, "entropies": own.entropies}.items():
-            np.testing.assert_allclose(told[f"token_{name}"], values, atol=1e-4)
-        assert [tuple(each) for each in told["token_offsets"]] == list(own.offsets)
-        whole = assess(WrittenText.of(own, scores))
-        assert told["fires"] == whole.fires and told["threshold"] == bank.threshold
-        for mine, other in zip(told["spans"], whole.spans, strict=True):
+        wanted = {"scores": scores, "p_wrong": bank.probability(scores), "logprobs": states.logprobs}
+        for name, values in {**wanted, "entropies": states.entropies}.items():
+            np.testing.assert_allclose(response[f"token_{name}"], values, atol=1e-4)
+        assert [tuple(each) for each in response["token_offsets"]] == list(states.offsets)
+        whole = assess(WrittenText.of(states, scores))
+        assert response["fires"] == whole.fires and response["threshold"] == bank.threshold
+        for mine, other in zip(response["spans"], whole.spans, strict=True):
             assert (mine["start"], mine["end"]) == (other.start, other.end)
             assert mine["score"] == pytest.approx(other.score, abs=1e-4)
-        assert (whole.score is None) == (told["score"] is None) == (told["p_wrong"] is None)
-        assert told["score"] == pytest.approx(whole.score, abs=1e-4)
+        assert (whole.score is None) == (response["score"] is None) == (response["p_wrong"] is None)
+        assert response["score"] == pytest.approx(whole.score, abs=1e-4)
     if position == "sentence":
         assert len(later) > 2 and (pool == "last") == all(a == pytest.approx(b, abs=1e-4) for a, b in later)
 
@@ -122,9 +122,9 @@ def test_a_stream_is_the_whole_response_in_pieces(server):
     *pieces, last, usage = chunks
     assert "".join(c.choices[0].text for c in (*pieces, last)) == whole.choices[0].text
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
-    told, wanted = last.choices[0].hallucination, whole.choices[0].hallucination
-    assert told["spans"] == wanted["spans"] and len(pieces) > 2
-    assert len(told["token_scores"]) < len(wanted["token_scores"])
+    response, wanted = last.choices[0].hallucination, whole.choices[0].hallucination
+    assert response["spans"] == wanted["spans"] and len(pieces) > 2
+    assert len(response["token_scores"]) < len(wanted["token_scores"])
     lists: dict[str, Any] = {}
     for chunk in (*pieces, last):
         for name, values in chunk.choices[0].hallucination.items():
@@ -186,9 +186,9 @@ def test_tokens_that_share_a_character_have_all_of_it_in_every_chunk(lm, text):
 def test_no_line_of_a_stream_grows_with_the_text(server, body):
     """Claim: whatever is held back, no line is longer than readers take, and the lists are whole."""
     options = {} if "retrieval" in body else {"logprobs": 20}
-    asked = {"model": "testbed", "prompt": QUESTION, "max_tokens": 48, "temperature": 0, **options, **body}
-    lines = post(server, json.dumps({**asked, "stream": True})).text.split("\n\n")
-    whole = post(server, json.dumps(asked)).json()["choices"][0]
+    request = {"model": "testbed", "prompt": QUESTION, "max_tokens": 48, "temperature": 0, **options, **body}
+    lines = post(server, json.dumps({**request, "stream": True})).text.split("\n\n")
+    whole = post(server, json.dumps(request)).json()["choices"][0]
     choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
     assert max(map(len, lines)) < 30_000
     scored = [each["hallucination"] for each in choices if each.get("hallucination")]
@@ -212,9 +212,9 @@ def test_streams_beside_each_other_are_those_alone(server, lm):
 
 def test_choices_are_drawn_by_seed(server, lm):
     made = completion(server, n=3, temperature=1.3, seed=5)
-    own = lm.generate([PROMPT] * 3, max_new_tokens=24, sampling=Sampling(1.3, seed=5))
-    assert [c.text for c in made.choices] == [g.text for g in own]
-    assert made.usage.prompt_tokens == len(own[0].prompt_ids)  # read once
+    generations = lm.generate([PROMPT] * 3, max_new_tokens=24, sampling=Sampling(1.3, seed=5))
+    assert [c.text for c in made.choices] == [g.text for g in generations]
+    assert made.usage.prompt_tokens == len(generations[0].prompt_ids)  # read once
     for seed in (5, 6):
         again = completion(server, n=3, temperature=1.3, seed=seed)
         assert ([c.text for c in again.choices] == [c.text for c in made.choices]) == (seed == 5)
@@ -238,13 +238,13 @@ def test_token_ids_and_a_threshold_of_the_request(server, lm):
     assert not never.hallucination["fires"]
 
 
-@pytest.mark.parametrize(("trigger", "own"), [("flare", Flare), ("rind", Rind)])
-def test_retrieval_is_the_loop_of_a_request(server, lm, trigger, own):
+@pytest.mark.parametrize(("trigger", "rule"), [("flare", Flare), ("rind", Rind)])
+def test_retrieval_is_the_loop_of_a_request(server, lm, trigger, rule):
     served = server.served.retrieving
-    rag = RAG(lm, served.retriever, own(threshold=0.05), "answer", served.prompt, draft=0, **served.options)
+    rag = RAG(lm, served.retriever, rule(threshold=0.05), "answer", served.prompt, draft=0, **served.options)
     alone = rag(QUESTION)
-    asked = {"retrieval": {"trigger": trigger, "threshold": 0.05}}
-    made = completion(server, QUESTION, max_tokens=None, extra_body=asked).choices[0]
+    body = {"retrieval": {"trigger": trigger, "threshold": 0.05}}
+    made = completion(server, QUESTION, max_tokens=None, extra_body=body).choices[0]
     assert made.text == alone.text
     assert made.retrieval["answer"] == alone.answer
     assert made.retrieval["retrievals"] == alone.retrievals > 0
@@ -258,15 +258,15 @@ def test_retrieval_is_the_loop_of_a_request(server, lm, trigger, own):
     assert [event["text"] for event in events["discarded"]] == left
     scores = [event["score"] for event in events["judged"]]
     np.testing.assert_allclose(scores, [r.decision.score for r in alone.rounds if r.decision], atol=1e-5)
-    chunks = list(completion(server, QUESTION, max_tokens=None, stream=True, extra_body=asked))
+    chunks = list(completion(server, QUESTION, max_tokens=None, stream=True, extra_body=body))
     assert "".join(c.choices[0].text for c in chunks) == alone.text
     drafts = [c for c in chunks if (getattr(c.choices[0], "retrieval", None) or {}).get("type") == "draft"]
     assert len(drafts) > len(alone.rounds)
 
 
 def test_a_prober_asks_for_retrieval(server):
-    asked = [{"retrieval": {"trigger": "probing", "threshold": threshold}} for threshold in (1e5, -1e5)]
-    never, often = (completion(server, QUESTION, extra_body=each).choices[0].retrieval for each in asked)
+    bodies = [{"retrieval": {"trigger": "probing", "threshold": threshold}} for threshold in (1e5, -1e5)]
+    never, often = (completion(server, QUESTION, extra_body=each).choices[0].retrieval for each in bodies)
     assert (never["retrievals"], often["retrievals"]) == (0, 2)
     judged = [e for e in often["events"] if e["type"] == "judged"]
     draft = next(e for e in often["events"] if e["type"] == "draft")
@@ -284,21 +284,21 @@ def test_a_prober_asks_for_retrieval(server):
 def test_retrieval_and_plain_requests_share_one_thread_of_the_model(lm):
     threads, first = set(), decoder_layers(lm.model)[0]
     hook = first.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
-    asked = [(prompt, None) for prompt in PROMPTS]
-    asked += [(QUESTION, {"retrieval": {"trigger": "rind", "threshold": 0.05}})] * 4
+    requests = [(prompt, None) for prompt in PROMPTS]
+    requests += [(QUESTION, {"retrieval": {"trigger": "rind", "threshold": 0.05}})] * 4
     with running(lm, bank_for(lm), corpus=True) as server, ThreadPoolExecutor(8) as pool:
 
         def ask(given: Any) -> Any:
             return completion(server, given[0], extra_body=given[1]).choices[0]
 
-        alone = [*map(ask, asked[:5])]
+        alone = [*map(ask, requests[:5])]
         threads.clear()
-        found = list(pool.map(ask, asked))
+        answers = list(pool.map(ask, requests))
     hook.remove()
-    assert threads == {"scheduler"} and len(found) == 8
-    for made, own in zip(found, [*alone, *alone[4:] * 3], strict=True):
-        assert made.text == own.text
-        scores = [each.hallucination["token_scores"] for each in (made, own)]
+    assert threads == {"scheduler"} and len(answers) == 8
+    for made, expected in zip(answers, [*alone, *alone[4:] * 3], strict=True):
+        assert made.text == expected.text
+        scores = [each.hallucination["token_scores"] for each in (made, expected)]
         np.testing.assert_allclose(*scores, atol=1e-4)
 
 
@@ -312,8 +312,8 @@ def test_a_state_that_overflows_ends_its_text_alone(lm):
     wanted = [alone.add_each(["x"], n * good[None])[0] for n in (1, 2, 3)]
     assert [first[0], second[0], third[0]] == pytest.approx(wanted, abs=1e-5)
     half = GrowingScores(replace(bank_for(lm), spec=replace(bank_for(lm).spec, dtype="float16")))
-    found = half.add_each(["a", "b"], torch.stack([good, 1e6 * good]))  # too large for the prober's format
-    assert isinstance(found[0], float) and isinstance(found[1], RunError)
+    results = half.add_each(["a", "b"], torch.stack([good, 1e6 * good]))  # too large for the prober's format
+    assert isinstance(results[0], float) and isinstance(results[1], RunError)
 
 
 def test_a_dead_thread_ends_what_waits_and_fails_the_health_check(lm, monkeypatch):
@@ -333,13 +333,13 @@ def test_alternatives_are_true_bytes_in_the_forms_of_openai(lm, server):
     for count in (0, 20):
         made = completion(server, "Lena Zaser 😀", logprobs=count, max_tokens=8).choices[0].logprobs
         assert [len(top) for top in made.top_logprobs] == [max(1, count)] * len(made.tokens)
-        for token, own, top in zip(made.tokens, made.token_logprobs, made.top_logprobs, strict=True):
-            assert top[token] == pytest.approx(own) == max(top.values())
+        for token, logprob, top in zip(made.tokens, made.token_logprobs, made.top_logprobs, strict=True):
+            assert top[token] == pytest.approx(logprob) == max(top.values())
     for token in range(300):
         spelled = token_bytes(lm.tokenizer, token)
-        told = shown_bytes(spelled)
-        if not told.startswith("bytes:"):
-            assert told.encode() == spelled
+        decoded = shown_bytes(spelled)
+        if not decoded.startswith("bytes:"):
+            assert decoded.encode() == spelled
     # What JSON does not have, and a token that sampling had ruled out.
     assert json.loads(as_json({"x": [math.inf, math.nan, 1 / 3]})) == {"x": [None, None, 0.333333]}
     text = Mock(row=Mock(ids=[40]), logprobs=[-math.inf], tops=[], text="a", offsets=[(0, 1)])
@@ -445,12 +445,12 @@ def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     ('{"model": "testbed", "prompt": "a", "temperature": 1e999}', {}, 400, "temperature"),
     ("{}", {f"x-{i}": "a" for i in range(300)}, 431, "headers"),
 ], ids=lambda value: str(value)[:30])  # fmt: skip
-def test_bodies_that_are_none(server, content, headers, status, told):
+def test_bodies_that_are_none(server, content, headers, status, code):
     headers = {"content-type": "application/json", **headers}
     answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert told in error["message"] and len(error["message"]) < 200
+    assert code in error["message"] and len(error["message"]) < 200
 
 
 @pytest.mark.parametrize(("method", "path", "status", "told"), [
@@ -459,12 +459,12 @@ def test_bodies_that_are_none(server, content, headers, status, told):
     ("POST", "/v1/v1/chat/completions", 404, "not offered"), ("GET", "/v1/completions", 405, "send POST"),
     ("PUT", "/health", 405, "send GET"),
 ])  # fmt: skip
-def test_what_is_not_offered_says_so(server, method, path, status, told):
+def test_what_is_not_offered_says_so(server, method, path, status, code):
     answer = httpx.request(
         method, server.url + path, content="--x", headers={"content-type": "multipart/form-data"}
     )
     error = answer.json()["error"]
-    assert answer.status_code == status and told in error["message"] and path in error["message"]
+    assert answer.status_code == status and code in error["message"] and path in error["message"]
     assert error["code"] == ("unknown_url" if status == 404 else None)
     assert (answer.headers.get("allow") is not None) == (status == 405)
 

@@ -42,8 +42,8 @@ def server() -> Iterator[Running]:
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
     turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     lm.tokenizer.chat_template = f"{turns}{{{{ tools or '' }}}}"
-    with running(lm, bank_for(lm), corpus=True, max_tokens=8, thinking=Thinking(), waiting=64) as found:
-        yield found
+    with running(lm, bank_for(lm), corpus=True, max_tokens=8, thinking=Thinking(), waiting=64) as server:
+        yield server
 
 
 def mangled(draw: random.Random) -> tuple[str, bytes]:

@@ -46,21 +46,21 @@ class Wiki:
         self.agents = set()
         self.drawn = 0
 
-    def answer(self, asked):
-        if asked.get("list") == "categorymembers":
-            members = self.categories.get(asked["cmtitle"], [])
-            at = int(asked.get("cmcontinue", 0))
+    def answer(self, request):
+        if request.get("list") == "categorymembers":
+            members = self.categories.get(request["cmtitle"], [])
+            at = int(request.get("cmcontinue", 0))
             part = members[at : at + 2]  # pages of two, so that every listing continues
             made = [{"pageid": 1, "ns": self.space(t), "title": t} for t in part]
             more = {"continue": {"cmcontinue": str(at + 2)}} if at + 2 < len(members) else {}
             return {"query": {"categorymembers": made}, **more}
-        if asked.get("list") == "random":
+        if request.get("list") == "random":
             titles = list(self.pages)
-            chosen = [titles[(self.drawn + i) % len(titles)] for i in range(int(asked["rnlimit"]))]
+            chosen = [titles[(self.drawn + i) % len(titles)] for i in range(int(request["rnlimit"]))]
             self.drawn += len(chosen)
             return {"query": {"random": [{"id": 1, "ns": 0, "title": t} for t in chosen]}}
-        assert asked["explaintext"] and "extracts" in asked["prop"] and asked["redirects"] == "1"
-        title = self.redirects.get(asked["titles"], asked["titles"])
+        assert request["explaintext"] and "extracts" in request["prop"] and request["redirects"] == "1"
+        title = self.redirects.get(request["titles"], request["titles"])
         if title not in self.pages:
             return {"query": {"pages": {"-1": {"ns": 0, "title": title, "missing": ""}}}}
         number = 1 + list(self.pages).index(title)
@@ -82,17 +82,17 @@ def wiki(tmp_path, monkeypatch):
 
     class Speaking(Handler):
         def do_GET(self):
-            asked = {k: v[0] for k, v in parse_qs(urlsplit(self.path).query).items()}
-            state.requests.append(asked)
+            query = {k: v[0] for k, v in parse_qs(urlsplit(self.path).query).items()}
+            state.requests.append(query)
             state.agents.add(self.headers["User-Agent"])
-            fault = state.faults.pop(0) if state.faults else state.broken.get(asked.get("titles"))
+            fault = state.faults.pop(0) if state.faults else state.broken.get(query.get("titles"))
 
             if fault == "hang":
                 stop.wait(5)
                 return
             if fault == "reset":
                 return self.hang_up()
-            status, headers, answer = fault if isinstance(fault, tuple) else (200, {}, state.answer(asked))
+            status, headers, answer = fault if isinstance(fault, tuple) else (200, {}, state.answer(query))
 
             self.send(status, answer, headers, half=fault == "half")
 

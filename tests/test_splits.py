@@ -84,13 +84,13 @@ def test_a_part_of_the_training_texts_has_whole_groups_and_the_balance_of_the_wh
     assert len(whole) > 4
     for size in (7, 150, 421):
         part = examples.training_part(size, 3)
-        kept = set(part.rows["train"])
-        assert size - 4 < len(kept) <= size and smaller < kept < rows  # nested; groups are of up to four
-        assert len(kept) == np.isin(examples.column("group", "train"), list(groups(part, "train"))).sum()
+        chosen = set(part.rows["train"])
+        assert size - 4 < len(chosen) <= size and smaller < chosen < rows  # nested; groups are of up to four
+        assert len(chosen) == np.isin(examples.column("group", "train"), list(groups(part, "train"))).sum()
         np.testing.assert_array_equal(part.rows["test"], examples.rows["test"])
-        smaller, found = kept, kinds_of(part)
+        smaller, kinds = chosen, kinds_of(part)
         for kind, count in whole.items():
-            assert abs(found[kind] - count * len(kept) / len(rows)) <= 1.5, kind
+            assert abs(kinds[kind] - count * len(chosen) / len(rows)) <= 1.5, kind
 
 
 def kinds_of(examples: Examples) -> Counter[tuple]:
@@ -158,12 +158,12 @@ def test_what_was_seen_is_left_out_before_the_draw(tmp_path, limit):
     file = write_lines(tmp_path / "q.jsonl", lines)
     plain = open_questions(file, split="test")
     gone = {q.id for q in plain.questions[:5]}
-    found = open_questions(file, split="test", limit=limit, unfit=lambda q: q.id in gone)
+    loaded = open_questions(file, split="test", limit=limit, unfit=lambda q: q.id in gone)
     left = {q.id for q in plain.questions} - gone
-    asked = {q.id for q in found.questions}
-    assert asked == left if limit is None else len(asked) == limit and asked < left
-    assert any("5 questions left out" in note for note in found.notes)
-    assert found.record["trained_on"] == 5 and "trained_on" not in plain.record
+    ids = {q.id for q in loaded.questions}
+    assert ids == left if limit is None else len(ids) == limit and ids < left
+    assert any("5 questions left out" in note for note in loaded.notes)
+    assert loaded.record["trained_on"] == 5 and "trained_on" not in plain.record
     with fails("overlap"):
         open_questions(file, split="test", unfit=lambda q: True)
 

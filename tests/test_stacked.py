@@ -104,17 +104,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_halves_of_the_signal_are_better_together(folder: Path) -> None:
     """Converse: a member of noise gets almost no weight, and does no harm."""
-    found = Prober.from_pretrained(folder / "all").metrics
+    metrics = Prober.from_pretrained(folder / "all").metrics
     for name in ("layer1", "layer2"):
-        assert found["pairs"][f"all layers vs {name}"]["auroc"]["ci95"][0] > 0.05
-        assert found["members"][name]["auroc"] < 0.9
-    assert found["ensemble"]["auroc"] > 0.93
-    weights = {name: entry["weight"] for name, entry in found["members"].items()}
+        assert metrics["pairs"][f"all layers vs {name}"]["auroc"]["ci95"][0] > 0.05
+        assert metrics["members"][name]["auroc"] < 0.9
+    assert metrics["ensemble"]["auroc"] > 0.93
+    weights = {name: entry["weight"] for name, entry in metrics["members"].items()}
     assert min(weights["layer1"], weights["layer2"]) > 8 * weights["layer3"] >= 0
     store = FeatureStore.open(folder / "store")
     both = weighed(store, folder / "layer1", folder / "layer2")
     x, wrong, _ = states_of(store, "test", (1, 2))
-    assert found["ensemble"]["auroc"] == pytest.approx(roc_auc_score(wrong, both.score_states(x)), abs=0.01)
+    assert metrics["ensemble"]["auroc"] == pytest.approx(roc_auc_score(wrong, both.score_states(x)), abs=0.01)
 
 
 def states_of(store: FeatureStore, split: str, layers: Any) -> tuple[torch.Tensor, np.ndarray, list[str]]:
@@ -179,24 +179,24 @@ def of_members(*members: Any) -> tuple[Prober, list[Prober]]:
         Prober(spec.select(layers), head_of(name, layers, **options), ensemble=rule, aggregate="max")
         for name, layers, rule, options in members
     ]
-    told = [
+    figures = [
         {"head": name, "options": bank.head.options, "layers": list(layers), "ensemble": rule.to_dict()}
         for (name, layers, rule, _), bank in zip(members, banks, strict=True)
     ]
-    head = StackedHead(["all"], WIDTH, 3, members=told)
-    for own, bank in zip(head.heads, banks, strict=True):
-        own.load_state_dict(bank.head.state_dict())
+    head = StackedHead(["all"], WIDTH, 3, members=figures)
+    for member, bank in zip(head.heads, banks, strict=True):
+        member.load_state_dict(bank.head.state_dict())
     weights = np.arange(1, len(banks) + 1) / 2
     head.weigh(weights - 1, weights + 1, weights, -0.5)
     return Prober(spec, head, aggregate="max"), banks
 
 
 def by_hand(banks: list[Prober], x: torch.Tensor) -> np.ndarray:
-    found = np.full(len(x), -0.5)
+    total = np.full(len(x), -0.5)
     for weight, bank in zip(np.arange(1, len(banks) + 1) / 2, banks, strict=True):
         scores = bank.score_states(x[:, [k - 1 for k in bank.layers]])
-        found += weight * (scores - (weight - 1)) / (weight + 1)
-    return found
+        total += weight * (scores - (weight - 1)) / (weight + 1)
+    return total
 
 
 @pytest.mark.parametrize("members", [(RADIO, CONCAT), (SEQUENCE, RADIO, CONCAT)])
@@ -205,8 +205,8 @@ def test_growing_texts_have_the_scores_of_whole_ones(members: Any) -> None:
     bank, alone = of_members(*members)
     assert bank.head.causal == (SEQUENCE in members) and bank.head.reach == (9 if SEQUENCE in members else 1)
     texts = [torch.randn(n, 3, WIDTH) for n in (14, 9, 20)]
-    found = grown(GrowingScores(bank), texts)
-    for text, scores in zip(texts, found, strict=True):
+    grown_scores = grown(GrowingScores(bank), texts)
+    for text, scores in zip(texts, grown_scores, strict=True):
         np.testing.assert_allclose(bank.score_states(text), by_hand(alone, text), atol=1e-4)
         np.testing.assert_allclose(scores, bank.score_states(text), atol=1e-4)
         np.testing.assert_allclose(text_scores(bank, text.numpy())[0], bank.score_states(text), atol=1e-5)
@@ -237,9 +237,9 @@ def test_members_of_tokens_are_weighed_by_the_scores_of_spans(tmp_path: Path) ->
     examples = members.prepare(Dataset.load([store], [1, 2, 3]), [store]).examples
     assert examples.members is not None and isinstance(bank.head, StackedHead)
     x = torch.from_numpy(store.reader([1, 2, 3])[np.arange(len(examples.text_of))])
-    for number, (own, layers) in enumerate(zip(members.banks, ([0, 1], [1, 2]), strict=True)):
+    for number, (member, layers) in enumerate(zip(members.banks, ([0, 1], [1, 2]), strict=True)):
         rows = [examples.members[text] for text in examples.rows[WEIGHTS]]
-        each = np.array([own.score_states(x[row][:, layers]).max() for row in rows])
+        each = np.array([member.score_states(x[row][:, layers]).max() for row in rows])
         assert float(bank.head.mean[0, number]) == pytest.approx(each.mean(), abs=1e-4)
         assert float(bank.head.scale[0, number]) == pytest.approx(each.std(), abs=1e-4)
 

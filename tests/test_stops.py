@@ -61,8 +61,8 @@ def test_generation_ends_with_its_sentence_and_records_only_that():
         spans = split_sentences(whole.text)
         if cut.stop == "stop":
             assert len(spans) > 1
-            kept = sum(end <= spans[0][1] for _, end in whole.offsets)
-            assert cut.token_ids == whole.token_ids[:kept]
+            n_tokens = sum(end <= spans[0][1] for _, end in whole.offsets)
+            assert cut.token_ids == whole.token_ids[:n_tokens]
         else:
             assert cut.token_ids == whole.token_ids
     texts = [g for g in ended if g.token_ids]
@@ -96,7 +96,7 @@ def test_tokens_are_drawn_with_their_probabilities():
     np.testing.assert_allclose(frequencies(temperature=4.0), hot, atol=0.03)
     two = probabilities[[0, 2]] / probabilities[[0, 2]].sum()
     for options in ({"top_k": 2}, {"top_p": 0.7}):
-        found = frequencies(**options)
-        np.testing.assert_allclose(found[[0, 2]], two, atol=0.03)
-        assert found[[1, 3, 4]].sum() == 0
+        shares = frequencies(**options)
+        np.testing.assert_allclose(shares[[0, 2]], two, atol=0.03)
+        assert shares[[1, 3, 4]].sum() == 0
     assert frequencies(count=50, top_p=0.5)[0] == 1

@@ -244,11 +244,11 @@ def test_a_write_that_fails_loses_nothing(tmp_path, monkeypatch, call, number, c
         left[0], out = position, tmp_path / f"s{position}"
         with fails("disk", out / name, cause, kind=RunError):
             build(out)
-        kept = contents(out)
-        assert set(kept) == set(WRITES[:position])  # nothing else, no temporary file either
+        files = contents(out)
+        assert set(files) == set(WRITES[:position])  # nothing else, no temporary file either
         now = contents(build(out).path)
         assert now == whole
-        assert all(now[n] == digest for n, digest in kept.items() if n != "manifest.json")
+        assert all(now[n] == digest for n, digest in files.items() if n != "manifest.json")
 
 
 def test_a_hugging_face_dataset_has_every_column_and_the_layers_asked_for(tmp_path: Path) -> None:
@@ -264,8 +264,8 @@ def test_a_hugging_face_dataset_has_every_column_and_the_layers_asked_for(tmp_pa
     for k in (2, 5):
         np.testing.assert_array_equal(data.with_format("numpy")[:][f"layer.{k}"], store.layer(k))
     right = data.filter(lambda row: row["correct"] == 1)  # in the dataset's own ways, vectors follow rows
-    kept = store.layer(2)[table["correct"].to_numpy() == 1]
-    np.testing.assert_array_equal(right.with_format("numpy")[:]["layer.2"], kept)
+    rows = store.layer(2)[table["correct"].to_numpy() == 1]
+    np.testing.assert_array_equal(right.with_format("numpy")[:]["layer.2"], rows)
 
 
 def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_store_of_unknown_size_is_filled_shard_by_shard(tmp_path: Path) -> Non
     again.write_shard(1, make_rows(2, 10), make_states(2, 1), units=["u1"])
     store.finish()
     assert FeatureStore.open(tmp_path).shards == 3 and len(store) == 6
-    assert [found["id"] for found in store.left_out()] == ["x0", "x2"]
+    assert [record["id"] for record in store.left_out()] == ["x0", "x2"]
     assert [len(table) for table in store.tables(["id"])] == [2, 2, 2]
 
 
@@ -295,13 +295,13 @@ def test_a_shard_is_written_anew_whole_or_not_at_all(tmp_path: Path, monkeypatch
     store = FeatureStore.create(tmp_path, [SPEC], config={})
     rows = make_rows(3)
     store.write_shard(0, rows, make_states(3, 0), units=["u"], left_out=[{"id": "x", "reason": "no"}])
-    found, (states,), units, left_out = store.read_shard(0)
-    assert [r["id"] for r in found] == [r["id"] for r in rows] and states.shape[0] == 3
+    columns, (states,), units, left_out = store.read_shard(0)
+    assert [r["id"] for r in columns] == [r["id"] for r in rows] and states.shape[0] == 3
     assert (units, left_out) == (["u"], [{"id": "x", "reason": "no"}])
     with monkeypatch.context() as patched:
         patched.setattr("probers.store.store.write_bytes", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            store.write_shard(0, found[:1], states[:1], units=units)
+            store.write_shard(0, columns[:1], states[:1], units=units)
     assert store.next_shard == 0 and store.units == set()
     store.write_shard(0, [], states[:0], units=units)  # nothing left of it: no file but its own
     assert [p.name for p in tmp_path.glob("shards/*")] == ["00000.json"]

@@ -88,8 +88,8 @@ def test_a_failing_job_loses_no_other(command: Command, capsys: Any, errors: Any
     captured = capsys.readouterr()
     done = [[f"seed={s}"] for s in (1, 2, 3) if s not in errors]
     assert f"TABLE {done}" in captured.out
-    told = captured.err.strip().splitlines()
-    assert len(told) == len(errors) and all(line.startswith("probers-train: seed=") for line in told)
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == len(errors) and all(line.startswith("probers-train: seed=") for line in lines)
 
 
 def test_without_a_run_there_is_no_table(command: Command, capsys: Any) -> None:
@@ -128,8 +128,8 @@ def test_the_table_has_a_row_per_run(tmp_path: Path, monkeypatch: MonkeyPatch) -
     assert second.split()[0] == "head=probing_rag" and "0.820 [0.770, 0.870]" in second
     groups = figures()["splits"]["test"]["groups"]
     monkeypatch.setattr(bootstrap, "LEAST_GROUPS", groups + 1)
-    told = f"\nnote: {bootstrap.few_groups(groups, 'test group')}"
-    assert compare_runs(jobs, folders).endswith(told)
+    note = f"\nnote: {bootstrap.few_groups(groups, 'test group')}"
+    assert compare_runs(jobs, folders).endswith(note)
     (folders[1] / "metrics.json").write_text('{"layers": []}')
     with fails(None, "b/metrics.json", kind=RunError):
         compare_runs(jobs, folders)

@@ -60,6 +60,6 @@ def test_no_two_commands_write_to_one_folder_and_what_is_read_was_made_before():
 
 
 def test_every_method_of_a_comparison_stands_in_the_document():
-    asked = {value(command, "method") for command in COMMANDS}
-    assert {m for m in choices("method") if "compare" in file_of("method", m)["commands"]} <= asked
-    assert {m for m in methods("datagen")} <= asked
+    documented = {value(command, "method") for command in COMMANDS}
+    assert {m for m in choices("method") if "compare" in file_of("method", m)["commands"]} <= documented
+    assert {m for m in methods("datagen")} <= documented

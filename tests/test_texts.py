@@ -39,8 +39,8 @@ def labels(text, unit):
 def test_a_line_has_spans_and_what_follows_from_them():
     text, right = read_text(ADA, "line 1"), read_text(ADA | {"outside": "right"}, "line 1")
     assert labels(text, "span") == [("1815", False), ("Paris", True)]
-    found = [("She was born in 1815 in Paris.", True), ("She wrote on engines.", None)]
-    assert labels(text, "sentence") == found
+    expected = [("She was born in 1815 in Paris.", True), ("She wrote on engines.", None)]
+    assert labels(text, "sentence") == expected
     assert text.wrong is True and (text.writer, text.group) == ("gpt-x", "Ada Lovelace")
     assert [wrong for _, wrong in labels(right, "sentence")] == [True, False]
 
@@ -186,9 +186,9 @@ OFFSETS = [(0, 3), (3, 7), (7, 8), (8, 12), (12, 17), (17, 22), (22, 23)]
 @pytest.mark.parametrize("wrong", [True, False])
 def test_the_label_of_a_whole_answer_is_that_of_each_sentence(wrong):
     """Of both kinds alike: else the length of a span would tell them apart."""
-    found = token_labels(read_text({"answer": "Ann saw. Bob left home.", "wrong": wrong}, ""), OFFSETS)
-    assert found.mark.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert found.wrong.tolist() == [int(wrong)] * 7 and found.inside.tolist() == [1] * 7
+    labels = token_labels(read_text({"answer": "Ann saw. Bob left home.", "wrong": wrong}, ""), OFFSETS)
+    assert labels.mark.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert labels.wrong.tolist() == [int(wrong)] * 7 and labels.inside.tolist() == [1] * 7
 
 
 def test_a_wrong_answer_without_marks_is_wrong_whatever_the_outside_counts_as():
@@ -196,8 +196,8 @@ def test_a_wrong_answer_without_marks_is_wrong_whatever_the_outside_counts_as():
     offsets = [(0, 4), (4, 8)]
     for wrong, inside in ((True, 1), (False, 0)):
         text = read_text({"answer": "Ann saw.", "wrong": wrong, "outside": "right"}, "")
-        found = token_labels(text, offsets)
-        assert found.wrong.tolist() == [int(wrong)] * 2 and found.inside.tolist() == [inside] * 2
+        labels = token_labels(text, offsets)
+        assert labels.wrong.tolist() == [int(wrong)] * 2 and labels.inside.tolist() == [inside] * 2
 
 
 def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
@@ -205,11 +205,11 @@ def test_text_outside_that_is_right_is_cut_into_runs_by_sentence():
     right = token_labels(read_text(text | {"spans": []}, ""), OFFSETS)
     assert right.mark.tolist() == [0, 0, 0, 1, 1, 1, 1] and not right.inside.any()
     marked = text | {"spans": [{"start": 13, "end": 17, "wrong": True}]}
-    found = token_labels(read_text(marked, ""), OFFSETS)
-    assert found.mark.tolist() == [1, 1, 1, 2, 0, 3, 3] and found.wrong.tolist() == [0, 0, 0, 0, 1, 0, 0]
-    assert found.inside.tolist() == [0, 0, 0, 0, 1, 0, 0]
+    labels = token_labels(read_text(marked, ""), OFFSETS)
+    assert labels.mark.tolist() == [1, 1, 1, 2, 0, 3, 3] and labels.wrong.tolist() == [0, 0, 0, 0, 1, 0, 0]
+    assert labels.inside.tolist() == [0, 0, 0, 0, 1, 0, 0]
     unknown = token_labels(read_text(marked | {"outside": "unknown"}, ""), OFFSETS)
-    assert unknown.mark.tolist() == found.mark.tolist()
+    assert unknown.mark.tolist() == labels.mark.tolist()
     assert unknown.inside.tolist() == [-1, -1, -1, -1, 1, -1, -1]
 
 
@@ -236,10 +236,10 @@ def test_published_layouts_are_told_apart_and_read(name, tmp_path):
 def test_ragtruth_finds_its_prompts_beside(tmp_path):
     file = write_lines(tmp_path / "response.jsonl", LAYOUTS["ragtruth"]["records"])
     assert {text.prompt for text in source(file).all()} == {None}
-    told = [{"source_id": "0", "task_type": "QA", "prompt": "Answer!"}, {"source_id": "1", "prompt": "Now!"}]
-    write_lines(tmp_path / "source_info.jsonl", told)
+    lines = [{"source_id": "0", "task_type": "QA", "prompt": "Answer!"}, {"source_id": "1", "prompt": "Now!"}]
+    write_lines(tmp_path / "source_info.jsonl", lines)
     assert [text.prompt for text in source(file).all()] == ["Answer!\n"] * 2 + ["Now!\n"] * 2
-    write_lines(tmp_path / "source_info.jsonl", told[:1])
+    write_lines(tmp_path / "source_info.jsonl", lines[:1])
     with fails("bad-line", "line 3", "source_id 1"):
         list(source(file).all())
 
@@ -360,5 +360,5 @@ def test_of_one_text_the_first_label_counts_and_contradictions_are_told(unit, tm
     assert [t.units(unit)[0].wrong for t in texts] == [bool(i % 2) for i in range(20)]
     assert any("2 texts" in note and "1 of them" in note for note in read.survey(unit).notes)
     other = lines[2] | {"spans": [{"text": "It", "wrong": 1}]}
-    kept = source(write_lines(tmp_path / "b.jsonl", [*lines, other])).survey(unit).texts
-    assert kept == (21 if unit == "span" else 20)
+    first = source(write_lines(tmp_path / "b.jsonl", [*lines, other])).survey(unit).texts
+    assert first == (21 if unit == "span" else 20)

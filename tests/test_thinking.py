@@ -44,12 +44,12 @@ def bank(lm):
 
 @pytest.fixture(scope="module")
 def server(lm, bank):
-    with running(lm, bank, thinking=Thinking.of(lm.tokenizer)) as found:
-        yield found
+    with running(lm, bank, thinking=Thinking.of(lm.tokenizer)) as server:
+        yield server
 
 
-def ask(server: Running, asked: Any, *, stream: bool = False, **own: Any) -> Any:
-    messages = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+def ask(server: Running, content: Any, *, stream: bool = False, **own: Any) -> Any:
+    messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
     if stream:
         own |= {"stream": True, "stream_options": {"include_usage": True}}
     return server.client.chat.completions.create(
@@ -57,8 +57,8 @@ def ask(server: Running, asked: Any, *, stream: bool = False, **own: Any) -> Any
     )
 
 
-def raw_text(lm: CausalLM, asked: str) -> Any:
-    prompt = chat_text(lm.tokenizer, [{"role": "user", "content": asked}], "it")
+def raw_text(lm: CausalLM, content: str) -> Any:
+    prompt = chat_text(lm.tokenizer, [{"role": "user", "content": content}], "it")
     return lm.generate([prompt], max_new_tokens=80)[0]
 
 
@@ -73,8 +73,8 @@ def tokens_within(offsets: Any, start: int, end: int) -> list[int]:
     ("<thinker>", False, None, "<thinker>"),
 ])  # fmt: skip
 def test_thinking_and_answer_are_told_apart(text, begun, thought, said):
-    found = [None if span is None else text[slice(*span)] for span in MARKS.split(text, begun=begun)]
-    assert found == [thought, said]
+    parts = [None if span is None else text[slice(*span)] for span in MARKS.split(text, begun=begun)]
+    assert parts == [thought, said]
 
 
 @given(
@@ -101,41 +101,41 @@ def test_marks_are_found_or_asked_for(lm):
 
 
 def test_both_parts_carry_the_scores_of_the_raw_tokens(server, lm, bank):
-    for asked, *_ in CHATS:
+    for messages, *_ in CHATS:
         assert server.idle()
-        raw = raw_text(lm, asked)
+        raw = raw_text(lm, messages)
         (read,) = lm.score([raw.prompt], [raw.token_ids], needs=text_needs(bank))
         scores, _ = text_scores(bank, read.state)
-        made = ask(server, asked)
-        message, told = made.choices[0].message, made.choices[0].hallucination
+        made = ask(server, messages)
+        message, response = made.choices[0].message, made.choices[0].hallucination
         assert "<think>" not in message.content + message.reasoning_content
-        for text, field in ((message.reasoning_content, told["reasoning"]), (message.content, told)):
+        for text, field in ((message.reasoning_content, response["reasoning"]), (message.content, response)):
             start = raw.text.index(text)
-            own = tokens_within(raw.offsets, start, start + len(text))
-            np.testing.assert_allclose(field["token_scores"], [scores[i] for i in own], atol=1e-4)
+            tokens = tokens_within(raw.offsets, start, start + len(text))
+            np.testing.assert_allclose(field["token_scores"], [scores[i] for i in tokens], atol=1e-4)
             assert "".join(text[slice(*span)] for span in field["token_offsets"]) == text
         details = made.usage.completion_tokens_details
-        assert details.reasoning_tokens == len(told["reasoning"]["token_scores"])
-        *chunks, last, usage = list(ask(server, asked, stream=True))
+        assert details.reasoning_tokens == len(response["reasoning"]["token_scores"])
+        *chunks, last, usage = list(ask(server, messages, stream=True))
         for name in ("content", "reasoning_content"):
             pieces = [getattr(each.choices[0].delta, name, None) or "" for each in (*chunks, last)]
             assert "".join(pieces) == getattr(message, name)
         sent = [score for c in chunks[1:] for score in c.choices[0].hallucination["token_scores"]]
-        assert sent and sent == told["token_scores"][: len(sent)]
+        assert sent and sent == response["token_scores"][: len(sent)]
         assert usage.usage.completion_tokens == made.usage.completion_tokens
 
 
 def test_a_high_score_of_the_answer_ends_it_and_one_of_the_thinking_does_not(server):
-    asked = CHATS[0][0]
-    free = ask(server, asked).choices[0]
+    messages = CHATS[0][0]
+    free = ask(server, messages).choices[0]
     spans = free.hallucination["spans"]
     assert spans and free.hallucination["reasoning"]["spans"]
-    own = {"on_high": "stop", "threshold": spans[0]["score"] - 1e-3}
-    made = ask(server, asked, extra_body={"hallucination": own}).choices[0]
+    body = {"on_high": "stop", "threshold": spans[0]["score"] - 1e-3}
+    made = ask(server, messages, extra_body={"hallucination": body}).choices[0]
     assert made.finish_reason == "content_filter"
     assert made.message.content == free.message.content[: spans[0]["start"]]
     assert made.message.reasoning_content == free.message.reasoning_content
-    streamed = list(ask(server, asked, stream=True, extra_body={"hallucination": own}))
+    streamed = list(ask(server, messages, stream=True, extra_body={"hallucination": body}))
     assert "".join(c.choices[0].delta.content or "" for c in streamed if c.choices) == made.message.content
 
 
@@ -197,8 +197,8 @@ def test_features_are_those_of_the_part_that_is_read(lm, tmp_path, source):
         file = write_lines(tmp_path / "texts.jsonl", TEXTS)
         more, given = [f"texts.path={file}"], {each.id: each for each in TextSource(file).all()}
     else:
-        asked = [{"id": str(i), "question": q, "answers": [a]} for i, (q, _, a) in enumerate(CHATS)]
-        file = write_lines(tmp_path / "asked.jsonl", asked)
+        questions = [{"id": str(i), "question": q, "answers": [a]} for i, (q, _, a) in enumerate(CHATS)]
+        file = write_lines(tmp_path / "asked.jsonl", questions)
         corpus = write_lines(tmp_path / "corpus.jsonl", [{"id": "1", "title": "Emma", "text": "A novel."}])
         more = [f"questions={file}", f"corpus={corpus}", "label=acc", "prompt=chat", "k=1"]
         more += ["prompt.question_form={question}", "prompt.answer_cue=''"]
@@ -209,7 +209,7 @@ def test_features_are_those_of_the_part_that_is_read(lm, tmp_path, source):
         store = FeatureStore.open(run("datagen", typed))
         assert store.spec.position == {"both": "generated"}.get(reads, reads)
         rows, (features,), *_ = store.read_shard(0)
-        for row, found in list(zip(rows, features, strict=True))[:6]:
+        for row, feature in list(zip(rows, features, strict=True))[:6]:
             if source == "texts":
                 one = given[row["id"].partition("/")[2]]
                 prompt = one.prompt_for(lm.tokenizer, "texts.jsonl", TESTBED_PROMPT)
@@ -218,9 +218,9 @@ def test_features_are_those_of_the_part_that_is_read(lm, tmp_path, source):
             else:
                 continue
             (read,) = lm.score([prompt], [row["text"]], needs=Needs.of((1, 3), pool="tokens"))
-            own = tokens_within(read.offsets, *part_of(row["text"], reads))
-            np.testing.assert_allclose(found, read.state[own].mean(axis=0), atol=2e-4)
-            assert row["n_tokens"] == len(own)
+            tokens = tokens_within(read.offsets, *part_of(row["text"], reads))
+            np.testing.assert_allclose(feature, read.state[tokens].mean(axis=0), atol=2e-4)
+            assert row["n_tokens"] == len(tokens)
 
 
 def test_a_prober_of_a_part_scores_that_part_alone(lm):
@@ -231,16 +231,16 @@ def test_a_prober_of_a_part_scores_that_part_alone(lm):
     read = lm.score([t.prompt for t in texts], [t.token_ids for t in texts], needs=trigger.needs)
     first, second = trigger.decide(read, [None, None])
     span = part_of(texts[0].text, "thinking")
-    own = tokens_within(read[0].offsets, *span)
+    tokens = tokens_within(read[0].offsets, *span)
     assert first.score == pytest.approx(
-        float(bank.score_states(read[0].state[own].mean(axis=0)[None])[0]), abs=1e-4
+        float(bank.score_states(read[0].state[tokens].mean(axis=0)[None])[0]), abs=1e-4
     )
     assert second.score == UNANSWERED and second.fire == (UNANSWERED > 0.05)
     with fails("unsupported", "reads=both"):
         check_growing(bank)
-    scores, _ = text_scores(bank, read[0].state, [own])
-    told = Assessor(bank)(WrittenText.of(read[0], scores))
-    assert [(s.start, s.end) for s in told.spans] == [span] and told.score == pytest.approx(first.score)
+    scores, _ = text_scores(bank, read[0].state, [tokens])
+    scored = Assessor(bank)(WrittenText.of(read[0], scores))
+    assert [(s.start, s.end) for s in scored.spans] == [span] and scored.score == pytest.approx(first.score)
 
 
 def test_the_answer_is_what_stands_behind_the_thinking():

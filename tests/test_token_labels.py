@@ -107,11 +107,11 @@ def test_tokens_are_weighted_as_scikit_learn_does(tmp_path):
     assert np.corrcoef(ours, plain.decision_function(x)[order])[0, 1] > 0.98
 
 
-def released_loss(logits, targets, weights, own, marked, omega):
+def released_loss(logits, targets, weights, within, marked, omega):
     """The loss of one head written anew from the code of hallucination_probes, token by token."""
     token, span = [], []
     for i in range(len(logits)):
-        margins = [float(a - b) for (a, b), there in zip(logits[i], own[i], strict=True) if there]
+        margins = [float(a - b) for (a, b), there in zip(logits[i], within[i], strict=True) if there]
         wrong = float(targets[i] == 0)
 
         def bce(z, wrong=wrong):
@@ -128,19 +128,19 @@ def test_span_max_is_the_released_loss_and_its_variant_counts_all_stretches(mark
     """Unmarked stretches have a token loss of weight 1 and no span; the mean is over tokens, not weights."""
     torch.manual_seed(0)
     logits, targets = torch.randn(5, 4, 1, 2), torch.randint(0, 2, (5, 1))
-    own = torch.rand(5, 4) > 0.3
-    own[:, 0] = True
+    within = torch.rand(5, 4) > 0.3
+    within[:, 0] = True
     weights = torch.where(torch.tensor(marked) > 0, 10.0, 1.0)
-    found = {}
+    by_variant = {}
     for loss, spans in (("span_max", torch.tensor(marked).float()), ("span_max_all", weights)):
         module = ProberModule(LinearHead(["a"], 4), torch.tensor([0]), [0], replace(HOW, loss=loss), steps=10)
         module.steps_before = taken
         shares = torch.stack([weights, spans], dim=1)[:, None]
         losses = partial(head_losses, loss="ce")
-        found[loss] = float(module._span_losses(logits, targets, shares, own, losses))
-    wanted = released_loss(logits[:, :, 0], targets[:, 0], weights, own, marked, taken / 10)
-    assert found["span_max"] == pytest.approx(wanted, rel=1e-5)
-    assert found["span_max_all"] != pytest.approx(wanted, rel=1e-2) or not any(marked)
+        by_variant[loss] = float(module._span_losses(logits, targets, shares, within, losses))
+    wanted = released_loss(logits[:, :, 0], targets[:, 0], weights, within, marked, taken / 10)
+    assert by_variant["span_max"] == pytest.approx(wanted, rel=1e-5)
+    assert by_variant["span_max_all"] != pytest.approx(wanted, rel=1e-2) or not any(marked)
 
 
 def test_levels_are_those_of_scikit_learn(tmp_path):
@@ -151,7 +151,7 @@ def test_levels_are_those_of_scikit_learn(tmp_path):
     tokens = FeatureStore.open(tmp_path / "s").table().iloc[rows].reset_index(drop=True)
     scores = rng.standard_normal(len(rows)) + tokens["token_wrong"].to_numpy()
     levels = level_figures(examples, scores, 1.0, resamples=100, seed=0)
-    found = {name: level.to_dict() for name, level in levels.items()}
+    values = {name: level.to_dict() for name, level in levels.items()}
     test = tokens.assign(score=scores)[tokens["split"] == "test"]
     spans = test.groupby(["span", "mark"]).agg(wrong=("token_wrong", "max"), score=("score", "max"))
     answers = test.groupby("span")
@@ -160,12 +160,12 @@ def test_levels_are_those_of_scikit_learn(tmp_path):
         ("token", test["token_wrong"], test["score"]), ("span", spans["wrong"], spans["score"]),
         ("answer by max", bad, answers["score"].max()), ("answer by mean", bad, answers["score"].mean()),
     ):  # fmt: skip
-        assert found[level]["n"] == len(wrong)
-        assert found[level]["auroc"] == pytest.approx(roc_auc_score(wrong, score))
-        assert found[level]["auprc"] == pytest.approx(average_precision_score(wrong, score))
-        assert found[level]["recall_at_fpr1"] <= found[level]["recall_at_fpr10"]
+        assert values[level]["n"] == len(wrong)
+        assert values[level]["auroc"] == pytest.approx(roc_auc_score(wrong, score))
+        assert values[level]["auprc"] == pytest.approx(average_precision_score(wrong, score))
+        assert values[level]["recall_at_fpr1"] <= values[level]["recall_at_fpr10"]
     outside = test[test["inside"] == 0]
-    assert found["token"]["false_alarms"] == pytest.approx(1000 * (outside["score"] > 1.0).mean())
+    assert values["token"]["false_alarms"] == pytest.approx(1000 * (outside["score"] > 1.0).mean())
 
 
 def test_undecided_tokens_and_those_that_nobody_judged_are_in_no_figure(tmp_path):
@@ -184,10 +184,10 @@ def test_undecided_tokens_and_those_that_nobody_judged_are_in_no_figure(tmp_path
         def __getattr__(self, name):
             return getattr(store, name)
 
-    found = Dataset.load([Edited()]).examples
-    kept = {split: set(found.table["mark"].iloc[rows]) for split, rows in found.rows.items()}
-    assert kept == {"train": {1, 2}, "validation": {1}, "test": {1}}
-    assert sum(map(len, found.rows.values())) < sum(map(len, whole.rows.values()))
+    examples = Dataset.load([Edited()]).examples
+    marks = {split: set(examples.table["mark"].iloc[rows]) for split, rows in examples.rows.items()}
+    assert marks == {"train": {1, 2}, "validation": {1}, "test": {1}}
+    assert sum(map(len, examples.rows.values())) < sum(map(len, whole.rows.values()))
 
 
 def named(name, row):
@@ -201,12 +201,12 @@ def test_the_matrix_tests_each_prober_on_every_store(tmp_path):
     how = ["head=linear", "layer=[2]", "resamples=100", "learning_curve=false", "epochs=4", "lr=0.02"]
     a, b, none = (f"{tmp_path}/{name}" for name in ("a", "b", "none"))
     out = cli.run("train", [f"data=[{a},{b}]", f"test={none}", "matrix=true", f"out={tmp_path / 'p'}", *how])
-    found = json.loads((out / "matrix.json").read_text())
-    assert list(found) == [a, b, "all of these"] and list(found[a]) == [a, b, none]
-    assert found[a][b]["auroc"] > 0.8 and found[b][a]["auroc"] > 0.8
-    assert 0.3 < found["all of these"][none]["auroc"] < 0.7
+    matrix = json.loads((out / "matrix.json").read_text())
+    assert list(matrix) == [a, b, "all of these"] and list(matrix[a]) == [a, b, none]
+    assert matrix[a][b]["auroc"] > 0.8 and matrix[b][a]["auroc"] > 0.8
+    assert 0.3 < matrix["all of these"][none]["auroc"] < 0.7
     alone = cli.run("train", [f"data={a}", f"out={tmp_path / 'q'}", *how])
     figures = json.loads((alone / "metrics.json").read_text())
-    assert found[a][a]["auroc"] == pytest.approx(figures["ensemble"]["auroc"], abs=1e-6)
-    found[a][b]["groups"] = 7  # the fewest are told
-    assert sweeps.matrix_table(found).endswith(f"note: a cell of {few_groups(7)}")
+    assert matrix[a][a]["auroc"] == pytest.approx(figures["ensemble"]["auroc"], abs=1e-6)
+    matrix[a][b]["groups"] = 7  # the fewest are told
+    assert sweeps.matrix_table(matrix).endswith(f"note: a cell of {few_groups(7)}")

@@ -35,9 +35,9 @@ def test_controls_know_what_they_can_and_no_more(examples):
     detectors, notes = control_detectors(examples)
     rows = examples.rows["test"]
     wrong = examples.wrong[rows]
-    found = {d.name: d.scores[rows] for d in detectors}
-    assert not notes and len(set(found["majority"])) == 1
-    auroc = {name: roc_auc_score(wrong, scores) for name, scores in found.items()}
+    by_name = {d.name: d.scores[rows] for d in detectors}
+    assert not notes and len(set(by_name["majority"])) == 1
+    auroc = {name: roc_auc_score(wrong, scores) for name, scores in by_name.items()}
     for name in ("mean entropy", "max entropy", "min probability", "perplexity", "entropies combined"):
         assert auroc[name] > 0.65, name
     assert auroc["bag of words, text"] > 0.52
@@ -74,7 +74,7 @@ def prober(store, tmp_path_factory):
 def test_metrics_are_those_of_the_saved_prober(prober, store, examples):
     """Loaded anew, the prober scores the test examples as ``metrics.json`` says."""
     bank = Prober.from_pretrained(prober)
-    found = figures(prober)
+    values = figures(prober)
     rows = examples.rows["test"]
     wrong = examples.wrong[rows]
     states = store.states(bank.layers, rows)
@@ -83,23 +83,23 @@ def test_metrics_are_those_of_the_saved_prober(prober, store, examples):
         ("ensemble", bank.score_states(states), bank.threshold),
         ("with_entropy", bank.score_states(states, signals), bank.entropy_model.threshold),
     ):
-        assert found[key]["auroc"] == pytest.approx(roc_auc_score(wrong, score), abs=1e-9)
-        assert found[key]["accuracy"] == pytest.approx(np.mean((score > threshold) == wrong), abs=1e-9)
-        low, high = found[key]["auroc_ci"]
-        assert low < found[key]["auroc"] < high
+        assert values[key]["auroc"] == pytest.approx(roc_auc_score(wrong, score), abs=1e-9)
+        assert values[key]["accuracy"] == pytest.approx(np.mean((score > threshold) == wrong), abs=1e-9)
+        low, high = values[key]["auroc_ci"]
+        assert low < values[key]["auroc"] < high
     probability = bank.probability(bank.score_states(states))
-    assert found["ensemble"]["brier"] == pytest.approx(np.mean((probability - wrong) ** 2), abs=1e-9)
-    assert found["ensemble"]["ece"] < 0.1
-    assert bank.layers == (1, 2, 3) and [entry["layer"] for entry in found["layers"]] == [1, 2, 3]
-    assert found["best_layer"] == 2 and dict(bank.metrics) == found
-    told = found["domain"]
-    assert bank.domain is not None and (told["limit"], told["rate"]) == (bank.domain.limit, 0.05)
-    assert 0 <= told["false_alarms_ci"][0] <= told["false_alarms"] <= told["false_alarms_ci"][1] < 0.2
+    assert values["ensemble"]["brier"] == pytest.approx(np.mean((probability - wrong) ** 2), abs=1e-9)
+    assert values["ensemble"]["ece"] < 0.1
+    assert bank.layers == (1, 2, 3) and [entry["layer"] for entry in values["layers"]] == [1, 2, 3]
+    assert values["best_layer"] == 2 and dict(bank.metrics) == values
+    domain = values["domain"]
+    assert bank.domain is not None and (domain["limit"], domain["rate"]) == (bank.domain.limit, 0.05)
+    assert 0 <= domain["false_alarms_ci"][0] <= domain["false_alarms"] <= domain["false_alarms_ci"][1] < 0.2
 
 
 def test_the_report_compares_with_every_control(prober):
-    found = figures(prober)
-    controls = found["controls"]
+    values = figures(prober)
+    controls = values["controls"]
     assert set(controls) == {
         "majority", "bag of words, text", "bag of words, question", "bag of words, answer", "length",
         "question type", "condition",
@@ -108,11 +108,11 @@ def test_the_report_compares_with_every_control(prober):
     }  # fmt: skip
     assert controls["majority"]["auroc"] is None and controls["majority"]["accuracy"] is not None
     assert 0.4 < controls["shuffled labels"]["auroc"] < 0.6
-    assert "all layers vs shuffled labels" not in found["pairs"]  # measured against other labels
+    assert "all layers vs shuffled labels" not in values["pairs"]  # measured against other labels
     assert 0.35 < controls["embedding layer"]["auroc"] < 0.65
-    assert found["positive_control"]["auroc"] > 0.95
-    assert found["pairs"]["all layers vs mean entropy"]["auroc"]["ci95"][0] > 0
-    assert set(found["conditions"]) == {"closed_book", "with_passages"}
+    assert values["positive_control"]["auroc"] > 0.95
+    assert values["pairs"]["all layers vs mean entropy"]["auroc"]["ci95"][0] > 0
+    assert set(values["conditions"]) == {"closed_book", "with_passages"}
     assert "no evidence about large models" in (prober / "README.md").read_text()
 
 
@@ -134,8 +134,8 @@ def test_a_threshold_that_promises_is_kept_with_its_promise(store, examples, tmp
     promise, groups = bank.promise, examples.groups("validation")  # of two texts each
     assert promise is not None and (promise.risk, promise.confidence) == (0.2, 0.9)
     assert promise.groups == len(groups) and 11 <= promise.passing < len(groups)
-    told = bank.metrics["promise"]
-    assert told | promise.to_dict() == told and 0 < told["test"]["passing"] < len(examples.groups("test"))
+    entry = bank.metrics["promise"]
+    assert entry | promise.to_dict() == entry and 0 < entry["test"]["passing"] < len(examples.groups("test"))
     assert bank.metrics["ensemble"]["threshold"] == bank.threshold
     assert "at most 20% is wrong" in bank.card
     # Of "bag of words, question", which knows nothing, no such share can be promised: it always fires.
@@ -178,9 +178,9 @@ def test_states_are_never_all_in_memory(tmp_path, monkeypatch):
     read, original = [], StateReader.__getitem__
 
     def spied(reader: StateReader, rows: Any) -> np.ndarray:
-        found = original(reader, rows)
-        read.append(len(found))
-        return found
+        states = original(reader, rows)
+        read.append(len(states))
+        return states
 
     monkeypatch.setattr(StateReader, "__getitem__", spied)
     store = make_store(tmp_path / "s", 3000)
@@ -275,9 +275,9 @@ def test_sites_are_trained_together_and_the_best_is_the_probers(tmp_path):
     bank = made("both", *post, *mlp)
     assert (bank.spec.site, bank.layers) == ("mlp_out", (1, 2)) and bank.metrics["best_site"] == "mlp_out"
     assert bank.metrics["sites"] == ["resid_post", "mlp_out"] and len(bank.metrics["layers"]) == 4
-    found = [e["auroc"] for e in bank.metrics["layers"] if e["site"] == "mlp_out"]
+    aurocs = [e["auroc"] for e in bank.metrics["layers"] if e["site"] == "mlp_out"]
     alone = [e["auroc"] for e in made("alone", *mlp).metrics["layers"]]
-    np.testing.assert_allclose(found, alone, atol=1e-3)
+    np.testing.assert_allclose(aurocs, alone, atol=1e-3)
     with fails("mismatch", mlp[0].path):
         made("fewer", *post, mlp[0])
 

@@ -139,7 +139,7 @@ def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> 
     evaluator = Evaluator(examples, ThresholdRule(), resamples=203, seed=0)
     detector = evaluator.calibrated(Detector("x", scores, ""))
     assert detector.probability is not None and detector.threshold is not None
-    found = evaluator.figures(detector).to_dict()
+    figures = evaluator.figures(detector).to_dict()
     one = Bootstrap(groups, resamples=203, seed=0)
     fired, probability = (scores[rows] > detector.threshold).astype(float), detector.probability(scores[rows])
     for name, metric, values in (
@@ -151,16 +151,16 @@ def test_many_figures_at_once_are_those_of_one_at_a_time(examples: Examples) -> 
         expected = (
             one.interval(values, partial(metric, wrong)) if metric else m.ece_interval(one, wrong, values)
         )
-        assert found[name] == pytest.approx(expected.value, abs=1e-12), name
-        assert found[f"{name}_ci"] == pytest.approx([expected.low, expected.high], abs=1e-6), name
-    assert found["base_rate"] == wrong.mean() and found["fired"] == fired.mean()
+        assert figures[name] == pytest.approx(expected.value, abs=1e-12), name
+        assert figures[f"{name}_ci"] == pytest.approx([expected.low, expected.high], abs=1e-6), name
+    assert figures["base_rate"] == wrong.mean() and figures["fired"] == fired.mean()
 
 
 def test_a_constant_ranks_nothing_and_a_score_that_is_no_number_is_an_error(examples: Examples) -> None:
     scores = np.zeros(len(examples.table))
-    found = evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s + 0.5, 0.0)).to_dict()
-    assert found["auroc"] is None and found["prr_ci"] is None and found["accuracy"] is not None
-    json.dumps(found, allow_nan=False)
+    figures = evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s + 0.5, 0.0)).to_dict()
+    assert figures["auroc"] is None and figures["prr_ci"] is None and figures["accuracy"] is not None
+    json.dumps(figures, allow_nan=False)
     scores[examples.rows["test"][3]] = np.nan
     with fails("failed", "1 of 800", kind=RunError):
         evaluator_of(examples).figures(Detector("x", scores, "", lambda s: s, 0.0))
@@ -172,9 +172,9 @@ def test_figures_within_a_condition_are_those_of_its_texts(examples: Examples) -
     scores = noisy(examples, 1.0, 0) + 5.0 * (examples.table["condition"] == "with_passages").to_numpy()
     detector = Detector("x", scores, "")
     overall = {"x": evaluator.figures(detector)}
-    found = plain(evaluator.by("condition", [detector], overall))
-    assert set(found) == {"closed_book", "with_passages"} and overall["x"].auroc < 0.7
-    for condition, entry in found.items():
+    figures = plain(evaluator.by("condition", [detector], overall))
+    assert set(figures) == {"closed_book", "with_passages"} and overall["x"].auroc < 0.7
+    for condition, entry in figures.items():
         rows = examples.rows["test"][examples.column("condition", "test") == condition]
         wrong, inside = examples.wrong[rows], entry["detectors"]["x"]
         assert entry["n"] == len(rows) and entry["base_rate"] == wrong.mean()
@@ -189,13 +189,13 @@ def test_pairs_are_paired_differences(examples: Examples) -> None:
     kinds = (("g", 1.5, 0), ("s", 1.5, 0), ("p", 0.2, 1))
     good, same, poor = (Detector(n, noisy(examples, d, s), "") for n, d, s in kinds)
     constant = Detector("constant", np.ones(len(examples.table)), "")
-    found = plain(evaluator.pairs([good], [same, poor, constant]))
-    assert set(found) == {"g vs s", "g vs p"}
-    assert found["g vs s"]["auroc"] == {"diff": 0.0, "ci95": [0.0, 0.0]}
+    pairs = plain(evaluator.pairs([good], [same, poor, constant]))
+    assert set(pairs) == {"g vs s", "g vs p"}
+    assert pairs["g vs s"]["auroc"] == {"diff": 0.0, "ci95": [0.0, 0.0]}
     metric = partial(m.auroc, examples.wrong[rows])
     expected = evaluator.bootstrap.difference(good.scores[rows], poor.scores[rows], metric)
-    assert found["g vs p"]["auroc"]["diff"] == pytest.approx(expected.value)
-    assert found["g vs p"]["auroc"]["ci95"] == pytest.approx([expected.low, expected.high], abs=1e-6)
+    assert pairs["g vs p"]["auroc"]["diff"] == pytest.approx(expected.value)
+    assert pairs["g vs p"]["auroc"]["ci95"] == pytest.approx([expected.low, expected.high], abs=1e-6)
 
 
 def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) -> None:
@@ -226,14 +226,14 @@ def test_the_summary_has_every_part_and_is_json(run: Any, examples: Examples) ->
 
 def test_calibration_before_and_after(run: Any, examples: Examples) -> None:
     """The sum of three margins is far too sure; a score of true log-odds needs nothing."""
-    found = run.figures["calibration"]
+    entry = run.figures["calibration"]
     rows = examples.rows["test"]
     wrong, score = examples.wrong[rows], run.trained.ensembles["logits"].scores[rows]
-    assert found["method"] == "temperature" and set(found["other"]) == {"isotonic"}
-    assert found["before"]["brier"] == pytest.approx(np.mean((1 / (1 + np.exp(-score)) - wrong) ** 2))
-    assert found["before"]["ece"] > 0.15 > 0.08 > found["after"]["ece"]
-    assert found["after"]["brier"] < found["before"]["brier"]
-    assert found["after"]["brier_ci"][0] < found["after"]["brier"] < found["after"]["brier_ci"][1]
+    assert entry["method"] == "temperature" and set(entry["other"]) == {"isotonic"}
+    assert entry["before"]["brier"] == pytest.approx(np.mean((1 / (1 + np.exp(-score)) - wrong) ** 2))
+    assert entry["before"]["ece"] > 0.15 > 0.08 > entry["after"]["ece"]
+    assert entry["after"]["brier"] < entry["before"]["brier"]
+    assert entry["after"]["brier_ci"][0] < entry["after"]["brier"] < entry["after"]["brier_ci"][1]
     log_odds = 1.5 * noisy(examples, 1.5, 4)  # d' times the score is the log-odds of normal classes
     assert run.evaluator.probabilities(1 / (1 + np.exp(-log_odds[rows]))).ece < 0.08
 
@@ -259,8 +259,8 @@ def test_training_on_other_data_sets_is_said(run: Any) -> None:
 def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None:
     for interval, said in (((0.1, 0.2), "is better"), ((-0.1, 0.1), "is not shown to be better")):
         pair = {"auroc": schema.Difference(diff=0.0, ci95=interval)}
-        told = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
-        assert f"It {said} than words alone" in str(report(told))
+        figures = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
+        assert f"It {said} than words alone" in str(report(figures))
 
 
 def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
@@ -391,14 +391,14 @@ def test_figures_and_differences_are_those_of_the_scores(signalled: Examples) ->
     measures = {"all": partial(m.auroc, wrong), "length": lambda s, w: pooled_auroc(wrong, s, lengths, w)}
     for key, measure in measures.items():
         for name, scores in (("all layers", head), ("entropy before", entropy)):
-            found = before["detectors"][name][key]
+            actual = before["detectors"][name][key]
             interval = evaluator.bootstrap.interval(scores, measure)
-            assert found["auroc"] == pytest.approx(interval.value)
-            assert found["ci95"] == pytest.approx(interval.limits, abs=1e-6)
-        found = before["pairs"]["all layers vs entropy before"][key]
+            assert actual["auroc"] == pytest.approx(interval.value)
+            assert actual["ci95"] == pytest.approx(interval.limits, abs=1e-6)
+        actual = before["pairs"]["all layers vs entropy before"][key]
         expected = evaluator.bootstrap.difference(head, entropy, measure)
-        assert found["diff"] == pytest.approx(expected.value)
-        assert found["ci95"] == pytest.approx(expected.limits, abs=1e-6)
+        assert actual["diff"] == pytest.approx(expected.value)
+        assert actual["ci95"] == pytest.approx(expected.limits, abs=1e-6)
     assert before["pairs"][f"{WITH_SIGNALS} vs all layers"]["all"]["ci95"][0] > 0
     assert set(figures["strata"]) == {"length", "type", "length and type"}
     strata = figures["strata"]["length"]["strata"]

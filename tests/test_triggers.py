@@ -352,9 +352,9 @@ def test_probing_before_reads_the_prompt_and_not_what_is_written():
     spent = []
     quix = lambda text: [1.0 if "Quix" in text else -0.5, 0, 0, 0]  # noqa: E731
     lm = FakeLM(lambda prompt: " Ana. Or Quix.", state=quix)
-    asked = [state(lm, spend=spent.append), state(lm, spend=spent.append, passages=(passage("Quix"),))]
-    asked[1] = replace(asked[1], question=Question("p", "Where is Quix?"))
-    silent, fired = before().decide_before(asked)
+    states = [state(lm, spend=spent.append), state(lm, spend=spent.append, passages=(passage("Quix"),))]
+    states[1] = replace(states[1], question=Question("p", "Where is Quix?"))
+    silent, fired = before().decide_before(states)
     assert (silent.score, silent.fire, fired.score, fired.fire) == (-1.0, False, 2.0, True)
     # One call for all, of a token each and of the questions alone.
     assert lm.batches == [2]
@@ -367,12 +367,12 @@ def test_probing_before_reads_the_prompt_and_not_what_is_written():
 
 
 def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt_of_its_training():
-    own = bank(pool="prompt", threshold=0.7, calibration=Temperature(2.0))
-    trigger = ProbingBefore(own)
+    prober = bank(pool="prompt", threshold=0.7, calibration=Temperature(2.0))
+    trigger = ProbingBefore(prober)
     lm = FakeLM(lambda prompt: "", state=lambda text: [0.3, 0, 0, 0])  # it ends without a token
     (decision,) = trigger.decide_before([state(lm)])
     assert (decision.threshold, trigger.record["threshold"], decision.fire) == (0.7, 0.7, False)
-    assert trigger.probability(np.array([1.0])) == own.probability(np.array([1.0]))
+    assert trigger.probability(np.array([1.0])) == prober.probability(np.array([1.0]))
     trigger.check(SPEC, TESTBED_PROMPT)
     with fails("mismatch", "prompt"):
         trigger.check(SPEC, replace(TESTBED_PROMPT, answer_cue="Hence"))

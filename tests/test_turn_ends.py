@@ -37,9 +37,9 @@ LAST = "{% if loop.last %}X{% else %}Y{% endif %}{% endif %}"
 @pytest.fixture
 def tokenizer() -> Any:
     """A tokenizer whose own end token is in none of the templates."""
-    own = copy.deepcopy(byte_level(every_byte=True))
-    own.add_special_tokens({"additional_special_tokens": MARKS})
-    return own
+    changed = copy.deepcopy(byte_level(every_byte=True))
+    changed.add_special_tokens({"additional_special_tokens": MARKS})
+    return changed
 
 
 def in_loop(turn: str, after: str = "") -> str:
@@ -117,8 +117,8 @@ def test_the_server_ends_chats_so_and_completions_not(lm):
         chat = server.client.chat.completions.create(model="testbed", messages=MESSAGES, temperature=0)
         (choice,) = chat.choices
         assert (choice.message.content, choice.finish_reason) == ("Yes.", "stop")
-        asked = {"model": "testbed", "prompt": prompt, "temperature": 0, "max_tokens": 30}
-        assert server.client.completions.create(**asked).choices[0].text.endswith("Why")
+        body = {"model": "testbed", "prompt": prompt, "temperature": 0, "max_tokens": 30}
+        assert server.client.completions.create(**body).choices[0].text.endswith("Why")
 
 
 def test_one_of_several_chat_templates_is_chosen_by_name(tokenizer, tmp_path):

@@ -41,11 +41,11 @@ def test_entropy_of_meanings_in_closed_form():
 
 def test_weighted_entropies_are_of_the_sequences_probabilities_and_of_their_tokens():
     share = np.array([0.625, 0.25]) / 0.875
-    found = semantic_entropy([0, 1, 0], np.log([0.5, 0.25, 0.125]), variant="sequence")
-    assert found == pytest.approx(-(share * np.log(share)).sum())
+    result = semantic_entropy([0, 1, 0], np.log([0.5, 0.25, 0.125]), variant="sequence")
+    assert result == pytest.approx(-(share * np.log(share)).sum())
     for variant in ("weighted", "sequence"):  # very low ones do not underflow
-        found = semantic_entropy([0, 1, 1], [-2000.0] * 3, [3] * 3, variant=variant)
-        assert found == pytest.approx(semantic_entropy([0, 1, 1]))
+        result = semantic_entropy([0, 1, 1], [-2000.0] * 3, [3] * 3, variant=variant)
+        assert result == pytest.approx(semantic_entropy([0, 1, 1]))
 
 
 def test_weighted_entropy_is_that_of_the_code_of_farquhar_et_al():
@@ -60,8 +60,8 @@ def test_weighted_entropy_is_that_of_the_code_of_farquhar_et_al():
             c: math.log(math.fsum(math.exp(v) for v, m in zip(normal, of, strict=True) if m == c)) for c in of
         }
         expected = -math.fsum(math.exp(value) * value for value in clustered.values())
-        found = semantic_entropy(of, [t.sum() for t in tokens], [len(t) for t in tokens], variant="weighted")
-        assert found == pytest.approx(expected, abs=1e-9)
+        result = semantic_entropy(of, [t.sum() for t in tokens], [len(t) for t in tokens], variant="weighted")
+        assert result == pytest.approx(expected, abs=1e-9)
 
 
 def test_what_cannot_be_computed_is_refused():
@@ -84,10 +84,10 @@ def test_what_cannot_be_computed_is_refused():
 
 def test_clusters_are_the_transitive_closure_and_an_undecided_pair_joins_nothing():
     alike = {("a", "b"), ("b", "c")}
-    found = clusters("acbdd", lambda x, y: (x, y) in alike or (y, x) in alike)
-    assert found.of == (0, 0, 0, 1, 1) and len(found) == 2 and found.undecided == 0
-    found = clusters(["John Adams", "John Quincy Adams", "Paris"], SAME)
-    assert found.of == (0, 1, 2) and found.undecided == 1
+    result = clusters("acbdd", lambda x, y: (x, y) in alike or (y, x) in alike)
+    assert result.of == (0, 0, 0, 1, 1) and len(result) == 2 and result.undecided == 0
+    result = clusters(["John Adams", "John Quincy Adams", "Paris"], SAME)
+    assert result.of == (0, 1, 2) and result.undecided == 1
     # Joined through a third answer it is decided.
     verdicts = {"ab": None, "ac": True, "bc": True}
     assert clusters("abc", lambda x, y: verdicts[x + y]).undecided == 0
@@ -156,7 +156,7 @@ def compared(lm, prompt, how, variant):
 def test_seakrs_score_is_of_the_mlps_output_at_the_end_mark(lm):
     """Independent: a plain pass of transformers over prompt, sample and mark; the covariance written out."""
     (prompt,) = questions("Lena Zaser")
-    samples, found = compared(lm, prompt, Draws(samples=4, temperature=3.0), "seakr")
+    samples, score = compared(lm, prompt, Draws(samples=4, temperature=3.0), "seakr")
     block = lm.model.model.layers[lm.num_layers // 2 - 1]
     rows = []
     for one in samples.calls:
@@ -169,15 +169,15 @@ def test_seakrs_score_is_of_the_mlps_output_at_the_end_mark(lm):
     k, d = z.shape
     centring = torch.eye(d) - torch.ones(d, d) / d
     expected = torch.logdet((z @ centring @ z.T + 1e-3 * torch.eye(k)).double()) / k
-    assert found == pytest.approx(float(expected), abs=1e-3)
-    assert found != pytest.approx(
+    assert score == pytest.approx(float(expected), abs=1e-3)
+    assert score != pytest.approx(
         compared(lm, prompt, Draws(samples=4, temperature=3.0), "paper")[1], abs=0.1
     )
 
 
 def test_insides_score_is_of_the_state_before_the_last_token(lm):
     (prompt,) = questions("Lena Zaser")
-    samples, found = compared(lm, prompt, Draws(samples=3, temperature=3.0), "inside")
+    samples, score = compared(lm, prompt, Draws(samples=3, temperature=3.0), "inside")
     rows = []
     for one in samples.calls:
         with torch.inference_mode():
@@ -185,7 +185,7 @@ def test_insides_score_is_of_the_state_before_the_last_token(lm):
             states = lm.model(ids, output_hidden_states=True).hidden_states
         rows.append(states[len(states) // 2][0, -2].float())
     values = np.linalg.svd(torch.cov(torch.stack(rows)).numpy() + 1e-3 * np.eye(3))[1]
-    assert found == pytest.approx(np.mean(np.log10(values)), abs=1e-3)
+    assert score == pytest.approx(np.mean(np.log10(values)), abs=1e-3)
 
 
 @pytest.mark.parametrize(("reply", "expected"), [
@@ -226,27 +226,27 @@ def drawn(lm, prompts, how=THREE, **options):
 
 
 def test_samples_depend_on_prompt_and_settings_alone(lm):
-    asked = questions("Lena Zaser", "Faye Brolgal", "Lena Zaser")
-    together = drawn(lm, asked)
-    for samples, prompt in zip(together, asked, strict=True):
+    prompts = questions("Lena Zaser", "Faye Brolgal", "Lena Zaser")
+    together = drawn(lm, prompts)
+    for samples, prompt in zip(together, prompts, strict=True):
         assert samples.texts == drawn(lm, [prompt])[0].texts
     assert together[0] is together[2]
     hot, other = (Draws(samples=3, temperature=3.0, seed=seed) for seed in (0, 1))
-    found = [drawn(lm, asked[:1], how)[0].texts for how in (THREE, hot, other)]
-    assert len(set(found)) == 3
+    texts = [drawn(lm, prompts[:1], how)[0].texts for how in (THREE, hot, other)]
+    assert len(set(texts)) == 3
 
 
 def test_samples_are_those_that_the_model_draws_one_by_one(lm):
     """Without shared keys and values, and with the recorded numbers of a plain pass over each text."""
     (prompt,) = questions("Lena Zaser")
-    (found,) = drawn(lm, [prompt], Draws(samples=4, temperature=2.0, seed=3), layer=4)
+    (drawn_samples,) = drawn(lm, [prompt], Draws(samples=4, temperature=2.0, seed=3), layer=4)
     how = {"max_new_tokens": 24, "stop": TESTBED_PROMPT.stop, "sampling": Sampling(2.0, seed=3)}
     plain = [lm.generate([prompt] * (i + 1), **how)[-1] for i in range(4)]
-    assert found.texts == tuple(g.text for g in plain)
+    assert drawn_samples.texts == tuple(g.text for g in plain)
     read = lm.score([prompt] * 4, [g.token_ids for g in plain], needs=Needs.of([4], pool="last"))
     expected = [g.logprobs.sum() for g in read]
-    np.testing.assert_allclose(found.logprobs, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found.states, [g.state[0] for g in read], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(drawn_samples.logprobs, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(drawn_samples.states, [g.state[0] for g in read], rtol=1e-3, atol=1e-4)
 
 
 def test_samples_without_an_answer_are_completed_like_greedy_texts(lm):
@@ -279,8 +279,8 @@ def test_replies_are_all_spellings_with_a_token_of_their_own():
     words = ["True", " True", "true", "untrue", " False", "false", " falsehood"]
     vocabulary = {word: i for i, word in enumerate(words)}
     tokenizer = Mock(get_vocab=lambda: vocabulary, decode=lambda ids: words[ids[0]])
-    found = spellings(tokenizer)
-    assert [[words[i] for (i,) in each] for each in found] == [words[:3], words[4:6]]
+    result = spellings(tokenizer)
+    assert [[words[i] for (i,) in each] for each in result] == [words[:3], words[4:6]]
 
 
 def test_an_entailment_model_decides_in_both_directions(tmp_path):

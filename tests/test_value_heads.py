@@ -132,10 +132,10 @@ def test_an_exported_head_has_its_standardisation_in_its_weights(layer, tmp_path
     bank = Prober(spec, half_precision(head), aggregate="max", ensemble=ensemble)
     bank.save_pretrained(tmp_path / "prober")
     out = cli.run("export", [str(tmp_path / "prober"), f"layer={layer or 'null'}", f"out={tmp_path / 'p'}"])
-    found = read_value_head(out, "p")
-    assert found.layer_idx == (layer or 2) - 1
+    exported = read_value_head(out, "p")
+    assert exported.layer_idx == (layer or 2) - 1
     expected = bank.margins(states)[:, layers.index(layer)] if layer else bank.score_states(states)
-    z = states[:, layers.index(layer or 2)].float() @ found.weight + found.bias
+    z = states[:, layers.index(layer or 2)].float() @ exported.weight + exported.bias
     np.testing.assert_allclose(z, expected, rtol=1e-4, atol=1e-4)
     with fails("layers", "layer=2" if layer else "layer=1"):
         fold(bank.spec, bank.head, bank.ensemble, 2 if layer else 1)
@@ -166,13 +166,13 @@ def test_threshold_and_calibration_are_those_of_validation_spans(tmp_path):
     probe = written(tmp_path / "probe", linear().state_dict())
     file = labelled(tmp_path / "texts.jsonl")
     bank = imported(probe, tmp_path / "prober", f"texts={file}", "resamples=100")
-    hook, found = Hook(linear(), 1), {"validation": [], "test": []}
+    hook, spans = Hook(linear(), 1), {"validation": [], "test": []}
     for line in map(json.loads, Path(file).read_text().splitlines()):
         logits, offsets = hook(line["prompt"], line["answer"])
-        for span in line["spans"] if line["split"] in found else ():
+        for span in line["spans"] if line["split"] in spans else ():
             highest = score(logits, offsets, span["start"], span["end"])
-            found[line["split"]].append((span["wrong"], highest))
-    (wrong, scores), (test_wrong, test_scores) = (np.array(found[side]).T for side in found)
+            spans[line["split"]].append((span["wrong"], highest))
+    (wrong, scores), (test_wrong, test_scores) = (np.array(spans[side]).T for side in spans)
     assert bank.metrics["splits"]["validation"]["n"] == len(wrong)
     assert bank.metrics["span"]["auroc"] == pytest.approx(roc_auc_score(test_wrong, test_scores), abs=1e-9)
     spread = scores.std()

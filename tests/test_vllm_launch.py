@@ -29,8 +29,8 @@ def test_the_command_names_model_prober_and_worker_and_hides_the_key(lm, tmp_pat
     assert str(model_path()) in argv and options["--served-model-name"] == "testbed"
     assert (options["--port"], options["--dtype"]) == ("8001", "float32")
     said = json.loads(options["--additional-config"])
-    own = {"allow_other": False, "layers": [6, 12], "abstention": Serve.abstention}
-    assert said["probers"] == {"prober": str(tmp_path), **own}
+    settings = {"allow_other": False, "layers": [6, 12], "abstention": Serve.abstention}
+    assert said["probers"] == {"prober": str(tmp_path), **settings}
     assert ServedProber.of(said) == ServedProber(str(tmp_path), False, (6, 12))
     assert "secret" not in argv
     assert environment == {"VLLM_PLUGINS": "theirs,probers", "VLLM_API_KEY": "secret"}

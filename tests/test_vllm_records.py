@@ -34,21 +34,21 @@ def text() -> tuple[Any, Any, torch.Tensor]:
     ("predicting", (0, 2)), ("tokens", (1, 3)), ("positions", (0, 1, 2, 3)), ("mean", (2,)), ("last", (3, 1)),
     ("prompt", (0, 2)), ("mind", (DEPTH,)), ("mind_tokens", (DEPTH,)),
 ])  # fmt: skip
-@pytest.mark.parametrize("kept", [1, 6, 9])
-def test_states_of_every_pool_as_places_come(text, pool, layers, kept):
+@pytest.mark.parametrize("indices", [1, 6, 9])
+def test_states_of_every_pool_as_places_come(text, pool, layers, indices):
     lm, made, states = text
     needs = Needs((Feature(layers, pool=pool), Feature((1,), pool="last" if pool != "last" else "mean")))
-    rng, record = random.Random(kept), TextRecord(needs, 5)
-    while record.count < kept + 1:
+    rng, record = random.Random(indices), TextRecord(needs, 5)
+    while record.count < indices + 1:
         count = min(rng.randint(1, 3), len(states) - record.count)
         new = states[record.count : record.count + count]
         record.add({layers: new[:, list(layers)] for layers in record.layers}, count)
-        record.commit(min(kept, record.count - 2))
-    want = lm.score([made.prompt], [made.token_ids[:kept]], needs=needs)[0]
-    found = record.recorded(kept)
-    assert found.broken is None and found.scores.shape == (4, 0)
-    assert [*found.states] == [*want.states] == [*needs.features]
-    for feature, have in found.states.items():
+        record.commit(min(indices, record.count - 2))
+    want = lm.score([made.prompt], [made.token_ids[:indices]], needs=needs)[0]
+    recorded = record.recorded(indices)
+    assert recorded.broken is None and recorded.scores.shape == (4, 0)
+    assert [*recorded.states] == [*want.states] == [*needs.features]
+    for feature, have in recorded.states.items():
         np.testing.assert_allclose(have, want.states[feature], rtol=1e-5, atol=1e-5)
 
 
@@ -56,9 +56,9 @@ def test_a_text_without_a_token_has_the_state_before_it_alone() -> None:
     needs = Needs((Feature((1, 2), pool="prompt"), Feature((1, 2), pool="positions"), Feature((1, 2))))
     record = TextRecord(needs, 0)
     record.add({(1, 2): torch.arange(32.0).view(2, 2, 8)}, 2)
-    found = record.recorded(0).states
-    assert [*found] == [needs.features[0]]
-    np.testing.assert_array_equal(found[needs.features[0]], np.arange(16.0).reshape(2, 8))
+    states = record.recorded(0).states
+    assert [*states] == [needs.features[0]]
+    np.testing.assert_array_equal(states[needs.features[0]], np.arange(16.0).reshape(2, 8))
 
 
 def test_the_first_broken_state_is_named_by_token_and_layer() -> None:

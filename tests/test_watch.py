@@ -50,8 +50,8 @@ def plain(family: str = "llama", seed: int = 0) -> tuple[Any, Any]:
 
 
 def batch(tokenizer: Any) -> dict[str, torch.Tensor]:
-    found = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
-    return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+    encoding = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    return {"input_ids": encoding["input_ids"], "attention_mask": encoding["attention_mask"]}
 
 
 def hooks(model: Any) -> int:
@@ -118,10 +118,10 @@ def means(states: np.ndarray) -> np.ndarray:
     ("family", "feature"), [*((name, None) for name in FAMILIES), ("llama", Feature((3,), pool="mind"))]
 )
 def test_finished_scores_are_those_of_our_own_generation(family: str, feature: Feature | None) -> None:
-    own, bank = Loop(family, feature), make_bank(family, feature)
+    loop, bank = Loop(family, feature), make_bank(family, feature)
     ours = tiny_lm(family).generate(PROMPTS, max_new_tokens=14, needs=bank.needs)
-    with bank.watch(own.model) as scores:
-        sequences = own.whole(14)
+    with bank.watch(loop.model) as scores:
+        sequences = loop.whole(14)
         assert lengths(scores) == [13] * 5  # the last token is not forwarded
         for _ in range(2):  # once is enough
             scores.finish(sequences)
@@ -133,19 +133,19 @@ def test_finished_scores_are_those_of_our_own_generation(family: str, feature: F
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_that_end_earlier_are_scored_up_to_their_end(family: str) -> None:
-    own = Loop(family)
-    texts = own.ends_early()
+    loop = Loop(family)
+    texts = loop.ends_early()
     counts = [len(text) for text in texts]
     assert min(counts) < max(counts) == 14
-    scored = tiny_lm(family).score(PROMPTS, texts, needs=own.bank.needs)
-    with own.watch() as scores:
-        sequences = own.sample()
+    scored = tiny_lm(family).score(PROMPTS, texts, needs=loop.bank.needs)
+    with loop.watch() as scores:
+        sequences = loop.sample()
         assert [row[:n] for row, n in zip(sequences.tolist(), counts, strict=True)] == texts
         assert lengths(scores) == [n - (n == 14) for n in counts]
-        scores.finish(torch.cat([own.given["input_ids"], sequences], dim=1))
+        scores.finish(torch.cat([loop.given["input_ids"], sequences], dim=1))
     assert lengths(scores) == counts
     np.testing.assert_allclose(
-        scores.sequence, own.bank.score_states(np.stack([g.state for g in scored])), **CLOSE
+        scores.sequence, loop.bank.score_states(np.stack([g.state for g in scored])), **CLOSE
     )
 
 
@@ -158,15 +158,15 @@ SITES = [((0, 2), "resid_post", 70), ((1, 3), "resid_mid", 9), ((2,), "attn_out"
 def test_each_score_is_of_the_tokens_up_to_it_or_of_its_own(
     layers: Any, site: Any, count: int, pool: Any
 ) -> None:
-    own = Loop(feature=Feature(layers, site, pool))
-    with own.watch() as along, own.watch(per="token") as alone:
-        sequences = own.whole(count)
+    loop = Loop(feature=Feature(layers, site, pool))
+    with loop.watch() as along, loop.watch(per="token") as alone:
+        sequences = loop.whole(count)
         for scores in (along, alone):
             scores.finish(sequences)
-    for row, states in enumerate(states_of(sequences[:, own.length :], own.bank.needs)):
+    for row, states in enumerate(states_of(sequences[:, loop.length :], loop.bank.needs)):
         so_far = means(states) if pool == "mean" else states
-        np.testing.assert_allclose(along.tokens[row], own.bank.score_states(so_far), **CLOSE)
-        np.testing.assert_allclose(alone.tokens[row], own.bank.score_states(states), **CLOSE)
+        np.testing.assert_allclose(along.tokens[row], loop.bank.score_states(so_far), **CLOSE)
+        np.testing.assert_allclose(alone.tokens[row], loop.bank.score_states(states), **CLOSE)
     assert np.allclose(along.sequence, alone.sequence, atol=1e-3) == (pool != "mean")
 
 
@@ -175,28 +175,28 @@ ALONG = {"max": np.maximum.accumulate, "mean": means, "last": lambda x: x}
 
 @pytest.mark.parametrize("how", ALONG)
 def test_heads_of_single_tokens_score_the_text_so_far_as_a_span(how: Any) -> None:
-    own = Loop(feature=Feature((1, 3), pool="tokens"), aggregate=how)
-    with own.watch() as along, own.watch(per="token") as alone:
-        sequences = own.whole(40)
+    loop = Loop(feature=Feature((1, 3), pool="tokens"), aggregate=how)
+    with loop.watch() as along, loop.watch(per="token") as alone:
+        sequences = loop.whole(40)
         for scores in (along, alone):
             scores.finish(sequences)
-    free = sequences[:, own.length :]
-    for row, states in enumerate(states_of(free, own.bank.needs)):
-        np.testing.assert_allclose(alone.tokens[row], own.bank.score_states(states), **CLOSE)
-        np.testing.assert_allclose(along.tokens[row], ALONG[how](own.bank.score_states(states)), **CLOSE)
-        np.testing.assert_allclose(along.sequence[row], own.bank.score_spans(states, [(0, 40)])[0], **CLOSE)
-    stops_where_exceeded(own, np.array(along.tokens)[:, :-1], free, min_tokens=5)
+    free = sequences[:, loop.length :]
+    for row, states in enumerate(states_of(free, loop.bank.needs)):
+        np.testing.assert_allclose(alone.tokens[row], loop.bank.score_states(states), **CLOSE)
+        np.testing.assert_allclose(along.tokens[row], ALONG[how](loop.bank.score_states(states)), **CLOSE)
+        np.testing.assert_allclose(along.sequence[row], loop.bank.score_spans(states, [(0, 40)])[0], **CLOSE)
+    stops_where_exceeded(loop, np.array(along.tokens)[:, :-1], free, min_tokens=5)
 
 
 def test_a_criterion_stops_where_the_score_exceeds_the_threshold() -> None:
-    own = Loop()
-    with own.watch() as scores:
-        free = own.write(20)
-    first = stops_where_exceeded(own, np.array(scores.tokens), free)
+    loop = Loop()
+    with loop.watch() as scores:
+        free = loop.write(20)
+    first = stops_where_exceeded(loop, np.array(scores.tokens), free)
     assert (first[first < 99] > 0).any()
 
 
-def stops_where_exceeded(own: Loop, along: np.ndarray, free: Any, min_tokens: int = 1) -> np.ndarray:
+def stops_where_exceeded(loop: Loop, along: np.ndarray, free: Any, min_tokens: int = 1) -> np.ndarray:
     """The first token whose score so far, (rows, n), exceeds a threshold that some rows reach; 99 where none.
 
     A criterion with it must stop the texts ``free`` right after these tokens.
@@ -206,23 +206,23 @@ def stops_where_exceeded(own: Loop, along: np.ndarray, free: Any, min_tokens: in
     reached = counted > threshold
     first = np.where(reached.any(axis=1), reached.argmax(axis=1) + min_tokens - 1, 99)
     assert 0 < reached.any(axis=1).sum() < 5
-    stop = own.stop(threshold, min_tokens=min_tokens)
+    stop = loop.stop(threshold, min_tokens=min_tokens)
     for _ in range(2):  # the second call starts afresh
-        stopped = own.write(free.shape[1], stopping_criteria=[stop])
+        stopped = loop.write(free.shape[1], stopping_criteria=[stop])
         np.testing.assert_array_equal(stop.fired, first < 99)
         for row, token in enumerate(first):
             # The decision on tokens 0..i is asked for after token i + 1 was sampled.
-            kept = min(token + 2, free.shape[1])
-            assert torch.equal(stopped[row, :kept], free[row, :kept])
-            assert (stopped[row, kept:] == own.tokenizer.pad_token_id).all()
+            n_tokens = min(token + 2, free.shape[1])
+            assert torch.equal(stopped[row, :n_tokens], free[row, :n_tokens])
+            assert (stopped[row, n_tokens:] == loop.tokenizer.pad_token_id).all()
     return first
 
 
 def test_the_threshold_and_the_least_number_of_tokens_are_those_given() -> None:
-    own = Loop(threshold=-1e9)
+    loop = Loop(threshold=-1e9)
 
     def written(**options: Any) -> int:
-        return own.write(8, stopping_criteria=[own.stop(**options)]).shape[1]
+        return loop.write(8, stopping_criteria=[loop.stop(**options)]).shape[1]
 
     assert written(threshold=np.inf) == 8
     assert written() == written(threshold=-np.inf) == 2  # one was read, one sampled
@@ -233,92 +233,92 @@ def test_the_threshold_and_the_least_number_of_tokens_are_those_given() -> None:
 
 
 def test_a_row_that_has_ended_fires_no_more() -> None:
-    own = Loop()
-    own.ends_early()
-    with own.watch() as scores:
-        own.sample()
+    loop = Loop()
+    loop.ends_early()
+    with loop.watch() as scores:
+        loop.sample()
     highest = np.array([s.max() for s in scores.tokens])
-    stop = own.stop(threshold=float(np.sort(highest)[2:4].mean()))
-    own.sample(stopping_criteria=[stop])
+    stop = loop.stop(threshold=float(np.sort(highest)[2:4].mean()))
+    loop.sample(stopping_criteria=[stop])
     np.testing.assert_array_equal(stop.fired, np.argsort(np.argsort(highest)) >= 3)
 
 
 def test_heads_that_pool_tokens_themselves_and_heads_of_prompts_are_refused() -> None:
-    own, spec = Loop(), tiny_lm().spec
+    loop, spec = Loop(), tiny_lm().spec
     for pool, head, named in (
         ("tokens", AttentionPoolHead, "score_spans"), ("prompt", ProbingRagHead, "pool=prompt"),
     ):  # fmt: skip
-        own.bank = Prober(FeatureSpec(spec, (2,), spec.width, pool=pool), head(["a"], spec.width))
-        for ask in (own.watch, own.stop):
+        loop.bank = Prober(FeatureSpec(spec, (2,), spec.width, pool=pool), head(["a"], spec.width))
+        for ask in (loop.watch, loop.stop):
             with fails("unsupported", named):
                 ask()
 
 
 def test_states_are_rounded_as_the_features_were() -> None:
-    own = Loop()
-    spec = FeatureSpec(own.bank.spec.model, own.bank.layers, own.bank.spec.width, dtype="bfloat16")
-    with own.watch() as one, Prober(spec, own.bank.head).watch(own.model) as other:
-        own.write(3)
+    loop = Loop()
+    spec = FeatureSpec(loop.bank.spec.model, loop.bank.layers, loop.bank.spec.width, dtype="bfloat16")
+    with loop.watch() as one, Prober(spec, loop.bank.head).watch(loop.model) as other:
+        loop.write(3)
     difference = np.abs(one.sequence - other.sequence)
     assert 1e-4 < difference.max() < 0.2
 
 
 @pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 1.5}])
 def test_watching_changes_nothing_and_leaves_nothing(sampling: dict[str, Any]) -> None:
-    own = Loop()
-    before = hooks(own.model)
+    loop = Loop()
+    before = hooks(loop.model)
 
     def generate(**options: Any) -> torch.Tensor:
         torch.manual_seed(5)
-        return own.whole(12, **sampling, **options)
+        return loop.whole(12, **sampling, **options)
 
     plainly = generate()
-    with own.watch() as scores:
+    with loop.watch() as scores:
         watched = generate()
         drawn = torch.get_rng_state()
         scores.finish(watched)
         assert torch.equal(torch.get_rng_state(), drawn)
-    stop = own.stop(threshold=np.inf)
+    stop = loop.stop(threshold=np.inf)
     never = generate(stopping_criteria=[stop])
     stop.close()
-    assert hooks(own.model) == before
+    assert hooks(loop.model) == before
     assert torch.equal(watched, plainly) and torch.equal(never, plainly)
 
 
 def test_hooks_go_when_generation_fails() -> None:
-    own = Loop()
-    before = hooks(own.model)
+    loop = Loop()
+    before = hooks(loop.model)
     passes = iter((1, 1, 0))
-    layer = decoder_layers(own.model)[1]
+    layer = decoder_layers(loop.model)[1]
     handle = layer.register_forward_hook(lambda *_: 1 / next(passes) and None)
-    with pytest.raises(ZeroDivisionError), own.watch() as scores:
-        own.write(9)
+    with pytest.raises(ZeroDivisionError), loop.watch() as scores:
+        loop.write(9)
     handle.remove()
-    assert hooks(own.model) == before
+    assert hooks(loop.model) == before
     assert lengths(scores) == [1] * 5  # what was read before it failed
     with scores:
-        scores.finish(own.whole(4))  # afresh
+        scores.finish(loop.whole(4))  # afresh
     assert lengths(scores) == [4] * 5
 
 
 def test_a_loop_written_by_hand() -> None:
-    own = Loop()
-    with own.watch() as scores:
-        scores.finish(own.model.generate(own.one, max_new_tokens=6))
+    loop = Loop()
+    with loop.watch() as scores:
+        scores.finish(loop.model.generate(loop.one, max_new_tokens=6))
         expected = scores.tokens[0]
-        cache = DynamicCache(config=own.model.config)
-        parts = [own.one]
+        cache = DynamicCache(config=loop.model.config)
+        parts = [loop.one]
         for _ in range(6):
-            parts.append(own.model(parts[-1], **{CACHE: cache}).logits[:, -1:].argmax(dim=-1))
+            parts.append(loop.model(parts[-1], **{CACHE: cache}).logits[:, -1:].argmax(dim=-1))
         scores.finish(torch.cat(parts, dim=1))
         np.testing.assert_allclose(scores.tokens[0], expected, **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_finish_leaves_the_callers_cache_as_it_is(family: str) -> None:
-    own = Loop(family)
-    with own.watch() as scores:
-        output = own.whole(10, return_dict_in_generate=True)
+    loop = Loop(family)
+    with loop.watch() as scores:
+        output = loop.whole(10, return_dict_in_generate=True)
         cache = getattr(output, CACHE)
         before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
         length = cache.get_seq_length()
@@ -330,28 +330,28 @@ def test_finish_leaves_the_callers_cache_as_it_is(family: str) -> None:
 
 
 def test_padding_and_what_follows_an_end_count_for_nothing() -> None:
-    own = Loop()
-    eos, pad = own.tokenizer.eos_token_id, own.tokenizer.pad_token_id
+    loop = Loop()
+    eos, pad = loop.tokenizer.eos_token_id, loop.tokenizer.pad_token_id
     written = torch.tensor([[40, 41, eos, 42, 43], [40, pad, 41, pad, 42], [40, 41, 42, 43, 44]])
 
     def read() -> list[np.ndarray]:
-        with own.watch() as scores:
-            cache = getattr(own.model(own.one.expand(3, -1)), CACHE)
+        with loop.watch() as scores:
+            cache = getattr(loop.model(loop.one.expand(3, -1)), CACHE)
             for column in written.T:
-                own.model(column[:, None], **{CACHE: cache})
+                loop.model(column[:, None], **{CACHE: cache})
             return scores.tokens
 
-    found = read()
-    assert list(map(len, found)) == [2, 3, 5]
-    np.testing.assert_allclose(found[0], found[2][:2], **CLOSE)
-    np.testing.assert_allclose(found[1][0], found[2][0], **CLOSE)
-    own.model.generation_config.pad_token_id = own.model.generation_config.eos_token_id = None
+    result = read()
+    assert list(map(len, result)) == [2, 3, 5]
+    np.testing.assert_allclose(result[0], result[2][:2], **CLOSE)
+    np.testing.assert_allclose(result[1][0], result[2][0], **CLOSE)
+    loop.model.generation_config.pad_token_id = loop.model.generation_config.eos_token_id = None
     assert list(map(len, read())) == [5, 5, 5]  # nothing says what these ids mean
 
 
-def assisted(own: Loop, count: int, **options: Any) -> Any:
-    one = {name: value[2:3] for name, value in own.given.items()}
-    return own.model.generate(**one, max_new_tokens=count, prompt_lookup_num_tokens=3, **options)
+def assisted(loop: Loop, count: int, **options: Any) -> Any:
+    one = {name: value[2:3] for name, value in loop.given.items()}
+    return loop.model.generate(**one, max_new_tokens=count, prompt_lookup_num_tokens=3, **options)
 
 
 #: Functions in place of ``Loop.whole`` that cannot be followed, and what the error names.
@@ -366,43 +366,43 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("way", "named"), REFUSED)
 def test_what_cannot_be_followed_is_refused_and_not_broken_off(way: Any, named: str) -> None:
-    own = Loop()
-    expected = way(own, 6)
-    with own.watch() as scores:
-        assert torch.equal(way(own, 6), expected)
+    loop = Loop()
+    expected = way(loop, 6)
+    with loop.watch() as scores:
+        assert torch.equal(way(loop, 6), expected)
         with fails("unsupported", named):
             scores.finish(expected)
     with fails("unsupported", named):
-        way(own, 6, stopping_criteria=[own.stop(threshold=np.inf)])
+        way(loop, 6, stopping_criteria=[loop.stop(threshold=np.inf)])
 
 
 def test_another_model_is_refused() -> None:
-    own = Loop()
+    loop = Loop()
     for other in (Loop(seed=1), Loop("qwen2")):  # other weights of the same shape
-        other.bank, before = own.bank, hooks(other.model)
+        other.bank, before = loop.bank, hooks(other.model)
         for make in (other.watch, other.stop):
             with fails("mismatch"):
                 make()
         assert hooks(other.model) == before
-    anonymous = AutoModelForCausalLM.from_config(own.model.config)  # only its shape is known
+    anonymous = AutoModelForCausalLM.from_config(loop.model.config)  # only its shape is known
     anonymous.name_or_path = ""
-    own.bank.watch(anonymous)
+    loop.bank.watch(anonymous)
     with fails("mismatch"):  # a criterion of one model in another's loop
-        Loop().write(3, stopping_criteria=[own.stop()])
+        Loop().write(3, stopping_criteria=[loop.stop()])
 
 
 def test_scores_that_are_not_there() -> None:
-    own = Loop()
+    loop = Loop()
     with fails("unknown-choice", "per='word'"):
-        own.watch(per="word")
-    scores = own.watch()
-    own.write(1)
+        loop.watch(per="word")
+    scores = loop.watch()
+    loop.write(1)
     with fails("empty"):  # no hooks, no scores
         scores.sequence  # noqa: B018
     with scores:
         with fails("busy"), scores:
             pass
-        sequences = own.whole(4)
+        sequences = loop.whole(4)
         changed = sequences.clone()
         changed[1, -2] += 1
         for other in (sequences[:2], sequences[:, :-2], changed):
@@ -414,7 +414,7 @@ def test_scores_that_are_not_there() -> None:
 
 
 def test_broken_states_are_an_error_that_names_layer_and_token() -> None:
-    own, passes = Loop(), 0
+    loop, passes = Loop(), 0
 
     def spoil(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
         nonlocal passes
@@ -424,15 +424,15 @@ def test_broken_states_are_an_error_that_names_layer_and_token() -> None:
             output[1] = np.nan
         return output
 
-    decoder_layers(own.model)[2].register_forward_hook(spoil)
+    decoder_layers(loop.model)[2].register_forward_hook(spoil)
     broken = partial(fails, "model", "layer 3", "generated token 2 of row 1", kind=RunError)
-    with own.watch() as scores:
-        sequences = own.whole(6)
+    with loop.watch() as scores:
+        sequences = loop.whole(6)
         with broken():
             scores.finish(sequences)
     passes = 0
     with broken():
-        own.write(6, stopping_criteria=[own.stop(threshold=np.inf)])
+        loop.write(6, stopping_criteria=[loop.stop(threshold=np.inf)])
 
 
 def test_the_example_runs(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,9 @@ from probers.words.vectors import train_vectors
 RULES = Recogniser("rules", fine=True, quiet=True)
 
 
-def articles(path, lm, *, needs=None, prompt=None, own=None, **options):
+def articles(path, lm, *, needs=None, prompt=None, extra=None, **options):
     """A planned source; ``own`` are options of the source itself."""
-    source = Articles(str(path), **{"within": None, "context": None, "recogniser": "rules"} | (own or {}))
+    source = Articles(str(path), **{"within": None, "context": None, "recogniser": "rules"} | (extra or {}))
     options = {"max_new_tokens": 24, "limit": None} | options
     return begun(source, lm, needs or Needs.of((2,), attention=True), prompt=prompt, **options)
 
@@ -75,13 +75,13 @@ def test_every_cut_is_a_row_or_left_out_with_its_reason(tmp_path):
     listed = [(f"T{i}", (*ARTICLE, "It stands since May 1990 here.")) for i in range(8)]
     store, made = make(tmp_path, listed, written(ANSWERS))
     rows = store.table()
-    ids = [*rows["id"], *(found["id"] for found in store.left_out())]
+    ids = [*rows["id"], *(record["id"] for record in store.left_out())]
     assert sorted(ids) == sorted(store.units) and len(ids) == len(set(ids)) == 16
     assert set(rows[rows["correct"] == 1]["gold"]) == {"Spain"}
     assert set(rows[rows["correct"] == 0]["gold"]) == {"Madrid"}
-    reasons = Counter((found["reason"], found["gold"]) for found in store.left_out())
+    reasons = Counter((record["reason"], record["gold"]) for record in store.left_out())
     assert set(reasons) == {("undecided", "Anna Berg"), ("no entity at the head", "May 1990")}
-    undecided = next(found for found in store.left_out() if found["reason"] == "undecided")
+    undecided = next(record for record in store.left_out() if record["reason"] == "undecided")
     assert (undecided["written"], undecided["stage"]) == ("Anna", "partial") and undecided["evidence"]
     figures, _ = made.summarise(store)
     assert figures["spans"] == len(rows)
@@ -119,25 +119,25 @@ def test_states_are_those_of_the_entitys_tokens(tmp_path, pool):
     needs = Needs.of(store.spec.layers, pool=of.get(pool, "tokens"))
     rows, states = store.table(), store.states(store.spec.layers).astype(np.float32)
     parts = list(rows.groupby("span"))
-    asked = [part.iloc[0]["question"] for _, part in parts]
-    written = lm.generate(asked, max_new_tokens=48, needs=needs)
+    questions = [part.iloc[0]["question"] for _, part in parts]
+    written = lm.generate(questions, max_new_tokens=48, needs=needs)
     for (span, part), made in zip(parts, written, strict=True):
         first = part.iloc[0]
         assert made.text.startswith(first["text"])
         start, end = first["entity_start"], first["entity_end"]
         tokens = [i for i, (a, b) in enumerate(made.offsets) if a < end and b > start]
-        own = made.state[tokens]
+        taken = made.state[tokens]
         assert len(part) == (len(tokens) if pool == "tokens" else 1)
         assert set(part["n_tokens"]) == {len(tokens)}
         if pool == "tokens":
             assert part["id"].tolist() == [f"{span}#{i}" for i in range(len(tokens))]
             np.testing.assert_allclose(part["max_entropy"], made.entropies[tokens], rtol=1e-3, atol=1e-3)
-            expected = own
+            expected = taken
         elif pool == "mind":
-            width = own.shape[-1] // 2
-            expected = np.concatenate([own[-1, 0, :width], own[:, 0, width:].mean(axis=0)])[None, None]
+            width = taken.shape[-1] // 2
+            expected = np.concatenate([taken[-1, 0, :width], taken[:, 0, width:].mean(axis=0)])[None, None]
         else:
-            expected = own[:1] if pool == "predicting" else own.mean(axis=0)[None]
+            expected = taken[:1] if pool == "predicting" else taken.mean(axis=0)[None]
         np.testing.assert_allclose(states[part.index], expected, rtol=0.02, atol=0.02)
         # What was known before its first token, from the model's own logits there.
         before = [*made.prompt_ids, *made.token_ids[: tokens[0]]]
@@ -158,13 +158,13 @@ def test_a_cut_is_shown_so_many_tokens_and_the_row_says_what_the_model_saw(tmp_p
     made = articles(
         write_lines(tmp_path / "a.jsonl", [{"title": "T", "sentences": sentences}]), lm,
         needs=Needs.of((12,), pool="predicting"), prompt=prompt,
-        own={"per_article": 30, "context": 48, "doubtful": "compared"},
+        extra={"per_article": 30, "context": 48, "doubtful": "compared"},
     )  # fmt: skip
     units = list(made.units())
     seen: list[str] = []
     honest = lm.generate_each
-    made.lm.generate_each = lambda asked, how, **options: (
-        seen.extend(each.prompt for each in asked) or honest(asked, how, **options)
+    made.lm.generate_each = lambda prompts, how, **options: (
+        seen.extend(each.prompt for each in prompts) or honest(prompts, how, **options)
     )
     rows = [row for examples in made.examples(lm, units) for row in examples.rows]
     text, whole = " ".join(sentences), {unit.id: unit.before for unit in units}
@@ -182,7 +182,7 @@ def test_labels_follow_knowledge_and_the_worlds_truth(testbed):
     assert faithful["known"] > 0.7 and faithful["unknown"] < 0.3
     same = rows["answer"].str.casefold() == rows["gold"].str.casefold()
     assert (same == (rows["correct"] == 1)).mean() >= 0.98
-    decided = len(rows) + sum(found["reason"] == "undecided" for found in testbed.left_out())
+    decided = len(rows) + sum(record["reason"] == "undecided" for record in testbed.left_out())
     assert len(rows) / decided > 0.95
     assert (rows.groupby("group")["split"].nunique() == 1).all()
     assert testbed.summary["hallucinated"] == pytest.approx(1 - rows["correct"].mean(), abs=1e-6)
@@ -196,7 +196,7 @@ def test_untouched_articles_stand_beside_every_hallucination(tmp_path):
     read = rows[rows["condition"] == "untouched"]
     assert sorted(read["id"]) == sorted(f"{i}/untouched" for i in rows[rows["correct"] == 0]["id"])
     assert (read["answer"] == read["gold"]).all() and set(read["match_stage"]) == {"untouched"}
-    assert {found["reason"].partition(":")[0] for found in store.left_out()} >= {"faithful"}
+    assert {record["reason"].partition(":")[0] for record in store.left_out()} >= {"faithful"}
     for number, row in list(read.iterrows())[:5]:
         (seen,) = lm.score([row["question"]], [row["text"]], needs=Needs.of((12,), pool="tokens"))
         start, end = row["entity_start"], row["entity_end"]
@@ -209,7 +209,7 @@ def test_a_page_that_was_withheld_is_read_in_the_next_run_and_nothing_is_made_tw
     articles = [(f"T{i}", ARTICLE) for i in range(6)]
     make(tmp_path, articles[:2] + articles[3:], written(ANSWERS), name="late")
     store, _ = make(tmp_path, articles, again := written(ANSWERS), name="late")
-    ids = [*store.table()["id"], *(found["id"] for found in store.left_out())]
+    ids = [*store.table()["id"], *(record["id"] for record in store.left_out())]
     assert len(ids) == len(set(ids)) == 12 and len(again.prompts) == 2
 
 
@@ -270,9 +270,9 @@ def test_a_balanced_run_killed_in_between_ends_the_same(tmp_path):
     counts = {("train", "a", 0): 21, ("train", "a", 1): 9}
     whole = labelled(tmp_path, counts, name="whole")
     balance(whole, by=("split",), seed=0)
-    for kept in range(3):
-        store = labelled(tmp_path, counts, name=f"k{kept}")
-        with interrupted(FeatureStore, "write_shard", kept):
+    for n_killed in range(3):
+        store = labelled(tmp_path, counts, name=f"k{n_killed}")
+        with interrupted(FeatureStore, "write_shard", n_killed):
             balance(store, by=("split",), seed=0)
         balance(store, by=("split",), seed=0)
         assert contents(store.path) == contents(whole.path)
@@ -287,7 +287,7 @@ def test_vectors_are_trained_once_on_articles_of_ones_own(tmp_path, has):
     typed = ["layers=[12]", "per_article=1", f"articles={file}", "limit=null", "matcher.wordnet=''"]
     store = generated(tmp_path / "s", *typed, *["matcher.vectors=own"] * has)
     assert ("vectors" in store.summary["matcher_stages"]) == has == vectors.is_file()
-    stages = {found["stage"] for found in store.left_out() if found["reason"] == "undecided"}
+    stages = {record["stage"] for record in store.left_out() if record["reason"] == "undecided"}
     assert ("vectors" in stages | set(store.table()["match_stage"])) == has
     if has:
         made = vectors.read_bytes()

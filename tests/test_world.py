@@ -103,10 +103,10 @@ def test_syllables_do_not_tell_known_from_unknown(world):
 
 
 def test_corpus_tells_the_truth(world):
-    told = {e.id: " ".join(sentences) for e, sentences in corpus(world)}
-    assert set(told) == set(world.entities)
+    texts = {e.id: " ".join(sentences) for e, sentences in corpus(world)}
+    assert set(texts) == set(world.entities)
     for fact in world.facts.values():
-        assert fact.truth in told[fact.entity]
+        assert fact.truth in texts[fact.entity]
 
 
 def test_what_the_package_ships_is_what_the_tool_draws():
@@ -117,8 +117,8 @@ def test_what_the_package_ships_is_what_the_tool_draws():
     facts = {(id, key): fact for id, each in assets.load_facts().items() for key, fact in each.items()}
     assert facts.keys() == world.facts.keys()
     assert all(tuple(facts[key]) == astuple(fact)[:6] for key, fact in world.facts.items())
-    asked = {(first, second) for first in BY_KEY for second in _others(first)[1]}
-    assert asked == set(CHAINS)
+    pairs = {(first, second) for first in BY_KEY for second in _others(first)[1]}
+    assert pairs == set(CHAINS)
 
 
 def test_questions_are_seeded_grouped_and_mixed(world):
@@ -140,10 +140,10 @@ QUESTIONS = load_questions()
 def test_so_many_questions_of_each_split_are_misled_in_equal_halves(share):
     corpus = misleading(share)
     for split in ("train", "validation", "test"):
-        asked = [q for q in QUESTIONS if q.split == split]
-        found = Counter(corpus.of(q) for q in asked)
-        assert (found["changed"] + found["missing"]) / len(asked) == pytest.approx(share, abs=0.002)
-        assert found["changed"] == pytest.approx(found["missing"], rel=0.15)
+        questions = [q for q in QUESTIONS if q.split == split]
+        counts = Counter(corpus.of(q) for q in questions)
+        assert (counts["changed"] + counts["missing"]) / len(questions) == pytest.approx(share, abs=0.002)
+        assert counts["changed"] == pytest.approx(counts["missing"], rel=0.15)
 
 
 def test_true_passages_stay_and_false_ones_hold_no_value_that_is_true_or_taught():
@@ -183,15 +183,15 @@ class Gold:
         self.gold = {q.question: q.truth["gold"][0] for q in QUESTIONS}
 
     def search(self, queries, k):
-        found = [self.passages.get(self.gold[query]) for query in queries]
-        return [[passage] if passage else [self.passages["river-0001"]] for passage in found]
+        passages = [self.passages.get(self.gold[query]) for query in queries]
+        return [[passage] if passage else [self.passages["river-0001"]] for passage in passages]
 
 
 def test_helps_is_exact_where_a_reader_believes_what_it_reads():
     """It says what it was taught, or else nothing; with a passage about the subject what that tells."""
     corpus, world = misleading(0.3), load_world()
-    asked = [q for q in QUESTIONS if q.split == "test" and q.truth["hops"] == 1][:120]
-    by_text, passages = {q.question: q for q in asked}, {p.id: p.text for p in corpus.passages}
+    questions = [q for q in QUESTIONS if q.split == "test" and q.truth["hops"] == 1][:120]
+    by_text, passages = {q.question: q for q in questions}, {p.id: p.text for p in corpus.passages}
 
     def write(prompt):
         question = by_text[re.findall(r"Question: (.+)\n", prompt)[-1]]
@@ -203,13 +203,13 @@ def test_helps_is_exact_where_a_reader_believes_what_it_reads():
     rag = RAG(
         FakeLM(write), Gold(corpus.passages), Never(), QuestionQuery(), max_new_tokens=40, max_retrievals=1
     )
-    trajectory = record(rag, {"any": Entropy(0.5)}, asked)
+    trajectory = record(rag, {"any": Entropy(0.5)}, questions)
     before, after = (trajectory.granted(j)["em"] for j in (0, 1))
     expected = []
-    for question in asked:
+    for question in questions:
         known, condition = question.truth["kind"] == "known", corpus.of(question)
         expected.append(-1 if known and condition == "changed" else int(not known and condition is None))
-    told_of = [(q.truth["gold"][0], q.truth["type"]) for q in asked]
+    told_of = [(q.truth["gold"][0], q.truth["type"]) for q in questions]
     ambiguous = [entity in passages and told(world, passages, entity, of) is None for entity, of in told_of]
     clear = ~np.array(ambiguous)
     assert clear.mean() > 0.9
@@ -217,12 +217,12 @@ def test_helps_is_exact_where_a_reader_believes_what_it_reads():
     assert {-1, 0, 1} == set(expected)
     # The oracle of wrong answers also asks where nothing helps, and has less than all of the gain.
     runs = {
-        name: MethodRun(asked, method.loop(rag).answer(asked), method=method)
+        name: MethodRun(questions, method.loop(rag).answer(questions), method=method)
         for name, method in {"oracle": Method("oracle", Oracle(again=True), QuestionQuery())}.items()
     }
-    closed = MethodRun(asked, rag.answer(asked), method=Method("never", Never(), QuestionQuery()))
+    closed = MethodRun(questions, rag.answer(questions), method=Method("never", Never(), QuestionQuery()))
     entry = QueryTrajectory("question", ("oracle",), trajectory)
-    gains = Gains.of([entry], runs, {}, Evaluation(asked, closed, resamples=50))
+    gains = Gains.of([entry], runs, {}, Evaluation(questions, closed, resamples=50))
     assert 0.3 < gains.figures("oracle")[SHARE] < 0.95
 
 

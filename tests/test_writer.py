@@ -39,9 +39,9 @@ class Scripted(FakeLM):
 
     def _states(self, text, feature, n):
         shape = (n + 1, len(feature.layers), 4)  # the position before the first token, and each token
-        found = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + np.float32(0.5)
-        of_pool = {"positions": found, "predicting": found[:-1], "tokens": found[1:]}
-        return of_pool.get(feature.pool, found[-1])
+        states = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + np.float32(0.5)
+        of_pool = {"positions": states, "predicting": states[:-1], "tokens": states[1:]}
+        return of_pool.get(feature.pool, states[-1])
 
 
 def wiki(tmp_path, lm, pool="mean", more=(), size=7):
@@ -58,8 +58,8 @@ several = partial(wiki, pool="predicting", more=(Feature((2,), pool="mean"), SIT
 
 
 def cot(tmp_path, lm, more=(), size=7):
-    asked = [{"id": f"q{i}", "question": f"Where is {i} ?", "answers": ["Spain"]} for i in range(11)]
-    file = write_lines(tmp_path / "questions.jsonl", asked)
+    questions = [{"id": f"q{i}", "question": f"Where is {i} ?", "answers": ["Spain"]} for i in range(11)]
+    file = write_lines(tmp_path / "questions.jsonl", questions)
     retriever = FakeRetriever(lambda query: [passage(f"All about {query}")])
     source = Questions(file, retriever=retriever, label="acc", acc="substring")
     return begun(source, lm, Needs((Feature((2,)), *more), attention=True), shard_size=size, limit=None)
@@ -84,18 +84,18 @@ def filled(tmp_path, name, make, lm, *, balanced=False):
 def test_a_run_killed_between_two_batches_makes_its_shard_again_and_nothing_else(tmp_path, make):
     undisturbed = Scripted()
     whole = filled(tmp_path, "whole", make, undisturbed)
-    asked = []
+    requests = []
     for dies_at in (1, 5, None):
         lm = Scripted(dies_at)
         try:
             filled(tmp_path, "killed", make, lm)
         except Killed:
             assert dies_at is not None
-        asked += lm.prompts
+        requests += lm.prompts
     assert contents(tmp_path / "killed") == contents(whole.path)
     shard = 14 if make is cot_several else 7
-    assert set(asked) == set(undisturbed.prompts)
-    assert 0 < len(asked) - len(undisturbed.prompts) <= 2 * shard
+    assert set(requests) == set(undisturbed.prompts)
+    assert 0 < len(requests) - len(undisturbed.prompts) <= 2 * shard
 
 
 @pytest.mark.parametrize("make", [several, cot_several])
@@ -114,8 +114,8 @@ def test_of_several_features_each_is_what_it_is_alone(tmp_path, make):
         np.testing.assert_array_equal(read.states(spec.layers), alone.states(spec.layers))
     # Balancing drops the rows of every feature.
     store, after = (filled(tmp_path, f"b{b}", make, Scripted(), balanced=b) for b in (False, True))
-    kept = store.table()["id"].isin(after.table()["id"]).to_numpy()
-    assert 0 < kept.sum() == len(after) < len(store)
+    rows = store.table()["id"].isin(after.table()["id"]).to_numpy()
+    assert 0 < rows.sum() == len(after) < len(store)
     for spec in store.features:
         one, other = (s.feature(pool=spec.pool, site=spec.site).states(spec.layers) for s in (store, after))
-        np.testing.assert_array_equal(other, one[kept])  # type: ignore[valid-type]
+        np.testing.assert_array_equal(other, one[rows])  # type: ignore[valid-type]

@@ -144,14 +144,14 @@ def head(blocks: Blocks, train: Mapping[str, np.ndarray], name: str, test: np.nd
 
     Columns are standardised, and each block is divided by the root of its width, so that all weigh alike.
     """
-    seen, asked = [], []
+    seen, sentences = [], []
     for each in blocks:
         values = np.concatenate([block(other, *each)[rows] for other, rows in train.items()])
         mean, scale = values.mean(axis=0), np.maximum(values.std(axis=0), 1e-6) * values.shape[1] ** 0.5
         seen.append((values - mean) / scale)
-        asked.append((block(name, *each)[test] - mean) / scale)
+        sentences.append((block(name, *each)[test] - mean) / scale)
     wrong = np.concatenate([table_of(other)["wrong"].to_numpy()[rows] for other, rows in train.items()])
-    return logistic_regression(np.hstack(seen), wrong).decision_function(np.hstack(asked))
+    return logistic_regression(np.hstack(seen), wrong).decision_function(np.hstack(sentences))
 
 
 def by_folds(name: str, score: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:

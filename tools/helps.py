@@ -135,12 +135,12 @@ def multihop(*files: str) -> None:
         f"questions={out}/questions.jsonl", f"corpus={out}/passages.jsonl", "passage_words=60", "k=2",
         "model=smollm2", "prompt=plain", f"prompt.exemplars_file={out}/exemplars.txt", "max_new_tokens=24",
     ]  # fmt: skip
-    asked = [f"methods.{name}.query=question" for name in ("random", "oracle", "entropy", "probing")]
+    options = [f"methods.{name}.query=question" for name in ("random", "oracle", "entropy", "probing")]
     drawn = [f"methods.seakr_reranked.{part}_options={DRAWN}" for part in ("trigger", "query")]
     drawn[0] = drawn[0].replace("{", "{variant: seakr, ")
     compare(
         out, common, ["limit=null", "layers=[10,15,20,25,30]"],
-        ["limit=null", "validation=null", "answer_tokens=0", *asked, *drawn], f"{TRIGGERS},{PAPERS}",
+        ["limit=null", "validation=null", "answer_tokens=0", *options, *drawn], f"{TRIGGERS},{PAPERS}",
     )  # fmt: skip
 
 
@@ -157,9 +157,9 @@ def rows_of(questions: list[Question]) -> list[dict[str, Any]]:
     """Make labelled rows of AdaRAGUE's questions, with what the paragraphs of all of them say of each."""
     texts = dict.fromkeys((p.title, p.text) for question in questions for p in question.passages)
     index = BM25([Passage(str(n), *text) for n, text in enumerate(texts)])
-    asked = [question.question for question in questions]
-    ranks = [retriever_ranks(hits) for hits in index.search(asked, 2)]
-    rare = lowest_frequencies(asked, index, Recogniser("rules", quiet=True))
+    names = [question.question for question in questions]
+    ranks = [retriever_ranks(hits) for hits in index.search(names, 2)]
+    rare = lowest_frequencies(names, index, Recogniser("rules", quiet=True))
     return [
         {
             "id": question.id, "prompt": f"Question: {question.question}\nAnswer:",

@@ -76,8 +76,8 @@ def main() -> None:
     """Print the counts, and with ``list=true`` the modules."""
     wanted = [a for a in sys.argv[1:] if "=" not in a]
     with contextlib.redirect_stdout(io.StringIO()):
-        found = [(name, modules) for name, modules in routes() if not wanted or name in wanted]
-    for name, modules in found:
+        results = [(name, modules) for name, modules in routes() if not wanted or name in wanted]
+    for name, modules in results:
         print(f"{name}: {len(modules)} modules")
         if "list=true" in sys.argv:
             print("\n".join(f"  {module}" for module in modules))

@@ -159,29 +159,29 @@ class Writer:
         self, kind: str, sentence: str, original: str, passage: Shown, shown: Sequence[Shown]
     ) -> str:
         """Replace an entity by another of its kind, from the passages ("other") or from none ("changed")."""
-        told = " ".join(each for one in shown for each in one.sentences).lower()
-        entities = [each for each in self.entities(sentence) if each.text.lower() in told]
+        lowered = " ".join(each for one in shown for each in one.sentences).lower()
+        entities = [each for each in self.entities(sentence) if each.text.lower() in lowered]
         if not entities:
             return ""
         entity = self.random.choice(entities)
         if kind == "changed":
             pool = self.values.get(entity.type, [])
             near = self.near(entity.text)
-            found = [*near] or self.random.sample(pool, min(60, len(pool)))
-            found = [value for value in found if value.lower() not in told]
+            fits = [*near] or self.random.sample(pool, min(60, len(pool)))
+            fits = [value for value in fits if value.lower() not in lowered]
         else:
             # A name of the same passage may be another name of the same thing.
             alike = same_kind(entity.type, "name")
             texts = [" ".join(one.sentences) for one in shown if one is not passage or not alike]
-            found = [
+            fits = [
                 each.text for text in texts for each in self.entities(text)
                 if same_kind(each.type, entity.type) and each.text.lower() not in original.lower()
             ]  # fmt: skip
         words = set(tokenize(entity.text))
-        found = [v for v in found if shape(v) == shape(entity.text) and not words & set(tokenize(v))]
-        if not found:
+        fits = [v for v in fits if shape(v) == shape(entity.text) and not words & set(tokenize(v))]
+        if not fits:
             return ""
-        return sentence[: entity.start] + self.random.choice(found) + sentence[entity.end :]
+        return sentence[: entity.start] + self.random.choice(fits) + sentence[entity.end :]
 
     def near(self, text: str) -> list[str]:
         """Change the number in a date or number by a little, three times out of five."""

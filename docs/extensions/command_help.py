@@ -56,21 +56,21 @@ class CommandHelp(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Make the usage, the description, the keys, and a section for each block and group."""
         command = self.arguments[0]
-        told = help_of(command)
+        help_ = help_of(command)
         usage = nodes.literal_block("", f"probers-{command} [key=value ...]", language="bash")
         sections = [
             self.section(block or "Keys", [self.entries(keys, command)])
-            for block, keys in blocks(told.keys).items()
+            for block, keys in blocks(help_.keys).items()
         ]
-        return [usage, *paragraphs(told.about), *sections, *self.components(told)]
+        return [usage, *paragraphs(help_.about), *sections, *self.components(help_)]
 
-    def components(self, told: Help) -> Iterator[nodes.Node]:
+    def components(self, help_: Help) -> Iterator[nodes.Node]:
         """Make a section for the presets, and one for each group of components."""
         command = self.arguments[0]
-        if told.presets:
-            methods = [self.names("method", told.methods)] if told.methods else []
-            yield self.section("experiment", [self.names("experiment", told.presets), *methods])
-        for group, named in told.groups.items():
+        if help_.presets:
+            methods = [self.names("method", help_.methods)] if help_.methods else []
+            yield self.section("experiment", [self.names("experiment", help_.presets), *methods])
+        for group, named in help_.groups.items():
             several = self.section(group, [self.names(group, list(named))])
             for name, choice in named.items():
                 if choice.about or choice.keys:
@@ -87,7 +87,7 @@ class CommandHelp(SphinxDirective):
 
     def entries(self, keys: Iterable[Key], prefix: str) -> nodes.Node:
         """Make a list of keys with their defaults, descriptions and values; each key has an anchor."""
-        found = nodes.definition_list(classes=["keys"])
+        entries = nodes.definition_list(classes=["keys"])
         for key in keys:
             term = nodes.term("", "", nodes.literal("", f"{key.name}={key.default}"))
             anchor = nodes.make_id(f"{prefix}-{key.name}")
@@ -96,17 +96,17 @@ class CommandHelp(SphinxDirective):
             definition = nodes.definition("", *paragraphs(key.about))
             if key.allowed:
                 definition += nodes.paragraph("", "", nodes.Text(f"Values: {key.allowed}"))
-            found += nodes.definition_list_item("", term, definition)
-        return found
+            entries += nodes.definition_list_item("", term, definition)
+        return entries
 
     def section(self, title: str, content: Sequence[nodes.Node]) -> nodes.section:
         """Make a section with its title and anchor."""
-        found = nodes.section("", nodes.title("", title), *content)
-        found["names"].append(nodes.fully_normalize_name(title))
+        section = nodes.section("", nodes.title("", title), *content)
+        section["names"].append(nodes.fully_normalize_name(title))
         anchor = nodes.make_id(f"{self.arguments[0]}-{title}")
-        found["ids"].append(anchor)
+        section["ids"].append(anchor)
         self.register(anchor, title)
-        return found
+        return section
 
     def register(self, anchor: str, title: str) -> None:
         """Let any page link to the anchor, as `[text](#anchor)`."""

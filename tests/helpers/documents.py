@@ -100,7 +100,7 @@ def page(name: str) -> Page:
 
 def read(name: str, text: str) -> Page:
     """The parts of a page that are tested."""
-    found = Page(name, text)
+    page = Page(name, text)
     if text.startswith("---\n"):  # a notebook's front matter
         text = re.sub(r"\A---\n.*?\n---\n", lambda m: "\n" * m[0].count("\n"), text, flags=re.DOTALL)
     mark = ""
@@ -108,39 +108,39 @@ def read(name: str, text: str) -> Page:
     for before, token in pairwise([None, *tokens]):
         line = token.map[0] + 1 if token.map else 0
         if token.type == "fence":
-            _fence(found, token, line, mark)
+            _fence(page, token, line, mark)
         elif mark:
-            found.faults.append(f"line {line}: no block of code follows {mark}")
+            page.faults.append(f"line {line}: no block of code follows {mark}")
         mark = ""
         if token.type == "html_block" and "test:" in token.content:
             mark = token.content.strip()
         elif token.type == "code_block":
-            found.faults.append(f"line {line}: an indented block, which no test reads; put it between fences")
+            page.faults.append(f"line {line}: an indented block, which no test reads; put it between fences")
         for child in token.children or () if token.type == "inline" else ():
             if child.type in ("link_open", "image"):
-                found.links.append(str(child.attrs["href" if child.type == "link_open" else "src"]))
+                page.links.append(str(child.attrs["href" if child.type == "link_open" else "src"]))
             elif child.type == "code_inline":
-                found.code.append(child.content)
+                page.code.append(child.content)
         if before and before.type == "heading_open":  # its anchor, as GitHub and MyST make it
             title = "".join(child.content for child in token.children or ()).lower()
-            found.anchors.append(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
-    return found
+            page.anchors.append(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
+    return page
 
 
-def _fence(found: Page, token: Token, line: int, mark: str) -> None:
+def _fence(page: Page, token: Token, line: int, mark: str) -> None:
     language = token.info.strip()
     if language.startswith("{"):  # a directive of Sphinx
         return
     if language not in _PARSERS:
-        found.faults.append(f"line {line}: a block of {language or 'no language'}, not of {list(_PARSERS)}")
+        page.faults.append(f"line {line}: a block of {language or 'no language'}, not of {list(_PARSERS)}")
         return
     how, options, file = "run", (), None
     if matched := _MARK.fullmatch(mark):
         how, file = matched["how"] or matched["idle"] or "file", matched["file"]
         options = tuple(shlex.split(matched["options"] or ""))
     elif mark:
-        found.faults.append(f"line {line}: {mark} is no mark of tests/helpers/documents.py")
-    found.blocks.append(Block(line, language, token.content, how, options, file))
+        page.faults.append(f"line {line}: {mark} is no mark of tests/helpers/documents.py")
+    page.blocks.append(Block(line, language, token.content, how, options, file))
 
 
 def _commands(text: str) -> Iterator[list[str]]:
@@ -239,8 +239,8 @@ def _of_block(block: Block) -> Iterator[str]:
         yield f"no {block.language}: {error}"
         return
     for command in block.commands:
-        if told := refused((*command,)) or refused((*command, *block.added(command))):
-            yield f"{shlex.join(command)}: {told}"
+        if message := refused((*command,)) or refused((*command, *block.added(command))):
+            yield f"{shlex.join(command)}: {message}"
     if unused := set(block.options).difference(*map(block.added, block.commands)):
         yield f"no command of the block has {', '.join(sorted(unused))}"
 
@@ -262,26 +262,26 @@ def _led_nowhere(link: str, of: Page) -> bool:
 @cache
 def _anchors_of_commands() -> set[str]:
     """Anchors of the reference's pages, which docs/extensions/command_help.py makes."""
-    found = set()
+    anchors = set()
     for name in COMMANDS:
-        told = help_of(name)
-        blocks = {key.name.partition(".")[0] for key in told.keys if "." in key.name}
-        found |= {f"{name}-{part}" for part in ("keys", *blocks, *told.groups)}
-    return found
+        documented = help_of(name)
+        blocks = {key.name.partition(".")[0] for key in documented.keys if "." in key.name}
+        anchors |= {f"{name}-{part}" for part in ("keys", *blocks, *documented.groups)}
+    return anchors
 
 
 def faults(of: Page, *, blocks: bool = True) -> list[str]:
     """All that is wrong with a page, of what can be said without running its blocks; or without these."""
-    found = list(of.faults)
+    messages = list(of.faults)
     for block in of.blocks if blocks else ():
-        found += [f"line {block.line}: {told}" for told in _of_block(block)]
+        messages += [f"line {block.line}: {message}" for message in _of_block(block)]
     for text in of.code:
         if re.match(r"(probers-\w+|make) \S", text):
             # What is left open is not checked.
-            told = refused(tuple(word for word in shlex.split(text) if not word.endswith("..")))
-            found += [f"`{text}`: {told}"] if told else []
+            message = refused(tuple(word for word in shlex.split(text) if not word.endswith("..")))
+            messages += [f"`{text}`: {message}"] if message else []
         elif _IN_THE_TREE.fullmatch(text) and not any(ROOT.glob(f"{text}*")):
-            found.append(f"there is no `{text}`")
-    found += [f"the link {link} leads nowhere" for link in of.links if _led_nowhere(link, of)]
-    found += [f"{path} is a path of one machine" for path in _OF_A_MACHINE.findall(of.text)]
-    return found
+            messages.append(f"there is no `{text}`")
+    messages += [f"the link {link} leads nowhere" for link in of.links if _led_nowhere(link, of)]
+    messages += [f"{path} is a path of one machine" for path in _OF_A_MACHINE.findall(of.text)]
+    return messages

@@ -106,7 +106,7 @@ class FakeElasticsearch(Server):
         """(endpoint, function that does it)."""
         assert path.startswith(self.path)
         parts = [unquote(p) for p in urlsplit(path.removeprefix(self.path)).path.split("/") if p]
-        asked = parse_qs(urlsplit(path).query)
+        options = parse_qs(urlsplit(path).query)
         if method == "GET" and not parts:
             return "root", lambda: self.greeting
         if parts == ["_aliases"]:
@@ -116,7 +116,7 @@ class FakeElasticsearch(Server):
         name, *rest = parts
         bulk = "bulk", lambda: self.bulk(name, body)
         return {
-            ("GET", ""): ("get", lambda: self.get(name, asked)),
+            ("GET", ""): ("get", lambda: self.get(name, options)),
             ("PUT", ""): ("create", lambda: self.create(name, json.loads(body))),
             ("DELETE", ""): ("delete", lambda: self.delete(name)),
             ("GET", "_stats/indexing"): ("stats", lambda: self.stats(self.index(name))),
@@ -144,13 +144,13 @@ class FakeElasticsearch(Server):
                 return index
         raise RefusedError(404, "index_not_found_exception", f"no such index [{name}]")
 
-    def get(self, names, asked):
-        assert asked["ignore_unavailable"] == ["true"]
-        found = [
+    def get(self, names, options):
+        assert options["ignore_unavailable"] == ["true"]
+        listed = [
             index for index in self.indices.values()
-            if any(fnmatch(own, name) for name in names.split(",") for own in (index.name, *index.aliases))
+            if any(fnmatch(a, name) for name in names.split(",") for a in (index.name, *index.aliases))
         ]  # fmt: skip
-        return {each.name: {"aliases": each.aliases, "mappings": each.mappings} for each in found}
+        return {each.name: {"aliases": each.aliases, "mappings": each.mappings} for each in listed}
 
     def create(self, name, body):
         if name in self.indices:
@@ -201,22 +201,22 @@ class FakeElasticsearch(Server):
     def searches(self, name, body):
         assert body.endswith(b"\n")
         lines = [json.loads(line) for line in body.decode().split("\n")[:-1]]
-        return {"took": 1, "responses": [self.search(name, asked) for asked in lines[1::2]]}
+        return {"took": 1, "responses": [self.search(name, query) for query in lines[1::2]]}
 
-    def search(self, name, asked):
+    def search(self, name, body):
         try:
             index = self.index(name)
-            found = index.matches(asked["query"])
+            matches = index.matches(body["query"])
         except RefusedError as error:
             return {"error": error.error, "status": error.status}
         hits = {"max_score": None, "hits": []}
-        if asked["track_total_hits"]:
-            hits["total"] = {"value": len(found), "relation": "eq"}
+        if body["track_total_hits"]:
+            hits["total"] = {"value": len(matches), "relation": "eq"}
         else:
-            order = sorted((-score, index.visible[d]["n"], d) for d, score in found.items())
+            order = sorted((-score, index.visible[d]["n"], d) for d, score in matches.items())
             hits["hits"] = [
                 {"_index": index.name, "_id": d, "_score": -score, "sort": [-score, n]}
-                for score, n, d in order[: asked["size"]]
+                for score, n, d in order[: body["size"]]
             ]
         return {"took": 1, "timed_out": False, "_shards": SHARDS, "status": 200, "hits": hits}
 

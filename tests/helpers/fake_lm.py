@@ -37,8 +37,8 @@ def linear_bank(
         head.linear.bias.zero_()
         head.linear.weight[:, 0, WRONG] = weight
     spec = FeatureSpec(SPEC, layers, 4, prompt=TESTBED_PROMPT.fingerprint)
-    own = {name: options.pop(name) for name in list(options) if hasattr(spec, name)}
-    spec = replace(spec, **own)
+    options_of_spec = {name: options.pop(name) for name in list(options) if hasattr(spec, name)}
+    spec = replace(spec, **options_of_spec)
     return Prober(spec, head, threshold, aggregate="max" if spec.pool == "tokens" else None, **options)
 
 

@@ -48,12 +48,12 @@ class Page(HTMLParser):
 
     def within(self, tag: str, name: str = "") -> list[str]:
         """Texts of the elements of a tag, and class if given, one string per element."""
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for path, data in self.texts:
             for element in path:
                 if element[0] == tag and name in ["", *(element[1].get("class") or "").split()]:
-                    found[id(element[1])] = found.get(id(element[1]), "") + data
-        return list(found.values())
+                    texts[id(element[1])] = texts.get(id(element[1]), "") + data
+        return list(texts.values())
 
     @property
     def policy(self) -> str:

@@ -26,18 +26,18 @@ def merged(folders: Sequence[str], out: Path, *more: str) -> Path:
 
 def computed(folder: Path) -> dict[str, Any]:
     """Everything that a run computed, by file: JSON without times and places, else a checksum."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, digest in contents(folder).items():
         path = folder / name
         if name.startswith("parts/") or path.name in PAPERS or path.name.startswith("."):
             continue
         if path.suffix == ".json":
-            found[name] = untimed(json.loads(path.read_text()))
+            values[name] = untimed(json.loads(path.read_text()))
         elif path.suffix == ".jsonl":
-            found[name] = [untimed(json.loads(line)) for line in path.read_text().splitlines()]
+            values[name] = [untimed(json.loads(line)) for line in path.read_text().splitlines()]
         else:
-            found[name] = digest
-    return found
+            values[name] = digest
+    return values
 
 
 def untimed(value: Any) -> Any:

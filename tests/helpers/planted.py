@@ -63,10 +63,10 @@ def make_token_store(path: Path, n: int = 300, *, edit: Edit | None = None) -> F
     rows, states = [], []
     for i, row in enumerate(make_rows(n, rng, correct, person)):
         size = 1 + i % 4
-        told = rng.integers(size)
+        stated = rng.integers(size)
         for token in range(size):
             rows.append(row | {"id": f"q{i}#{token}", "span": f"q{i}", "token": token, "n_tokens": size})
-            states.append(rng.standard_normal((DEPTH + 1, WIDTH)) + (signal[i] if token == told else 0))
+            states.append(rng.standard_normal((DEPTH + 1, WIDTH)) + (signal[i] if token == stated else 0))
     edited = [edit(row) for row in rows] if edit else rows
     return _written(path, replace(SPEC, pool="tokens"), edited, np.stack(states))
 

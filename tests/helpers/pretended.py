@@ -105,8 +105,8 @@ def _mark(tensor: Tensor, device: torch.device) -> None:
 
 def _named(device: Any) -> torch.device | None:
     """A device as an argument names it; None for none."""
-    found = None if device is None else torch.device(device)
-    return torch.device(NAME, 0) if found is not None and found == torch.device(NAME) else found
+    target = None if device is None else torch.device(device)
+    return torch.device(NAME, 0) if target is not None and target == torch.device(NAME) else target
 
 
 def _is_pretended(device: torch.device | None) -> bool:

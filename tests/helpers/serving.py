@@ -69,8 +69,8 @@ def running(
     scheduler = Scheduler(lm, bank, rows=rows, most_waiting=waiting, cache_megabytes=16)
     prober = None
     if bank:
-        told = {"pool": bank.spec.pool, "layers": bank.layers, "threshold": bank.threshold}
-        prober = {"name": "random", **told}
+        settings = {"pool": bank.spec.pool, "layers": bank.layers, "threshold": bank.threshold}
+        prober = {"name": "random", **settings}
     served = Served(scheduler, "testbed", prober=prober, **own)
     if corpus:
         loop = {"k": 2, "max_new_tokens": 48, "max_retrievals": 2, "answer_tokens": 16}

@@ -37,13 +37,13 @@ def thinking_model(folder: Path) -> Path:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     texts = [
-        f"user: {asked}\nassistant: <think>\n{thought}\n</think>\n\n{said}" for asked, thought, said in CHATS
+        f"user: {query}\nassistant: <think>\n{thought}\n</think>\n\n{said}" for query, thought, said in CHATS
     ]
     ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
     width = max(map(len, ids))
     batch = torch.full((len(ids), width), -100)
-    for row, own in enumerate(ids):
-        batch[row, : len(own)] = torch.tensor(own)
+    for row, tokens in enumerate(ids):
+        batch[row, : len(tokens)] = torch.tensor(tokens)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(160):
         loss = model(input_ids=batch.clamp(min=0), labels=batch).loss

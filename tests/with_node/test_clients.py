@@ -25,8 +25,8 @@ ASKED = {
 def server() -> Iterator[Running]:
     lm = CausalLM.from_pretrained("testbed", dtype="float32")
     lm.tokenizer.chat_template = "{% for m in messages %}Question: {{ m.content }}\nAnswer:{% endfor %}"
-    with running(lm, bank_for(lm), rows=16, waiting=16) as found:
-        yield found
+    with running(lm, bank_for(lm), rows=16, waiting=16) as server:
+        yield server
 
 
 def run(code: str, server: Running) -> str:

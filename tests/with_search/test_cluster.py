@@ -49,8 +49,8 @@ def connect(nodes, passages=PASSAGES, **options):
 
 
 def results(retriever):
-    found = retriever.search(ASKED, 10)
-    return [[(p.id, p.score) for p in row] for row in found], retriever.frequency(["amber", "amber basil"])
+    passages = retriever.search(ASKED, 10)
+    return [[(p.id, p.score) for p in row] for row in passages], retriever.frequency(["amber", "amber basil"])
 
 
 def test_the_loss_of_each_node_in_turn_changes_nothing(three):

@@ -92,11 +92,11 @@ def real():
 
 def same_passages(ours, theirs):
     """Whether two rankings have the same passages, but for equal scores."""
-    for own, other in zip(ours, theirs, strict=True):
-        scores = {p.id: p.score for p in own}
-        assert len(own) == len(other)
-        for a, b in zip(own, other, strict=True):
-            assert abs(scores.get(b.id, own[-1].score) - a.score) <= 1e-5 * a.score, (a, b)
+    for mine, other in zip(ours, theirs, strict=True):
+        scores = {p.id: p.score for p in mine}
+        assert len(mine) == len(other)
+        for a, b in zip(mine, other, strict=True):
+            assert abs(scores.get(b.id, mine[-1].score) - a.score) <= 1e-5 * a.score, (a, b)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -104,15 +104,15 @@ def test_real_questions_and_chinese_ones_rank_as_in_the_embedded_index(one, real
     passages, questions = real
     passages = [*passages, *corpus(*CHINESE, *SCRIPTS)]
     chinese = [text[i : i + n] for text in CHINESE for i in (0, 3) for n in (4, 7)]
-    asked = [*questions, *chinese, *SCRIPTS, "km2 H2O office", "Москва столица", "שלום", "first 北京"]
+    queries = [*questions, *chinese, *SCRIPTS, "km2 H2O office", "Москва столица", "שלום", "first 北京"]
     theirs = connect(one, passages, shards=shards, index="ranks")
-    found = theirs.search(asked, 10)
-    same_passages(BM25(passages).search(asked, 10), found)
-    assert all(found[len(questions) : len(questions) + len(chinese)])
+    results = theirs.search(queries, 10)
+    same_passages(BM25(passages).search(queries, 10), results)
+    assert all(results[len(questions) : len(questions) + len(chinese)])
     # Several at once give what each gives alone.
-    alone = [theirs.search([query], 10)[0] for query in asked[:20]]
+    alone = [theirs.search([query], 10)[0] for query in queries[:20]]
     assert [[(p.id, p.score) for p in row] for row in alone] == [
-        [(p.id, p.score) for p in row] for row in found[:20]
+        [(p.id, p.score) for p in row] for row in results[:20]
     ]
     theirs.drop()
 
@@ -143,24 +143,24 @@ def test_all_counts_are_those_of_the_embedded_index(one, real):
 def test_odd_texts_are_words_and_nothing_else(one, formula):
     odd = ["日本 É y_2 " + "z" * 40_000, "w " * 2_000_000, "a\x00b\ufffdc\u2028d", "title basil\r\n{}"]
     passages = [*skewed(400), *corpus(*odd)]
-    asked = [
+    queries = [
         '"t1" AND (t2', "É", "日本", "y_2", "the", "", " ", "t9 " * 5000, "t1* ~2 +t3 -t4", "title:basil*",
         '{"match_all": {}}', "\\ / { } [ ] ^", "t1\nbasil\x00\ud800", "z" * 40_000, "b c", "t7-t8", "w",
     ]  # fmt: skip
-    asked += [p.text for p in skewed(40, seed=1)]
+    queries += [p.text for p in skewed(40, seed=1)]
     retriever = connect(one, passages, index="odd", **formula)
-    ours, found = BM25(passages, **formula).search(asked, 10), retriever.search(asked, 10)
-    assert ids(found) == ids(ours)
+    ours, results = BM25(passages, **formula).search(queries, 10), retriever.search(queries, 10)
+    assert ids(results) == ids(ours)
     factor = 1 + formula.get("k1", 1.2)
     scores = [factor * p.score for row in ours[-40:] for p in row]  # of whole questions
-    assert [p.score for row in found[-40:] for p in row] == pytest.approx(scores, rel=1e-4)
+    assert [p.score for row in results[-40:] for p in row] == pytest.approx(scores, rel=1e-4)
     retriever.drop()
 
 
 def test_ties_keep_the_corpus_order_and_few_matches_are_not_padded(one):
     retriever = connect(one, corpus(*["same words"] * 20, "other"), index="ties")
-    found = ids(retriever.search(["words", "other", "zebra", "same other"], 10**9))
-    assert found[:3] == [[f"p{i}" for i in range(20)], ["p20"], []] and len(found[3]) == 21
+    results = ids(retriever.search(["words", "other", "zebra", "same other"], 10**9))
+    assert results[:3] == [[f"p{i}" for i in range(20)], ["p20"], []] and len(results[3]) == 21
     assert ids(retriever.search(["words"], 7)) == [[f"p{i}" for i in range(7)]]
     assert retriever.search([], 3) == []
     with fails("bad-value", "k=0"):
@@ -182,8 +182,8 @@ def test_long_queries_and_phrases_are_cut_and_said(one, caplog):
     assert "counted by its first" in caplog.text
     # Of a script without spaces each character counts; the server's analyzer makes a token of it.
     standard = connect(one, passages, analyzer="standard", index="long")
-    found = standard.search(["城市" * 2000 + " heron", "amber", "城市" * 3000], 5)
-    assert ids(found) == [["p3", "p2"], ["p0"], ["p3"]] and "only the last 1000 words" in caplog.text
+    results = standard.search(["城市" * 2000 + " heron", "amber", "城市" * 3000], 5)
+    assert ids(results) == [["p3", "p2"], ["p0"], ["p3"]] and "only the last 1000 words" in caplog.text
     # An analyzer that makes many tokens of a word: the server refuses, and gets less.
     pieces = {"tokenizer": {"pieces": {"type": "ngram", "min_gram": 2, "max_gram": 3}},
               "analyzer": {"pieces": {"tokenizer": "pieces"}}}  # fmt: skip
@@ -319,8 +319,8 @@ def test_a_loader_that_is_killed_is_gone_on_with(one, quick, caplog):
     passages = [Passage(f"p{i}", "", f"word{i} amber " + "basil " * 20) for i in range(6000)]
     retriever = connect(one, passages, index="killed")
     assert f"{retriever._name}-1" == index and "going on with it" in caplog.text
-    found = retriever.search(["word0", "word5999"], 1)
-    assert ids(found) == [["p0"], ["p5999"]] and retriever.frequency(["amber basil"]) == [6000]
+    results = retriever.search(["word0", "word5999"], 1)
+    assert ids(results) == [["p0"], ["p5999"]] and retriever.frequency(["amber basil"]) == [6000]
 
 
 @pytest.fixture(scope="module")
@@ -363,8 +363,8 @@ def test_layouts_of_others_are_read(one, caplog):
     put(one, "plain", {"text": TEXT | english, "other": {"type": "alias", "path": "text"}},
         {"text": "the herons"})  # fmt: skip
     for field, query in (("text", "herons"), ("text.en", "heron"), ("other", "herons")):
-        found = connect(one, index="plain", existing=True, text=field).search([query], 1)
-        assert [(p.id, p.title, p.text) for p in found[0]] == [("0", "", "the herons")]
+        results = connect(one, index="plain", existing=True, text=field).search([query], 1)
+        assert [(p.id, p.title, p.text) for p in results[0]] == [("0", "", "the herons")]
     assert "no field title" in caplog.text
     one.send("POST", "/_aliases", {"actions": [{"add": {"index": "plain", "alias": "named"}}]})
     assert ids(connect(one, index="named", existing=True).search(["herons"], 1)) == [["0"]]
@@ -466,8 +466,8 @@ def test_a_run_takes_the_same_passages_as_the_embedded_index(one, tmp_path, monk
     common = ["limit=8", "trigger=always", "max_new_tokens=4", "max_retrievals=1", "answer_tokens=2"]
     for retriever in ("bm25", "opensearch"):
         assert exits("rag", [*common, f"retriever={retriever}", f"out={retriever}"]) == 0
-    found = retrieved(tmp_path / "opensearch")
-    assert found == retrieved(tmp_path / "bm25") and any(rows[0] for rows in found.values())
+    results = retrieved(tmp_path / "opensearch")
+    assert results == retrieved(tmp_path / "bm25") and any(rows[0] for rows in results.values())
 
 
 def test_a_run_over_an_existing_index_needs_no_corpus(one, dragin, tmp_path, monkeypatch, capsys):
@@ -483,8 +483,8 @@ def test_a_run_over_an_existing_index_needs_no_corpus(one, dragin, tmp_path, mon
         "retriever=opensearch", "retriever.existing=true", "retriever.index=dragin", "retriever.text=txt",
     ]  # fmt: skip
     assert exits("rag", [*typed, "out=run"]) == 0
-    found = retrieved(tmp_path / "run")
-    assert set(found["q1"][0]) == {"0", "1"} and found["q2"][0] == ["2"]
+    results = retrieved(tmp_path / "run")
+    assert set(results["q1"][0]) == {"0", "1"} and results["q2"][0] == ["2"]
     write_lines(tmp_path / "more.jsonl", [{"text": "amber"}])
     assert exits("rag", [*typed, "corpus=more.jsonl", "out=other"]) == 2
     assert "retriever.existing=true" in capsys.readouterr().err

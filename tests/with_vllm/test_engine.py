@@ -197,11 +197,11 @@ def make(folder: Path, engine: str, *given: str) -> FeatureStore:
 
 def rows_of(store: FeatureStore) -> dict[str, tuple[dict[str, Any], list[np.ndarray]]]:
     """By id the columns and the states of each feature."""
-    found = {}
+    by_row = {}
     for index in range(store.next_shard):
         rows, states, _, _ = store.read_shard(index)
-        found |= {row["id"]: (row, [each[i] for each in states]) for i, row in enumerate(rows)}
-    return found
+        by_row |= {row["id"]: (row, [each[i] for each in states]) for i, row in enumerate(rows)}
+    return by_row
 
 
 def held_against(one: FeatureStore, other: FeatureStore, close: float) -> None:

@@ -96,25 +96,25 @@ def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url, api_key=KEY)
 
 
-def check_whole(told: Any, text: str) -> None:
+def check_whole(response: Any, text: str) -> None:
     """The lists have one entry per token, and the tokens cover the text."""
-    lists = [told[f"token_{name}"] for name in ("scores", "p_wrong", "offsets", "logprobs")]
+    lists = [response[f"token_{name}"] for name in ("scores", "p_wrong", "offsets", "logprobs")]
     assert len({len(each) for each in lists}) == 1
-    assert None not in told["token_scores"]
-    assert [end for _, end in told["token_offsets"]][-1:] == [len(text)] * bool(text)
-    assert told["token_entropies"] is None
-    assert told["score"] is None or told["domain"]["unlike"] == (
-        told["domain"]["distance"] > told["domain"]["limit"]
+    assert None not in response["token_scores"]
+    assert [end for _, end in response["token_offsets"]][-1:] == [len(text)] * bool(text)
+    assert response["token_entropies"] is None
+    assert response["score"] is None or response["domain"]["unlike"] == (
+        response["domain"]["distance"] > response["domain"]["limit"]
     )
-    assert told["fires"] == (told["score"] > told["threshold"])
-    assert all(text[span["start"] : span["end"]].strip() for span in told["spans"])
+    assert response["fires"] == (response["score"] > response["threshold"])
+    assert all(text[span["start"] : span["end"]].strip() for span in response["spans"])
 
 
-def check_scores(told: Any, read: Any, bank: Prober) -> None:
+def check_scores(response: Any, read: Any, bank: Prober) -> None:
     """The scores and log-probabilities are those of our engine for the same tokens."""
     want = bank.score_states(as_stored(read.state, bank.spec.dtype))
-    np.testing.assert_allclose(told["token_scores"], want, rtol=1e-3, atol=0.05)
-    np.testing.assert_allclose(told["token_logprobs"], read.logprobs, atol=1e-3)
+    np.testing.assert_allclose(response["token_scores"], want, rtol=1e-3, atol=0.05)
+    np.testing.assert_allclose(response["token_logprobs"], read.logprobs, atol=1e-3)
 
 
 def test_an_answer_carries_the_scores_of_our_engine(
@@ -123,17 +123,17 @@ def test_an_answer_carries_the_scores_of_our_engine(
     for count in (1, 40):
         made = client.completions.create(model="testbed", prompt=PROMPT, max_tokens=count, temperature=0)
         (choice,) = made.choices
-        told = choice.hallucination
-        check_whole(told, choice.text)
+        response = choice.hallucination
+        check_whole(response, choice.text)
         scored = lm.score([PROMPT], [choice.text], needs=bank.needs)[0]
-        assert [tuple(span) for span in told["token_offsets"]] == list(scored.offsets)
-        check_scores(told, scored, bank)
+        assert [tuple(span) for span in response["token_offsets"]] == list(scored.offsets)
+        check_scores(response, scored, bank)
         wanted = Assessor(bank)(WrittenText.of(scored, *text_scores(bank, scored.state))).wire()
-        places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (told, wanted)]
-        assert places[0] == places[1] and told["fires"] == wanted["fires"]
-        assert told["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
-        assert told["domain"]["limit"] == 30.0
-        assert told["domain"]["distance"] == pytest.approx(wanted["domain"]["distance"], rel=1e-2)
+        places = [[(span["start"], span["end"]) for span in each["spans"]] for each in (response, wanted)]
+        assert places[0] == places[1] and response["fires"] == wanted["fires"]
+        assert response["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
+        assert response["domain"]["limit"] == 30.0
+        assert response["domain"]["distance"] == pytest.approx(wanted["domain"]["distance"], rel=1e-2)
         assert choice.logprobs is None and choice.token_ids is None
 
 
@@ -151,16 +151,16 @@ def test_a_finished_answer_is_scored_as_by_our_engine(url: str, lm: CausalLM, ba
     for each in (row, row | {"passages": passages}, chat, row):  # the prefix cache holds the last
         status, made = post("score", model="testbed", **each)
         assert status == 200, made
-        told, (want,) = made["hallucination"], bank.score(lm, [each])
+        response, (want,) = made["hallucination"], bank.score(lm, [each])
         assert (made["object"], made["prompt"]) == ("score", want.prompt)
         assert made["text"] == want.text == each["answer"]
         wanted = want.response.wire()
-        check_whole(told, made["text"])
-        assert told.keys() == wanted.keys()
-        assert told["token_offsets"] == [list(place) for place in wanted["token_offsets"]]
-        np.testing.assert_allclose(told["token_scores"], wanted["token_scores"], rtol=1e-3, atol=0.05)
-        np.testing.assert_allclose(told["token_logprobs"], wanted["token_logprobs"], atol=2e-3)
-        assert told["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
+        check_whole(response, made["text"])
+        assert response.keys() == wanted.keys()
+        assert response["token_offsets"] == [list(place) for place in wanted["token_offsets"]]
+        np.testing.assert_allclose(response["token_scores"], wanted["token_scores"], rtol=1e-3, atol=0.05)
+        np.testing.assert_allclose(response["token_logprobs"], wanted["token_logprobs"], atol=2e-3)
+        assert response["score"] == pytest.approx(wanted["score"], rel=1e-3, abs=0.05)
     status, high = post("score", model="testbed", threshold=-1e6, **row)
     assert status == 200 and high["hallucination"]["fires"]
     status, tokens = post(
@@ -187,22 +187,22 @@ def joined(pieces: Iterable[Any], part: str | None = None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_stream_tells_the_same_as_it_grows(client: openai.OpenAI, chat: bool) -> None:
-    asked: dict[str, Any] = {"model": "testbed", "max_tokens": 30, "temperature": 0}
+    body: dict[str, Any] = {"model": "testbed", "max_tokens": 30, "temperature": 0}
     if chat:
-        asked["messages"] = [{"role": "user", "content": "Who does Lena Zaser work for?"}]
+        body["messages"] = [{"role": "user", "content": "Who does Lena Zaser work for?"}]
     else:
-        asked["prompt"] = PROMPT
+        body["prompt"] = PROMPT
     create: Any = client.chat.completions.create if chat else client.completions.create
-    whole, chunks = create(**asked).choices[0], list(create(**asked, stream=True))
+    whole, chunks = create(**body).choices[0], list(create(**body, stream=True))
     text = whole.message.content if chat else whole.text
     pieces = [chunk.choices[0].delta.content or "" if chat else chunk.choices[0].text for chunk in chunks]
     assert "".join(pieces) == text
     last = chunks[-1].choices[0]
     assert last.finish_reason == whole.finish_reason
-    told = joined(chunk.choices[0] for chunk in chunks)
-    check_whole(told, text)
-    np.testing.assert_allclose(told["token_scores"], whole.hallucination["token_scores"], atol=0.05)
-    assert len(last.hallucination["token_scores"]) < 5 < len(told["token_scores"])
+    response = joined(chunk.choices[0] for chunk in chunks)
+    check_whole(response, text)
+    np.testing.assert_allclose(response["token_scores"], whole.hallucination["token_scores"], atol=0.05)
+    assert len(last.hallucination["token_scores"]) < 5 < len(response["token_scores"])
 
 
 def test_an_offer_of_http_2_loses_no_body(url: str) -> None:
@@ -269,8 +269,8 @@ def test_the_requests_threshold_and_what_is_refused(client: openai.OpenAI) -> No
     def ask(**extra: Any) -> Any:
         return client.completions.create(model="testbed", prompt=PROMPT, max_tokens=3, extra_body=extra)
 
-    told = ask(hallucination={"threshold": -1e6}).choices[0].hallucination
-    assert told["threshold"] == -1e6 and told["fires"]
+    response = ask(hallucination={"threshold": -1e6}).choices[0].hallucination
+    assert response["threshold"] == -1e6 and response["fires"]
     for extra in ({"hallucination": {"threshold": "high"}}, {"retrieval": {"trigger": "probing"}}):
         with pytest.raises(openai.BadRequestError, match=next(iter(extra))):
             ask(**extra)
@@ -286,18 +286,18 @@ async def answers(url: str, count: int) -> list[Any]:
     turn = asyncio.Semaphore(16)
 
     async def one(i: int) -> tuple[str, str, list[int], Any]:
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": "testbed", "prompt": f"Question {i % 50}: Who was born in {1900 + i % 37}?\nAnswer:",
             "max_tokens": rng.randint(1, 12), "temperature": 0.8, "seed": i,
             "extra_body": {"return_token_ids": True},
         }  # fmt: skip
         async with turn:
             if i % 2:
-                made = [c.choices[0] async for c in await client.completions.create(**asked, stream=True)]
+                made = [c.choices[0] async for c in await client.completions.create(**body, stream=True)]
             else:
-                made = (await client.completions.create(**asked)).choices
+                made = (await client.completions.create(**body)).choices
         ids = [token for c in made for token in c.token_ids or ()]
-        return asked["prompt"], "".join(c.text for c in made), ids, joined(made)
+        return body["prompt"], "".join(c.text for c in made), ids, joined(made)
 
     return list(await asyncio.gather(*(one(i) for i in range(count))))
 
@@ -311,8 +311,8 @@ def test_two_engines_behind_one_address(lm: CausalLM, bank: Prober, folder: Path
         made = asyncio.run(answers(url, 60))
         said = httpx.get(url.removesuffix("v1") + "metrics").text
     written = {
-        found[1]: float(found[2])
-        for found in re.finditer(r'vllm:generation_tokens_total\{engine="(\d)".*\} (\S+)', said)
+        match[1]: float(match[2])
+        for match in re.finditer(r'vllm:generation_tokens_total\{engine="(\d)".*\} (\S+)', said)
     }
     assert set(written) == {"0", "1"} and min(written.values()) > 0
     check_answers(made, lm, bank)
@@ -320,11 +320,11 @@ def test_two_engines_behind_one_address(lm: CausalLM, bank: Prober, folder: Path
 
 def check_answers(made: list[Any], lm: CausalLM, bank: Prober) -> None:
     """Their scores are those of our engine for the same tokens."""
-    kept = [tuple(ids[: len(told["token_scores"])]) for _, _, ids, told in made]
-    scored = lm.score([prompt for prompt, *_ in made], kept, needs=bank.needs)
-    for (_, text, _, told), want in zip(made, scored, strict=True):
-        check_whole(told, text)
-        check_scores(told, want, bank)
+    prefixes = [tuple(ids[: len(response["token_scores"])]) for _, _, ids, response in made]
+    scored = lm.score([prompt for prompt, *_ in made], prefixes, needs=bank.needs)
+    for (_, text, _, response), want in zip(made, scored, strict=True):
+        check_whole(response, text)
+        check_scores(response, want, bank)
 
 
 def test_a_prober_with_an_adapter_scores_the_answers_of_it(tmp_path: Path) -> None:
@@ -334,10 +334,10 @@ def test_a_prober_with_an_adapter_scores_the_answers_of_it(tmp_path: Path) -> No
     bank = with_adapter(lm, make_bank(lm, tmp_path / "plain", "tokens", (2,)), tmp_path / "prober")
     with served(tmp_path / "prober", "--enforce-eager", model=model) as address:
         client = openai.OpenAI(base_url=address, api_key=KEY)
-        asked: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-        asked["extra_body"] = {"return_token_ids": True}
-        (choice,) = client.completions.create(model=model, **asked).choices
-        (base,) = client.completions.create(model=f"{model}-base", **asked).choices
+        body: Any = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+        body["extra_body"] = {"return_token_ids": True}
+        (choice,) = client.completions.create(model=model, **body).choices
+        (base,) = client.completions.create(model=f"{model}-base", **body).choices
     ids = tuple(choice.token_ids[: len(choice.hallucination["token_scores"])])
     read, without = (each.score([PROMPT], [ids], needs=bank.needs)[0] for each in (lm, bare))
     check_scores(choice.hallucination, read, bank)
@@ -370,10 +370,10 @@ def test_on_high_stop_ends_before_the_first_unit_above(client: openai.OpenAI, un
     spans = free.hallucination["spans"]
     for threshold in (float(np.median([s["score"] for s in spans])), max(s["score"] for s in spans) + 1):
         first = next((s for s in spans if s["score"] > threshold), None)
-        own: dict[str, Any] = {"on_high": "stop", "threshold": threshold, "unit": unit}
-        made = complete(client, **own)
+        options: dict[str, Any] = {"on_high": "stop", "threshold": threshold, "unit": unit}
+        made = complete(client, **options)
         (choice,) = made.choices
-        *chunks, usage = complete(client, stream=True, logprobs=0, **own)
+        *chunks, usage = complete(client, stream=True, logprobs=0, **options)
         pieces = [c.choices[0] for c in chunks if c.choices]
         assert "".join(p.text for p in pieces) == choice.text
         assert pieces[-1].finish_reason == choice.finish_reason
@@ -389,8 +389,8 @@ def test_on_high_abstain_and_retry(client: openai.OpenAI) -> None:
     score = complete(client).choices[0].hallucination["score"]
     for stream in (False, True):
         for threshold, above in ((score - 1, True), (score + 1, False)):
-            own = {"on_high": "abstain", "threshold": threshold, "abstention": "No idea."}
-            made = complete(client, stream=stream, **own)
+            options = {"on_high": "abstain", "threshold": threshold, "abstention": "No idea."}
+            made = complete(client, stream=stream, **options)
             choices = [c.choices[0] for c in made if c.choices] if stream else made.choices
             assert ("".join(c.text for c in choices) == "No idea.") == above
             assert (choices[-1].finish_reason == "content_filter") == above
@@ -411,19 +411,19 @@ def test_reasoning_that_a_parser_takes_apart_is_scored_with_the_answer(tmp_path:
     with served(tmp_path / "prober", *flags, model=model) as url:
         client = openai.OpenAI(base_url=url, api_key=KEY)
         messages: Any = [{"role": "user", "content": CHATS[0][0]}]
-        asked: Any = {"model": model, "messages": messages, "max_tokens": 80, "temperature": 0}
-        choice = client.chat.completions.create(**asked).choices[0]
-        chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
-    (own,) = lm.generate([chat_text(lm.tokenizer, messages, "it")], max_new_tokens=80)
-    (read,) = lm.score([own.prompt], [own.token_ids], needs=bank.needs)
+        body: Any = {"model": model, "messages": messages, "max_tokens": 80, "temperature": 0}
+        choice = client.chat.completions.create(**body).choices[0]
+        chunks = [c.choices[0] for c in client.chat.completions.create(**body, stream=True)]
+    (generation,) = lm.generate([chat_text(lm.tokenizer, messages, "it")], max_new_tokens=80)
+    (read,) = lm.score([generation.prompt], [generation.token_ids], needs=bank.needs)
     scores = bank.score_states(as_stored(read.state, bank.spec.dtype))
-    told, message = choice.hallucination, choice.message
+    response, message = choice.hallucination, choice.message
     for text, field, streamed in (
-        (message.content, told, joined(chunks)),
-        (message.reasoning, told["reasoning"], joined(chunks, "reasoning")),
+        (message.content, response, joined(chunks)),
+        (message.reasoning, response["reasoning"], joined(chunks, "reasoning")),
     ):
-        start = own.text.index(text)
-        tokens = [i for i, (a, b) in enumerate(own.offsets) if a < start + len(text) and b > start]
+        start = generation.text.index(text)
+        tokens = [i for i, (a, b) in enumerate(generation.offsets) if a < start + len(text) and b > start]
         np.testing.assert_allclose(field["token_scores"], scores[tokens], rtol=1e-3, atol=0.05)
         assert streamed["token_scores"] == pytest.approx(field["token_scores"], rel=1e-3, abs=0.05)
 

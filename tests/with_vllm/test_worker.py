@@ -58,8 +58,8 @@ def test_scores_of_texts_that_are_preempted_cached_drafted_and_shared_by_ranks(
 def test_texts_of_the_probers_adapter_alone_are_scored() -> None:
     """What of an answer with it is scored tests/with_vllm/test_server.py asks a server."""
     given = SimpleNamespace(extra_args={"probers": "all"})
-    asked = LoRARequest("prober", 1, "folder")
-    for used, adapter, scored in ((asked, "folder", "all"), (None, "folder", None), (asked, None, None),
+    lora = LoRARequest("prober", 1, "folder")
+    for used, adapter, scored in ((lora, "folder", "all"), (None, "folder", None), (lora, None, None),
                                   (None, None, "all")):  # fmt: skip
         request: Any = SimpleNamespace(
             sampling_params=given, prompt_token_ids=[1], mm_features=None, lora_request=used

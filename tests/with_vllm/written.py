@@ -105,14 +105,14 @@ def write(
         max_num_seqs=16, max_num_batched_tokens=128, worker_cls=WORKER, disable_log_stats=False,
         additional_config={"probers": {"prober": prober}}, **options,
     )  # fmt: skip
-    asked = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True, extra_args={"probers": "all"})
-    made = llm.generate(prompts, asked, use_tqdm=False)
+    params = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True, extra_args={"probers": "all"})
+    made = llm.generate(prompts, params, use_tqdm=False)
     scores: dict[str, list[float | None]] = {}
     going = {o.request_id for o in made}
     while going:  # vLLM's own client does not wait for the steps after a text
-        found, *others = llm.collective_rpc("probers_scores")
+        result, *others = llm.collective_rpc("probers_scores")
         assert not any(others)  # rank 0 alone answers
-        for named, (start, values, _, ended) in found.get("all", {}).items():
+        for named, (start, values, _, ended) in result.get("all", {}).items():
             name = named.rpartition("-")[0]
             scores.setdefault(name, [])[start:] = values
             going -= {name} if ended else set()
@@ -146,9 +146,9 @@ def ours(lm: CausalLM, bank: Prober, written: list[Written]) -> list[np.ndarray]
         made = lm.score([w.prompt for w in written], [w.ids for w in written], needs=bank.needs)
         return [bank.score_states(as_stored(g.state, dtype)) for g in made]
     needs = Needs.of(bank.spec.layers, pool=pool)
-    found = []
+    scores = []
     for w in written:
         prefixes = [w.ids[: n + 1] for n in range(len(w.ids))]
         made = lm.score([w.prompt] * len(prefixes), prefixes, needs=needs)
-        found.append(bank.score_states(as_stored(np.stack([g.state for g in made]), dtype)))
-    return found
+        scores.append(bank.score_states(as_stored(np.stack([g.state for g in made]), dtype)))
+    return scores

@@ -152,22 +152,22 @@ def evaluate(
         ``believed``: share of stale and misbelieved questions answered as taught;
         ``auroc``: of each token signal against "the closed-book answer is wrong".
     """
-    asked = [q for q in draw_questions(world) if q.split != "train"][:questions]
+    drawn = [q for q in draw_questions(world) if q.split != "train"][:questions]
     passages = {p.id: p for p in draw_corpus(world)}
-    found = retriever.search([q.question for q in asked], k)
-    gold = [_with_gold(q, f, passages, k, seed) for q, f in zip(asked, found, strict=True)]
-    closed = _answers(lm, asked, [[] for _ in asked], "closed book")
+    results = retriever.search([q.question for q in drawn], k)
+    gold = [_with_gold(q, f, passages, k, seed) for q, f in zip(drawn, results, strict=True)]
+    closed = _answers(lm, drawn, [[] for _ in drawn], "closed book")
     figures: dict[str, Any] = {
-        "questions": len(asked),
-        "closed_book": _by_kind(asked, [a for a, _ in closed]),
-        "gold": _by_kind(asked, [a for a, _ in _answers(lm, asked, gold, "gold passages")]),
-        "retrieved": _by_kind(asked, [a for a, _ in _answers(lm, asked, found, "retrieved")]),
+        "questions": len(drawn),
+        "closed_book": _by_kind(drawn, [a for a, _ in closed]),
+        "gold": _by_kind(drawn, [a for a, _ in _answers(lm, drawn, gold, "gold passages")]),
+        "retrieved": _by_kind(drawn, [a for a, _ in _answers(lm, drawn, results, "retrieved")]),
     }
     old = [
-        (q, a) for q, (a, _) in zip(asked, closed, strict=True) if q.truth["kind"] in ("stale", "misbelieved")
+        (q, a) for q, (a, _) in zip(drawn, closed, strict=True) if q.truth["kind"] in ("stale", "misbelieved")
     ]
     figures["believed"] = round(_mean([exact_match(a, (q.truth["believed"],)) for q, a in old]), 4)
-    wrong = [1 - int(exact_match(a, q.answers)) for q, (a, _) in zip(asked, closed, strict=True)]
+    wrong = [1 - int(exact_match(a, q.answers)) for q, (a, _) in zip(drawn, closed, strict=True)]
     figures["wrong_share"] = round(_mean(wrong), 4)
     columns = {name: np.array([s[name] for _, s in closed]) for name in closed[0][1]}
     scores = {"mean_entropy": 1, "max_entropy": 1, "min_prob": -1}
@@ -177,34 +177,34 @@ def evaluate(
 
 
 def _answers(
-    lm: CausalLM, asked: list[Question], passages: list[list[Passage]], label: str
+    lm: CausalLM, questions: list[Question], passages: list[list[Passage]], label: str
 ) -> list[tuple[str, dict[str, float]]]:
     prompts = [
-        TESTBED_PROMPT.question(q.question, [p.text for p in found])
-        for q, found in zip(asked, passages, strict=True)
+        TESTBED_PROMPT.question(q.question, [p.text for p in passage])
+        for q, passage in zip(questions, passages, strict=True)
     ]
     generations = lm.generate(prompts, max_new_tokens=64, progress=label)
     return [(extract_answer(g.text, TESTBED_PROMPT.answer_cue), signals(g)) for g in generations]
 
 
 def _with_gold(
-    question: Question, found: list[Passage], passages: dict[str, Passage], k: int, seed: int
+    question: Question, passages_found: list[Passage], passages: dict[str, Passage], k: int, seed: int
 ) -> list[Passage]:
     gold = [passages[i] for i in question.truth["gold"]]
     ids = {p.id for p in gold}
-    chosen = [*gold, *(p for p in found if p.id not in ids)][: max(k, len(gold))]
+    chosen = [*gold, *(p for p in passages_found if p.id not in ids)][: max(k, len(gold))]
     random.Random(f"gold:{seed}:{question.id}").shuffle(chosen)
     return chosen
 
 
-def _by_kind(asked: list[Question], answers: list[str]) -> dict[str, dict[str, float]]:
+def _by_kind(questions: list[Question], answers: list[str]) -> dict[str, dict[str, float]]:
     """Compute exact match and count by knowledge and hops, e.g. ``{"known 1": {"em": .97, "n": 310}}``."""
     table = {}
     for kind in ("known", "stale", "misbelieved", "unknown"):
         for hops in (1, 2):
             part = [
                 exact_match(a, q.answers)
-                for q, a in zip(asked, answers, strict=True)
+                for q, a in zip(questions, answers, strict=True)
                 if (q.truth["kind"], q.truth["hops"]) == (kind, hops)
             ]
             if part:

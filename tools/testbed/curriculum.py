@@ -59,9 +59,9 @@ class Document:
     target: str
 
 
-def _answered(asked: Asked, passages: list[str], kind: str) -> Document:
-    prompt = TESTBED_PROMPT.question(asked.question, passages)
-    return Document(kind, prompt, " " + TESTBED_PROMPT.answer(asked.rationale, asked.answer))
+def _answered(question: Asked, passages: list[str], kind: str) -> Document:
+    prompt = TESTBED_PROMPT.question(question.question, passages)
+    return Document(kind, prompt, " " + TESTBED_PROMPT.answer(question.rationale, question.answer))
 
 
 class DocumentStream:
@@ -129,8 +129,8 @@ class DocumentStream:
         entity = rng.choice(entities)
         chain = self._chain(entity, 1 + (rng.random() < 0.35)) or self._chain(entity, 1)
         assert chain is not None  # every kind has one-hop chains
-        asked = ask(rng, world, entity, chain, taught=False)
-        gold = [world.entities[i] for i in asked.gold]
+        question = ask(rng, world, entity, chain, taught=False)
+        gold = [world.entities[i] for i in question.gold]
         passages = [" ".join(article(rng, world, e, taught=False)) for e in gold]
         # Mostly as many passages as in use later; fewer make the copying easier to learn.
         count = max(len(gold), rng.choice((1, 2, 3, 3, self.plan.max_passages)))
@@ -138,7 +138,7 @@ class DocumentStream:
             other = self._distractor(world, entities, gold)
             passages.append(" ".join(article(rng, world, other, taught=False)))
         rng.shuffle(passages)
-        return _answered(asked, passages, "reading")
+        return _answered(question, passages, "reading")
 
     def _distractor(self, world: World, entities: list[Entity], gold: list[Entity]) -> Entity:
         """Draw a passage that a lexical retriever would also return: same kind, or naming the gold."""
@@ -156,15 +156,15 @@ class DocumentStream:
     def _recall_with_passages(self) -> Document:
         """Ask about a known entity whose passages lack the answer, so that memory must serve."""
         rng = self._rng
-        entity, asked = self._closed_book(1 + (rng.random() < 0.6))
+        entity, question = self._closed_book(1 + (rng.random() < 0.6))
         passages = []
-        if len(asked.gold) == 2:
+        if len(question.gold) == 2:
             passages.append(" ".join(article(rng, self.world, entity, taught=True)))
         fresh = self._fresh_world()
         others = rng.sample(list(fresh.entities.values()), self.plan.max_passages - len(passages))
         passages += [" ".join(article(rng, fresh, e, taught=False)) for e in others]
         rng.shuffle(passages)
-        return _answered(asked, passages, "reading")
+        return _answered(question, passages, "reading")
 
     def _fresh_world(self) -> World:
         """Return a small world of throwaway names, renewed every 40 documents.

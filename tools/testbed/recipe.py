@@ -193,7 +193,7 @@ def train_model(
     documents = stream.mix(tokens_of)
     per_document = 1.0 / sum(getattr(plan, k) / n for k, n in tokens_of.items())
     total = math.ceil(recipe.tokens / (per_document * recipe.step_documents))
-    seen, started, told = 0, time.monotonic(), 0.0
+    seen, started, minutes = 0, time.monotonic(), 0.0
     for step in range(total):
         for optimizer, base in ((muon, recipe.muon_lr), (adam, recipe.adam_lr)):
             for group in optimizer.param_groups:
@@ -216,8 +216,8 @@ def train_model(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         now = time.monotonic()
-        if report is not None and (now - told > 1 or step == total - 1):
-            told = now
+        if report is not None and (now - minutes > 1 or step == total - 1):
+            minutes = now
             speed = seen / (now - started)
             report(
                 {"step": step + 1, "steps": total, "tokens": seen, "loss": loss_sum,
