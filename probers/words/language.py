@@ -256,11 +256,12 @@ def detect(texts: Iterable[str]) -> Language:
         log.info("language: English (en), since the %d texts are too short to tell", unsure)
         return ENGLISH
     (best, count), known = counts.most_common(1)[0], total - unsure
-    shown = ", ".join(f"{n} {_shown(name)}" for name, n in counts.most_common(4))
+    names = {code: each.name for code, each in LANGUAGES.items()}
+    called = names | {"unknown": "no language that is known"}
+    shown = ", ".join(f"{n} in {called.get(name, name)}" for name, n in counts.most_common(4))
     supported = sum(n for name, n in counts.items() if name in LANGUAGES)
     if supported <= (1 - _MOST) * known:
-        listed = ", ".join(each.name for each in LANGUAGES.values())
-        remedy = f"labels are made of {listed}; language=CODE reads them as one of these"
+        remedy = f"labels are made of {', '.join(names.values())}; language=CODE reads them as one of these"
         reason = f"language=auto: of {total} texts {shown}, which is not supported"
         raise UserError(f"{reason}: {remedy}", "unsupported")
     if count < _MOST * known or best not in LANGUAGES:
@@ -269,8 +270,3 @@ def detect(texts: Iterable[str]) -> Language:
         raise UserError(f"{reason}: {remedy}", "unsupported")
     log.info("language: %s (%s), found in %d of %d texts", LANGUAGES[best].name, best, count, total)
     return LANGUAGES[best]
-
-
-def _shown(name: str) -> str:
-    known = LANGUAGES[name].name if name in LANGUAGES else name
-    return "in no language that is known" if name == "unknown" else f"in {known}"

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 from ..types import UserError
 from .dates import compare_times
 from .language import ENGLISH, Language
-from .numbers import Number, Relation, compare_numbers, may_convert
+from .numbers import Number, compare_numbers, may_convert
 from .numerals import roman_year
-from .persons import compare_parts
+from .persons import PartRelation, compare_parts
 from .spelling import (
     acronym_of,
     common_aliases,
@@ -153,8 +153,10 @@ class EntityMatcher:
                 return match
         return Match("different", "string", f"{_shown(original)} / {_shown(generated)}")
 
-    def _verdict(self, relation: Relation) -> Verdict:
-        return self.partial if relation == "partial" else relation
+    def _verdict(self, relation: PartRelation | None) -> Verdict:
+        if relation == "partial" or relation == "family":
+            return self.partial if relation == "partial" else self.family
+        return relation or "undecided"
 
     def _by_date(self, a: str, b: str) -> Match | None:
         x, y = (read_time_in(mention, self._language) for mention in (a, b))
@@ -199,21 +201,12 @@ class EntityMatcher:
         return Match("equivalent", "acronym", f"{letters} of {a} / {b}") if letters else None
 
     def _by_name(self, a: str, b: str) -> Match | None:
-        if not self._language.english:
-            return self._by_spelling(a, b)
-        if (parts := compare_parts(a, b)) is None:
+        english = self._language.english
+        parts = compare_parts(a, b) if english else compare_spelled(a, b, self._language)
+        if parts is None or (parts[0] == "different" and not english):  # vectors may know more
             return None
         relation, evidence = parts
-        if relation == "family":
-            return Match(self.family, "name", evidence)
         return Match(self._verdict(relation), "partial" if relation == "partial" else "name", evidence)
-
-    def _by_spelling(self, a: str, b: str) -> Match | None:
-        relation, evidence = compare_spelled(a, b, self._language)
-        if relation == "different":
-            return None  # vectors may know more
-        stage = "partial" if relation == "partial" else "name"
-        return Match(self._verdict(relation) if relation else "undecided", stage, evidence)
 
     def _by_wordnet(self, a: str, b: str) -> Match | None:
         if self._folder is None:

@@ -6,13 +6,13 @@ import re
 from itertools import takewhile
 from typing import Literal
 
-from .language import english, pairs, table
+from .language import either, english, pairs, table
 from .numbers import Relation
 from .spelling import GIVEN, LANDFORMS, SIGN_WORDS, merge_letters, name_words, same_plural
 
 _TITLES, _PARTICLES, _COMPANY = map(english, ("person_titles", "family_particles", "company"))
 _SUFFIXES = frozenset(["jr", "sr"])
-_FORMS = [form.replace("_", " ") for form in table("en")["lists"]["forms"].split()]
+_FORM = re.compile(rf"(?:{either(english('forms'))})\s")
 #: Forms whose long and short name are two different places.
 _TWO_STATES = frozenset(["china", "congo"])
 _NAMESAKES, _GENERIC, DIRECTIONS = map(english, ("namesakes", "generic", "directions"))
@@ -81,9 +81,8 @@ def _described(a: str, b: str) -> Finding | None:
 
 def _bare(whole: tuple[str, ...]) -> tuple[str, ...]:
     text = " ".join(whole)
-    for form in _FORMS:
-        if text.startswith(form + " "):
-            return tuple(text.removeprefix(form + " ").split())
+    if form := _FORM.match(text):
+        return tuple(text[form.end() :].split())
     words = merge_letters(whole)
     # A club is not the city it is named after: "FC" goes only from a longer name.
     if len(words) > 2 and "fc" in (words[0], words[-1]):

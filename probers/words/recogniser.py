@@ -14,7 +14,7 @@ import numpy as np
 from ..types import UserError
 from .by_table import find_by_table
 from .english import find_dates, find_names, find_numbers, is_title
-from .language import ENGLISH, LANGUAGES, Language, either, english, language_named
+from .language import ENGLISH, LANGUAGES, Language, language_named
 from .text import Cover, Span, is_stop_word, split_sentences
 
 log = logging.getLogger(__name__)
@@ -44,16 +44,7 @@ class Entity:
 Recognise = Callable[[str], list[Entity]]
 
 
-_ORGANISATION = re.compile(rf"\b(?:{either(english('organisations'))})\b")
-_PLACE = re.compile(rf"(?:^|\s)(?:{either(english('places'))})(?:$|\sof\b)")
-_FIRST_PLACE = re.compile(
-    r"(?:Lake|Mount|Cape|Fort|Gulf of|Isle of|River|City of|Republic of|Kingdom of)\s[A-Z]"
-)
-_WORK_BEFORE = re.compile(r"\b(?:album|novel|song|single|film|book|opera|poem|play|episode|series|EP),?\s$")
-_OTHER_BEFORE = re.compile(
-    r"\b(?:bands?|groups?|duo|trio|ensemble|metal|nicknamed?|known as|as the|called|named|dubbed|terms?|"
-    r"phrase|title of|means?|meaning)\s*(?:\w+\s)?[\"“(]\s?$"
-)
+_ORGANISATION, _PLACE, _FIRST_PLACE, _WORK_BEFORE, _OTHER_BEFORE = map(re.compile, ENGLISH.patterns("cues"))
 
 
 def _kind_of_name(text: str, span: Span) -> EntityType:

@@ -250,7 +250,7 @@ def spelled(mention: str, language: Language) -> tuple[str, ...]:
             text = pattern.sub(kana, text)
         text = _LONG.sub("", text).translate(_simple())
     if language.code == "de":
-        text = re.sub("[äöüÄÖÜ]", lambda m: {"ä": "ae", "ö": "oe", "ü": "ue"}[m[0].lower()], text)
+        text = text.translate(_GERMAN)
     text = _ROMAN_NUMBER.sub(lambda match: str(roman(match[1].lower()) or match[0]), text)
     figures = re.sub(rf"(?<=\d){re.escape(language.ordinal_sign)}(?!\w)", "", in_figures(text, language))
     words = normalise(figures.replace("’", "'").replace("'", " ")).split()

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -365,9 +365,8 @@ def original_spans(
         following = starts[i + 1] if starts[i + 1] > starts[i] else following
         last = following == len(original) and letters_of(text[-1:])  # then the spaces after it were dropped
         ends[i] = following if last else min(following, clusters[starts[i]])
-    seen = [0]  # letters in each beginning of the text
-    for sign in text:
-        seen.append(min(len(letters), seen[-1] + bool(letters_of(sign))))
+    # Letters in each beginning of the text.
+    seen = [0, *(min(len(letters), n) for n in accumulate(bool(letters_of(sign)) for sign in text))]
     place, mapped = 0, list[Span]()
     for start, end in spans:
         first, after = seen[start], seen[end]

@@ -129,7 +129,7 @@ def find_moments(text: str, language: Language) -> Iterator[Moment]:
     for pattern in _patterns(language).dates:
         for match in pattern.finditer(text):
             if (time := _time(match.groupdict(), language)) and cover.take(match.span()):
-                yield Moment(*match.span(), time)
+                yield Moment(match.start(), match.end(), time)
 
 
 def _month(name: str, language: Language) -> int | None:
