@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from probers.evaluation.bootstrap import Interval
+from probers.evaluation.bootstrap import UNDEFINED, Interval
 from probers.pages import number, render
 from probers.store.store import FeatureStore
 
@@ -66,11 +66,15 @@ def audit(store: FeatureStore, *, seed: int, most: int = 20_000) -> Audit:
     both = table.groupby("group")["split"].nunique()
     warnings = _warnings(leaks, [str(group) for group in both.index[both > 1]], store.config, drawn)
     labels = {name: tally for name, tally in drawn.tallies.items() if name != "correct"}
-    wrong = drawn.tallies["correct"].wrong / max(drawn.spans, 1)
+    wrong = sum(events for _, events in drawn.tallies["correct"].values()) / max(drawn.spans, 1)
     undecided = _undecided(store) if "match_stage" in labels else None
     figures = {
         "rows": drawn.stored, "spans": drawn.spans, "drawn": len(drawn.rows), "wrong": round(wrong, 4),
-        "labels": {name: tally.figures() for name, tally in labels.items()}, "undecided": undecided,
+        "labels": {
+            name: {value: {"n": n, "wrong": round(k / n, 4)} for value, (n, k) in sorted(tally.items())}
+            for name, tally in labels.items()
+        },
+        "undecided": undecided,
         "splits": leaks.splits,
         "detectors": {
             name: _figures("accuracy", m.accuracy) | _figures("auroc", m.auroc)
@@ -105,14 +109,12 @@ def _left_out(undecided: Mapping[str, Any] | None) -> list[str]:
 def _counts(drawn: Drawn, wrong: float, labels: Mapping[str, Tally], word: str) -> list[str]:
     lines = [f"audit: {drawn.spans:,} examples, {wrong:.1%} {word}"]
     if drawn.stored != drawn.spans:
-        lines.append(
-            f"  {drawn.stored:,} rows are tokens of {drawn.spans:,} spans: every figure is of one row per "
-            "span, its last token"
-        )
+        rows = f"{drawn.stored:,} rows are tokens of {drawn.spans:,} spans"
+        lines.append(f"  {rows}: every figure is of one row per span, its last token")
     if len(drawn.rows) < drawn.spans:
         lines.append(f"  the predictions below use {len(drawn.rows):,} examples drawn by seed")
     for name, tally in labels.items():
-        counts = sorted(tally.counts.items(), key=lambda item: (-item[1][0], item[0]))
+        counts = sorted(tally.items(), key=lambda item: (-item[1][0], item[0]))
         shown = [f"{value or '(none)'} {n:,} ({events / n:.0%} {word})" for value, (n, events) in counts]
         if len(shown) > _LISTED:
             shown[_LISTED:] = [f"{len(shown) - _LISTED} more"]
@@ -146,20 +148,17 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any], dra
     if leaks.probe is None:
         return lines
     probe = leaks.detectors[PROBE].auroc
-    blind = probe is None or not probe.low > 0.5
-    if blind:
-        lines.append(
-            f"warning: the probe is not above chance (AUROC {_shown(probe)}): these states are not shown to "
-            "tell the labels apart, and every baseline is within reach"
-        )
+    if blind := probe is None or not probe.low > 0.5:
+        chance = f"the probe is not above chance (AUROC {_shown(probe)})"
+        remark = "these states are not shown to tell the labels apart, and every baseline is within reach"
+        lines.append(f"warning: {chance}: {remark}")
     for name, difference in leaks.differences.items():
         measured = leaks.detectors[name].auroc
         far = measured is not None and measured.low > 0.5 and measured.value >= FAR
         near = not blind and not difference.low > 0
-        line = f"warning: {name} predicts the labels without the model, AUROC {_shown(measured)}"
-        if near:
-            line += f", and is within reach of what a head could claim: the probe has {_shown(probe)}"
-            line += f", difference {_shown(difference, sign=True)}"
+        claim = f"the probe has {_shown(probe)}, difference {_shown(difference, sign=True)}"
+        reach = f", and is within reach of what a head could claim: {claim}" if near else ""
+        line = f"warning: {name} predicts the labels without the model, AUROC {_shown(measured)}{reach}"
         lines += [line] if far or near else []
     if not lines:
         return []
@@ -176,10 +175,8 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any], dra
 
 def _figures(name: str, interval: Interval | None) -> dict[str, Any]:
     """Round value and limits; undefined ones become null."""
-    if interval is None or np.isnan(interval.value):
-        return {name: None, f"{name}_ci95": None}
-    limits = None if np.isnan(interval.low) else [round(interval.low, 4), round(interval.high, 4)]
-    return {name: round(interval.value, 4), f"{name}_ci95": limits}
+    value, low, high = (None if np.isnan(x) else round(x, 4) for x in interval or UNDEFINED)
+    return {name: value, f"{name}_ci95": None if value is None or low is None else [low, high]}
 
 
 def _shown(interval: Interval | None, *, sign: bool = False) -> str:
@@ -223,11 +220,9 @@ def _tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, list
 
 def _before(prompt: str) -> str:
     """Cut the end of the text before the cut, from the beginning of a word where words have spaces."""
-    end = prompt[-_BEFORE:]
-    if len(end) == len(prompt):
-        return end
-    _, space, rest = end.partition(" ")
-    return f"… {rest}" if space and len(rest) > _BEFORE * 0.8 else f"…{end}"
+    _, space, rest = prompt[-_BEFORE:].partition(" ")
+    shown = f"… {rest}" if space and len(rest) > _BEFORE * 0.8 else f"…{prompt[-_BEFORE:]}"
+    return shown if len(prompt) > _BEFORE else prompt
 
 
 def _continuation(row: Mapping[str, Any]) -> tuple[str, str, str]:

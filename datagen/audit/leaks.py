@@ -74,14 +74,11 @@ def linear_probe(
         del inputs
         held = (states(layer, "validation") - mean) / scale if chosen else None
         for model in models:
-            quality = None if held is None else float(metrics.auroc(labels, _log_odds(model, held)))
+            quality = None if held is None else float(metrics.auroc(labels, model.decision_function(held)))
             candidates.append((quality, layer, mean, scale, model))
     quality, layer, mean, scale, model = max(candidates, key=lambda candidate: candidate[0])
-    return Probe(layer, tried, quality, _log_odds(model, (states(layer, "test") - mean) / scale))
-
-
-def _log_odds(model: Any, inputs: np.ndarray) -> np.ndarray:
-    return np.asarray(model.decision_function(inputs), np.float64)
+    scores = model.decision_function((states(layer, "test") - mean) / scale)
+    return Probe(layer, tried, quality, np.asarray(scores, np.float64))
 
 
 MAJORITY, PROBE = "majority", "linear probe"
@@ -149,9 +146,8 @@ def measure_leaks(store: FeatureStore, rows: np.ndarray, table: pd.DataFrame, *,
     auroc = partial(metrics.auroc, wrong[test])
 
     def measured(scores: np.ndarray) -> Measured:
-        accuracy = partial(metrics.accuracy, wrong[test])
-        ranking = bootstrap.interval(scores, auroc) if np.ptp(scores) else None
-        return Measured(bootstrap.interval((scores > 0).astype(float), accuracy), ranking)
+        accuracy = bootstrap.interval((scores > 0).astype(float), partial(metrics.accuracy, wrong[test]))
+        return Measured(accuracy, bootstrap.interval(scores, auroc) if np.ptp(scores) else None)
 
     notes = list(filter(None, [few_groups(bootstrap.size, "test group")]))
     blind = {name: scores[test] for name, scores in _scores(table, wrong, train, notes).items()}
@@ -171,23 +167,21 @@ def _size(table: pd.DataFrame, wrong: np.ndarray) -> dict[str, Any]:
 
 def _problem(splits: Mapping[str, Mapping[str, Any]]) -> str | None:
     for split in ("train", "test"):
-        size = splits[split]
-        if not size["n"]:
+        n, wrong = splits[split]["n"], splits[split]["wrong"]
+        if not n:
             return f"there are no {split} examples"
-        if size["wrong"] in (0.0, 1.0):
-            return f"all {size['n']} {split} examples are {'wrong' if size['wrong'] else 'right'}"
-    test = splits["test"]
-    if test["n"] < LEAST_SPANS or test["groups"] < LEAST_GROUPS:
-        few = f"{test['n']} test examples of {test['groups']} groups are too few"
-        return f"{few} (at least {LEAST_SPANS} of {LEAST_GROUPS})"
-    return None
+        if wrong in (0.0, 1.0):
+            return f"all {n} {split} examples are {'wrong' if wrong else 'right'}"
+    n, groups = splits["test"]["n"], splits["test"]["groups"]
+    few = f"{n} test examples of {groups} groups are too few (at least {LEAST_SPANS} of {LEAST_GROUPS})"
+    return few if n < LEAST_SPANS or groups < LEAST_GROUPS else None
 
 
 def _scores(
     table: pd.DataFrame, wrong: np.ndarray, train: np.ndarray, notes: list[str]
 ) -> dict[str, np.ndarray]:
     """Score every baseline (n,) that has something to read; note the others."""
-    scores, constant = {}, []
+    scores, constant = {}, list[str]()
     for baseline in BASELINES:
         there = [c for c in baseline.columns if c in table]
         columns = [c for c in there if table[c].iloc[train].nunique() > 1]

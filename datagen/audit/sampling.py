@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,27 +61,15 @@ def one_per_span(rows: pd.DataFrame, seed: int) -> pd.DataFrame:
     return keyed.drop_duplicates("key", keep="last").sort_index()
 
 
-@dataclass(slots=True)
-class Tally:
-    """Counter of the values of a column over all spans, and of the wrong spans among them."""
+#: Values of a column, each with its number of spans and of the wrong ones among them.
+Tally = dict[str, tuple[int, int]]
 
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, values: pd.Series, wrong: pd.Series) -> None:
-        """Count the spans of one shard; ``wrong`` is 1 for a wrong text."""
-        for value, part in wrong.groupby(values.astype(str)):
-            n, events = self.counts.get(str(value), (0, 0))
-            self.counts[str(value)] = (n + len(part), events + int(part.sum()))
-
-    @property
-    def wrong(self) -> int:
-        """Number of wrong spans."""
-        return sum(events for _, events in self.counts.values())
-
-    def figures(self) -> dict[str, Any]:
-        """Compute number and share of wrong spans by value."""
-        counts = sorted(self.counts.items())
-        return {value: {"n": n, "wrong": round(events / n, 4)} for value, (n, events) in counts}
+def count_spans(tally: Tally, values: pd.Series, wrong: pd.Series) -> None:
+    """Add the spans of one shard to a tally; ``wrong`` is 1 for a wrong text."""
+    for value, part in wrong.groupby(values.astype(str)):
+        n, events = tally.get(str(value), (0, 0))
+        tally[str(value)] = (n + len(part), events + int(part.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +89,14 @@ class Drawn:
 def draw_rows(store: FeatureStore, *, seed: int, most: int, tally: Sequence[str] = ()) -> Drawn:
     """Draw at most ``most`` spans of a store, and count the labels of all by the columns ``tally``."""
     there = stored_columns(store)
-    tallies = {name: Tally() for name in tally if name in there}
+    tallies: dict[str, Tally] = {name: {} for name in tally if name in there}
     wanted = [c for c in ("id", "group", "token", "correct", *_MARKED, *tallies) if c in there]
     keys, rows = np.empty(0, np.uint64), np.empty(0, np.int64)
     stored = spans = 0
     for table in store.tables(list(dict.fromkeys(wanted))):
         chosen = one_per_span(table, seed)
         for name, counts in tallies.items():
-            counts.add(chosen[name], 1 - chosen["correct"])
+            count_spans(counts, chosen[name], 1 - chosen["correct"])
         rows = np.r_[rows, stored + chosen.index.to_numpy(dtype=np.int64)]
         keys = np.r_[keys, chosen["key"].to_numpy()]
         smallest = np.argsort(keys, kind="stable")[:most]
@@ -177,14 +165,12 @@ def draw_undecided(
 
 def _shares(sizes: Mapping[tuple[int, str], int], count: int) -> dict[tuple[int, str], int]:
     """Allot rows to each (label, stage): halves by label, then at least one each and by size."""
-    totals: Counter[int] = Counter()
-    for (label, _), size in sizes.items():
-        totals[label] += size
-    shares: dict[tuple[int, str], int] = {}
-    for label, half in _deal(totals, count, dict.fromkeys(totals, 1)).items():
-        stages = {key: size for key, size in sizes.items() if key[0] == label}
-        shares |= _deal(stages, half, stages)
-    return shares
+    stages: dict[int, dict[tuple[int, str], int]] = {}
+    for key, size in sizes.items():
+        stages.setdefault(key[0], {})[key] = size
+    totals = {label: sum(each.values()) for label, each in stages.items()}
+    halves = _deal(totals, count, dict.fromkeys(totals, 1))
+    return {key: n for label, each in stages.items() for key, n in _deal(each, halves[label], each).items()}
 
 
 def _deal(sizes: Mapping[Any, int], count: int, weights: Mapping[Any, int]) -> dict[Any, int]:

@@ -13,6 +13,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Literal, NamedTuple
 
 from ..words import EntityMatcher, find_entities, head_entity
@@ -105,25 +106,27 @@ def f1_score(prediction: str, answers: Sequence[str]) -> F1:
 
     "yes", "no" and "noanswer" match only themselves. Without answers all are 0.
     """
-    shown = _readings(prediction)
-    return max((_f1(p, normalize_answer(a)) for a in answers for p in shown), default=F1(0, 0, 0))
+    return max(_overlaps(prediction, answers))
 
 
 def precision_recall_max(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
     """Compute token precision and recall, each its own maximum, as in DRAGIN's code (Su et al., ACL 2024)."""
-    shown = _readings(prediction)
-    scores = [_f1(p, normalize_answer(a)) for a in answers for p in shown]
-    return max((s.precision for s in scores), default=0.0), max((s.recall for s in scores), default=0.0)
+    scores = _overlaps(prediction, answers)
+    return max(score.precision for score in scores), max(score.recall for score in scores)
+
+
+def _overlaps(prediction: str, answers: Sequence[str]) -> list[F1]:
+    """Compare every reading with every answer; one overlap of 0 without answers."""
+    pairs = product(_readings(prediction), map(normalize_answer, answers))
+    return [_f1(reading, answer) for reading, answer in pairs] or [F1(0.0, 0.0, 0.0)]
 
 
 def _f1(prediction: str, answer: str) -> F1:
     if prediction == answer:
         return F1(1.0, 1.0, 1.0)
-    if _VERDICTS & {prediction, answer}:
-        return F1(0.0, 0.0, 0.0)
     ours, theirs = prediction.split(), answer.split()
-    common = sum((Counter(ours) & Counter(theirs)).values())
-    if not common:
+    common = (Counter(ours) & Counter(theirs)).total()
+    if not common or _VERDICTS & {prediction, answer}:
         return F1(0.0, 0.0, 0.0)
     precision, recall = common / len(ours), common / len(theirs)
     return F1(2 * precision * recall / (precision + recall), precision, recall)
@@ -153,8 +156,6 @@ def right_by_em(text: str, answer: str, gold: Sequence[str]) -> bool:
 
 def same_meaning(prediction: str, answers: Sequence[str], matcher: EntityMatcher) -> float:
     """Return 1.0 if the prediction surely names the same entity as one of the answers."""
-    if not prediction.strip():
-        return 0.0
     texts = dict.fromkeys(text for text in (unmarked(prediction), prediction) if text.strip())
     verdicts = (matcher.match(answer, text).verdict for answer in answers if answer.strip() for text in texts)
     return float("equivalent" in verdicts)
@@ -167,19 +168,17 @@ def right_by(rule: str, matcher: EntityMatcher | None = None) -> Rule | None:
     "match": the final answer and a gold one mean the same by ``matcher`` (None: its defaults); "f1>=x"
     with x from 0 to 1.
     """
-    if rule == "em":
-        return right_by_em
     if rule == MATCH:
         means = matcher or EntityMatcher()
         return lambda text, answer, gold: same_meaning(answer, gold, means) == 1.0
-    if rule == "acc":
-        return lambda text, answer, gold: accuracy_contains(text, gold) == 1.0
-    if rule == "acc_substring":
-        return lambda text, answer, gold: accuracy_contains(text, gold, mode="substring") == 1.0
     if bound := re.fullmatch(r"f1\s*>=\s*(0?\.\d+|1(?:\.0+)?|0)", rule):
-        least = float(bound[1])
-        return lambda text, answer, gold: f1_score(answer, gold).f1 >= least
-    return None
+        return lambda text, answer, gold: f1_score(answer, gold).f1 >= float(bound[1])
+    rules: dict[str, Rule] = {
+        "em": right_by_em,
+        "acc": lambda text, answer, gold: accuracy_contains(text, gold) == 1.0,
+        "acc_substring": lambda text, answer, gold: accuracy_contains(text, gold, mode="substring") == 1.0,
+    }
+    return rules.get(rule)
 
 
 def final_answer(text: str, cue: str, dataset: str = "") -> str:

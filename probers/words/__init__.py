@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ..types import lazily
 
 if TYPE_CHECKING:
-    from .dates import Time, parse_date, read_time
+    from .dates import Time, read_time
     from .language import LANGUAGES, Language
     from .matcher import STAGES, EntityMatcher, Match, Verdict
-    from .numbers import Number, parse_number, read_number
+    from .numbers import Number, read_number
     from .recogniser import (
         Entity,
         EntityType,
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 __all__ = [
     "LANGUAGES", "STAGES", "Entity", "EntityMatcher", "EntityType", "Language", "Match", "Number",
     "Recognise", "Recogniser", "Time", "Verdict", "WrittenEntity", "find_entities", "head_entity",
-    "language_of", "normalise", "parse_date", "parse_number", "read_number", "read_time", "same_kind",
-    "tokens_of", "with_scores", "wordnet_available", "written_entities",
+    "language_of", "normalise", "read_number", "read_time", "same_kind", "tokens_of", "with_scores",
+    "wordnet_available", "written_entities",
 ]  # fmt: skip
 
 __getattr__ = lazily(__name__, {
-    "dates": "Time parse_date read_time", "language": "LANGUAGES Language",
-    "matcher": "STAGES EntityMatcher Match Verdict", "numbers": "Number parse_number read_number",
+    "dates": "Time read_time", "language": "LANGUAGES Language",
+    "matcher": "STAGES EntityMatcher Match Verdict", "numbers": "Number read_number",
     "recogniser": "Entity EntityType Recognise Recogniser WrittenEntity find_entities head_entity "
     "language_of same_kind tokens_of with_scores written_entities",
     "spelling": "normalise", "wordnet": "wordnet_available",

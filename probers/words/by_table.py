@@ -7,9 +7,9 @@ from typing import Literal
 
 import regex
 
-from .english import Cover, Span, is_title
+from .english import is_title
 from .language import Language
-from .text import split_sentences
+from .text import Cover, Span, split_sentences
 from .values import find_moments, find_values
 
 #: Largest number of words in a title, and of characters in a script without spaces.
@@ -44,8 +44,7 @@ def find_by_table(text: str, language: Language, *, names: bool = True) -> Itera
 
 
 def _works(text: str, language: Language) -> Iterator[Span]:
-    for pair in language.works:
-        opening, closing = pair[0], pair[1]
+    for opening, closing in map(tuple, language.works):
         within = regex.escape(opening + closing)
         inner = rf"{regex.escape(opening)}\s?([^{within}\n]+?)\s?{regex.escape(closing)}"
         for match in regex.finditer(inner, text):
@@ -76,8 +75,7 @@ def _names(text: str, language: Language, cover: Cover) -> Iterator[Span]:
     for pattern in language.names:
         for match in pattern.finditer(text):
             start, end = match.span("name")
-            general = "general" in pattern.groupindex
-            if general:
+            if "general" in pattern.groupindex:
                 start = _behind_opener(text, start, end, language, opens=start in opens, inside=inside)
             elif "inside" in pattern.groupindex and start in opens:
                 continue
@@ -99,10 +97,8 @@ def _behind_opener(
         titled = word.lower() in language.titles and text[first.end() if first else end :][:1] == "."
         if following < end and (titled or (word in language.plain and not word.isupper())):
             start, opens = following, False  # "M. Dupont"
-        elif opens and (elided := _ELIDED.match(text, start, end)):
-            start, opens = elided.end(), False
-        elif opens and function:
-            start, opens = following, False
+        elif opens and ((elided := _ELIDED.match(text, start, end)) or function):
+            start, opens = elided.end() if elided else following, False
         elif opens and word not in inside and not text[first.end() : first.end() + 2].strip().isupper():
             return end  # a lone word, or one before "de l'Aéropostale"
         else:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .language import ENGLISH, pairs, table
-from .numbers import LONGEST_VALUE, Relation
-from .numerals import DECADES, in_figures, roman
+from .numbers import Relation
+from .numerals import DECADES, LONGEST_VALUE, in_figures, roman
 
 _MONTH = {name.lower(): index for index, name in enumerate(ENGLISH.months, 1)}
 _SHORT = {name[:3]: index for name, index in _MONTH.items()} | {"sept": 9}
@@ -58,37 +58,37 @@ class Time:
     parts: tuple[int | None, ...]
     qualifier: str = ""
 
+    @property
+    def days(self) -> list[tuple[int | None, ...]]:
+        """Parts of its only day, or of both days."""
+        return [self.parts[:3], self.parts[3:]] if len(self.parts) > 3 else [self.parts]
+
     def years(self) -> tuple[int, int] | None:
         """Return its first and last year, or None when it has no year."""
-        first = self.parts[0]
-        last = self.parts[3] if self.kind == "range" else first
+        first, last = self.parts[0], self.parts[3 if self.kind == "range" else 0]
         if first is None or last is None:
             return None
         if self.kind == "century":
-            first = 100 * first - 99 if first > 0 else 100 * first
-            return first, first + 99
-        return first, first + 9 if self.kind == "decade" else last
+            first = 100 * first - 99 * (first > 0)
+        return first, first + {"century": 99, "decade": 9}.get(self.kind, last - first)
 
     def __str__(self) -> str:
-        def shown(parts: tuple[int | None, ...]) -> str:
-            return "-".join("?" if part is None else f"{part:02d}" for part in parts)
-
-        between = {"range": " to ", "either": " or "}.get(self.kind, "")
-        text = shown(self.parts[:3]) + between + (shown(self.parts[3:]) if between else "")
+        shown = ("-".join("?" if part is None else f"{part:02d}" for part in day) for day in self.days)
+        text = (" or " if self.kind == "either" else " to ").join(shown)
         named = "" if self.kind in ("day", "either") else self.kind
-        return " ".join(x for x in (self.qualifier, named, text) if x)
+        return " ".join(filter(None, (self.qualifier, named, text)))
 
 
 def compare_times(a: Time, b: Time) -> Relation:
     """Tell whether two times are the same, exclude each other, or one is a part of the other."""
     if "either" in (a.kind, b.kind) and (a.kind, a.parts) != (b.kind, b.parts):
-        relations = {compare_times(x, y) for x in _readings(a) for y in _readings(b)}
+        x, y = ([Time("day", day) for day in t.days] if t.kind == "either" else [t] for t in (a, b))
+        relations = {compare_times(p, q) for p in x for q in y}
         return "different" if relations == {"different"} else "partial"
     if a.kind != b.kind:
         for day, stretch in ((a, b), (b, a)):
             if day.kind == "day" and stretch.kind == "range" and day.parts[0] is None:
-                ends = (stretch.parts[:3], stretch.parts[3:])
-                return "partial" if any(_agree(day.parts, end) for end in ends) else "different"
+                return "partial" if any(_agree(day.parts, end) for end in stretch.days) else "different"
         first, second = a.years(), b.years()
         if first is None or second is None:
             return "partial"
@@ -98,11 +98,6 @@ def compare_times(a: Time, b: Time) -> Relation:
     if a.qualifier == b.qualifier:
         return "equivalent"
     return "different" if a.qualifier and b.qualifier else "partial"
-
-
-def _readings(time: Time) -> list[Time]:
-    parts = time.parts
-    return [Time("day", parts[:3]), Time("day", parts[3:])] if time.kind == "either" else [time]
 
 
 def _agree(a: tuple[int | None, ...], b: tuple[int | None, ...]) -> bool:
@@ -116,9 +111,8 @@ def read_time(mention: str) -> Time | None:
     """Read the time a mention names, or None when it names none."""
     if len(mention) > LONGEST_VALUE:
         return None
-    open_ended = re.fullmatch(r"\s*(\d{4})\s?[-–—]\s*", mention)
-    if open_ended:  # "1915-": a life's first year
-        return Time("range", (int(open_ended.group(1)), None, None, None, None, None))
+    if open_ended := re.fullmatch(r"\s*(\d{4})\s?[-–—]\s*", mention):  # "1915-": a life's first year
+        return Time("range", (int(open_ended[1]), None, None, None, None, None))
     text = " ".join(mention.lower().replace("’", "'").replace("‘", "'").split()).strip(' ,.;:-–—"“”()')
     if text in _NAMED_DAYS:
         return Time("day", (None, *_NAMED_DAYS[text]))
@@ -126,35 +120,22 @@ def read_time(mention: str) -> Time | None:
     text = _WEEKDAY.sub("", text, count=1) if re.search(r"\d", text) else text
     lead = _LEAD.match(text)
     assert lead is not None  # each of its parts may be missing
-    written, body = lead.group(1) or "", text[lead.end() :]
+    written, body = lead[1] or "", text[lead.end() :]
     if re.fullmatch(r"'\d\d", body):  # of this century or the last
         return Time("either", (1900 + int(body[1:]), None, None, 2000 + int(body[1:]), None, None))
     body = _UNSAID.sub("", body)
-    numeric = _NUMERIC.fullmatch(body)
-    if numeric:
+    if numeric := _NUMERIC.fullmatch(body):
         return _numeric(numeric)
     qualifier = _QUALIFIERS.get(written, written)
     for kind, read in (("decade", _decade), ("century", _century), ("day", _day)):
-        parts = read(body)
-        if parts is not None:
+        if (parts := read(body)) is not None:
             return Time(kind, parts, qualifier)
     return _centuries(body) or _days(body) or _range(body)
 
 
-def parse_date(mention: str) -> Day | None:
-    """Parse ``(year, month, day)``, None for missing parts; a bare year from 1000 to 2099 is a date too."""
-    time = read_time(mention)
-    if time is None or time.kind != "day" or time.qualifier:
-        return None
-    year, month, day = time.parts
-    return year, month, day
-
-
 def _decade(text: str) -> tuple[int] | None:
-    match = re.fullmatch(r"(1\d|20|')?(\d0)'?s", text)
-    if match:
-        century = match.group(1)
-        return (int(("19" if century in (None, "'") else century) + match.group(2)),)
+    if match := re.fullmatch(r"(1\d|20|')?(\d0)'?s", text):
+        return (int((match[1] or "'").replace("'", "19") + match[2]),)
     *before, last = re.split(r"[\s-]+", text)
     if last in DECADES and (not before or re.fullmatch(r"1\d|20", " ".join(before))):
         return (int(before[0] if before else 19) * 100 + DECADES[last],)
@@ -162,31 +143,28 @@ def _decade(text: str) -> tuple[int] | None:
 
 
 def _century(text: str) -> tuple[int] | None:
-    match = re.fullmatch(r"(.+?)[\s-]+(?:century|c\.?(?=$|\s))(.*)", text)
-    if not match:
+    if not (match := re.fullmatch(r"(.+?)[\s-]+(?:century|c\.?(?=$|\s))(.*)", text)):
         return None
-    words = match.group(1).replace("-", " ").split()
+    words = match[1].replace("-", " ").split()
     if len(words) == 1 and (numeral := roman(words[0].removesuffix("th"))):
         words = [f"{numeral}th"]
     number = re.fullmatch(r"(\d+)(?:st|nd|rd|th)", " ".join(words))
-    era = _ERA.fullmatch(match.group(2).strip())
-    if number is None or (match.group(2).strip() and not era):
+    era = _ERA.fullmatch(match[2].strip())
+    if number is None or (match[2].strip() and not era):
         return None
-    return (-int(number[1]) if era and era.group(1) else int(number[1]),)
+    return (-int(number[1]) if era and era[1] else int(number[1]),)
 
 
 def _centuries(text: str) -> Time | None:
     """Read two centuries in one: "18th and early 19th century"."""
-    match = _CENTURIES.fullmatch(text)
-    first, last = (_century(f"{word} century") for word in match.groups()) if match else (None, None)
-    if first is None or last is None:
+    if not (match := _CENTURIES.fullmatch(text)):
         return None
-    return Time("range", (100 * first[0] - 99, None, None, 100 * last[0], None, None))
+    first, last = (_century(f"{word} century") for word in match.groups())
+    return first and last and Time("range", (100 * first[0] - 99, None, None, 100 * last[0], None, None))
 
 
 def _range(text: str) -> Time | None:
-    match = _RANGE.fullmatch(text)
-    if not match:
+    if not (match := _RANGE.fullmatch(text)):
         return None
     left, right = match.groups()
     first = _day(left.strip(" ,"))
@@ -194,7 +172,7 @@ def _range(text: str) -> Time | None:
         year = first[0] - first[0] % 100 + int(right)
         right = str(year + 100 * (year <= first[0]))  # "1999/00"
     last = _day(right.strip(" ,"))
-    return None if first is None or last is None else Time("range", (*first, *last))
+    return first and last and Time("range", (*first, *last))
 
 
 def _day(text: str) -> Day | None:
@@ -221,12 +199,11 @@ def _day(text: str) -> Day | None:
 
 
 def _days(text: str) -> Time | None:
-    match = _DAYS.fullmatch(text)
-    if not match:
+    if not (match := _DAYS.fullmatch(text)):
         return None
     month, first, last, after, year = match.groups()
-    ends = [_day(f"{day} {(month or after).strip(' .')} {year or ''}") for day in (first, last)]
-    return Time("range", (*ends[0], *ends[1])) if ends[0] and ends[1] else None
+    begin, end = (_day(f"{day} {(month or after).strip(' .')} {year or ''}") for day in (first, last))
+    return begin and end and Time("range", (*begin, *end))
 
 
 def _numeric(match: re.Match[str]) -> Time | None:

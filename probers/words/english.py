@@ -1,4 +1,4 @@
-"""Names, dates and numbers of English text by rules, and the characters covered by spans.
+"""Names, dates and numbers of English text by rules.
 
 A name is a run of capitalised words, joined over connectors, initials and numbers. A word whose capital may
 come only from the beginning of a sentence is no name.
@@ -8,39 +8,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import dropwhile, takewhile
 from typing import Literal, NamedTuple
 
 from .language import ENGLISH, either, english
 from .numerals import ORDINAL_WORDS, SMALL_WORDS, TENS_WORDS
-from .text import is_stop_word, split_sentences
-
-#: A span [start, end) of a text without its type.
-Span = tuple[int, int]
-
-
-class Cover:
-    """The characters of a text that spans cover."""
-
-    def __init__(self, length: int) -> None:
-        self._taken = bytearray(length)
-
-    def take(self, span: Span) -> None:
-        start, end = span
-        self._taken[start:end] = b"\1" * (end - start)
-
-    def free(self, span: Span) -> bool:
-        return not any(self._taken[slice(*span)])
-
-    def take_longest(self, spans: Iterable[Span]) -> list[Span]:
-        """Take the free spans, the longest first, then from left to right, and return them."""
-        taken = []
-        for span in sorted(set(spans), key=lambda s: (s[0] - s[1], s[0])):
-            if self.free(span):
-                self.take(span)
-                taken.append(span)
-        return taken
+from .text import Cover, Span, is_stop_word, split_sentences
 
 
 def is_title(words: list[str], is_small: Callable[[str], bool], *, longest: int, capitals: float) -> bool:
@@ -95,17 +69,9 @@ class _Token(NamedTuple):
 def find_names(text: str, cover: Cover) -> Iterator[Span]:
     """Find spans of names outside the characters already taken."""
     words = _Words(text, cover)
-    tokens = words.tokens
-    seen = {t.text for t in tokens if t.capital and not t.opens}
-    lower = {t.text for t in tokens if not t.capital}
-    position = 0
-    while position < len(tokens):
-        if not tokens[position].capital:
-            position += 1
-            continue
-        after = words.end_of_name(position)
-        run = tokens[position:after]
-        position = after
+    seen = {t.text for t in words.tokens if t.capital and not t.opens}
+    lower = {t.text for t in words.tokens if not t.capital}
+    for run in words.runs():
         while run and _is_opener(run, seen, lower, text):
             run = [*dropwhile(lambda token: not token.capital, run[1:])]
         if not run or (len(run) == 1 and _is_plain(run[0])) or run[-1].text.endswith("ʻ"):
@@ -141,18 +107,21 @@ class _Words:
                 start += len(head) + 1
             elif hyphen and word.rsplit("-", 1)[1] in _COMMON_TAILS:
                 end = start + word.rfind("-")
-            ending = _POSSESSIVE.search(text[start:end])
-            possessive = ending is not None and text[start : start + ending.start()] not in _WITH_S
-            if ending and possessive:
-                end = start + ending.start()
+            owner = _POSSESSIVE.sub("", text[start:end])
+            possessive = owner != text[start:end] and owner not in _WITH_S
+            end = start + len(owner) if possessive else end
             self.tokens.append(_Token(start, end, text[start:end], opens, possessive))
 
-    def end_of_name(self, first: int) -> int:
-        """Return the index after the last token of the name that begins at ``first``."""
-        last = first
-        while (ahead := self._next(first, last)) is not None:
-            last = ahead
-        return last + 1
+    def runs(self) -> Iterator[list[_Token]]:
+        """Divide the tokens into names, without those between them."""
+        behind = 0
+        for first, token in enumerate(self.tokens):
+            if token.capital and first >= behind:
+                last = first
+                while (ahead := self._next(first, last)) is not None:
+                    last = ahead
+                behind = last + 1
+                yield self.tokens[first:behind]
 
     def _next(self, first: int, last: int) -> int | None:
         """Return the index of the next token of the name, past connectors; None at its end."""
@@ -194,24 +163,20 @@ class _Words:
             return not tokens[last].opens
         if _ANNOUNCED.search(text, max(0, tokens[first].start - 12), tokens[first].start):
             return True  # 'the song Waiting for Summer'
-        if words[0] in _PARTICLES and all(w in _PARTICLES or w == "the" for w in words):
+        if words[0] in _PARTICLES and _PARTICLES.union(["the"]).issuperset(words):
             return True
         right = ahead
         while right + 1 < len(tokens) and tokens[right + 1].capital and self._adjacent(right + 1):
             right += 1
-        headed = any(word in _HEADED for word in left)
+        headed = not _HEADED.isdisjoint(left)
         if words[0] == "of":  # "Jordan Vale of the Northern League" is two names
             league = tokens[right].text in ("League", "Conference", "Division", "Association")
             return not (league and len(left) >= 2)
-        if words[0] in ("for", "at"):
-            return headed
-        if words[0] == "and":
-            if headed and "of" in left:
-                return True
-            before = text[max(0, tokens[first].start - 160) : tokens[first].start].lower()
-            named = any(noun in before for noun in _WORK_NOUNS)
-            return named and _YEAR_AHEAD.match(text, tokens[right].end) is not None
-        return False
+        if words[0] != "and" or (headed and "of" in left):
+            return headed and words[0] in ("for", "at", "and")
+        before = text[max(0, tokens[first].start - 160) : tokens[first].start].lower()
+        named = any(noun in before for noun in _WORK_NOUNS)
+        return named and _YEAR_AHEAD.match(text, tokens[right].end) is not None
 
     def _between(self, index: int) -> str:
         return self.text[self.tokens[index - 1].end : self.tokens[index].start]
@@ -228,14 +193,11 @@ class _Words:
 
     def _is_subtitle(self, first: int, ahead: int) -> bool:
         """Tell whether a subtitle begins ("Star Trek: The Next Generation"), not a list or gloss."""
-        tokens = self.tokens
-        if self._between(ahead) != ": " or not tokens[ahead].capital:
+        head, following = self.tokens[ahead], self.tokens[ahead + 1 : ahead + 2]
+        if self._between(ahead) != ": " or not head.capital or not following:
             return False
-        article = tokens[ahead].text in ("A", "The")
-        if ahead == first + 1 and not article:
-            return False
-        following = tokens[ahead + 1 : ahead + 2]
-        return bool(following) and (article or following[0].capital or following[0].text in _JOINTS)
+        long = ahead > first + 1 and (following[0].capital or following[0].text in _JOINTS)
+        return long or head.text in ("A", "The")
 
 
 def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) -> bool:
@@ -248,63 +210,35 @@ def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) ->
     word = first.text
     if is_stop_word(word) or word in _OPENERS:
         return True
-    if len(run) > 1:
+    odd = not word.isascii() or sum(map(str.isupper, word)) > 1 or any(map(str.isdigit, word))
+    if len(run) > 1 or odd or word in seen:
         return False
-    if not word.isascii() or sum(c.isupper() for c in word) > 1 or any(c.isdigit() for c in word):
-        return False
-    if word in seen:
-        return False
-    if word.lower() in lower or f"{word.lower()}s" in lower or word.lower().rstrip("s") in lower:
+    if not lower.isdisjoint((word.lower(), f"{word.lower()}s", word.lower().rstrip("s"))):
         return True
-    if first.possessive:
-        return False
-    if _SUFFIX.match(word):
-        return True
+    if first.possessive or _SUFFIX.match(word):
+        return not first.possessive
     following = _AFTER.match(text, first.end)
-    after = following.group(1) if following else ""
+    after = following[1] if following else ""
     return not (after in _PREDICATES or (after.endswith("ed") and len(after) > 4))
 
 
 def _is_plain(token: _Token) -> bool:
     """Tell whether a single token is a pronoun, an article or a lone letter rather than a name."""
     word = token.text
-    if word in _NO_NAMES or re.fullmatch(r"[A-Z]\.?", word):
-        return True
-    return is_stop_word(word) and not (word.isupper() and len(word) > 1)
+    acronym = word.isupper() and len(word) > 1
+    return bool(word in _NO_NAMES or re.fullmatch(r"[A-Z]\.?", word) or (is_stop_word(word) and not acronym))
 
 
-_MONTH = "|".join(ENGLISH.months) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)(?:\.|(?=\s+\d))"
-_DAY = r"\d{1,2}(?:st|nd|rd|th)?(?:\s?[–-]\s?\d{1,2})?"
-_ERA = r"(?:BCE|BC|CE|AD|B\.C\.E?\.?|A\.D\.)"
-_FIRST_TO_NINTH, _TENTH_TO_TWENTIETH = "|".join(ORDINAL_WORDS[1:10]), "|".join(ORDINAL_WORDS[10:])
-_TENTH_TO_TWENTIETH += "|twentieth"
-_ORDINAL = rf"\d{{1,2}}(?:st|nd|rd|th)|(?:twenty-)?(?:{_FIRST_TO_NINTH})|{_TENTH_TO_TWENTIETH}"
+# The patterns of data/en.yaml, with the words of numbers in them.
+_PARTS = {name: "|".join(words) for name, words in {
+    "months": ENGLISH.months, "ones": SMALL_WORDS[1:10], "teens": SMALL_WORDS[10:], "tens": TENS_WORDS,
+    "ninth": ORDINAL_WORDS[1:10], "twentieth": [*ORDINAL_WORDS[10:], "twentieth"],
+    "shares": ["quarter", *ORDINAL_WORDS[3:11]],
+    "units": [either(english("units")).replace(r"\ ", r"\s")],
+}.items()}  # fmt: skip
+*_DATES, _LONE_MONTH, _YEAR = map(re.compile, ENGLISH.patterns("times", **_PARTS))
+_CLOCK, _FRACTIONS, _DIGITS, _WORDS, _ORDINALS = map(re.compile, ENGLISH.patterns("numbers", **_PARTS))
 _WORD_BEFORE = re.compile(r"(\w+)\s$")
-_DATES = [
-    re.compile(p)
-    for p in (
-        rf"\b{_DAY}\s+(?:of\s+)?(?:{_MONTH})(?:\s*,?\s*\d{{4}}(?!\d))?(?!\w)",
-        rf"\b(?:{_MONTH})\s+(?:the\s+)?{_DAY}(?!\d|,\d{{3}})(?:\s*,?\s*\d{{4}}(?!\d))?(?!\w)",
-        rf"\b(?:{_MONTH})(?:\s+of|,)?\s+\d{{4}}(?!\w|,\d)",
-        r"(?<![\w/.-])\d{4}([-/.])(?:0?[1-9]|1[0-2])\1(?:0?[1-9]|[12]\d|3[01])(?![\w-])",
-        r"(?<![\w/.,-])(?:0?[1-9]|[12]\d|3[01])([-/.])(?:0?[1-9]|[12]\d|3[01])\1(?:[12]\d{3}|\d\d)(?![\w/-]|\.\d)",
-        rf"(?<![\w.,])(?:AD|A\.D\.)\s?\d{{1,4}}\b|(?<![\w.,])\d{{1,5}}(?:[–-]\d{{1,5}})?\s?{_ERA}(?!\w)",
-        rf"\b(?i:{_ORDINAL})(?:\s|-)(?:(?:and|to)\s(?:\w+\s)?(?i:{_ORDINAL})\s)?"
-        rf"(?:century|Century(?!\s[A-Z][a-z])|[Cc]enturies)(?:\s{_ERA})?(?!\w)",  # not "20th Century Fox"
-        r"\b(?i:spring|summer|autumn|fall|winter)\s(?:of\s)?[12]\d{3}(?!\w|,\d)",
-        r"(?<![\w.,])(?:\d{3}0['’]?s|['’]?\d0s)(?!\w)",
-        r"(?<![\w.,$£€–-])[12]\d{3}(?:[–/-]\d\d|/[12]\d{3})(?![\w–-])",
-        r"(?<!\w)['’]\d\d(?![\w'’])",
-    )
-]
-_YEAR = re.compile(
-    rf"(?<![\w.,$£€#])(?:1[0-9]|20)\d{{2}}\b(?!\s*(?:{either(english('quantities'))})(?!\w))(?![,.]\d)"
-    r"(?!-(?!(?:1[0-9]|20)\d{2}(?!\d))\w)"  # "1819-1892" are two years, "1960-like" is none
-)
-_LONE_MONTH = re.compile(
-    rf"\b(?:[Ii]n|[Ss]ince|[Uu]ntil|[Bb]y|of|early|late|mid|that|last|next|following)[\s-]({'|'.join(ENGLISH.months)})"
-    r"(?!\w|\s+[A-Z\d])"
-)
 
 
 def find_dates(text: str) -> Iterator[tuple[Span, Literal["date", "year"]]]:
@@ -314,46 +248,10 @@ def find_dates(text: str) -> Iterator[tuple[Span, Literal["date", "year"]]]:
         for match in pattern.finditer(text):
             span = match.span(1 if pattern is _LONE_MONTH else 0)  # without the words before a lone month
             before = _WORD_BEFORE.search(text, max(0, span[0] - 20), span[0]) if pattern is _YEAR else None
-            if before and before.group(1) in _NUMBERED:
-                continue
-            if cover.free(span):
-                cover.take(span)
+            if not (before and before[1] in _NUMBERED) and cover.take(span):
                 yield span, "year" if pattern is _YEAR else "date"
 
 
-_UNITS = either(english("units")).replace(r"\ ", r"\s") + (
-    rf"|(?:square|cubic|nautical|metric|short|long)\s(?:{either(english('measures'))})|sq\s?(?:mi|km|ft|m)"
-)
-_SCALES = (
-    r"(?:[\s-](?:hundred|thousand|million|billion|trillion|lakh|crore|m(?=\s))|\s?(?:mn|bn|tn)|"
-    r"(?(money)[kKmMbB]|[kM]))(?!\w)"
-)
-_CURRENCY = r"(?:(?:US|A|C|NZ|HK|CA)?\$|£|€|¥|₱|₹)\s?"
-#: A minus not joined to the text before it: "at -40 °C", but not "10-20" and "10 – 20".
-_MINUS = r"(?:(?:(?<=[\s(\"“])(?<!\d\s)|(?<!.))(?:[-−–](?=[\d.$£€])|[Mm]inus\s))"
-_DIGITS = re.compile(
-    rf"{_MINUS}?(?P<money>{_CURRENCY})?(?<![\w.,])(?<![\w][-–/])\d+(?:,\d{{3}}|,\d\d(?=,\d))*(?:\.\d+)?(?![.,]?\d)"
-    rf"(?:st|nd|rd|th|\s?[¼-¾⅐-⅞]|/\d{{1,3}}(?![\w/])|\s?×\s?10[⁰¹²³⁴-⁹⁻]+)?"
-    rf"(?:{_SCALES})?(?:[\s-]?(?:{_UNITS})(?![\w-]))?"
-)
-_NOON = r"\s?(?:[ap]m|AM|PM|[ap]\.m\.|[AP]\.M\.)(?!\w)"
-_CLOCK = re.compile(
-    rf"(?<![\w.,:])(?:[0-2]?\d:[0-5]\d(?::[0-5]\d)?(?![\w:])(?:{_NOON})?|(?:1[0-2]|[1-9]){_NOON})"
-)
-_ONES, _TEENS, _TENS = "|".join(SMALL_WORDS[1:10]), "|".join(SMALL_WORDS[10:]), "|".join(TENS_WORDS)
-_BASE = rf"(?:(?:{_TENS})(?:-(?:{_ONES}))?|{_TEENS}|{_ONES})"
-_WORDS = re.compile(
-    rf"(?<![\w-])(?:{_BASE}(?:[\s-](?:hundred|thousand|million|billion|trillion|dozen)(?:\s(?:and\s)?{_BASE})?)*)"
-    rf"(?:[\s-](?:{_UNITS})(?![\w-]))?(?![\w-])",
-    re.IGNORECASE,
-)
-_SHARES = "|".join(["quarter", *ORDINAL_WORDS[3:11]])
-_FRACTIONS = re.compile(
-    rf"(?<![\w-])(?:one[\s-](?:{_SHARES})|(?!one)(?:{_ONES})[\s-](?:{_SHARES})s)(?![\w-])", re.IGNORECASE
-)
-_ORDINALS = re.compile(
-    rf"(?<![\w-])(?:(?:{_TENS})-)?(?:{_FIRST_TO_NINTH}|{_TENTH_TO_TWENTIETH})(?!\w|-\w)", re.IGNORECASE
-)
 #: "first" and "second" count things only after one of these ("her first album"), not in "who first met".
 _COUNTING = re.compile(
     r"(?:\b(?:the|a|an|his|her|their|its|our|my|this|that|and|or|very)|['’]s?)\s+$", re.IGNORECASE

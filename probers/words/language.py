@@ -33,9 +33,9 @@ def words(listed: str) -> frozenset[str]:
 
 
 def pairs(listed: str) -> dict[str, str]:
-    """Map words to values, written "word|another:value" with spaces between groups."""
-    groups = (group.rsplit(":", 1) for group in listed.split())
-    return {word.replace("_", " "): value for names, value in groups for word in names.split("|")}
+    """Map words to values, written "word|another:value" with spaces between groups; "_" is a space."""
+    groups = (group.replace("_", " ").rsplit(":", 1) for group in listed.split())
+    return {word: value for names, value in groups for word in names.split("|")}
 
 
 def numbers(listed: str) -> dict[str, float]:
@@ -54,39 +54,29 @@ def either(listed: Iterable[str]) -> str:
     return "|".join(map(regex.escape, longest)) or "(?!)"
 
 
-def _pattern(written: str) -> re.Pattern[str] | None:
-    return re.compile(written) if written else None
-
-
-#: Readers of the fields of a language's table, with the text read where one is missing.
-_FIELDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
-    **dict.fromkeys(("function_words", "titles", "abbreviations", "starters", "lone"), (words, "")),
-    **dict.fromkeys(("plain", "places", "articles", "endings", "honorifics"), (words, "")),
-    **dict.fromkeys(("numerals", "scales", "ordinals", "fractions", "rooms"), (numbers, "")),
-    **dict.fromkeys(("links", "points", "of", "bare", "adds", "vague", "unread"), (words, "")),
-    **dict.fromkeys(("ordinal_endings", "ranges", "before_times", "minus"), (words, "")),
-    **dict.fromkeys(("bounds", "bounds_behind"), (pairs, "")),
-    "units": (lambda listed: {name: unit.replace("_", " ") for name, unit in pairs(listed).items()}, ""),
-    "reigns": (lambda listed: {name: int(year) for name, year in pairs(listed).items()}, ""),
-    **dict.fromkeys(("closing", "opening", "sure", "announced"), (str, "")),
-    **dict.fromkeys(("numbered", "goes_on", "tails"), (_pattern, "")),
-    **dict.fromkeys(("works", "months", "dates"), (tuple, ())),
-    "spaced": (bool, True), "elides": (bool, False), "capitals": (float, 0.0), "ordinal": (str, "(?!)"),
-    **dict.fromkeys(("plural", "ordinal_sign", "before_christ", "after_christ"), (str, "")),
-    "decimal": (str, ","), "thousands": (str, ".\u00a0\u202f '’"),
+#: Readers of a field by its type; other fields are as the table has them.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "frozenset[str]": words, "tuple[str, ...]": tuple, "Mapping[str, str]": pairs,
+    "Mapping[str, float]": numbers,
+    "Mapping[str, int]": lambda listed: {word: int(value) for word, value in pairs(listed).items()},
+    "re.Pattern[str] | None": lambda written: re.compile(written) if written else None,
+}  # fmt: skip
+#: What a table without the field has, "" for all others.
+_MISSING = {
+    "spaced": True, "elides": False, "capitals": 0.0, "ordinal": "(?!)", "decimal": ",",
+    "thousands": ".\u00a0\u202f '’",
 }  # fmt: skip
 
 
 class Language:
-    """One language, whose table is read when it is first needed; missing fields are not recognised in it.
+    """One language, such as "de", "German"; a field of its table is read when it is first needed.
 
+    What a missing field would describe is not recognised in it.
     The rules of ``dates`` have the groups d, m, month, y, d2, m2, month2, y2, bc, century, decade and reign,
     "{month}" for any month, "{n}" for a number of at most two digits, "{bc}" and "{ad}" for the eras, and
     "{reign}" for any of ``reigns``.
     """
 
-    code: str  # such as "de"
-    name: str  # such as "German"
     function_words: frozenset[str]  # frequent lower-case words that are no names and identify the language
     titles: frozenset[str]  # lower-case words whose full stop never ends a sentence
     abbreviations: frozenset[str]  # words whose full stop ends one before a word of ``starters``
@@ -101,7 +91,6 @@ class Language:
     announced: str  # regular expression of the words before other marks around a title; "" is anything
     capitals: float  # share of the content words of a title that begin with a capital
     months: tuple[str, ...]  # regular expressions of the twelve months
-    dates: tuple[str, ...]  # regular expressions of times
     before_christ: str  # regular expression of the era before Christ
     after_christ: str  # regular expression of the era after Christ
     reigns: Mapping[str, int]  # names of eras with the year before their first
@@ -142,10 +131,10 @@ class Language:
         self.code, self.name = code, name
 
     def __getattr__(self, field: str) -> Any:
-        if field not in _FIELDS:
+        if (kind := Language.__annotations__.get(field)) is None:
             raise AttributeError(f"a language has no {field}")
-        read, default = _FIELDS[field]
-        value = self.__dict__[field] = read(table(self.code).get(field, default))
+        written = table(self.code).get(field, _MISSING.get(field, ""))
+        value = self.__dict__[field] = _READERS.get(kind, lambda written: written)(written)
         return value
 
     def __repr__(self) -> str:
@@ -156,19 +145,28 @@ class Language:
         """True if the rules for English are used instead of this table."""
         return self.code == "en"
 
-    @cached_property
-    def names(self) -> list[regex.Pattern[str]]:
-        """Regular expressions of names, with the group "name"; they are filled in with ``parts``."""
+    def patterns(self, field: str, **parts: str) -> list[str]:
+        """Return the regular expressions of a field, with their parts in braces filled in.
+
+        Those are ``parts``, the table's parts, and any word of one of its lists.
+        """
         written = table(self.code)
-        parts = {name: either(words(listed)) for name, listed in written.get("lists", {}).items()}
-        parts["places"] = either(self.places)
+
+        def part(name: str) -> str:
+            if name in parts:
+                return parts[name]
+            inner = written.get("parts", {}).get(name)
+            return filled(inner) if inner else either(words(written["lists"][name]))
 
         def filled(pattern: str) -> str:
-            return re.sub(r"\{([a-z]+)\}", lambda match: parts[match[1]], pattern)
+            return re.sub(r"\{([a-z]+)\}", lambda match: part(match[1]), pattern)
 
-        for name, pattern in written.get("parts", {}).items():
-            parts[name] = filled(pattern)
-        return [regex.compile(filled(pattern)) for pattern in written.get("names", ())]
+        return list(map(filled, written.get(field, ())))
+
+    @cached_property
+    def names(self) -> list[regex.Pattern[str]]:
+        """Regular expressions of names, with the group "name"."""
+        return [regex.compile(each) for each in self.patterns("names", places=either(self.places))]
 
     def is_function_word(self, word: str) -> bool:
         return word.lower().replace("’", "'") in self.function_words
@@ -216,23 +214,20 @@ def _vocabularies() -> dict[str, frozenset[str]]:
 
 @lru_cache(maxsize=65536)
 def _script(character: str) -> str:
-    return unicodedata.name(character, "").partition(" ")[0] if character.isalpha() else ""
+    name = unicodedata.name(character, "").partition(" ")[0] if character.isalpha() else ""
+    return "KANA" if name in ("KATAKANA-HIRAGANA", "KATAKANA", "HIRAGANA") else name
 
 
 def language_in(text: str) -> str:
     """Name the language of a text: a code, "Portuguese", "Cyrillic script", "unknown", or "" if unsure."""
-    scripts = Counter(map(_script, text[:_LOOK]))
-    for kana in ("KATAKANA-HIRAGANA", "KATAKANA", "HIRAGANA"):
-        scripts["KANA"] += scripts.pop(kana, 0)
-    scripts["CJK"] += scripts["KANA"]
-    total = sum(scripts[name] for name in scripts if name not in ("", "KANA"))
-    if not total:
+    scripts = Counter(filter(None, map(_script, text[:_LOOK])))
+    kana = scripts.pop("KANA", 0)
+    scripts["CJK"] += kana
+    (script, count), total = scripts.most_common(1)[0], scripts.total()
+    if not total or (script == "CJK" and total < _FEW):
         return ""
-    script = max((name for name in scripts if name not in ("", "KANA")), key=lambda name: scripts[name])
     if script == "CJK":
-        if total < _FEW:
-            return ""
-        return "ja" if scripts["KANA"] >= 0.1 * scripts["CJK"] else "zh"
+        return "ja" if kana >= 0.1 * count else "zh"
     if script == "HANGUL":
         return "Korean"
     return _latin(text[:_LOOK]) if script == "LATIN" else f"{script.capitalize()} script"
@@ -242,10 +237,9 @@ def _latin(text: str) -> str:
     spelled = [word.lower() for word in _WORD.findall(text)]
     if len(spelled) < _FEW:
         return ""
-    counts = {name: sum(map(known.__contains__, spelled)) for name, known in _vocabularies().items()}
-    shares = {name: count / len(spelled) for name, count in counts.items()}
-    best = max(shares, key=lambda name: shares[name])
-    if shares[best] >= _LEAST:
+    counts = Counter({n: sum(map(known.__contains__, spelled)) for n, known in _vocabularies().items()})
+    best, count = counts.most_common(1)[0]
+    if count / len(spelled) >= _LEAST:
         return best
     return "unknown" if len(spelled) >= _ENOUGH else ""
 
@@ -262,11 +256,12 @@ def detect(texts: Iterable[str]) -> Language:
         log.info("language: English (en), since the %d texts are too short to tell", unsure)
         return ENGLISH
     (best, count), known = counts.most_common(1)[0], total - unsure
-    shown = ", ".join(f"{n} {_shown(name)}" for name, n in counts.most_common(4))
+    names = {code: each.name for code, each in LANGUAGES.items()}
+    called = names | {"unknown": "no language that is known"}
+    shown = ", ".join(f"{n} in {called.get(name, name)}" for name, n in counts.most_common(4))
     supported = sum(n for name, n in counts.items() if name in LANGUAGES)
     if supported <= (1 - _MOST) * known:
-        listed = ", ".join(each.name for each in LANGUAGES.values())
-        remedy = f"labels are made of {listed}; language=CODE reads them as one of these"
+        remedy = f"labels are made of {', '.join(names.values())}; language=CODE reads them as one of these"
         reason = f"language=auto: of {total} texts {shown}, which is not supported"
         raise UserError(f"{reason}: {remedy}", "unsupported")
     if count < _MOST * known or best not in LANGUAGES:
@@ -275,8 +270,3 @@ def detect(texts: Iterable[str]) -> Language:
         raise UserError(f"{reason}: {remedy}", "unsupported")
     log.info("language: %s (%s), found in %d of %d texts", LANGUAGES[best].name, best, count, total)
     return LANGUAGES[best]
-
-
-def _shown(name: str) -> str:
-    known = LANGUAGES[name].name if name in LANGUAGES else name
-    return "in no language that is known" if name == "unknown" else f"in {known}"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from ..types import UserError
-from .dates import Time, compare_times, read_time
+from .dates import compare_times
 from .language import ENGLISH, Language
-from .numbers import Number, Relation, compare_numbers, may_convert, read_number
+from .numbers import Number, compare_numbers, may_convert
 from .numerals import roman_year
-from .persons import compare_parts
+from .persons import PartRelation, compare_parts
 from .spelling import (
     acronym_of,
     common_aliases,
@@ -93,11 +93,10 @@ class EntityMatcher:
         if wrong or len(set(self.stages)) < len(self.stages):
             raise UserError(f"stages={list(self.stages)}: name each of {', '.join(STAGES)} at most once")
         for name in ("partial", "family", "related", "whole", "unknown"):
-            if getattr(self, name) not in get_args(Verdict):
-                raise UserError(f"{name}={getattr(self, name)!r}: one of {', '.join(get_args(Verdict))}")
-        for name, why in _NEVER_SAME.items():
-            if getattr(self, name) == "equivalent":
-                raise UserError(f"{name}=equivalent: {why}; use different or undecided")
+            if (verdict := getattr(self, name)) not in get_args(Verdict):
+                raise UserError(f"{name}={verdict!r}: one of {', '.join(get_args(Verdict))}")
+            if verdict == "equivalent" and name in _NEVER_SAME:
+                raise UserError(f"{name}=equivalent: {_NEVER_SAME[name]}; use different or undecided")
         if not -1 <= self.different_cosine <= self.same_cosine <= 1:
             reason = f"different_cosine={self.different_cosine} and same_cosine={self.same_cosine}"
             raise UserError(f"{reason}: both in [-1, 1], the first not above the second")
@@ -136,11 +135,10 @@ class EntityMatcher:
     def described(self) -> str:
         """List the active stages, and the inactive ones with the reason, in one line."""
         missing = [stage for stage in self.stages if stage not in self.active]
-        why = {stage: stage for stage in STAGES}
-        why |= {"wordnet": f"wordnet ({HOW_TO_GET})" if self.wordnet else "wordnet"}
+        why = {"wordnet": f"wordnet ({HOW_TO_GET})"} if self.wordnet else {}
         if not self._language.english:
-            why |= {"wordnet": "wordnet (it is English)", "acronym": "acronym (undecided)"}
-        without = f"; without {' and '.join(why[stage] for stage in missing)}" if missing else ""
+            why = {"wordnet": "wordnet (it is English)", "acronym": "acronym (undecided)"}
+        without = f"; without {' and '.join(why.get(stage, stage) for stage in missing)}" if missing else ""
         of = "" if self._language.english else f" of {self._language.name}"
         return f"entities{of} are compared by {', '.join(self.active)}{without}"
 
@@ -155,24 +153,27 @@ class EntityMatcher:
                 return match
         return Match("different", "string", f"{_shown(original)} / {_shown(generated)}")
 
-    def _verdict(self, relation: Relation) -> Verdict:
-        return self.partial if relation == "partial" else relation
+    def _verdict(self, relation: PartRelation | None) -> Verdict:
+        if relation == "partial" or relation == "family":
+            return self.partial if relation == "partial" else self.family
+        return relation or "undecided"
 
     def _by_date(self, a: str, b: str) -> Match | None:
-        x, y = map(self._time, (a, b))
-        if x is None or y is None:
-            return None
-        return Match(self._verdict(compare_times(x, y)), "date", f"{x} / {y}")
+        x, y = (read_time_in(mention, self._language) for mention in (a, b))
+        return Match(self._verdict(compare_times(x, y)), "date", f"{x} / {y}") if x and y else None
 
     def _by_number(self, a: str, b: str) -> Match | None:
         """Compare as numbers of the language; beside a number, one that is not read stays undecided."""
         language = self._language
-        x, y = (read_number(m) if language.english else read_number_in(m, language) for m in (a, b))
-        if x is not None and y is not None:
-            return self._by_numbers(x, y)
-        if x is None and y is None and not language.english:
-            named = {re.sub(r"\d+", "#", " ".join(spelled(mention, language))) for mention in (a, b)}
-            if len(named) == 1:
+        x, y = (read_number_in(mention, language) for mention in (a, b))
+        if x and y:
+            relation = compare_numbers(x, y, tolerance=self.unit_tolerance)
+            if relation == "different" and not language.english and may_convert(x, y):
+                return Match("undecided", "number", f"{x} / {y}: nouns that may mean one thing")
+            return Match(self._verdict(relation), "number", f"{x} / {y}")
+        if not (x or y or language.english):
+            named, other = (re.sub(r"\d+", "#", " ".join(spelled(m, language))) for m in (a, b))
+            if named == other:
                 return None  # "Apollo 11" and "Apollo 13", "Ve République" and "IVe République"
         if a.strip() != b.strip() and self._may_count(a, x) and self._may_count(b, y):
             return Match("undecided", "number", f"{a} / {b}: not read as numbers of {language.name}")
@@ -180,17 +181,7 @@ class EntityMatcher:
 
     def _may_count(self, mention: str, number: Number | None) -> bool:
         """Tell whether a mention is a number or time, or may be one that is not read."""
-        return number is not None or counts(mention, self._language) or self._time(mention) is not None
-
-    def _time(self, mention: str) -> Time | None:
-        english = self._language.english
-        return read_time(mention) if english else read_time_in(mention, self._language)
-
-    def _by_numbers(self, x: Number, y: Number) -> Match:
-        relation = compare_numbers(x, y, tolerance=self.unit_tolerance)
-        if relation == "different" and not self._language.english and may_convert(x, y):
-            return Match("undecided", "number", f"{x} / {y}: nouns that may mean one thing")
-        return Match(self._verdict(relation), "number", f"{x} / {y}")
+        return bool(number or counts(mention, self._language) or read_time_in(mention, self._language))
 
     def _by_string(self, a: str, b: str) -> Match | None:
         if not self._language.english:
@@ -202,39 +193,27 @@ class EntityMatcher:
     def _by_alias(self, a: str, b: str) -> Match | None:
         if self.aliases and load_aliases(self.aliases).same(a, b):
             return Match("equivalent", "alias", f"{a} / {b} in {self.aliases}")
-        if not self._language.english:
-            return None
-        return Match("equivalent", "alias", f"{a} / {b}") if common_aliases().same(a, b) else None
+        known = self._language.english and common_aliases().same(a, b)
+        return Match("equivalent", "alias", f"{a} / {b}") if known else None
 
     def _by_acronym(self, a: str, b: str) -> Match | None:
         letters = acronym_of(a, b) or acronym_of(b, a)
         return Match("equivalent", "acronym", f"{letters} of {a} / {b}") if letters else None
 
     def _by_name(self, a: str, b: str) -> Match | None:
-        if not self._language.english:
-            return self._by_spelling(a, b)
-        parts = compare_parts(a, b)
-        if parts is None:
+        english = self._language.english
+        parts = compare_parts(a, b) if english else compare_spelled(a, b, self._language)
+        if parts is None or (parts[0] == "different" and not english):  # vectors may know more
             return None
         relation, evidence = parts
-        if relation == "family":
-            return Match(self.family, "name", evidence)
         return Match(self._verdict(relation), "partial" if relation == "partial" else "name", evidence)
-
-    def _by_spelling(self, a: str, b: str) -> Match | None:
-        relation, evidence = compare_spelled(a, b, self._language)
-        if relation == "different":
-            return None  # vectors may know more
-        stage = "partial" if relation == "partial" else "name"
-        return Match(self._verdict(relation) if relation else "undecided", stage, evidence)
 
     def _by_wordnet(self, a: str, b: str) -> Match | None:
         if self._folder is None:
             if self.wordnet:
                 say_absent()
             return None
-        related = same_in_wordnet(a, b, self._folder)
-        if related is None:
+        if (related := same_in_wordnet(a, b, self._folder)) is None:
             return None
         relation, evidence = related
         verdicts: dict[str, Verdict] = {"equivalent": "equivalent", "whole": self.whole}
@@ -248,11 +227,8 @@ class EntityMatcher:
             return Match(self.unknown, "vectors", f"no vector for {', '.join(similarity.unknown)}")
         if similarity.value is None:
             return Match("undecided", "vectors", f"no words of {a} / {b} to compare")
-        verdict: Verdict = "undecided"
-        if similarity.value >= self.same_cosine:
-            verdict = "equivalent"
-        elif similarity.value <= self.different_cosine:
-            verdict = "different"
+        same, different = similarity.value >= self.same_cosine, similarity.value <= self.different_cosine
+        verdict: Verdict = "equivalent" if same else "different" if different else "undecided"
         return Match(verdict, "vectors", f"cosine {similarity.value:.3f} of {a} / {b}")
 
 

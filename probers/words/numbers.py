@@ -6,21 +6,19 @@ import math
 import re
 import unicodedata
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import regex
 
 from .language import ENGLISH, Language, either, numbers, pairs, table
-from .numerals import grammar, in_figures, value_of
+from .numerals import LONGEST_VALUE, grammar, in_figures, value_of
 
 #: Results of a comparison by value; the matcher's option ``partial`` decides about "partial".
 Relation = Literal["equivalent", "different", "partial"]
 
 #: Relative difference of numbers that may be the same where one is "about" so many.
 _ABOUT = 0.2
-#: Longer mentions (characters) are not read as dates or numbers.
-LONGEST_VALUE = 100
 
 _TABLE = table("en")
 _BOUNDS = pairs(_TABLE["bounds"])
@@ -63,7 +61,7 @@ class Scale(NamedTuple):
 
 _PLAIN = Scale("number")
 #: Sign, code or name of a currency, and the currency.
-_CURRENCIES = {sign: name.replace("_", " ") for sign, name in pairs(_TABLE["currencies"]).items()}
+_CURRENCIES = pairs(_TABLE["currencies"])
 _MONEY = [*dict.fromkeys(_CURRENCIES.values())]
 _CURRENCY = re.compile("|".join(re.escape(s) for s in sorted(_CURRENCIES, key=len)[::-1] if len(s) < 4))
 _DOLLARS = frozenset(name for name in _MONEY if name.endswith("dollar"))
@@ -157,10 +155,8 @@ class Number:
 def compare_numbers(a: Number, b: Number, *, tolerance: float = 0.01) -> Relation:
     """Tell whether two numbers are the same quantity; one overlapping range may be part of another.
 
-    A missing unit agrees with any unit of measure.
-
-    Units of one quantity are converted, and ``tolerance`` is then the relative difference allowed, since
-    conversions are rounded; equal units compare exactly.
+    A missing unit agrees with any unit of measure. Units of one quantity are converted, and ``tolerance``
+    is then the relative difference allowed, since conversions are rounded; equal units compare exactly.
     """
     if a.unit in _CLOCKS and b.unit in _CLOCKS:
         if a.value == b.value and a.unit == b.unit:
@@ -202,8 +198,7 @@ def _conversions(a: str, b: str) -> list[tuple[Scale, Scale]]:
 def _compare_ends(a: Number, b: Number, scales: tuple[Scale, Scale], tolerance: float) -> Relation:
     x, y = ([end * s.size + s.zero for end in n.ends()] for n, s in zip((a, b), scales, strict=True))
     relative = tolerance if scales[0].size != scales[1].size else 1e-9
-    near = partial(math.isclose, rel_tol=relative, abs_tol=relative)
-    if all(p == q or near(p, q) for p, q in zip(x, y, strict=True)):
+    if all(math.isclose(p, q, rel_tol=relative, abs_tol=relative) for p, q in zip(x, y, strict=True)):
         return "equivalent"
     (low, high), (least, most) = x, y
     inside = least <= low <= most if low == high else low <= least <= high if least == most else False
@@ -217,19 +212,13 @@ def read_number(mention: str) -> Number | None:
         return None
     text = in_plain_signs(mention).strip(' ,;:"“”()')
     text = re.sub(r"^the ", "", text, flags=re.IGNORECASE)
-    bound = _BOUND.match(text.lower())
-    text = text[bound.end() :] if bound else text
-    kind = _BOUNDS[bound.group().strip()] if bound else ""
+    kind = ""
+    if bound := _BOUND.match(text.lower()):
+        kind, text = _BOUNDS[bound.group().strip()], text[bound.end() :]
     lower = text.lower()
     number = _clock(lower) or _compound(in_figures(lower, ENGLISH)) or _share(lower)
     number = number or _in_digits(text) or _in_words(lower)
     return number and replace(number, bound=kind or number.bound)
-
-
-def parse_number(mention: str) -> tuple[float, str] | None:
-    """Parse ``(value, unit)`` of "1,500,000", "1.5 million" or "320 km"; None for inexact numbers."""
-    number = read_number(mention)
-    return None if number is None or number.bound or number.end is not None else (number.value, number.unit)
 
 
 def _clock(text: str) -> Number | None:
@@ -256,11 +245,8 @@ def _compound(text: str) -> Number | None:
         units[-1] = "in"
     if units[-1] == "m" and meanings(units[-2]) == meanings("h"):
         units[-1] = "min"
-    if not all(units):
-        return None
     scales = [{scale.quantity: scale.size for scale in meanings(unit)} for unit in units]
-    shared = set(scales[0]).intersection(*scales[1:])
-    if not shared:
+    if not (shared := set(scales[0]).intersection(*scales[1:])):
         return None
     sizes = [scale[min(shared)] for scale in scales]
     values = [float(match[1]) for match in measures]
@@ -280,22 +266,19 @@ def _share(text: str) -> Number | None:
 def _in_digits(text: str) -> Number | None:
     text = _BETWEEN.sub("", text)
     sign, money, text = sign_and_money(text)
-    first = _numeral(text)
-    if first is None:
+    if (first := _numeral(text)) is None:
         return None
     value, rest = first
-    ordinal = re.match(r"(?:st|nd|rd|th)\b", rest)
-    if ordinal:
+    if ordinal := re.match(r"(?:st|nd|rd|th)\b", rest):
         return Number(value, read_unit(rest[ordinal.end() :], money), ordinal=True)
     value, rest, scaled = _scaled(value, rest, money)
-    end, sign_of_end = None, 1
-    join = _UP_TO.match(rest) or _UNIT_UP_TO.match(rest)
+    end, join = None, _UP_TO.match(rest) or _UNIT_UP_TO.match(rest)
     before = join[1] if join and join.re is _UNIT_UP_TO else ""
     if join:
         sign_of_end, money_of_end, tail = sign_and_money(rest[join.end() :])
-        second = _numeral(tail)
-        if second is not None:
-            end, rest, scaled_end = _scaled(second[0], second[1], money or money_of_end)
+        if second := _numeral(tail):
+            end, rest, scaled_end = _scaled(*second, money or money_of_end)
+            end *= sign_of_end
             value *= scaled_end if scaled == 1 else 1  # "5 to 10 million"
     bound = "over" if rest.startswith("+") else ""
     rest = rest.removeprefix("+")
@@ -304,7 +287,7 @@ def _in_digits(text: str) -> Number | None:
         return None  # "5 minutes to 2 hours"
     if unit[:1].isdigit() or (rest[:1].isalpha() and not meanings(unit)):
         return None  # "2 million 300 thousand", "3D", "20S"
-    return Number(sign * value, unit, bound=bound, end=None if end is None else sign_of_end * end)
+    return Number(sign * value, unit, bound=bound, end=end)
 
 
 def in_plain_signs(text: str) -> str:
@@ -328,7 +311,7 @@ def sign_and_money(text: str) -> tuple[int, str, str]:
 def _numeral(text: str) -> tuple[float, str] | None:
     """Read the numeral at the start of a text, fractions included, and return the rest."""
     match = _NUMERAL.match(text)
-    if not match or not match.group():
+    if not (match and match.group()):
         return None
     digits, vulgar, whole, top, bottom = match.groups()
     value = float(re.sub(r"[,\s'’]", "", digits or whole or "0"))

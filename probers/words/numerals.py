@@ -31,6 +31,8 @@ _ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100, "d": 500, "m": 1000}
 _ROMAN_FORM = re.compile(r"(?:xl|l?x{0,3})(?:ix|iv|v?i{0,3})")
 #: Years in capitals; shorter ones may be initials.
 _ROMAN_YEAR = re.compile(r"(?=\w{4})M{1,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+#: Longer mentions (characters) are not read as dates or numbers.
+LONGEST_VALUE = 100
 #: Largest number of shares, as in "twenty twenty-firsts".
 _MOST_SHARES = 20
 #: Longest number in words and figures.
@@ -126,18 +128,15 @@ class Grammar:
             tokens.append(token)
             gap = _GAP.match(text, token.end)
             at = gap.end() if gap else token.end
-        for count in range(len(tokens), 0, -1):
-            numeral = self._numeral(text, tokens[:count])
-            if numeral is not None:
-                return numeral
-        return None
+        readings = (self._numeral(text, tokens[:count]) for count in range(len(tokens), 0, -1))
+        return next((numeral for numeral in readings if numeral), None)
 
     def uncertain(self, rest: str) -> bool:
         """Tell whether a text behind a number goes on as one or makes it rough: "five or six", "300-odd"."""
-        if self._rough.search(rest):
-            return True
-        numerals = [self.read(rest, start) for start in self.starts(rest)]
-        return any(numeral and not (numeral.lone and numeral.value == 1) for numeral in numerals)
+        numerals = (self.read(rest, start) for start in self.starts(rest))
+        return self._rough.search(rest) is not None or any(
+            numeral and not (numeral.lone and numeral.value == 1) for numeral in numerals
+        )
 
     def _next(self, text: str, at: int) -> _Token | None:
         match = self._token.match(text, at)
@@ -164,10 +163,9 @@ class Grammar:
         return self.language.tails is not None and self.language.tails.match(text, end) is not None
 
     def _numeral(self, text: str, tokens: list[_Token]) -> Numeral | None:
-        last = tokens[-1]
+        first, second, last = tokens[0], tokens[min(1, len(tokens) - 1)], tokens[-1]
         if not (last.kind == "d" or self._ends(text, last.end)):
             return None
-        first, second = tokens[0], tokens[min(1, len(tokens) - 1)]
         rough = second.kind == "n" and second.word in self.language.vague  # "a couple", "une vingtaine"
         counted = tokens[1:] if rough and first.word in self.language.articles else tokens
         result = self._evaluate(self._with_shares(text, counted))
@@ -202,8 +200,7 @@ class Grammar:
         if place is None:
             return self._plain(tokens)
         before, share, after = tokens[:place], tokens[place], tokens[place + 1 :]
-        top = 1.0
-        start, glued = share.start, False  # "zwei einhalb"
+        top, start, glued = 1.0, share.start, False  # "zwei einhalb"
         if before and before[-1].kind in ("n", "d"):
             *before, numerator = before
             top, start, glued = numerator.value, numerator.start, numerator.end == share.start
@@ -274,11 +271,13 @@ class Grammar:
                     return None
                 parts = larger
             else:
-                small = token.kind == "d" and previous and not _is_large(previous)
-                if previous and (small or not 0 < value < parts[-1][1]):
-                    return None
-                if previous and self._is_short(previous, token, linked=linked, last=i == len(joined) - 1):
-                    value *= previous.value / 10
+                if previous:
+                    large = previous.kind == "s" and previous.value >= 1e3
+                    if (token.kind == "d" and not large) or not 0 < value < parts[-1][1]:
+                        return None
+                    short = self.language.elides and i == len(joined) - 1 and not linked and token.kind == "n"
+                    if short and previous.kind == "s" and previous.value >= 100 and value < 10:
+                        value *= previous.value / 10  # 一万五 is 15,000
                 parts.append((value, 0.0 if token.kind == "d" else self._room(value)))
             ordinal, linked, previous = token.kind == "o", False, token
         return (sum(part for part, _ in parts), ordinal) if parts and not linked else None
@@ -304,16 +303,10 @@ class Grammar:
                 product = last * value
         return None if larger and product >= larger[-1][1] else [*larger, (product, value)]
 
-    def _is_short(self, previous: _Token, token: _Token, *, linked: bool, last: bool) -> bool:
-        """Tell whether a last digit counts the next smaller power: 一万五 is 15,000."""
-        short = self.language.elides and last and not linked and token.kind == "n"
-        return short and previous.kind == "s" and previous.value >= 100 and token.value < 10
-
     def _room(self, value: float) -> float:
-        if (room := self.language.rooms.get(str(int(value)))) is not None:
-            return room
         figures = str(int(value))
-        return 0.0 if value < 20 or value % 10 else float(10 ** (len(figures) - len(figures.rstrip("0"))))
+        zeros = len(figures) - len(figures.rstrip("0"))
+        return self.language.rooms.get(figures, float(10**zeros) if value >= 20 and zeros else 0.0)
 
     def _joined(self, tokens: Sequence[_Token]) -> list[_Token]:
         """Join digits in a row (二〇〇三), ones before tens ("fünfundzwanzig"), and a scale over its "of"."""
@@ -335,10 +328,6 @@ class Grammar:
         if len(row) < 3 and "0" not in row:
             return joined  # 七八 is "seven or eight"
         return [joined[0]._replace(value=float(row))]
-
-
-def _is_large(token: _Token) -> bool:
-    return token.kind == "s" and token.value >= 1e3
 
 
 def _spellings(word: str) -> set[str]:
@@ -369,9 +358,8 @@ def in_figures(text: str, language: Language) -> str:
         numeral = read(text, start) if start >= behind else None
         if numeral is None or not numeral.written or numeral.about:
             continue
-        if numeral.value % 1 or not 0 <= numeral.value < 1e4:
-            continue
-        if numeral.lone and text[start : numeral.end].lower() in language.articles:
+        whole, article = numeral.value % 1 == 0, text[start : numeral.end].lower() in language.articles
+        if not whole or numeral.value >= 1e4 or (numeral.lone and article):
             continue
         figures, between = str(int(numeral.value)), text[behind:start]
         if paired and len(figures) == 2 and re.fullmatch(r"[\s-]", between):

@@ -6,13 +6,13 @@ import re
 from itertools import takewhile
 from typing import Literal
 
-from .language import english, pairs, table
+from .language import either, english, pairs, table
 from .numbers import Relation
 from .spelling import GIVEN, LANDFORMS, SIGN_WORDS, merge_letters, name_words, same_plural
 
 _TITLES, _PARTICLES, _COMPANY = map(english, ("person_titles", "family_particles", "company"))
 _SUFFIXES = frozenset(["jr", "sr"])
-_FORMS = [form.replace("_", " ") for form in table("en")["lists"]["forms"].split()]
+_FORM = re.compile(rf"(?:{either(english('forms'))})\s")
 #: Forms whose long and short name are two different places.
 _TWO_STATES = frozenset(["china", "congo"])
 _NAMESAKES, _GENERIC, DIRECTIONS = map(english, ("namesakes", "generic", "directions"))
@@ -32,29 +32,28 @@ def compare_parts(a: str, b: str) -> Finding | None:
 
 def same_given(a: str, b: str) -> bool:
     """Tell whether two given names may be one: the same, an initial, or a nickname."""
-    if a == b or (min(len(a), len(b)) == 1 and a[0] == b[0]):
-        return True
-    full_a, full_b = _NICKNAMES.get(a, a), _NICKNAMES.get(b, b)
-    return full_a == full_b
+    initial = min(len(a), len(b)) == 1 and a[0] == b[0]
+    return initial or _NICKNAMES.get(a, a) == _NICKNAMES.get(b, b)
 
 
 def _qualified(a: str, b: str) -> Finding | None:
     """Compare places with their state: "Houston, Texas" is Houston, is not Texas, nor "Houston, Ohio"."""
-    heads, tails = [], []
-    for mention in (a, b):
-        head, _, tail = mention.partition(",")
-        tail_words = name_words(tail)
-        title = not tail_words or (set(tail_words) & (_COMPANY | _SUFFIXES)) or "," in tail
-        heads.append(name_words(mention) if title else name_words(head))
-        tails.append(() if title else tail_words)
-    if not (tails[0] or tails[1]) or not heads[0] or not heads[1]:
+    (x, state_x), (y, state_y) = map(_with_state, (a, b))
+    if not (state_x or state_y) or not x or not y:
         return None
-    shown = f"{' '.join(heads[0])} ({' '.join(tails[0])}) / {' '.join(heads[1])} ({' '.join(tails[1])})"
-    if heads[0] == heads[1]:
-        return ("different" if tails[0] and tails[1] and tails[0] != tails[1] else "equivalent"), shown
-    if tails[0] == tails[1] or heads[0] == tails[1] or heads[1] == tails[0]:
-        return "different", shown
-    return None
+    shown = f"{' '.join(x)} ({' '.join(state_x)}) / {' '.join(y)} ({' '.join(state_y)})"
+    if x == y:
+        return ("different" if state_x and state_y and state_x != state_y else "equivalent"), shown
+    return ("different", shown) if state_y in (state_x, x) or state_x == y else None
+
+
+def _with_state(mention: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split off the state of a place, () of another name; "Jr." and "Inc." are none."""
+    head, _, tail = mention.partition(",")
+    state = name_words(tail)
+    if not state or "," in tail or set(state) & (_COMPANY | _SUFFIXES):
+        return name_words(mention), ()
+    return name_words(head), state
 
 
 def _subtitled(a: str, b: str) -> Finding | None:
@@ -73,18 +72,17 @@ def _subtitled(a: str, b: str) -> Finding | None:
 
 def _described(a: str, b: str) -> Finding | None:
     """Compare without "Inc.", "Republic of", "Mount" and the like, where the names are then the same."""
-    bare = [_bare(name_words(m)) for m in (a, b)]
-    plain = [name_words(m) for m in (a, b)]
-    if bare[0] and bare[0] == bare[1] and plain[0] != plain[1] and "".join(bare[0]) not in _TWO_STATES:
-        return "equivalent", f"{' '.join(plain[0])} / {' '.join(plain[1])} without its descriptor"
+    x, y = name_words(a), name_words(b)
+    bare = _bare(x)
+    if x != y and bare and bare == _bare(y) and "".join(bare) not in _TWO_STATES:
+        return "equivalent", f"{' '.join(x)} / {' '.join(y)} without its descriptor"
     return None
 
 
 def _bare(whole: tuple[str, ...]) -> tuple[str, ...]:
     text = " ".join(whole)
-    for form in _FORMS:
-        if text.startswith(form + " "):
-            return tuple(text.removeprefix(form + " ").split())
+    if form := _FORM.match(text):
+        return tuple(text[form.end() :].split())
     words = merge_letters(whole)
     # A club is not the city it is named after: "FC" goes only from a longer name.
     if len(words) > 2 and "fc" in (words[0], words[-1]):
@@ -114,25 +112,21 @@ def _people(a: str, b: str) -> Finding | None:
     relation = _single(x, y, titled=titled) if alone else _full(x, y)
     if relation == "equivalent" and suffix_a and suffix_b and suffix_a != suffix_b:
         relation = "different"
-    if relation is None:
-        small, large = sorted((set(x), set(y)), key=len)
-        if small < large:
-            relation = "different" if large - small <= DIRECTIONS else "partial"
-        elif same_plural(x, y):
-            relation = "partial"
-    return None if relation is None else (relation, shown)
+    small, large = sorted((set(x), set(y)), key=len)
+    if relation is None and (small < large or same_plural(x, y)):
+        relation = "different" if small < large and large - small <= DIRECTIONS else "partial"
+    return relation and (relation, shown)
 
 
 def _person(mention: str) -> tuple[str, tuple[str, ...], str]:
     """Split title, name and suffix ("jr"), each "" or () when missing."""
-    parts = [w for w in name_words(mention) if w]
-    title = suffix = ""
+    parts, title, suffix = name_words(mention), "", ""
     titles = len(list(takewhile(_TITLES.__contains__, parts[:-1])))
     if titles and parts[titles] != "of":  # "Lieutenant Governor of Kentucky" is an office
         title, parts = parts[titles - 1], parts[titles:]
     if len(parts) > 2 and parts[-1] in _SUFFIXES:
         suffix, parts = parts[-1], parts[:-1]
-    return title, tuple(parts), suffix
+    return title, parts, suffix
 
 
 def _family(name: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -13,9 +13,9 @@ import numpy as np
 
 from ..types import UserError
 from .by_table import find_by_table
-from .english import Cover, Span, find_dates, find_names, find_numbers, is_title
-from .language import ENGLISH, LANGUAGES, Language, either, english, language_named
-from .text import is_stop_word, split_sentences
+from .english import find_dates, find_names, find_numbers, is_title
+from .language import ENGLISH, LANGUAGES, Language, language_named
+from .text import Cover, Span, is_stop_word, split_sentences
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +44,7 @@ class Entity:
 Recognise = Callable[[str], list[Entity]]
 
 
-_ORGANISATION = re.compile(rf"\b(?:{either(english('organisations'))})\b")
-_PLACE = re.compile(rf"(?:^|\s)(?:{either(english('places'))})(?:$|\sof\b)")
-_FIRST_PLACE = re.compile(
-    r"(?:Lake|Mount|Cape|Fort|Gulf of|Isle of|River|City of|Republic of|Kingdom of)\s[A-Z]"
-)
-_WORK_BEFORE = re.compile(r"\b(?:album|novel|song|single|film|book|opera|poem|play|episode|series|EP),?\s$")
-_OTHER_BEFORE = re.compile(
-    r"\b(?:bands?|groups?|duo|trio|ensemble|metal|nicknamed?|known as|as the|called|named|dubbed|terms?|"
-    r"phrase|title of|means?|meaning)\s*(?:\w+\s)?[\"“(]\s?$"
-)
+_ORGANISATION, _PLACE, _FIRST_PLACE, _WORK_BEFORE, _OTHER_BEFORE = map(re.compile, ENGLISH.patterns("cues"))
 
 
 def _kind_of_name(text: str, span: Span) -> EntityType:
@@ -64,9 +55,7 @@ def _kind_of_name(text: str, span: Span) -> EntityType:
     if _ORGANISATION.search(name):
         return "organisation"
     head = name.partition(" of ")[0]  # the head of "President of the United States" is no place
-    if _PLACE.search(head) or _FIRST_PLACE.match(name):
-        return "place"
-    return "name"
+    return "place" if _PLACE.search(head) or _FIRST_PLACE.match(name) else "name"
 
 
 _QUOTED = re.compile(r"[\"“]\s?([^\"“”\n]+?)\s?[\"”]")
@@ -143,13 +132,12 @@ _NAMED = frozenset("PERSON PER NORP FAC ORG GPE LOC PRODUCT EVENT WORK_OF_ART LA
 
 def _trim_by_table(text: str, start: int, end: int, language: Language) -> tuple[int, int]:
     """Strip spaces, quotation marks and a leading article from a name's span."""
-    while start < end and not (text[start].isalnum()):
+    while start < end and not text[start].isalnum():
         start += 1
     while start < end and not (text[end - 1].isalnum() or text[end - 1] in ".)）ー"):
         end -= 1
     article = re.match(r"(\w+)(?:\s|['’])\s?(?=\w)", text[start:end])
-    leads = article is not None and article[1] in language.articles
-    return start + (article.end() if article and leads else 0), end
+    return start + (article.end() if article and article[1] in language.articles else 0), end
 
 
 def _trim(text: str, start: int, end: int) -> tuple[int, int]:
@@ -201,10 +189,9 @@ class Recogniser:
 
     def _by_both(self, text: str) -> list[Entity]:
         """Find names by the pipeline, all else by the table of its language."""
-        cover, entities = Cover(len(text)), list[Entity]()
-        for entity in find_entities(text, fine=self.fine, language=self.language, names=False):
-            entities.append(entity)
-            cover.take((entity.start, entity.end))
+        cover = Cover(len(text))
+        entities = find_entities(text, fine=self.fine, language=self.language, names=False)
+        cover.take_longest((entity.start, entity.end) for entity in entities)
         for span in _load(self.name)(text).ents:
             start, end = _trim_by_table(text, span.start_char, span.end_char, self.language)
             adjective = span.label_ == "MISC" and not text[start : start + 1].isupper()  # "deutsche"
@@ -254,21 +241,19 @@ def _lead(text: str) -> str:
 def head_entity(text: str, recognise: Recognise) -> Entity | None:
     """Find the entity at the head of a continuation, with no end of a sentence before it."""
     before = _lead(text)
-    entity = next(iter(recognise(before + text)), None)
-    if entity is None:
+    if not (entities := recognise(before + text)):
         return None
-    start, end = entity.start - len(before), entity.end - len(before)
+    start, end = entities[0].start - len(before), entities[0].end - len(before)
     head = HEAD if language_of(recognise).spaced else 1  # an opening quotation mark
     at_head = 0 <= start <= head and not _STOP.search(text, 0, start)
-    return Entity(start, end, entity.text, entity.type) if at_head else None
+    return replace(entities[0], start=start, end=end) if at_head else None
 
 
 def _breaks_off(prompt: str, language: Language) -> bool:
     """Tell whether a prompt ends within a sentence, so that the text continues it."""
     ends = prompt.rstrip(" \t")
-    if not ends or ends.endswith(_BEGINS):
-        return False
-    return split_sentences(f"{ends} X", language)[-1][0] < len(ends)
+    begins = not ends or ends.endswith(_BEGINS)
+    return not begins and split_sentences(f"{ends} X", language)[-1][0] < len(ends)
 
 
 def tokens_of(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
@@ -289,7 +274,7 @@ def written_entities(
     whole = before + text
     left_out = set() if openings else {start for start, _ in split_sentences(whole, language)}
     return [
-        Entity(e.start - len(before), e.end - len(before), e.text, e.type)
+        replace(e, start=e.start - len(before), end=e.end - len(before))
         for e in recognise(whole)
         if e.start >= len(before) and e.start not in left_out
     ]

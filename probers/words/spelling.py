@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from functools import cache, lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from pathlib import Path
 
 from ..files import check_file
@@ -79,13 +79,11 @@ def name_words(mention: str) -> tuple[str, ...]:
     for pattern, full in _BEFORE_A_NAME:
         mention = pattern.sub(full, mention)
     written = normalise(mention.replace("&", " and ")).split()
-    words = []
-    for position, word in enumerate(written):
-        following = written[position + 1] if position + 1 < len(written) else ""
-        if word == "no" and position and (following.isdigit() or following in CARDINALS):
-            continue
-        words.append(_word(word, first=position == 0, last=not following))
-    return tuple(words)
+    return tuple(
+        _word(word, first=position == 0, last=not following)
+        for position, (word, following) in enumerate(pairwise([*written, ""]))
+        if not (word == "no" and position and (following.isdigit() or following in CARDINALS))
+    )
 
 
 def _word(word: str, *, first: bool, last: bool) -> str:
@@ -115,37 +113,27 @@ def forms(mention: str) -> list[tuple[str, ...]]:
 
 def same_string(a: str, b: str) -> str:
     """Name the spelling difference between two equal names, "" if they are not equal."""
-    for x in forms(a):
-        for y in forms(b):
-            if not x or not y:
-                continue
-            if x == y:
-                return "the same words"
-            digits = any(c.isdigit() for c in "".join(x + y))
-            if not digits and "".join(x) == "".join(y):
-                return "the same letters"
-            small = all(m.split()[-1][:1].islower() for m in (a, b))  # "Wood" and "Woods" are two names
-            if small and same_plural(x, y):
-                return "singular and plural"
-            if same_reordered(a, b, x, y):
-                return "the same words in another order"
-    bare = a.strip().casefold() == b.strip().casefold()
-    return "the same signs" if bare else ""
+    small = all(m.split()[-1][:1].islower() for m in (a, b))  # "Wood" and "Woods" are two names
+    for x, y in product(filter(None, forms(a)), filter(None, forms(b))):
+        if x == y:
+            return "the same words"
+        if "".join(x) == "".join(y) and not any(map(str.isdigit, "".join(x))):
+            return "the same letters"
+        if small and same_plural(x, y):
+            return "singular and plural"
+        if same_reordered(a, b, x, y):
+            return "the same words in another order"
+    return "the same signs" if a.strip().casefold() == b.strip().casefold() else ""
 
 
 def same_plural(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     """Tell whether two names differ by the plural of their last word alone ("William", "Williams" do not)."""
-    if len(a) != len(b) or a[:-1] != b[:-1] or min(len(a[-1]), len(b[-1])) < 3:
-        return False
     one, many = sorted((a[-1], b[-1]), key=len)
-    if one in GIVEN:
+    if len(a) != len(b) or a[:-1] != b[:-1] or len(one) < 3 or one in GIVEN:
         return False
-    plurals = [one + "s"]
     if one.endswith(("s", "x", "z", "ch", "sh")):
-        plurals = [one + "es"]
-    elif one.endswith("y") and one[-2] not in "aeiou":
-        plurals = [one[:-1] + "ies"]
-    return many in plurals
+        return many == one + "es"
+    return many == (one[:-1] + "ies" if one.endswith("y") and one[-2] not in "aeiou" else one + "s")
 
 
 def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bool:
@@ -164,10 +152,8 @@ def same_reordered(a: str, b: str, x: tuple[str, ...], y: tuple[str, ...]) -> bo
                 return True
     if sorted(x) != sorted(y) or len(x) < 2:
         return False
-    numbers = [w for w in x if w.isdigit()]
-    if len(numbers) == 1:
-        rest = [tuple(w for w in z if not w.isdigit()) for z in (x, y)]
-        return rest[0] == rest[1]
+    if sum(map(str.isdigit, x)) == 1:
+        return [w for w in x if not w.isdigit()] == [w for w in y if not w.isdigit()]
     return len(x) == 2 and bool((LANDFORMS | {"fc"}) & set(x))
 
 
@@ -181,14 +167,12 @@ def acronym_of(short: str, long: str) -> str:
     """Return the capitals that make ``short`` the acronym of ``long``, or ""; "of" and "and" are optional."""
     letters = re.sub(r"[\s.&]", "", short)
     spaced = len(short.split()) > 1 and not re.fullmatch(r"(?:\w\.?\s*)+", short.strip())
-    if spaced or not 2 <= len(letters) <= 8 or not letters.isalpha():
-        return ""
-    if not (letters.isupper() or (letters.islower() and len(letters) > 2)):
+    cased = letters.isupper() or (letters.islower() and len(letters) > 2)
+    if spaced or not cased or not 2 <= len(letters) <= 8 or not letters.isalpha():
         return ""
     parts = [w for w in re.split(r"[\s\-–]+", re.sub(r"[’']s?\b|[.,:()\"]", "", long)) if w not in ("&", "")]
-    parts = [unicodedata.normalize("NFKD", w).casefold() for w in parts]
-    full = [w for w in parts if w != "the"]
-    if len([w for w in full if w not in _SMALL_WORDS]) < 2:
+    full = [w for part in parts if (w := unicodedata.normalize("NFKD", part).casefold()) != "the"]
+    if sum(w not in _SMALL_WORDS for w in full) < 2:
         return ""
     endings = [(full, "")] + ([(full[:-1], full[-1])] if roman(full[-1]) is not None else [])
     for initials, numeral in endings:
@@ -266,14 +250,13 @@ def spelled(mention: str, language: Language) -> tuple[str, ...]:
             text = pattern.sub(kana, text)
         text = _LONG.sub("", text).translate(_simple())
     if language.code == "de":
-        text = re.sub("[äöüÄÖÜ]", lambda m: {"ä": "ae", "ö": "oe", "ü": "ue"}[m[0].lower()], text)
+        text = text.translate(_GERMAN)
     text = _ROMAN_NUMBER.sub(lambda match: str(roman(match[1].lower()) or match[0]), text)
     figures = re.sub(rf"(?<=\d){re.escape(language.ordinal_sign)}(?!\w)", "", in_figures(text, language))
     words = normalise(figures.replace("’", "'").replace("'", " ")).split()
-    while len(words) > 1 and words[0] in language.articles:
-        words = words[1:]
-    while len(words) > 2 and words[0] in language.honorifics:
-        words = words[1:]
+    for least, leads in ((1, language.articles), (2, language.honorifics)):
+        while len(words) > least and words[0] in leads:
+            words = words[1:]
     numbered = [str(roman(word) or word) if place else word for place, word in enumerate(words)]
     pairs = pairwise([*numbered, ""])  # "Karl der Fünfte"
     return tuple(word for word, after in pairs if not (after.isdigit() and word in language.articles))
@@ -296,11 +279,10 @@ def compare_spelled(a: str, b: str, language: Language) -> tuple[Relation | None
         return None, f"{shown}: two scripts"
     if not language.spaced and not set("".join(x)) & set("".join(y)):
         return "different", shown
-    whole, part = ("".join(sorted((x, y), key=lambda z: len("".join(z)))[i]) for i in (1, 0))
-    if _lies_in(x, y, language) or _lies_in(y, x, language):
-        return "partial", shown
+    part, whole = sorted(("".join(x), "".join(y)), key=len)
     han = not language.spaced and not _is_latin(a)
-    if han and (part in whole or (language.code == "zh" and _one_place(part, whole))):
+    lies = han and (part in whole or (language.code == "zh" and _one_place(part, whole)))
+    if lies or _lies_in(x, y, language) or _lies_in(y, x, language):
         return "partial", shown
     if SequenceMatcher(None, part, whole).ratio() >= _ALIKE and not any(c.isdigit() for c in part + whole):
         return None, f"{shown}: spelled alike"

@@ -1,4 +1,4 @@
-"""Words and sentences of text: sentence borders, stop words and content words of English, detokenising.
+"""Words, sentences and spans of text: borders of sentences, stop words and content words, detokenising.
 
 Also the places of a text's parts in its original, from which a tokenizer's normaliser has made it.
 """
@@ -9,9 +9,10 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from itertools import pairwise
+from importlib.util import find_spec
+from itertools import accumulate, pairwise
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import regex
@@ -19,6 +20,7 @@ import regex
 from ..types import UserError
 from .language import ENGLISH, Language
 
+#: A span [start, end) of a text.
 Span = tuple[int, int]
 #: A character, and its place in the text that it was made of.
 Letter = tuple[str, int]
@@ -38,21 +40,35 @@ _END = re.compile(
 _LAST_WORD = re.compile(r"[\w.]*\w$")
 
 
+class Cover:
+    """The characters of a text that spans cover."""
+
+    def __init__(self, length: int) -> None:
+        self._taken = bytearray(length)
+
+    def free(self, span: Span) -> bool:
+        return not any(self._taken[slice(*span)])
+
+    def take(self, span: Span) -> bool:
+        """Cover a span if it is free, and tell whether it was."""
+        if free := self.free(span):
+            self._taken[slice(*span)] = b"\1" * (span[1] - span[0])
+        return free
+
+    def take_longest(self, spans: Iterable[Span]) -> list[Span]:
+        """Cover the free spans, the longest first, then from left to right, and return them."""
+        return [span for span in sorted(set(spans), key=lambda s: (s[0] - s[1], s[0])) if self.take(span)]
+
+
 @cache
-def _sentence_end(language: Language) -> re.Pattern[str]:
-    """Compile the pattern of the end of a sentence, with the marks that close it."""
+def _border(language: Language) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Compile the pattern of a sentence's end with its closing marks, and of what leads to the next word."""
     if language.english:
-        return _END
+        return _END, re.compile(r"""\s*["'“‘(\[]*(\w*)""")
     closing = language.closing
     closers = rf"(?:\s?[{closing}])?" if closing else ""
-    return re.compile(rf"""[.!?…]+["'”’)\]{closing}]*{closers}(?=\s|$)|[。！？]+["'”’)\]」』）】]*|\n+""")
-
-
-@cache
-def _next_word(language: Language) -> re.Pattern[str]:
-    """Compile the pattern of the text before the next word, which is its group."""
-    before = r"""\s*["'“‘(\[]*""" if language.english else rf"""[\s"'“‘(\[¿¡{language.opening}]*"""
-    return re.compile(rf"{before}(\w*)")
+    end = rf"""[.!?…]+["'”’)\]{closing}]*{closers}(?=\s|$)|[。！？]+["'”’)\]」』）】]*|\n+"""
+    return re.compile(end), re.compile(rf"""[\s"'“‘(\[¿¡{language.opening}]*(\w*)""")
 
 
 def split_sentences(text: str, language: Language = ENGLISH) -> list[tuple[int, int]]:
@@ -65,7 +81,7 @@ def split_sentences(text: str, language: Language = ENGLISH) -> list[tuple[int, 
     """
     spans: list[tuple[int, int]] = []
     start = 0
-    for match in _sentence_end(language).finditer(text):
+    for match in _border(language)[0].finditer(text):
         if _is_border(text, match, language):
             spans.append((start, match.end()))
             start = match.end()
@@ -77,25 +93,21 @@ def _is_border(text: str, match: re.Match[str], language: Language) -> bool:
     mark = match.group()
     if "\n" in mark or mark[0] in _ENDS:
         return len(mark) == 1 or language.goes_on is None or not language.goes_on.match(text, match.end())
-    following = _next_word(language).match(text, match.end())
-    word = following.group(1) if following else ""
+    following = _border(language)[1].match(text, match.end())
+    word = following[1] if following else ""
     if "\n" in text[match.end() : following.start(1) if following else match.end()] or not word:
         return True
-    if word[0].islower():
-        return False
-    if mark[0] != ".":
-        return True
+    if word[0].islower() or mark[0] != ".":
+        return not word[0].islower()
     before = _LAST_WORD.search(text, max(0, match.start() - 20), match.start())
-    last = before.group() if before else ""
+    last = before[0] if before else ""
     if last.lower() in language.titles:
         return False
     if last.lower() == "no" and language.english:  # "No. 5" against "He said no. Then .."
         return not word[0].isdigit()
-    initial = len(last) == 1 and last.isupper()
-    initial |= language.numbered is not None and language.numbered.fullmatch(last) is not None
-    if initial or last.lower() in language.abbreviations or re.fullmatch(r"(?:[A-Z]\.)+[A-Z]", last):
-        return word in language.starters
-    return True
+    initial = (len(last) == 1 and last.isupper()) or re.fullmatch(r"(?:[A-Z]\.)+[A-Z]", last)
+    numbered = language.numbered is not None and language.numbered.fullmatch(last)
+    return not (initial or numbered or last.lower() in language.abbreviations) or word in language.starters
 
 
 _TOKEN = re.compile(r"\w+")
@@ -154,21 +166,14 @@ def stop_words() -> frozenset[str]:
     if package is None or not package.submodule_search_locations:
         raise UserError("the stop words are spaCy's, which is missing: pip install spacy", "missing-extra")
     path = Path(next(iter(package.submodule_search_locations))) / "lang" / "en" / "stop_words.py"
-    spec = spec_from_file_location("probers._spacy_stop_words", path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return frozenset(module.STOP_WORDS)
+    return frozenset(run_path(str(path))["STOP_WORDS"])
 
 
 def is_stop_word(word: str) -> bool:
     """Tell whether a word, without punctuation, is a stop word, or a contraction of two ("he's")."""
     bare = re.sub(r"^\W+|\W+$", "", word).lower().replace("’", "'")
-    known = stop_words()
-    if bare in known:
-        return True
     contraction = re.fullmatch(r"(.+?)(n't|'(?:d|ll|m|re|s|ve))", bare)
-    return contraction is not None and contraction.group(1) in known and contraction.group(2) in known
+    return bare in stop_words() or (contraction is not None and stop_words().issuperset(contraction.groups()))
 
 
 @cache
@@ -211,29 +216,22 @@ _OPENING = re.compile(r"(?:[^\W\d_]|[,:;'])\"\s\S")  # after a digit it means in
 
 def is_shifted(sentence: str) -> bool:
     """Tell whether a sentence opens a bracket or its first quote with misplaced spaces."""
-    if _BRACKET.search(sentence) or _QUOTED.search(sentence):
-        return True
     place = sentence.find('"')
-    return sentence.count('"') % 2 == 0 and place > 0 and bool(_OPENING.match(sentence, place - 1))
+    quoted = sentence.count('"') % 2 == 0 and place > 0 and _OPENING.match(sentence, place - 1)
+    return bool(quoted or _BRACKET.search(sentence) or _QUOTED.search(sentence))
 
 
 def _unshift(sentence: str) -> str:
     """Move opening marks of a sentence before the text that they open, and join broken hyphens."""
     sentence = _QUOTED.sub(' ("', sentence)
     sentence = _BRACKET.sub(lambda m: f" {m[1]}" if m[1] else m[2], sentence)
-    return _AMPERSAND.sub(" & ", _HYPHEN.sub("-", _unshift_quotes(sentence)))
-
-
-def _unshift_quotes(sentence: str) -> str:
-    if sentence.count('"') % 2:
-        return sentence  # opening ones cannot be told
     parts = sentence.split('"')
-    for index in range(1, len(parts), 2):  # the text inside each pair of quotes
+    # The text inside each pair of quotes; of an odd number it cannot be told which ones open.
+    for index in range(1, len(parts) if len(parts) % 2 else 0, 2):
         before, inside = parts[index - 1], parts[index]
         if inside[:1] == " " and (not before or not before[-1].isspace()):
-            parts[index - 1] = f"{before} " if before else before
-            parts[index] = inside[1:]
-    return '"'.join(parts)
+            parts[index - 1 : index + 1] = [f"{before} " if before else before, inside[1:]]
+    return _AMPERSAND.sub(" & ", _HYPHEN.sub("-", '"'.join(parts)))
 
 
 #: Tokens that reveal tokenised text, since natural text attaches them to a word.
@@ -255,12 +253,11 @@ def is_tokenised(text: str) -> bool:
     for line in text.splitlines():
         tokens = line.split()
         for position, token in enumerate(tokens):
-            around = [*tokens[max(0, position - 1) : position], *tokens[position + 1 : position + 2]]
-            spaced_ellipsis = token == "." and "." in around
             if _DETACHED.fullmatch(token):
                 if token[0] == "@":
                     return True  # no natural text has this
-                detached += not spaced_ellipsis
+                ellipsis = token == "." and tokens[max(0, position - 1) : position + 2].count(".") > 1
+                detached += not ellipsis
             elif token[-1] != "." or position == len(tokens) - 1:  # "Inc." may end any token, "end." the last
                 attached += _ATTACHED.fullmatch(token) is not None
     return detached > attached
@@ -287,17 +284,16 @@ def _join(line: str) -> str:
     for position, token in enumerate(tokens):
         before = tokens[position - 1] if position else ""
         after = tokens[position + 1] if position + 1 < len(tokens) else ""
-        infix = re.fullmatch(r"@([-,.])@", token)
         left = right = False
-        if infix:
-            token, left, right = infix.group(1), True, True
+        if infix := re.fullmatch(r"@([-,.])@", token):
+            token, left, right = infix[1], True, True
         elif token == '"':
             closing = double or not after
             left, right, double = closing, not closing, not closing
         elif token in ("'", "’"):
-            opens = not single and not _elides(before) and token in tokens[position + 1 :]
-            left, right = not opens, opens
-            single = opens or (single and _elides(before) and token in tokens[position + 1 :])
+            elides, further = _elides(before), token in tokens[position + 1 :]
+            right = not single and not elides and further
+            left, single = not right, right or (single and elides and further)
         elif _LEFT.fullmatch(token):
             left = True
             right = (token == ":" and _digits(before, after)) or token == after == "."
@@ -329,9 +325,8 @@ def _elides(word: str) -> bool:
 
 def _continues(before: str, token: str) -> bool:
     """Tell whether "'Brien", "'an" is the rest of a word ("O'Brien", "Xi'an") and no opening quote."""
-    if _ELIDED.fullmatch(token):
-        return False
-    return before in _PREFIX or (before.isalpha() and before[0].isupper() and token[1:].islower())
+    name = before.isalpha() and before[0].isupper() and token[1:].islower()
+    return not _ELIDED.fullmatch(token) and (before in _PREFIX or name)
 
 
 def _digits(before: str, after: str) -> bool:
@@ -340,13 +335,10 @@ def _digits(before: str, after: str) -> bool:
 
 def _is_range(tokens: list[str], position: int) -> bool:
     """Tell whether an en dash joins two numbers; between two full dates it keeps its spaces."""
-    before, after = tokens[position - 1 : position], tokens[position + 1 : position + 2]
-    if not before or not after or not _digits(before[0], after[0]):
-        return False
-    if not re.fullmatch(r"\d{4}", before[0]):
-        return True
-    dated = position >= 2 and (tokens[position - 2] in ENGLISH.months or tokens[position - 2] == ",")
-    return not dated and (position + 2 >= len(tokens) or tokens[position + 2] not in ENGLISH.months)
+    first, before, _, after, last = ["", "", *tokens, "", ""][position : position + 5]
+    if not _digits(before, after) or not re.fullmatch(r"\d{4}", before):
+        return _digits(before, after)
+    return not (first == "," or {first, last} & {*ENGLISH.months})
 
 
 def letters_of(text: str) -> list[Letter]:
@@ -373,9 +365,8 @@ def original_spans(
         following = starts[i + 1] if starts[i + 1] > starts[i] else following
         last = following == len(original) and letters_of(text[-1:])  # then the spaces after it were dropped
         ends[i] = following if last else min(following, clusters[starts[i]])
-    seen = [0]  # letters in each beginning of the text
-    for sign in text:
-        seen.append(min(len(letters), seen[-1] + bool(letters_of(sign))))
+    # Letters in each beginning of the text.
+    seen = [0, *(min(len(letters), n) for n in accumulate(bool(letters_of(sign)) for sign in text))]
     place, mapped = 0, list[Span]()
     for start, end in spans:
         first, after = seen[start], seen[end]

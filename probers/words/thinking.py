@@ -6,7 +6,6 @@ written by the model (Qwen 3) or already ends its prompt (DeepSeek R1).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,7 +31,6 @@ def position_of(part: Part) -> str:
 
 #: Marks of known models, in the order of search.
 _KNOWN = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
-_SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +93,13 @@ class Thinking:
         """Count characters at the end of a text that may start the closing mark, with spaces before it."""
         for size in range(min(len(self.closing), len(text) - start), 0, -1):
             if self.closing.startswith(text[-size:]):
-                return size + len(text[start:-size]) - len(text[start:-size].rstrip())
-        return len(text[start:]) - len(text[start:].rstrip())
+                return len(text) - start - len(text[start:-size].rstrip())
+        return len(text) - start - len(text[start:].rstrip())
 
 
 def _skip(text: str, place: int) -> int:
-    match = _SPACE.match(text, place)
-    return match.end() if match else place
+    """Return the place of the next character that is no space."""
+    return len(text) - len(text[place:].lstrip())
 
 
 def part_of(text: str, part: Part) -> Span | None:

@@ -66,21 +66,18 @@ def cosine(a: str, b: str, vectors: Any, *, spaced: bool = True) -> Cosine:
     shared = written[0].keys() & written[1].keys()
     means, unknown = [], []
     for words in written:
-        known = []
-        for word, forms in words.items():
-            if word in shared:
-                continue
-            key = next((k for k in forms if k in vectors.key_to_index), None)
-            if key is None:
-                unknown.append(word)
-            else:
-                known.append(vectors.get_vector(key))
-        if known:
+        keys = {
+            word: next((form for form in forms if form in vectors.key_to_index), None)
+            for word, forms in words.items()
+            if word not in shared
+        }
+        unknown += [word for word, key in keys.items() if key is None]
+        if known := [vectors.get_vector(key) for key in keys.values() if key is not None]:
             means.append(np.mean(known, axis=0, dtype=np.float64))
     if unknown or len(means) < 2:  # one of them may have no word that the other has not
         return Cosine(None, tuple(dict.fromkeys(unknown)))
     size = float(np.linalg.norm(means[0]) * np.linalg.norm(means[1]))
-    return Cosine(float(np.dot(means[0], means[1])) / size) if size else Cosine(None, ())
+    return Cosine(float(np.dot(means[0], means[1])) / size if size else None)
 
 
 def _words(mention: str) -> dict[str, tuple[str, ...]]:
@@ -100,7 +97,7 @@ class TooFewError(UserError):
 FEW = 200
 #: Rarer words have no vector, and so leave a comparison undecided.
 MIN_COUNT = 5
-_SIZE, _WINDOW, _EPOCHS = 100, 5, 10
+_SKIP_GRAM = {"sg": 1, "vector_size": 100, "window": 5, "epochs": 10}
 
 
 def train_vectors(
@@ -135,10 +132,7 @@ def train_vectors(
             raise TooFewError(reason, "empty")
         log.info("training word vectors on %s articles -> %s", f"{count:,}", path)
         try:
-            model = Word2Vec(
-                corpus_file=str(words), vector_size=_SIZE, window=_WINDOW, min_count=MIN_COUNT,
-                sg=1, epochs=_EPOCHS, workers=1, seed=seed,
-            )  # fmt: skip
+            model = Word2Vec(corpus_file=str(words), min_count=MIN_COUNT, seed=seed, workers=1, **_SKIP_GRAM)
         except RuntimeError as error:  # an empty vocabulary
             reason = f"matcher.vectors=own: no word occurs {MIN_COUNT} times in the articles"
             remedy = 'raise the limit, give a vector file or pass matcher.vectors=""'

@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -42,7 +43,7 @@ def has_wordnet(folder: str) -> bool:
     """Tell whether a folder, or an archive as nltk downloads it, holds WordNet's files."""
     path = Path(folder)
     if path.suffix == ".zip":
-        if not path.is_file() or not zipfile.is_zipfile(path):
+        if not zipfile.is_zipfile(path):
             return False
         with zipfile.ZipFile(path) as archive:
             return {f"{path.stem}/{name}" for name in _NEEDED} <= set(archive.namelist())
@@ -76,8 +77,7 @@ def _relation(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"],
     if meant and meant == _first_sense(b, second):
         return "equivalent", f"synset {meant}"
     for place, names in ((_place_of(a, folder), second), (_place_of(b, folder), first)):
-        same = {s.name() for s in place} & {s.name() for s in names}
-        if same:
+        if same := {s.name() for s in place} & {s.name() for s in names}:
             return "whole", f"an adjective of {min(same)}"
     wholes = {s.name() for s in _place_of(b, folder) or second}
     for synset in _place_of(a, folder) or first:
@@ -86,11 +86,9 @@ def _relation(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"],
                 return "whole", f"{synset.name()} is part of {above.name()}"
     for lower, upper in ((first, second), (second, first)):
         above = {s.name() for s in upper}
-        for synset in lower:
-            for label, method in _RELATIONS.items():
-                related = {s.name() for s in getattr(synset, method)()} & above
-                if related:
-                    return "different", f"{synset.name()} is {label} of {min(related)}"
+        for synset, (label, method) in product(lower, _RELATIONS.items()):
+            if related := {s.name() for s in getattr(synset, method)()} & above:
+                return "different", f"{synset.name()} is {label} of {min(related)}"
     return None
 
 
