@@ -28,8 +28,6 @@ _LONGEST_WAIT = 60.0
 
 #: A number of each token.
 Numbers: TypeAlias = list[float | None]
-#: Scores, distances and log-probabilities.
-Read: TypeAlias = tuple[Numbers, Numbers | None, Numbers]
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -109,16 +107,13 @@ class ScoreFeed:
             (n,), with None for a token that could not be read.
         """
         scored = self.open()
+        extra = closing(scored.key, name := uuid.uuid4().hex, len(prompt), whole=True)
         try:
-            return await self._read(scored, prompt, text)
+            # The prefix cache has no states; to ask for these log-probabilities keeps it from being read.
+            output = await self._forward([*prompt, *text], extra, prompt_logprobs=0)
+            await self.until(lambda: len(scored.texts.get(name, ())) >= len(text), certain=True)
         finally:
             self.release(scored)
-
-    async def _read(self, scored: Scored, prompt: Sequence[int], text: Sequence[int]) -> Read:
-        # The prefix cache has no states: asking for these log-probabilities also keeps it from being read.
-        extra = closing(scored.key, name := uuid.uuid4().hex, len(prompt), whole=True)
-        output = await self._forward([*prompt, *text], extra, prompt_logprobs=0)
-        await self.until(lambda: len(scored.texts.get(name, ())) >= len(text), certain=True)
         each = zip(text, output.prompt_logprobs[len(prompt) :], strict=True)
         logprobs = [None if of is None else float(of[token].logprob) for token, of in each]
         scores, distances = (
@@ -161,7 +156,6 @@ class ScoreFeed:
             self._task = None
 
     def _take(self, engine: int, news: dict[str, dict[str, New]]) -> None:
-        """Store the scores fetched from one engine."""
         for key, texts in news.items():
             if (scored := self._open.get(key)) is None:
                 continue
