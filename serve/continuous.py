@@ -168,7 +168,7 @@ class ContinuousBatch:
             self._tap.__enter__()
         return self
 
-    def __exit__(self, *problem: object) -> None:
+    def __exit__(self, *problem: Any) -> None:
         if self._tap is not None:
             self._tap.__exit__(*problem)
 
