@@ -147,7 +147,6 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
 
 
 def _prober(settings: Serve) -> str | None:
-    """Find the prober that scores, if any."""
     if settings.prober == "none":
         return None
     # Standard output is reserved for the command that print_command=true prints.

@@ -222,6 +222,5 @@ def _fired(one: Scored) -> list[ScoredPart]:
 
 
 def _explained(part: ScoredPart) -> str:
-    """Say why a part fires."""
     why = f"Not supported with a probability of {part.p_wrong:.2f}"
     return f"{why}; nearest is passage {part.ground.passage}." if part.ground else f"{why}."
