@@ -199,7 +199,7 @@ def on_judged(settings: Demo) -> list[Step]:
 def judged_report(out: Path) -> str:
     """Put the figures of :func:`on_judged` into a page of Markdown."""
     parts = ["# Long answers, judged, and cut articles\n"]
-    for when in ("before", "after"):
+    for when in _POOLS.values():
         parts += [
             f"## Heads {when} an entity is written\n",
             "AUROC of wrong entities with 95% intervals; the number of test entities stands behind it.\n",
@@ -247,20 +247,15 @@ def on_testbed(settings: Demo) -> list[Step]:
     """List the steps on the testbed; the rows of the short comparison are rows of the full one."""
     step, cot, wiki, tested = _begun(settings, _TESTBED_FULL if settings.full else _TESTBED)
     common, generating, training, comparing = _shared(settings)
-    # The first three and what they need; a step may read the results of those before it.
-    labels = step("labels: questions with and without passages", 0.06 * cot,
-                  f"datagen source=cot limit={cot} out=OUT/cot", *generating)  # fmt: skip
-    heads = step("heads on the question labels", _OF_TRAINING,
-                 "train layer=all combine=best data=OUT/cot out=OUT/prober", *training)  # fmt: skip
     compared = f"compare limit={tested} validation={3 * tested} prober=OUT/prober"
-    if not settings.full:
-        line = f"{compared} triggers=[{_SHORT}] out=OUT/compare"
-        return [labels, heads, step("nine triggers on the same questions", 0.5 * tested, line, *comparing)]
-    return [
-        labels,
+    # A step may read the results of those before it.
+    steps = [
+        step("labels: questions with and without passages", 0.06 * cot,
+             f"datagen source=cot limit={cot} out=OUT/cot", *generating),
         step("labels: articles cut before an entity, with the states of its tokens", _OF_ARTICLE * wiki,
              f"datagen source=wiki pool=tokens limit={wiki} out=OUT/wiki", *generating),
-        heads,
+        step("heads on the question labels", _OF_TRAINING,
+             "train layer=all combine=best data=OUT/cot out=OUT/prober", *training),
         step("heads on the article labels", _OF_TRAINING,
              "train layer=all data=OUT/wiki out=OUT/prober-wiki", *training),
         step("RaDIO's head of single tokens, on the last layer", _OF_TRAINING,
@@ -271,6 +266,10 @@ def on_testbed(settings: Demo) -> list[Step]:
              f"{compared} token_prober=OUT/prober-tokens classifier=OUT/classifier out=OUT/compare",
              *comparing),
     ]  # fmt: skip
+    if settings.full:
+        return steps
+    line = f"{compared} triggers=[{_SHORT}] out=OUT/compare"
+    return [steps[0], steps[2], step("nine triggers on the same questions", 0.5 * tested, line, *comparing)]
 
 
 def on_articles(settings: Demo) -> list[Step]:
