@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import anyio
 import numpy as np
 from pydantic import BaseModel
 
@@ -188,9 +189,9 @@ class Answering:
         running.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while True:
-                try:
-                    event = await asyncio.wait_for(queue.get(), 1)
-                except TimeoutError:
+                with anyio.move_on_after(1) as waiting:
+                    event = await queue.get()
+                if waiting.cancelled_caught:
                     if await self._gone():
                         return
                     continue

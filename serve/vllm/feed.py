@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import anyio
 from vllm import SamplingParams
 from vllm.engine.protocol import EngineClient
 from vllm.inputs import TokensPrompt
@@ -81,13 +82,9 @@ class ScoreFeed:
     async def until(self, ready: Callable[[], bool], *, certain: bool = False) -> None:
         """Wait until ``ready``, or with ``certain`` until one whole fetch of all computed scores is over."""
         before = self._begun
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _LONGEST_WAIT
-        while not ready() and not (certain and self._ended > before) and loop.time() < deadline:
-            try:
-                await asyncio.wait_for(self._news.wait(), deadline - loop.time())
-            except TimeoutError:
-                return
+        with anyio.move_on_after(_LONGEST_WAIT):
+            while not ready() and not (certain and self._ended > before):
+                await self._news.wait()
 
     async def close(self, scored: Scored, name: str, prompt: Sequence[int], text: Sequence[int]) -> None:
         """Have the last token of an ended text scored, unless prompt and text fill the context."""
