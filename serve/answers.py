@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from probers.model.tokens import shown_bytes, token_bytes
 from probers.prober.assessment import WrittenText
-from probers.types import Needs, StopReason
+from probers.types import Needs
 from probers.words.text import Span
 from probers.words.thinking import Thinking, tokens_in
 
@@ -60,7 +60,6 @@ def pieces(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _longest(value: Mapping[str, Any]) -> int:
-    """Return the length of the longest list of tokens."""
     inside = [_longest(each) for each in value.values() if isinstance(each, Mapping)]
     lists = (each for name, each in value.items() if name in _PER_TOKEN)
     return max((*inside, *(len(each) for each in lists if isinstance(each, list | tuple))), default=0)
@@ -83,11 +82,6 @@ def _cut(value: Mapping[str, Any], part: slice, *, alone: bool) -> dict[str, Any
 def sse(value: Mapping[str, Any] | str) -> bytes:
     """Encode one event of a stream."""
     return b"data: %b\n\n" % (value.encode() if isinstance(value, str) else as_json(value))
-
-
-def finish_reason(stop: StopReason | None) -> str:
-    """Give OpenAI's reason why a text ended."""
-    return "length" if stop == "length" else "stop"
 
 
 @dataclass(slots=True)
@@ -206,7 +200,7 @@ class Choice:
 
     @property
     def written(self) -> int:
-        """Number of tokens written, kept or not."""
+        """Number of tokens written, returned or not."""
         return len(self.text.row.ids)
 
     def billed(self) -> tuple[int, int]:
@@ -253,7 +247,8 @@ class Choice:
         thought, answer = self._split(text.text, True)
         returned = judgement.returned(record, answer, text.row.length)
         cut = judgement.cut(answer)
-        reason = FINISH if self.judgement.high is not None else finish_reason(text.row.stop)
+        reason = "length" if text.row.stop == "length" else "stop"
+        reason = reason if self.judgement.high is None else FINISH
         more: dict[str, Any] = {**self._pieces(thought, cut)}
         more |= self._logprobs(self._among(cut, range(start, returned)))
         if self._acting is not None:

@@ -51,14 +51,6 @@ _TOO_LARGE = f"the body has more than {_BODY} bytes: send a shorter one"
 log = logging.getLogger(__name__)
 
 
-def answered(error: ApiError) -> Response:
-    """Make the response of an error."""
-    retry = {} if error.retry is None else {"Retry-After": str(error.retry)}
-    return Response(
-        as_json(error.body()), error.status, {**error.headers, **retry}, media_type="application/json"
-    )
-
-
 def make_app(served: Served) -> FastAPI:
     """Make the application; the scheduler runs as long as it does."""
 
@@ -96,19 +88,15 @@ def make_app(served: Served) -> FastAPI:
         return FileResponse(page / "index.html", headers={"Content-Security-Policy": _POLICY})
 
     async def failed(request: HttpRequest, error: Any) -> Response:
-        if isinstance(error, HTTPException):
-            api_error = ApiError(error.status_code, str(error.detail), headers=error.headers or {})
-            if error.status_code == 400:  # a body that FastAPI cannot read
-                api_error = ApiError.of_body(error.__cause__)
-        elif isinstance(error, RequestValidationError):
+        if isinstance(error, RequestValidationError):
             api_error = ApiError.of_validation(error.errors())
-        elif isinstance(error, RecursionError):  # of a chat template
-            api_error = ApiError.of_body(error)
-        else:
-            api_error = ApiError.of(error) if isinstance(error, ProbersError) else error
+        elif isinstance(error, HTTPException) and error.status_code != 400:
+            api_error = ApiError(error.status_code, str(error.detail), headers=error.headers or {})
+        else:  # also a body that FastAPI cannot read, and one too deep for a chat template
+            api_error = ApiError.of(error.__cause__ if isinstance(error, HTTPException) else error)
         if api_error.status >= 500:
             log.error("%s: %s", request.state.request_id, api_error.message)
-        return answered(api_error)
+        return api_error.response()
 
     for kind in (ApiError, ProbersError, HTTPException, RequestValidationError, RecursionError):
         app.add_exception_handler(kind, failed)
@@ -215,7 +203,7 @@ class Guard:
             if waiting.cancelled_caught and not complete:
                 error = ApiError(408, "the rest of the body did not come: send it again")
         if error is not None and not status:  # after the status, hanging up is all it can do
-            await answered(error)(scope, receive, sending)
+            await error.response()(scope, receive, sending)
 
     def _look_up(self, scope: Scope) -> tuple[str, ApiError | None]:
         """Find the route's path, for counting, and the error of a request for which there is none."""

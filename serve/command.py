@@ -43,6 +43,8 @@ def run(settings: Serve) -> None:
 
 def _run_vllm(settings: Serve) -> None:
     """Replace this process by ``vllm serve``, or print its command."""
+    from probers.model.loading import Loading, load_empty, model_source
+
     from .vllm.prober import command
 
     if (prober := _prober(settings)) is None:
@@ -58,35 +60,24 @@ def _run_vllm(settings: Serve) -> None:
         raise UserError(message, "missing-extra")
     argv, environment = command(settings, prober)
     if not settings.print_command:
-        _check_weights(settings)
+        model = settings.model
+        how = Loading(**{each.name: getattr(model, each.name) for each in fields(Loading)})
+        load_empty(*model_source(model.name, model.revision, how), how)  # refuses files that lack weights
         os.execve(argv[0], argv, {**os.environ, **environment})
     shown = {**environment, **({"VLLM_API_KEY": "$PROBERS_API_KEY"} if "VLLM_API_KEY" in environment else {})}
     log.info(" ".join([*(f'{name}="{value}"' for name, value in shown.items()), shlex.join(argv)]))
 
 
-def _check_weights(settings: Serve) -> None:
-    """Refuse a model whose files lack weights (UserError), as backend=transformers does."""
-    from probers.cli.settings import plain
-    from probers.model.loading import Loading, load_empty, model_source
-
-    given = plain(settings.model)
-    how = Loading(**{each.name: given[each.name] for each in fields(Loading) if each.name in given})
-    load_empty(*model_source(given["name"], given["revision"], how), how)
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """Listen at the address before slower work begins."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(128)  # clients wait while the model loads
+    both = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
+    try:  # clients wait while the model loads
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
     except OSError as error:
-        listening.close()
-        message = f"host={host} port={port} cannot be used ({error.strerror or error})"
-        raise UserError(f"{message}: choose another host or port", "network") from error
-    return listening
+        why = str(error.strerror or error).partition(" (while")[0]
+        message = f"host={host} port={port} cannot be used ({why}): choose another host or port"
+        raise UserError(message, "network") from error
 
 
 def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
@@ -156,7 +147,6 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
 
 
 def _prober(settings: Serve) -> str | None:
-    """Find the prober that scores, if any."""
     if settings.prober == "none":
         return None
     # Standard output is reserved for the command that print_command=true prints.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,15 +162,15 @@ class ContinuousBatch:
         self._length = 0  # columns of the running rows
         self._own = torch.zeros(0, dtype=torch.long)  # (rows,) own columns of each row
         self._next = torch.zeros(0, 1, dtype=torch.long, device=lm.device)  # (rows, 1) tokens to forward
-        self._hooks = ExitStack()
 
     def __enter__(self) -> ContinuousBatch:
         if self._tap is not None:
-            self._hooks.enter_context(self._tap)
+            self._tap.__enter__()
         return self
 
-    def __exit__(self, *problem: object) -> None:
-        self._hooks.close()
+    def __exit__(self, *problem: Any) -> None:
+        if self._tap is not None:
+            self._tap.__exit__(*problem)
 
     @property
     def texts(self) -> list[LiveText]:

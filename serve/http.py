@@ -18,6 +18,7 @@ from typing import Any
 import h11
 import uvicorn
 from pydantic_core import to_json
+from starlette.responses import Response
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -117,9 +118,21 @@ class ApiError(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, error: ProbersError) -> ApiError:
-        """Convert one of this package's errors."""
-        return cls(400 if isinstance(error, UserError) else 500, str(error))
+    def of(cls, error: BaseException | None) -> ApiError:
+        """Convert one of this package's errors, or say of another why a body could not be read."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, ProbersError):
+            return cls(400 if isinstance(error, UserError) else 500, str(error))
+        if isinstance(error, UnicodeDecodeError):
+            problem = f"the body is not valid UTF-8 (byte {error.start}): encode it so"
+        elif isinstance(error, RecursionError):
+            problem = "the body is nested too deeply: send one with fewer levels"
+        elif isinstance(error, ValueError):  # Python reads no numbers of more than 4300 digits
+            problem = "the body has a number with too many digits: send a shorter one"
+        else:
+            problem = "the body could not be read: send it again"
+        return cls(400, problem)
 
     @classmethod
     def of_validation(cls, errors: Sequence[Mapping[str, Any]], *before: str) -> ApiError:
@@ -141,26 +154,15 @@ class ApiError(Exception):
         said = dict.fromkeys(error["msg"] for error in errors if _named(_place(error, before)[0]) == param)
         return cls(400, f"{param or 'the body'}: {' or '.join(said)}", param or None)
 
-    @classmethod
-    def of_body(cls, error: BaseException | None) -> ApiError:
-        """Say why a body could not be read."""
-        if isinstance(error, ApiError):
-            return error
-        if isinstance(error, UnicodeDecodeError):
-            problem = f"the body is not valid UTF-8 (byte {error.start}): encode it so"
-        elif isinstance(error, RecursionError):
-            problem = "the body is nested too deeply: send one with fewer levels"
-        elif isinstance(error, ValueError):  # Python reads no numbers of more than 4300 digits
-            problem = "the body has a number with too many digits: send a shorter one"
-        else:
-            problem = "the body could not be read: send it again"
-        return cls(400, problem)
-
     def body(self) -> dict[str, Any]:
         """Make the body of the response."""
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        headers = {**self.headers, **({} if self.retry is None else {"Retry-After": str(self.retry)})}
+        return Response(to_json(self.body()), self.status, headers, media_type="application/json")
 
 
 def _place(error: Mapping[str, Any], before: Sequence[str]) -> tuple[Sequence[str | int], tuple[str, ...]]:

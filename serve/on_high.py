@@ -68,12 +68,6 @@ class OnHigh:
         """Tell whether nothing may be sent before everything is decided."""
         return self.action in ("abstain", "retry")
 
-    def acted(
-        self, span: ScoredSpan | None = None, *, discarded: int = 0, scores: Sequence[float | None] = ()
-    ) -> Acted:
-        """Make the field ``acted``: the span that scored too high, and the tokens that are not returned."""
-        return Acted(action=self.action, span=span, discarded_tokens=discarded, scores=tuple(scores))
-
     def nothing(self, **fields: Any) -> dict[str, Any]:
         """Make the field of a text without tokens, with further fields."""
         return self.assess(WrittenText("", "", logprobs=())).model_copy(update=fields).wire()
@@ -95,7 +89,8 @@ class OnHigh:
         text: dict[str, Any] = {"text": self.abstention}
         if "message" in choice:
             text = {"message": {**choice["message"], "content": self.abstention}}
-        field = self.nothing(token_entropies=(), acted=self.acted(span, discarded=tokens))
+        acted = Acted(action=self.action, span=span, discarded_tokens=tokens)
+        field = self.nothing(token_entropies=(), acted=acted)
         return {**choice, **text, "finish_reason": FINISH, "logprobs": None, "hallucination": field}
 
     def chosen(self, draws: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> tuple[int, dict[str, Any]]:
@@ -112,7 +107,8 @@ class OnHigh:
         scores: list[Any] = [None if field is None else field.score for field in fields]
         scored = [i for i, field in enumerate(fields) if field is not None]
         place = min(scored, key=lambda i: float("-inf") if scores[i] is None else scores[i])
-        acted = self.acted(self._worst(first), discarded=sum(tokens) - tokens[place], scores=scores)
+        discarded, worst = sum(tokens) - tokens[place], self._worst(first)
+        acted = Acted(action=self.action, span=worst, discarded_tokens=discarded, scores=tuple(scores))
         field = fields[place].model_copy(update={"acted": acted}).wire()
         return place, {**draws[place], "hallucination": field}
 
@@ -183,10 +179,11 @@ class Judgement:
         """
         assert self._acting is not None
         response = _both(self._acting.assess, record, (thought, self.cut(answer)), range(tokens))
-        high = self.high
-        acted = None if high is None else self._acting.acted(high, discarded=written - tokens)
         answers, thoughts = self._sent
-        update: dict[str, Any] = {"acted": acted}
+        update: dict[str, Any] = {"acted": None}
+        if self.high is not None:
+            discarded, action = written - tokens, self._acting.action
+            update["acted"] = Acted(action=action, span=self.high, discarded_tokens=discarded)
         if response.reasoning is not None:
             update["reasoning"] = response.reasoning.since(thoughts)
         return response.since(answers).model_copy(update=update).wire()

@@ -145,12 +145,12 @@ def for_template(messages: Sequence[Message], template: str) -> list[dict[str, A
         if (role == "tool" or calls) and "tool" not in template:
             problem = "the model's chat template knows no tools: leave the message out"
             raise ApiError(400, f"{where}: {problem}", where)
-        functions = [{"name": call.function.name, "arguments": _arguments(call, where)} for call in calls]
-        each = zip(calls, functions, strict=True)
+        called = [call.model_dump(include={"id", "type", "function"}) for call in calls]
+        for each, call in zip(called, calls, strict=True):
+            each["function"]["arguments"] = _arguments(call, where)
         fields = {
-            "name": message.name, "tool_call_id": message.tool_call_id,
+            "name": message.name, "tool_call_id": message.tool_call_id, "tool_calls": called or None,
             "reasoning_content": message.reasoning_content or message.reasoning,
-            "tool_calls": [{"id": c.id, "type": c.type, "function": f} for c, f in each] or None,
         }  # fmt: skip
         fields = {name: value for name, value in fields.items() if value is not None}
         turns.append({"role": role, "content": message.text, **fields})
@@ -251,18 +251,18 @@ class _Asking(Strict):
         return {name: value for name, value in values.items() if value is not None and name not in left_out}
 
     @property
-    def most(self) -> int | None:
-        """Return the most tokens asked for; None leaves it to the server."""
-        return self.max_tokens
-
-    @property
     def most_by(self) -> str:
         """Name the field of :attr:`most`."""
-        return "max_tokens"
+        longer = getattr(self, "max_completion_tokens", None)
+        return "max_tokens" if longer is None else "max_completion_tokens"
+
+    @property
+    def most(self) -> int | None:
+        """Return the most tokens asked for; None leaves it to the server."""
+        return getattr(self, self.most_by)  # type: ignore[no-any-return]
 
     @property
     def stops(self) -> list[str]:
-        """List the strings that end the text."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     @property
@@ -271,7 +271,6 @@ class _Asking(Strict):
 
     @property
     def with_usage(self) -> bool:
-        """Tell whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -338,16 +337,7 @@ class ChatRequest(_Asking):
         return for_template(self.messages, template), more
 
     @property
-    def most(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def most_by(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
     def alternatives(self) -> int | None:
-        """Return the number of alternatives per token, as for completions."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

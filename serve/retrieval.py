@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import anyio
 import numpy as np
 from pydantic import BaseModel
 
@@ -29,7 +30,7 @@ from probers.rag.triggers.uncertainty import sentences
 from probers.types import Decision, Passage, ProbersError, Question, Retriever, Round, RunError, UserError
 from probers.words import tokens_of
 
-from .answers import Frame, finish_reason, sse, usage
+from .answers import Frame, sse, usage
 from .http import ApiError
 from .protocol import ChatRequest, Hallucination, Request, Retrieval, check_unicode
 from .scheduler import Cancelled, Scheduler, SharedLM
@@ -188,9 +189,9 @@ class Answering:
         running.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while True:
-                try:
-                    event = await asyncio.wait_for(queue.get(), 1)
-                except TimeoutError:
+                with anyio.move_on_after(1) as waiting:
+                    event = await queue.get()
+                if waiting.cancelled_caught:
                     if await self._gone():
                         return
                     continue
@@ -212,7 +213,7 @@ class Answering:
         (encoded,) = encode_prompts(self._lm.tokenizer, [prompt])
         prompt_tokens, written = len(encoded.ids), answer.counters.tokens
         self._tell({
-            "type": "end", "finish": finish_reason(self._lm.stop),
+            "type": "end", "finish": "length" if self._lm.stop == "length" else "stop",
             "hallucination": self._assessed(prompt, answer.text),
             "retrieval": {"answer": answer.answer, "retrievals": answer.counters.retrievals},
             "usage": usage(prompt_tokens, written),
@@ -262,7 +263,6 @@ class Answering:
             self._accepted = text
 
     def _draft(self, done: Round) -> dict[str, Any]:
-        """Describe the round's text with the records of its tokens."""
         text = self._lm.last
         event: dict[str, Any] = {"type": "draft", "text": done.text, "offsets": done.tokens}
         if text is None or (count := text.row.length) != len(done.tokens):

@@ -53,9 +53,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        named: dict[str, Any] = {"namespace": "probers", "registry": self.registry}
         kinds: Any = Counter, Gauge, Histogram
-        counter, gauge, histogram = (partial(kind, **named) for kind in kinds)
+        counter, gauge, histogram = (partial(k, namespace="probers", registry=self.registry) for k in kinds)
         self.requests = counter("requests_total", "Requests by path and status", ("path", "status"))
         self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts")
         self.cached_tokens = counter("cached_tokens_total", "Tokens of prompts that were not read again")

@@ -48,11 +48,6 @@ class Form(Strict):
         """Make the reply; ``response`` is None where there was nothing to score."""
         raise NotImplementedError
 
-    @property
-    def how(self) -> dict[str, Any]:
-        """Options of the score."""
-        return {}
-
 
 class ShownPassage(Strict):
     """Passage with a title."""
@@ -91,10 +86,6 @@ class ScoreRequest(Form):
         if any(isinstance(each, dict) for each in shown):
             shown = [{"text": each} if isinstance(each, str) else each for each in shown]
         return row | {"passages": shown}
-
-    @property
-    def how(self) -> dict[str, Any]:
-        return {"threshold": self.threshold, "unit": self.unit}
 
     def reply(self, one: Scored) -> dict[str, Any]:
         return {
@@ -209,16 +200,15 @@ def scored(request: Form, score: Score) -> HttpResponse:
     Other detectors' replies have no place for the reason why nothing was judged, which would look like a
     faithful answer: there it is an ApiError.
     """
-    row = request.row()
+    row, how = request.row(), request.model_dump(include={"threshold", "unit"})
     if not request.lenient:
         if not row["answer"].strip():
             raise ApiError(400, "answer is empty: send the text to judge", "answer")
-        one = score(row, **request.how)
+        one = score(row, **how)
     elif not tokenize(row["answer"]):
         one = Scored("request", row["prompt"], row["answer"], None)
     else:
-        shown = [text for text in row["passages"] if text.strip()]
-        one = score(row | {"passages": shown}, **request.how)
+        one = score(row | {"passages": [text for text in row["passages"] if text.strip()]}, **how)
         if one.response is None:
             raise ApiError(400, "the answer is too long for the model's context: send a shorter one")
         if one.response.not_scored:
@@ -232,6 +222,5 @@ def _fired(one: Scored) -> list[ScoredPart]:
 
 
 def _explained(part: ScoredPart) -> str:
-    """Say why a part fires."""
     why = f"Not supported with a probability of {part.p_wrong:.2f}"
     return f"{why}; nearest is passage {part.ground.passage}." if part.ground else f"{why}."

@@ -138,7 +138,7 @@ def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch):
     with fails("failed", "ZeroDivisionError: by zero", kind=RunError):
         launch.make_part(parts, 1, str(tmp_path), 1)
     assert "Traceback" in parts.log(Partition(1, 2)).read_text()
-    done, why = launch.make(("datagen", COT, str(tmp_path), 2), 1, "/", 1, "9.9")  # another version
+    done, why = launch.make_part(parts, 1, "/", 1, "9.9")  # another version
     assert not done and "9.9 here" in why
 
 

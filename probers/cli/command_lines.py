@@ -41,10 +41,11 @@ def retyped(typed: Sequence[str]) -> tuple[str, ...]:
 
 def for_reading(typed: Sequence[str]) -> list[str]:
     """Write typed options as in :func:`retyped`, a file of questions as ``questions=FILE``."""
-    options = [option for option in retyped(typed) if option != "questions=file"]
-    if len(options) == len(retyped(typed)):
-        return options
-    return [option.replace("questions.path=", "questions=", 1) for option in options]
+    options = list(retyped(typed))
+    if "questions=file" in options:
+        options.remove("questions=file")
+        options = [option.replace("questions.path=", "questions=", 1) for option in options]
+    return options
 
 
 def folder_names(jobs: Sequence[Sequence[str]]) -> list[str]:

@@ -143,7 +143,8 @@ def _quoted(command: str, argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or key.startswith("-"):
         return argument
-    key = _named(command, key)
+    keys, other = {each.name for each in fields(settings_of(command))}, _ALIKE.get(key)
+    key = other if other in keys and key not in keys else _SHORT.get(key, key)  # the command's own word
     if FREE.fullmatch(key):  # the text holds no reference
         value = _OPENING.sub(lambda opening: f"{opening[1] * 2}\\${{", value)
     override = parsed(f"{key}={value}")
@@ -153,12 +154,6 @@ def _quoted(command: str, argument: str) -> str:
     if override is None or key == "question" or (text and not isinstance(override.value(), str | None)):
         value = quote(value)
     return f"{key}={value}"
-
-
-def _named(command: str, key: str) -> str:
-    """Return the command's own word for a key."""
-    keys, other = {each.name for each in fields(settings_of(command))}, _ALIKE.get(key)
-    return other if other in keys and key not in keys else _SHORT.get(key, key)
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -244,26 +239,24 @@ def _unread(config: DictConfig) -> dict[str, Any]:
 
 def fill_store(command: str, overrides: Sequence[str]) -> None:
     """Tell Hydra the defaults of a command, and those of the components that the overrides choose."""
-    from hydra.core.config_store import ConfigStore
-
     groups = groups_of(command)
     defaults: list[Any] = ["_self_", *({group: name} for group, name in groups.items())]
     if presets(command):
         defaults.append({"experiment": None})
     node = {"defaults": defaults, **default_values(settings_of(command))}
-    ConfigStore.instance().store(command, node, provider="probers")
+    _store(command, node)
     typed = dict(map(key_value, overrides))
     preset = chosen_by(typed) if "experiment" in typed else {}
     for group, name in (groups | preset | typed).items():
         if group in groups and name in choices(group):
-            _store_component(group, name if name in PARTS[group] else "testbed")  # other files are prompts
+            name = name if name in PARTS[group] else "testbed"  # other files are prompts
+            _store(name, component_node(group, name), group)
 
 
-@cache
-def _store_component(group: str, name: str) -> None:
+def _store(name: str, node: dict[str, Any], group: str | None = None) -> None:
     from hydra.core.config_store import ConfigStore
 
-    ConfigStore.instance().store(name, component_node(group, name), group, provider="probers")
+    ConfigStore.instance().store(name, node, group, provider="probers")
 
 
 def compose(command: str, overrides: Sequence[str]) -> DictConfig:

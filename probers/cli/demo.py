@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,15 @@ Step = tuple[str, str, list[str], float]
 
 log = logging.getLogger(__name__)
 
+_LOG = "log.txt"  # file with everything that the steps say
 # The prober is the mean of the three best layers on validation questions: AUROC 0.79, the sum over all 0.77.
 #: RaDIO's head regularised for few examples: AUROC 0.85 against 0.83 on validation articles.
-_RADIO = ["head=radio", "head.standardise=true", "head.dropout=0.3", "label_smoothing=0.1"]
+_RADIO = "head=radio head.standardise=true head.dropout=0.3 label_smoothing=0.1"
 #: Labelled questions, labelled articles and compared questions: on the testbed and in full, on articles and
 #: in full. Thresholds are chosen on three times as many questions as are compared on the testbed.
 _TESTBED, _TESTBED_FULL, _QUICK, _FULL = (1200, 600, 150), (1600, 600, 200), (150, 200, 40), (1000, 2000, 300)
+#: Judged answers and cut articles, quick and in full; nothing is compared.
+_JUDGED, _JUDGED_FULL = (700, 300, 0), (2000, 2000, 0)
 #: Methods of the short comparison on the testbed, of which the full one has all.
 _SHORT = "never,always,random,oracle,flare,rind_released,entropy,probing,probing_entropy"
 #: Seconds for an article's labels and for a training, about, on two cores.
@@ -102,9 +105,10 @@ def run(settings: Demo) -> Path:
     out = Path(settings.out)
     folder = RunFolder(out, "demo", settings.record)
     folder.claim()
-    started, steps = time.monotonic(), _steps(settings)
-    seconds = sum(length for *_, length in steps)
-    took = f"{_about(seconds)} on 2 quiet cores"
+    plan = on_testbed if settings.articles == "testbed" else on_articles
+    started, steps = time.monotonic(), (on_judged if settings.judged else plan)(settings)
+    minutes = max(1, round(sum(length for *_, length in steps) / 60))
+    took = f"about {minutes} minute{'s' * (minutes > 1)} on 2 quiet cores"
     log.info("%d steps into %s, %s; details go to %s", len(steps), out, took, out / _LOG)
     with Whole({title: length for title, *_, length in steps}) as bar:
         for number, (title, command, overrides, _) in enumerate(steps, 1):
@@ -125,16 +129,12 @@ def run(settings: Demo) -> Path:
         for name in files:
             shutil.copyfile(out / "compare" / name, out / name)
     folder.finish({"model": settings.model.name})
-    written, minutes = " and ".join(f"{out}/{name}" for name in files), (time.monotonic() - started) / 60
+    written = " and ".join(f"{out}/{name}" for name in files)
     log.info("\n%s\n", finding)
-    log.info("wrote %s in %.1f minutes", written, minutes)
+    log.info("wrote %s in %.1f minutes", written, (time.monotonic() - started) / 60)
     log.info("open %s", (out / files[0]).resolve().as_uri())
     log.info("next: %s", following)
     return out / files[0]
-
-
-#: File with everything that the steps say.
-_LOG = "log.txt"
 
 
 @contextmanager
@@ -142,32 +142,17 @@ def _details(file: Path) -> Iterator[None]:
     """Append what the package logs to a file; only warnings are shown as well."""
     logger = logging.getLogger("probers")
     writer = logging.FileHandler(file, encoding="utf-8")
-    shown = list(logger.handlers)
-
-    def warns(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING
-
+    shown = {handler: handler.level for handler in logger.handlers}
     for handler in shown:
-        handler.addFilter(warns)
+        handler.setLevel(logging.WARNING)
     logger.addHandler(writer)
     try:
         yield
     finally:
         logger.removeHandler(writer)
         writer.close()
-        for handler in shown:
-            handler.removeFilter(warns)
-
-
-def _about(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    return f"about {minutes} minute{'s' if minutes > 1 else ''}"
-
-
-def _steps(settings: Demo) -> Sequence[Step]:
-    if settings.judged:
-        return on_judged(settings)
-    return on_testbed(settings) if settings.articles == "testbed" else on_articles(settings)
+        for handler, level in shown.items():
+            handler.setLevel(level)
 
 
 #: In place of the last layer of the stored token states, which is known once they are stored.
@@ -184,41 +169,37 @@ def _filled(overrides: Sequence[str], out: Path) -> list[str]:
     return [f"layer={last}" if each == f"layer={_LAST}" else each for each in overrides]
 
 
-#: Judged answers and cut articles: quick and in full.
-_JUDGED, _JUDGED_FULL = (700, 300), (2000, 2000)
-#: Folder of each form of labels, and its name.
+#: Folder of each form of labels, and its name; pool of a head, and when it scores an entity.
 _FORMS = {"judged": "long answers", "wiki": "cut articles"}
+_POOLS = {"predicting": "before", "mean": "after"}
 
 
 def on_judged(settings: Demo) -> list[Step]:
     """List the steps on long answers that are judged by the articles, beside cuts of the same articles."""
-    out, (answers, cut) = Path(settings.out), _JUDGED_FULL if settings.full else _JUDGED
+    step, answers, cut, _ = _begun(settings, _JUDGED_FULL if settings.full else _JUDGED)
     _, generating, training, _ = _shared(settings)
-    answers, cut = settings.cot or answers, settings.wiki or cut
-    prompts = ("testbed", "testbed") if settings.articles == "testbed" else ("chat", "mind")
+    asked, continued = ("testbed", "testbed") if settings.articles == "testbed" else ("chat", "mind")
     written = [f"articles={settings.articles}", "pool=[predicting,mean]", "layers=stride", *generating]
-    steps: list[Step] = [
-        ("labels: long answers, whose entities are judged by the article", "datagen",
-         ["source=judged", f"prompt={prompts[0]}", "max_new_tokens=128", f"limit={answers}",
-          f"out={out}/judged", *written], 0.5 * answers),
-        ("labels: articles cut before an entity", "datagen",
-         ["source=wiki", f"prompt={prompts[1]}", "per_article=4", "within=null", "max_new_tokens=16",
-          f"limit={cut}", f"out={out}/wiki", *written], _OF_ARTICLE * cut),
+    steps = [
+        step("labels: long answers, whose entities are judged by the article", 0.5 * answers,
+             f"datagen source=judged prompt={asked} max_new_tokens=128 limit={answers} out=OUT/judged",
+             *written),
+        step("labels: articles cut before an entity", _OF_ARTICLE * cut,
+             f"datagen source=wiki prompt={continued} per_article=4 within=null max_new_tokens=16 "
+             f"limit={cut} out=OUT/wiki", *written),
     ]  # fmt: skip
     for form, other in zip(_FORMS, reversed(_FORMS), strict=True):
-        for pool, when in (("predicting", "before"), ("mean", "after")):
-            steps.append(
-                (f"heads {when} an entity is written, on {_FORMS[form]}", "train",
-                 [f"data={out}/{form}", f"test=[{out}/{other}]", "layer=all", f"pool={pool}",
-                  "combine=best", f"out={out}/{form}-{when}", *training], _OF_TRAINING)
-            )  # fmt: skip
+        for pool, when in _POOLS.items():
+            line = f"train data=OUT/{form} test=[OUT/{other}] layer=all pool={pool} combine=best"
+            title = f"heads {when} an entity is written, on {_FORMS[form]}"
+            steps.append(step(title, _OF_TRAINING, f"{line} out=OUT/{form}-{when}", *training))
     return steps
 
 
 def judged_report(out: Path) -> str:
     """Put the figures of :func:`on_judged` into a page of Markdown."""
     parts = ["# Long answers, judged, and cut articles\n"]
-    for when in ("before", "after"):
+    for when in _POOLS.values():
         parts += [
             f"## Heads {when} an entity is written\n",
             "AUROC of wrong entities with 95% intervals; the number of test entities stands behind it.\n",
@@ -240,8 +221,16 @@ def _cell(figures: Mapping[str, Any]) -> str:
     return f"{figures['auroc']:.2f} ({low:.2f} to {high:.2f}) of {figures['n']:,}"
 
 
-def _counts(settings: Demo, cot: int, wiki: int, compare: int) -> tuple[int, int, int]:
-    return settings.cot or cot, settings.wiki or wiki, settings.compare or compare
+def _begun(settings: Demo, counts: Sequence[int]) -> tuple[Callable[..., Step], int, int, int]:
+    """Return the maker of steps in the demo's folder, and the numbers of texts, ``counts`` if not given."""
+    wanted = settings.cot, settings.wiki, settings.compare
+    cot, wiki, compared = (given or usual for given, usual in zip(wanted, counts, strict=True))
+
+    def step(title: str, seconds: float, line: str, *options: str) -> Step:
+        command, *words = line.split()
+        return title, command, [*(word.replace("OUT", settings.out) for word in words), *options], seconds
+
+    return step, cot, wiki, compared
 
 
 def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]:
@@ -256,35 +245,31 @@ def _shared(settings: Demo) -> tuple[list[str], list[str], list[str], list[str]]
 
 def on_testbed(settings: Demo) -> list[Step]:
     """List the steps on the testbed; the rows of the short comparison are rows of the full one."""
-    full = settings.full
-    out, (cot, wiki, tested) = Path(settings.out), _counts(settings, *(_TESTBED_FULL if full else _TESTBED))
+    step, cot, wiki, tested = _begun(settings, _TESTBED_FULL if settings.full else _TESTBED)
     common, generating, training, comparing = _shared(settings)
-    # The first three and what they need; a step may read the results of those before it.
-    labels: Step = ("labels: questions with and without passages", "datagen",
-                    ["source=cot", f"limit={cot}", f"out={out}/cot", *generating], 0.06 * cot)  # fmt: skip
-    heads: Step = ("heads on the question labels", "train",
-                   ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training],
-                   _OF_TRAINING)  # fmt: skip
-    options = [f"limit={tested}", f"validation={3 * tested}", f"prober={out}/prober"]
-    if not full:
-        compared = [*options, f"triggers=[{_SHORT}]", f"out={out}/compare", *comparing]
-        return [labels, heads, ("nine triggers on the same questions", "compare", compared, 0.5 * tested)]
-    return [
-        labels,
-        ("labels: articles cut before an entity, with the states of its tokens", "datagen",
-         ["source=wiki", "pool=tokens", f"limit={wiki}", f"out={out}/wiki", *generating], _OF_ARTICLE * wiki),
-        heads,
-        ("heads on the article labels", "train",
-         ["layer=all", f"data={out}/wiki", f"out={out}/prober-wiki", *training], _OF_TRAINING),
-        ("RaDIO's head of single tokens, on the last layer", "train",
-         [*_RADIO, f"layer={_LAST}", f"data={out}/wiki", f"out={out}/prober-tokens", *training],
-         _OF_TRAINING),
-        ("a classifier of questions", "train",
-         ["head=adaptive", f"data={out}/cot", f"out={out}/classifier", *common], 5.0),
-        ("every trigger on the same questions", "compare",
-         [*options, f"token_prober={out}/prober-tokens", f"classifier={out}/classifier",
-          f"out={out}/compare", *comparing], 2.5 * tested),
+    compared = f"compare limit={tested} validation={3 * tested} prober=OUT/prober"
+    # A step may read the results of those before it.
+    steps = [
+        step("labels: questions with and without passages", 0.06 * cot,
+             f"datagen source=cot limit={cot} out=OUT/cot", *generating),
+        step("labels: articles cut before an entity, with the states of its tokens", _OF_ARTICLE * wiki,
+             f"datagen source=wiki pool=tokens limit={wiki} out=OUT/wiki", *generating),
+        step("heads on the question labels", _OF_TRAINING,
+             "train layer=all combine=best data=OUT/cot out=OUT/prober", *training),
+        step("heads on the article labels", _OF_TRAINING,
+             "train layer=all data=OUT/wiki out=OUT/prober-wiki", *training),
+        step("RaDIO's head of single tokens, on the last layer", _OF_TRAINING,
+             f"train {_RADIO} layer={_LAST} data=OUT/wiki out=OUT/prober-tokens", *training),
+        step("a classifier of questions", 5.0,
+             "train head=adaptive data=OUT/cot out=OUT/classifier", *common),
+        step("every trigger on the same questions", 2.5 * tested,
+             f"{compared} token_prober=OUT/prober-tokens classifier=OUT/classifier out=OUT/compare",
+             *comparing),
     ]  # fmt: skip
+    if settings.full:
+        return steps
+    line = f"{compared} triggers=[{_SHORT}] out=OUT/compare"
+    return [steps[0], steps[2], step("nine triggers on the same questions", 0.5 * tested, line, *comparing)]
 
 
 def on_articles(settings: Demo) -> list[Step]:
@@ -293,7 +278,7 @@ def on_articles(settings: Demo) -> list[Step]:
     The comparison asks about articles of the test split. With ``full=true`` probers of the attention heads'
     lookback ratios are trained as well.
     """
-    out, (cot, wiki, tested) = Path(settings.out), _counts(settings, *(_FULL if settings.full else _QUICK))
+    step, cot, wiki, tested = _begun(settings, _FULL if settings.full else _QUICK)
     _, generating, training, comparing = _shared(settings)
     completing = [
         "questions=completion", f"questions.articles={settings.articles}", f"corpus={settings.articles}",
@@ -301,31 +286,29 @@ def on_articles(settings: Demo) -> list[Step]:
     ]  # fmt: skip
     if not settings.full:  # all of them would take as long as the model's own work
         completing.append("questions.max_articles=1500")
-    layers = ["layers=stride", *generating]
-    sites = ["site=[resid_post,lookback]"] if settings.full else []
-    steps: list[Step] = [
-        ("labels: articles cut before an entity, with the states before it and of all of it", "datagen",
-         ["source=wiki", f"articles={settings.articles}", "pool=[predicting,mean]", *sites, "prompt=mind",
-          "per_article=4", "within=null", "max_new_tokens=16", f"limit={wiki}", f"out={out}/wiki",
-          *layers], _OF_ARTICLE * wiki),
-        ("labels: completions with and without a passage", "datagen",
-         ["source=cot", *completing, "label=match", f"limit={cot}", f"out={out}/cot", *layers], 0.2 * cot),
+    sites = "site=[resid_post,lookback] " if settings.full else ""
+    steps = [
+        step("labels: articles cut before an entity, with the states before it and of all of it",
+             _OF_ARTICLE * wiki,
+             f"datagen source=wiki pool=[predicting,mean] {sites}prompt=mind per_article=4 within=null "
+             f"max_new_tokens=16 limit={wiki} out=OUT/wiki layers=stride",
+             f"articles={settings.articles}", *generating),
+        step("labels: completions with and without a passage", 0.2 * cot,
+             f"datagen source=cot label=match limit={cot} out=OUT/cot layers=stride",
+             *completing, *generating),
     ]  # fmt: skip
-    for pool, when in (("predicting", "before"), ("mean", "after")):
-        trained = ["layer=all", f"pool={pool}", f"data={out}/wiki", *training]
-        steps.append((f"heads on the states {when} an entity is written", "train",
-                      [*trained, "combine=best", f"out={out}/{when}"], _OF_TRAINING))  # fmt: skip
+    for pool, when in _POOLS.items():
+        line = f"train layer=all pool={pool} data=OUT/wiki"
+        title, best = f"heads on the states {when} an entity is written", f"combine=best out=OUT/{when}"
+        steps.append(step(title, _OF_TRAINING, f"{line} {best}", *training))
         if settings.full:
-            lookback = [*trained, "site=lookback", f"out={out}/{when}-lookback"]
-            steps.append(
-                (f"a head on where attention lies {when} it is written", "train", lookback, _OF_TRAINING)
-            )
+            title, lookback = f"a head on where attention lies {when} it is written", "site=lookback"
+            steps.append(step(title, _OF_TRAINING, f"{line} {lookback} out=OUT/{when}-lookback", *training))
     return [
         *steps,
-        ("heads on the completions", "train",
-         ["layer=all", "combine=best", f"data={out}/cot", f"out={out}/prober", *training], _OF_TRAINING),
-        ("every trigger on the same completions", "compare",
-         [*completing, "wrong=match", f"limit={tested}", f"validation={tested}", f"triggers=[{_TRIGGERS}]",
-          f"prober={out}/prober", f"entity_prober={out}/before", f"out={out}/compare", *comparing],
-         2.5 * tested),
+        step("heads on the completions", _OF_TRAINING,
+             "train layer=all combine=best data=OUT/cot out=OUT/prober", *training),
+        step("every trigger on the same completions", 2.5 * tested,
+             f"compare wrong=match limit={tested} validation={tested} triggers=[{_TRIGGERS}] "
+             "prober=OUT/prober entity_prober=OUT/before out=OUT/compare", *completing, *comparing),
     ]  # fmt: skip

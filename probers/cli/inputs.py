@@ -208,12 +208,13 @@ def find_prober(settings: Any, *kinds: ProberKind, asks: str | None = None, leve
             units = _TRAINED[kind][1].removeprefix("prober ")
             log.log(level, "prober: %s (the newest %s for model=%s)", folder, units, model)
             return str(folder)
-    if "grounding" in kinds and (prober := shipped(f"{model}-grounding")) is not None:
-        log.log(level, "prober: %s (comes with probers; of sentences that passages support or not)", prober)
-        return prober
-    if {"answers", "tokens"}.intersection(kinds) and (prober := shipped(model)) is not None:
-        log.log(level, "prober: %s (comes with probers; of the tokens of entities in articles)", prober)
-        return prober
+    for name, scoring, units in (
+        (f"{model}-grounding", {"grounding"}, "sentences that passages support or not"),
+        (model, {"answers", "tokens"}, "the tokens of entities in articles"),
+    ):
+        if scoring.intersection(kinds) and (prober := shipped(name)) is not None:
+            log.log(level, "prober: %s (comes with probers; of %s)", prober, units)
+            return prober
     _none(model, kinds[0], asks)
 
 
@@ -264,11 +265,9 @@ def newest_prober(kind: ProberKind, *, model: str, root: Path = Path("runs")) ->
 
 def newest_classifier(*, model: str) -> Path | None:
     """Find the newest complete classifier of questions trained on answers of a model."""
-
-    def fits(folder: Path, _: Mapping[str, Any]) -> bool:
-        return _config(folder).get("format") == "probers-adaptive"
-
-    return newest_run(("train",), fits, model=model)
+    return newest_run(
+        ("train",), lambda folder, _: _config(folder).get("format") == "probers-adaptive", model=model
+    )
 
 
 def newest_store(source: str | None = None, *, root: Path = Path("runs")) -> Path | None:

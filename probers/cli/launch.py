@@ -1,7 +1,7 @@
 """A command with ``launch=``: its parts, made by workers of Ray or tasks of Slurm, and the merged run.
 
-A launcher is a dataclass of options with ``make(parts)``. Workers and driver exchange plain text only, and
-the name of a class here, which submitit pickles. A part that is repeated resumes from its folder.
+A launcher is a dataclass of options with ``make(parts)``. Driver and workers exchange only the options of
+the run and sentences. A part that is repeated resumes from its folder.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,7 +73,6 @@ class Parts:
         return Path(self.out) / PARTS / ".launch"
 
     def log(self, part: Partition) -> Path:
-        """Return the file of a part's output."""
         return self.logs / f"{part.number}of{part.count}.log"
 
     @property
@@ -82,9 +83,12 @@ class Parts:
         return counts.pop() if len(counts) == 1 else None
 
     def bar(self) -> tqdm[Any]:
-        """Make the progress line over all parts, the finished ones counted."""
         done, command = self.count - len(self.left), f"probers-{self.command}"
         return tqdm(total=self.count, initial=done, desc=command, unit="part", dynamic_ncols=True)
+
+    def failed(self, part: Partition, tries: int, why: object) -> RunError:
+        sentence = f"part {part} failed {tries} times; the last time {why}; its output is in {self.log(part)}"
+        return RunError(sentence, "worker")
 
 
 def run(command: str, settings: Any) -> Any:
@@ -147,16 +151,10 @@ def make_part(parts: Parts, number: int, folder: str, threads: int, version: str
     return True, f"{where}, process {os.getpid()}"
 
 
-def make(run: tuple[str, tuple[str, ...], str, int], *how: Any) -> Made:
-    """Make a part in Ray's process (:func:`make_part`) from plain values, which any version can read."""
-    return make_part(Parts(*run), *how)
-
-
-@contextmanager
-def _installed(name: str) -> Iterator[None]:
-    """Answer a missing package of a launcher with its extra."""
+def _package(name: str) -> Any:
+    """Import the package of a launcher (UserError: it is not installed)."""
     try:
-        yield
+        return import_module(name)
     except ImportError as error:
         problem = f'launch={name} needs {name}: pip install "probers[{name}]", or type part=i/n for each part'
         raise UserError(problem, "missing-extra") from error
@@ -191,7 +189,7 @@ class Ray:
             parts = replace(parts, count=parts.count or room)
             log.info("%d of %d parts are left, for %d workers; their output is in %s",
                      len(parts.left), parts.count, room, parts.logs)  # fmt: skip
-            task = ray.remote(make).options(
+            task = ray.remote(make_part).options(
                 num_cpus=self.cpus_per_worker, num_gpus=gpus, scheduling_strategy="SPREAD",
                 max_retries=self.tries - 1, retry_exceptions=True,
             )  # fmt: skip
@@ -200,12 +198,12 @@ class Ray:
 
     def _run(self, ray: Any, task: Any, parts: Parts, room: int) -> None:
         waiting, running = parts.left[::-1], dict[Any, Partition]()
-        run, how = (parts.command, parts.typed, parts.out, parts.count), (os.getcwd(), self.cpus_per_worker)
+        how = os.getcwd(), self.cpus_per_worker, __version__
         with parts.bar() as bar:
             while waiting or running:
                 while waiting and len(running) < room:
                     part = waiting.pop()
-                    running[task.remote(run, part.number, *how, __version__)] = part
+                    running[task.remote(parts, part.number, *how)] = part
                 (call, *_), _ = ray.wait(list(running))
                 part = running.pop(call)
                 try:
@@ -216,17 +214,14 @@ class Ray:
                     if absent and not isinstance(error, RunError):
                         problem = f"the workers lack the package probers {__version__}"
                         raise UserError(f"{problem}: install it where Ray runs", "worker") from error
-                    failed = f"part {part} failed {self.tries} times; the last time {problem}"
-                    raise RunError(f"{failed}; its output is in {parts.log(part)}", "worker") from error
+                    raise parts.failed(part, self.tries, problem) from error
                 _finished(bar, part, done, where)
 
     @contextmanager
     def _cluster(self) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # the workers are the main load
-        with _installed("ray"):
-            import ray
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        ray, options = _package("ray"), dict[str, Any](log_to_driver=False, logging_level="error")
         if self.address is None:
             cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus_per_worker)
             options |= {"include_dashboard": False, "object_store_memory": _STORE, "num_cpus": cores}
@@ -264,17 +259,8 @@ def _finished(bar: tqdm[Any], part: Partition, done: bool, sentence: str) -> Non
     bar.write(f"part {part} is done ({sentence})")
 
 
-@dataclass(frozen=True)
-class Task:
-    """Function of a Slurm array's tasks; its argument is the number of a part."""
-
-    parts: Parts
-    folder: str
-    threads: int
-
-    def __call__(self, number: int) -> Made:
-        """Make a part (:func:`make_part`)."""
-        return make_part(self.parts, number, self.folder, self.threads)
+class Task(partial[Made]):
+    """Function of a Slurm array's tasks: :func:`make_part` of a number."""
 
     def checkpoint(self, number: int) -> Any:
         """Queue the same task again when its time is up or it is preempted."""
@@ -321,15 +307,13 @@ class Submitit:
                 return None
             problems = _wait(parts, dict(zip(left, jobs, strict=True)))
         if left := parts.left:
-            failed = f"part {left[0]} failed {self.tries} times; the last time {problems.get(left[0])}"
-            raise RunError(f"{failed}; see {parts.log(left[0])}", "worker")
+            raise parts.failed(left[0], self.tries, problems.get(left[0]))
         return parts
 
     def _submit(self, parts: Parts, left: Sequence[Partition]) -> list[Any]:
-        with _installed("submitit"):
-            import submitit
-        workers = {} if self.workers is None else {"array_parallelism": self.workers}
-        options = dict(self.slurm or {}) | workers
+        submitit, options = _package("submitit"), dict(self.slurm or {})
+        if self.workers is not None:
+            options["array_parallelism"] = self.workers
         requests = {key: value for key, value in options.items() if key != "partition"}
         if self.cluster == "slurm" and not self.gpus_per_worker and "gpu" not in str(requests):
             log.warning("launch.gpus_per_worker=0: tasks run without a GPU; give 1 on a cluster of GPUs")
@@ -340,7 +324,7 @@ class Submitit:
                 cpus_per_task=self.cpus_per_worker, gpus_per_node=self.gpus_per_worker,
                 **{f"slurm_{key}": value for key, value in options.items()},
             )  # fmt: skip
-            task = Task(parts, os.getcwd(), self.cpus_per_worker)
+            task = Task(make_part, parts, folder=os.getcwd(), threads=self.cpus_per_worker)
             return executor.map_array(task, [part.number for part in left])
         except (RuntimeError, NameError, ValueError, submitit.core.utils.FailedJobError) as error:
             raise UserError(f"launch.cluster={self.cluster}: {first_line(error)}", "worker") from error

@@ -50,13 +50,6 @@ def printable(text: str) -> str:
     return _STEERING.sub("", text)
 
 
-def encode_everything() -> None:
-    """Let an output in ASCII, Latin-1 or cp1252 show a character that it lacks by its code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
 class Console(logging.Handler):
     """Handler that writes records below WARNING to standard output, others to standard error."""
 
@@ -98,7 +91,9 @@ def varied(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
 
 def main(command: str, argv: Sequence[str] | None = None) -> None:
     """Run a command with ``argv`` (default: the process's) and exit with its code."""
-    encode_everything()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # in ASCII, Latin-1 or cp1252 it lacks some characters
+            stream.reconfigure(errors="backslashreplace")
     try:
         arguments = list(map(_utf8, sys.argv[1:] if argv is None else argv))
         with console():
@@ -170,8 +165,7 @@ def _main(command: str, arguments: list[str]) -> int:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
         return 0
     targets = [_target(command, settings) for settings in requests]
-    pairs = zip(jobs, requests, strict=True)
-    notes = (note_on(dict(map(key_value, job)), settings) for job, settings in pairs)
+    notes = [note_on(dict(map(key_value, job)), each) for job, each in zip(jobs, requests, strict=True)]
     for note in filter(None, dict.fromkeys(notes)):
         log.info("note: %s", note)
     if len(jobs) > 1:

@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from json import JSONDecodeError
@@ -137,45 +136,38 @@ class Server:
 
         The threads are daemons: an interrupt ends the command at once, also over a server that hangs.
         """
-        waiting: SimpleQueue[tuple[Future[_Answer], _Request]] = SimpleQueue()
-        futures: list[Future[_Answer]] = [Future() for _ in requests]
-        for each in zip(futures, requests, strict=True):
+        waiting: SimpleQueue[tuple[int, _Request]] = SimpleQueue()
+        answers, errors = dict[int, _Answer](), list[BaseException]()
+        for each in enumerate(requests):
             waiting.put(each)
 
         def work() -> None:
             with suppress(Empty):
-                while True:
-                    future, request = waiting.get_nowait()
+                while not errors:
+                    place, request = waiting.get_nowait()
                     try:
-                        future.set_result(send(request))
+                        answers[place] = send(request)
                     except BaseException as error:  # raised where it is waited for
-                        future.set_exception(error)
+                        errors.append(error)
 
-        for _ in range(min(at_once, len(requests))):
-            Thread(target=work, daemon=True).start()
+        threads = [Thread(target=work, daemon=True) for _ in requests[:at_once]]
+        for thread in threads:
+            thread.start()
+        quiet = "waiting for %s: no answer for %.0f s; a request is given up after %s_timeout=%g s"
         try:
-            self._await(futures, seconds, FIRST_EXCEPTION)
-        finally:
-            with suppress(Empty):  # nothing more is sent
-                while True:
-                    waiting.get_nowait()[0].cancel()
-        sent = [future for future in futures if not future.cancelled()]
-        self._await(sent, seconds, ALL_COMPLETED)
-        if failed := [error for future in sent if (error := future.exception()) is not None]:
-            raise failed[0]
-        return [future.result() for future in sent]
-
-    def _await(self, futures: Sequence[Future[Any]], seconds: float, until: str) -> None:
-        """Wait for answers, and say once for whom if none has come for a while."""
-        announced, remaining = False, set(futures)
-        while remaining:
-            done, remaining = wait(remaining, _QUIET, until)
-            if until == FIRST_EXCEPTION and any(future.exception() is not None for future in done):
-                return
-            if remaining and not done and not announced:
-                announced = True
-                message = "waiting for %s: no answer for %.0f s; a request is given up after %s_timeout=%g s"
-                log.warning(message, self.name, _QUIET, self.option, seconds)
+            for thread in threads:
+                before = -1
+                while thread.is_alive():
+                    if len(answers) == before and quiet:
+                        log.warning(quiet, self.name, _QUIET, self.option, seconds)
+                        quiet = ""
+                    before = len(answers)
+                    thread.join(_QUIET)
+        except BaseException as error:  # an interrupt: nothing more is sent
+            errors.append(error)
+        if errors:
+            raise errors[0]
+        return [answers[place] for place in range(len(requests))]
 
     @contextmanager
     def telling(self, seconds: float | None = None) -> Iterator[None]:
@@ -212,7 +204,6 @@ class Server:
 
 
 def _passes(error: Any, attempt: int, known: bool) -> bool:
-    """Tell whether another attempt may succeed."""
     import openai
 
     if isinstance(error, openai.APIStatusError):

@@ -42,13 +42,11 @@ def methods(command: str, preset: str | None = None) -> list[str]:
 def check_preset(command: str, typed: Mapping[str, str]) -> None:
     """Refuse a typed preset or method that the command would not run, or would run as another."""
     preset, method = typed.get("experiment", "null"), typed.get("method")
-    if not (known := presets(command)):
+    if not (known := presets(command)) or (preset == "null" and method is None):
         return
     if preset == "null":
-        if method is not None:
-            problem = f"method={method} takes its numbers from a published setting"
-            raise UserError(f"{problem}: add experiment=NAME, one of {', '.join(known)}", "missing-value")
-        return
+        problem = f"method={method} takes its numbers from a published setting"
+        raise UserError(f"{problem}: add experiment=NAME, one of {', '.join(known)}", "missing-value")
     _check_choice(command, "experiment", preset, known)
     fitting, default = methods(command, preset), _chosen("experiment", preset).get("method")
     if method is not None:

@@ -158,7 +158,6 @@ class ScoredResponse:
             entry["token_ids"] = choice.ids[start:end]
 
     def _take(self, body: dict[str, Any], entry: dict[str, Any]) -> ForeignChoice:
-        """Read a choice of an answer or chunk."""
         message = entry.get("message") or entry.get("delta") or entry
         text = message.get("content" if self._chat else "text") or ""
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""

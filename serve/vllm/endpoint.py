@@ -200,15 +200,16 @@ async def chat_completions(request: ChatCompletionRequest, raw_request: Request)
 
 
 async def _answered(request: Asked, raw: Request, stock: Callable[..., Awaitable[Any]]) -> Any:
+    state: Assessing = raw.app.state.probers
     try:
-        acting = raw.app.state.probers.acting(request)
-        await asyncio.to_thread(raw.app.state.probers.unmarked, request)
-        raw.app.state.probers.use(raw.app.state.openai_serving_models.lora_requests.values())
+        acting = state.acting(request)
+        await asyncio.to_thread(state.unmarked, request)
+        state.use(raw.app.state.openai_serving_models.lora_requests.values())
     except ApiError as error:
-        return JSONResponse(error.body(), error.status)
+        return error.response()
     if request.use_beam_search or request.echo:
         return await stock(request, raw)
-    raw.app.state.probers.end_turns(request)
+    state.end_turns(request)
     # With stop strings the text of a stream lags behind its tokens, and vLLM's parsers, which read both,
     # repeat and cut it.
     parsed = isinstance(request, ChatCompletionRequest) and raw.app.state.openai_serving_chat.parser_cls
@@ -281,8 +282,7 @@ def scores_of(form: type[Form]) -> Callable[..., Awaitable[Any]]:
             state.probers.check_name(getattr(request, "model", None), state.openai_serving_models)
             return await asyncio.to_thread(scored, request, score)
         except (ApiError, ProbersError) as error:
-            known = error if isinstance(error, ApiError) else ApiError.of(error)
-            return JSONResponse(known.body(), known.status)
+            return ApiError.of(error).response()
 
     answer.__annotations__ |= {"request": form, "raw_request": Request}  # which FastAPI reads
     return answer

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import anyio
 from vllm import SamplingParams
 from vllm.engine.protocol import EngineClient
 from vllm.inputs import TokensPrompt
@@ -28,8 +29,6 @@ _LONGEST_WAIT = 60.0
 
 #: A number of each token.
 Numbers: TypeAlias = list[float | None]
-#: Scores, distances and log-probabilities.
-Read: TypeAlias = tuple[Numbers, Numbers | None, Numbers]
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -83,13 +82,9 @@ class ScoreFeed:
     async def until(self, ready: Callable[[], bool], *, certain: bool = False) -> None:
         """Wait until ``ready``, or with ``certain`` until one whole fetch of all computed scores is over."""
         before = self._begun
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _LONGEST_WAIT
-        while not ready() and not (certain and self._ended > before) and loop.time() < deadline:
-            try:
-                await asyncio.wait_for(self._news.wait(), deadline - loop.time())
-            except TimeoutError:
-                return
+        with anyio.move_on_after(_LONGEST_WAIT):
+            while not ready() and not (certain and self._ended > before):
+                await self._news.wait()
 
     async def close(self, scored: Scored, name: str, prompt: Sequence[int], text: Sequence[int]) -> None:
         """Have the last token of an ended text scored, unless prompt and text fill the context."""
@@ -109,16 +104,13 @@ class ScoreFeed:
             (n,), with None for a token that could not be read.
         """
         scored = self.open()
+        extra = closing(scored.key, name := uuid.uuid4().hex, len(prompt), whole=True)
         try:
-            return await self._read(scored, prompt, text)
+            # The prefix cache has no states; to ask for these log-probabilities keeps it from being read.
+            output = await self._forward([*prompt, *text], extra, prompt_logprobs=0)
+            await self.until(lambda: len(scored.texts.get(name, ())) >= len(text), certain=True)
         finally:
             self.release(scored)
-
-    async def _read(self, scored: Scored, prompt: Sequence[int], text: Sequence[int]) -> Read:
-        # The prefix cache has no states: asking for these log-probabilities also keeps it from being read.
-        extra = closing(scored.key, name := uuid.uuid4().hex, len(prompt), whole=True)
-        output = await self._forward([*prompt, *text], extra, prompt_logprobs=0)
-        await self.until(lambda: len(scored.texts.get(name, ())) >= len(text), certain=True)
         each = zip(text, output.prompt_logprobs[len(prompt) :], strict=True)
         logprobs = [None if of is None else float(of[token].logprob) for token, of in each]
         scores, distances = (
@@ -161,7 +153,6 @@ class ScoreFeed:
             self._task = None
 
     def _take(self, engine: int, news: dict[str, dict[str, New]]) -> None:
-        """Store the scores fetched from one engine."""
         for key, texts in news.items():
             if (scored := self._open.get(key)) is None:
                 continue

@@ -85,7 +85,6 @@ class _Text:
     end_fetched: bool = False  # its end was fetched
 
     def add(self, score: float | None, distance: float | None) -> None:
-        """Append score and distance of the next token."""
         self.scores.append(score)
         if self.distances is not None:
             self.distances.append(distance)
