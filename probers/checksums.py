@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .files import (
     cache_folder,
     canonical_json,
     digest,
+    impostor,
     read_json,
     read_text,
     regular,
@@ -25,6 +26,9 @@ from .files import (
     writing,
 )
 from .types import RunError, UserError, first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,20 @@ _RACY = 2_000_000_000  # nanoseconds: clocks of file systems may be this coarse
 #: Key of the checksum that JSON carries of itself.
 _SEAL = "sha256"
 _MANY = 2_000_000_000  # bytes: reading more is announced
+
+
+def read_tensors(file: Path, checksum: str, fix: str) -> dict[str, Tensor]:
+    """Read safetensors with a known SHA-256; UserError with the ``fix`` where they are missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        regular(file)
+        if sha256(file) != checksum:
+            raise ValueError(impostor(file) or "was altered")
+        return load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{file} is missing or damaged ({first_line(error)}): {fix}", "damaged") from error
 
 
 def draw_key(purpose: str, seed: int, text: str) -> int:

@@ -14,7 +14,7 @@ judge every sentence, every token, or the text as one span: the ``unit``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -23,8 +23,7 @@ import numpy as np
 from ..signals import surprise
 from ..signals.grounding import Pointer
 from ..types import Generation, UserError
-from ..words import Recogniser, tokens_of, with_scores, written_entities
-from ..words.language import ENGLISH
+from ..words import Recogniser, tokens_of, written_entities
 from ..words.text import split_sentences
 from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
 from .domain import Domain
@@ -96,9 +95,7 @@ class WrittenText:
     entropies: Sequence[float | None] | None = None
 
     def __post_init__(self) -> None:
-        for name, values in self._lists().items():
-            if values is not None and len(values) != len(self.offsets):
-                raise _mismatch(name, len(values), len(self.offsets))
+        _check_lengths(self.offsets, **self._lists())
 
     @classmethod
     def of(
@@ -125,9 +122,11 @@ class WrittenText:
         return {name: getattr(self, name) for name in ("scores", "distances", "logprobs", "entropies")}
 
 
-def _mismatch(name: str, given: int, tokens: int) -> UserError:
-    message = f"{name} has {given} values and offsets have {tokens} tokens"
-    return UserError(f"{message}: give one for each token", "mismatch")
+def _check_lengths(offsets: Sequence[Span], **lists: Sequence[float | None] | None) -> None:
+    for name, values in lists.items():
+        if values is not None and len(values) != len(offsets):
+            message = f"{name} has {len(values)} values for {len(offsets)} tokens: give one for each"
+            raise UserError(message, "mismatch")
 
 
 class Assessor:
@@ -139,8 +138,8 @@ class Assessor:
     def __init__(self, bank: Bank, threshold: float | None = None, unit: str | None = None) -> None:
         known = units_of(bank)
         if unit is not None and unit not in known:
-            message = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"
-            raise UserError(f"{message}: choose {' or '.join(known)}", "unsupported")
+            message = f"unit={unit} cannot be judged by this prober: choose {' or '.join(known)}"
+            raise UserError(message, "unsupported")
         self._bank, self.unit = bank, unit or known[0]
         self.threshold = float(bank.threshold if threshold is None else threshold)
         same = self.threshold == bank.threshold and self.unit == known[0]
@@ -151,11 +150,9 @@ class Assessor:
         by_sentence = self.unit == "span" and spec.position in ("sentence", "claim", "token")
         self._sentences = by_sentence or self.unit == "sentence"
         by_entity = self.unit == "span" and not by_sentence and (not self._pooled or spec.position == "span")
-        recognise = None
-        if by_entity or (self._sentences and bank.recogniser):  # it also tells the language
-            recognise = Recogniser(bank.recogniser or "rules", quiet=True)
-        self._recognise = recognise if by_entity else None
-        self._language = ENGLISH if recognise is None else recognise.language
+        self._recognise: Recogniser | None = None  # of entities, and of the language of sentences
+        if by_entity or self._sentences:
+            self._recognise = Recogniser(bank.recogniser or "rules", quiet=True)
 
     def __call__(self, record: WrittenText) -> Response:
         """Assess a text by its worst span."""
@@ -203,8 +200,7 @@ class Assessor:
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]
     ) -> list[ScoredSpan]:
         """Return only the spans of ``text`` after ``prompt``, of tokens that all have a score."""
-        if len(scores) != len(offsets):
-            raise _mismatch("scores", len(scores), len(offsets))
+        _check_lengths(offsets, scores=scores)
         return self._spans(prompt, text, offsets, np.asarray(scores, dtype=np.float64))[0]
 
     def _spans(
@@ -213,29 +209,22 @@ class Assessor:
         """Find the spans, and the tokens whose states they are judged by."""
         if not len(values):
             return [], []
-        pieces = self.pieces(prompt, text, offsets)
+        how, pieces = self._bank.aggregate, self.pieces(prompt, text, offsets)
         if pieces is None and self.unit == "answer":
             pieces = {(0, len(text)): list(range(len(values)))}
-        if pieces is not None:
-            of_pieces = [self._piece_score(values[tokens]) for tokens in pieces.values()]
-            last = [tokens[-1] for tokens in pieces.values()]
-            return self._scored(list(pieces), of_pieces), last if self._pooled else list(range(len(values)))
-        assert self._recognise is not None
-        if (how := self._bank.aggregate) is None:  # heads of the state before an entity
-            begun = with_scores(written_entities(text, self._recognise, prompt=prompt), offsets, values)
-            places = [(each.entity.start, each.entity.end) for each in begun]
-            return self._scored(places, [each.score for each in begun]), [each.tokens[0] for each in begun]
-        written = written_entities(text, self._recognise, prompt=prompt, openings=True)
-        places = [(entity.start, entity.end) for entity in written]
-        entities = {place: tokens for place in places if (tokens := tokens_of(offsets, *place))}
-        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for tokens in entities.values()], how)
-        return self._scored(list(entities), scores), [token for each in entities.values() for token in each]
-
-    def _piece_score(self, values: np.ndarray) -> float:
-        """Score a piece by its tokens' scores: of pooled heads the last one, which covers all of it."""
-        if self._pooled:
-            return float(values[-1])
-        return float(aggregate(values, [(0, len(values))], self._bank.aggregate or "max")[0])
+        judged = None if pieces is None or self._pooled else list(range(len(values)))
+        if pieces is None:
+            pieces = self._entities(prompt, text, offsets, openings=how is not None)
+            if how is None:  # heads of the state before an entity
+                pieces = {place: tokens[:1] for place, tokens in pieces.items()}
+        elif self._pooled:  # the state at the last token covers the whole piece
+            pieces = {place: tokens[-1:] for place, tokens in pieces.items()}
+        if judged is None:
+            judged = [token for tokens in pieces.values() for token in tokens]
+        each = (aggregate(values[tokens], [(0, len(tokens))], how or "max") for tokens in pieces.values())
+        scores = [float(score) for (score,) in each]
+        scored = zip(pieces, scores, self._probabilities(scores), strict=True)
+        return [ScoredSpan(*place, score, p) for place, score, p in scored], judged
 
     def pieces(
         self, prompt: str, text: str, offsets: Sequence[tuple[int, int]]
@@ -244,25 +233,31 @@ class Assessor:
         if self.unit == "token":
             return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
         if self._sentences:
-            places = list(split_sentences(text, self._language))
-        elif self._part != "both":
+            assert self._recognise is not None
+            return _covered(split_sentences(text, self._recognise.language), offsets)
+        if self._part != "both":
             part = part_of(text, self._part)
-            places = [] if part is None else [part]
-        elif self._pooled and self._recognise is not None:
-            entities = written_entities(text, self._recognise, prompt=prompt, openings=True)
-            places = [(each.start, each.end) for each in entities]
-        else:
-            return None
-        return {(a, b): tokens for a, b in places if (tokens := tokens_of(offsets, a, b))}
+            return _covered([] if part is None else [part], offsets)
+        if self._pooled and self._recognise is not None:
+            return self._entities(prompt, text, offsets, openings=True)
+        return None
 
-    def _scored(
-        self, places: Sequence[tuple[int, int]], scores: Sequence[float] | np.ndarray
-    ) -> list[ScoredSpan]:
-        each = zip(places, scores, self._probabilities(scores), strict=True)
-        return [ScoredSpan(start, end, float(score), p) for (start, end), score, p in each]
+    def _entities(
+        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], *, openings: bool
+    ) -> dict[tuple[int, int], list[int]]:
+        assert self._recognise is not None
+        written = written_entities(text, self._recognise, prompt=prompt, openings=openings)
+        return _covered([(entity.start, entity.end) for entity in written], offsets)
 
     def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
         return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]
+
+
+def _covered(
+    places: Iterable[tuple[int, int]], offsets: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], list[int]]:
+    """Map places in a text to their tokens, where they have any."""
+    return {place: tokens for place in places if (tokens := tokens_of(offsets, *place))}
 
 
 def whole_words(text: str) -> str:
@@ -283,7 +278,7 @@ class GrowingSpans:
 
     Attributes:
         high: the first span above the threshold of ``assess``; None so far.
-        sure: number of characters that may be shown. No unjudged span begins before them.
+        sure: number of characters that may be shown.
     """
 
     def __init__(self, assess: Assessor, prompt: str) -> None:

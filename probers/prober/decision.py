@@ -222,17 +222,17 @@ class ThresholdRule:
         if self.name not in RULES:
             listed = ", ".join(name if meaning is None else f"{name}=.." for name, meaning in RULES.items())
             raise UserError(f"threshold={self} is unknown: choose one of {listed}", "unknown-choice")
-        meaning = RULES[self.name]
-        if meaning is None and self.value is not None:
-            raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
-        value = np.nan if self.value is None else self.value
-        allowed = meaning is None or 0 <= value <= 1
-        if self.name == "cost":
+        value, confidence = (np.nan if x is None else x for x in (self.value, self.confidence))
+        if (needed := RULES[self.name]) is None:
+            allowed, needed = self.value is None, "no number"
+        elif self.name == "cost":
             allowed = 0 < value < np.inf
         elif self.name == "risk":
-            allowed = 0 < value < 1 and 0 < (self.confidence or 0.0) < 1
+            allowed = 0 < value < 1 and 0 < confidence < 1
+        else:
+            allowed = 0 <= value <= 1
         if not allowed or (self.confidence is not None and self.name != "risk"):
-            raise UserError(f"threshold={self}: {self.name} needs {meaning}")
+            raise UserError(f"threshold={self}: {self.name} needs {needed}")
 
     def __str__(self) -> str:
         value = "" if self.value is None else f"={self.value:g}"

@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import Tensor
 
-from ..checksums import sha256
+from ..checksums import read_tensors
 from ..files import digest, write_bytes
-from ..types import RunError, UserError, first_line
+from ..types import RunError
 
 FILE = "domain.safetensors"
 _CHUNK = 1024  # states at once
@@ -153,17 +152,9 @@ class Domain:
     @classmethod
     def read(cls, folder: Path, about: Mapping[str, Any]) -> Domain:
         """Invert :meth:`save`; UserError where the file is missing or damaged."""
-        file = folder / FILE
-        try:
-            if sha256(file) != about["sha256"]:
-                raise ValueError("was altered")
-            with safe_open(file, framework="pt") as tensors:
-                read = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-            low_high = about["surprise"] and tuple(map(float, about["surprise"]))
-            return cls(**read, limit=float(about["limit"]), rate=float(about["rate"]), surprise=low_high)
-        except (OSError, SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
-            message = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
-            raise UserError(message, "damaged") from error
+        tensors = read_tensors(folder / FILE, about["sha256"], "train the prober again")
+        low_high = about["surprise"] and tuple(map(float, about["surprise"]))
+        return cls(**tensors, limit=float(about["limit"]), rate=float(about["rate"]), surprise=low_high)
 
 
 def limit_of(distances: np.ndarray, rate: float) -> float:

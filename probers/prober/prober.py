@@ -105,16 +105,13 @@ class Prober(ModelHubMixin):
             raise ValueError(f"heads of (places, width) {self.head.reads} do not fit features of {shape}")
         if self.domain is not None and self.domain.shape != shape:
             raise ValueError(f"a domain of (places, width) {self.domain.shape} does not fit the heads")
-        if self.head.tokens and pool != "tokens":
-            raise UserError(f"these heads pool tokens themselves and cannot read pool={pool}", "mismatch")
-        if self.head.causal and pool != "tokens":
-            raise UserError(f"these heads read tokens in order and cannot read pool={pool}", "mismatch")
+        if pool != "tokens" and (self.head.tokens or self.head.causal):
+            raise UserError(f"these heads read every token and cannot read pool={pool}", "mismatch")
+        if (pool == "tokens" and not self.head.tokens) != (self.aggregate is not None):
+            message = f"aggregate={self.aggregate or 'null'}: heads of single tokens need max, mean or last"
+            raise UserError(f"{message}, and all others null", "conflict")
         if self.aggregate is not None:
-            if self.head.tokens or pool != "tokens":
-                raise UserError(f"aggregate={self.aggregate} is for heads of single tokens only", "conflict")
             check_aggregate(self.aggregate)
-        elif pool == "tokens" and not self.head.tokens:
-            raise UserError("aggregate=null: heads of single tokens need max, mean or last", "conflict")
         object.__setattr__(self, "ensemble", self.ensemble.over(len(self.head.streams)))
         self.head.eval().requires_grad_(False)
 
@@ -143,14 +140,13 @@ class Prober(ModelHubMixin):
         other = (trained.layers, trained.width, trained.adapter) != (model.layers, model.width, model.adapter)
         if trained.same_as(model) or other:
             return self.spec.check_model(model, what="the prober")
-        message = f"the prober {trained.against(model)}"
+        message, remedy = f"the prober {trained.against(model)}", "another quantization of the same model"
         if self.allow_other:
             of = "threshold and calibration are of the former"
             return warn_once(f"warning: {message} (allow_other=true): {of}")
-        remedy = "takes another quantization of the same model"
         if trained.same_weights(model):
-            remedy = "takes it, though its scores and threshold may be off"
-        fix = f"use that model or train a prober for this one; allow_other=true {remedy}"
+            remedy = "it, though its scores and threshold may be off"
+        fix = f"use that model or train a prober for this one; allow_other=true takes {remedy}"
         raise UserError(f"{message}: {fix}", "mismatch")
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
@@ -202,16 +198,15 @@ class Prober(ModelHubMixin):
         """
         bounds = check_spans(spans, len(states))
         if self.head.marker and self.aggregate is not None:
-            logits = (run_heads_on_marked(self.head, states, span) for span in bounds)
-            each = [self.ensemble(margins(each_logits)) for each_logits in logits]
+            each = (self.ensemble(margins(run_heads_on_marked(self.head, states, span))) for span in bounds)
             score = np.array([aggregate(scores, [(0, len(scores))], self.aggregate)[0] for scores in each])
         elif self.aggregate is not None:
             score = aggregate(self.score_states(states), bounds, self.aggregate)
         elif self.head.tokens:
             score = self.ensemble(margins(run_heads_on_spans(self.head, states, bounds)))
         else:
-            message = f"this prober reads pool={self.spec.pool} and cannot score spans"
-            raise UserError(f"{message}: train one on pool=tokens", "unsupported")
+            message = f"pool={self.spec.pool} gives no scores of spans: train a prober on pool=tokens"
+            raise UserError(message, "unsupported")
         return score if signals is None else self._with_entropy(score, signals)
 
     def _with_entropy(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
@@ -258,8 +253,8 @@ class Prober(ModelHubMixin):
             UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
         """
         if not hasattr(lm, "score_each"):
-            message = f"score takes a model first, found {type(lm).__name__}"
-            raise UserError(f"{message}: CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)")
+            make = "CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)"
+            raise UserError(f"score takes a model first, found {type(lm).__name__}: {make}")
         source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line, usual=self.columns)
         return score_rows(lm, self, source, threshold=threshold, unit=unit)
 
@@ -350,8 +345,7 @@ class Prober(ModelHubMixin):
         from .watch import StopOnScore
 
         if unit == "answer":
-            message = "unit=answer has nothing to stop before: leave unit out to stop by the score so far"
-            raise UserError(message, "unsupported")
+            raise UserError("unit=answer is stopped by the score so far: leave unit out", "unsupported")
         assess = None if unit is None else Assessor(self, threshold, unit)
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens, assess=assess)
 
@@ -359,7 +353,6 @@ class Prober(ModelHubMixin):
     stopping_criteria = stopping
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write the files of :mod:`.io`; round the weights by ``half_precision`` before."""
         save(save_directory, self)
 
     @classmethod

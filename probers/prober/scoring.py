@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from ..checksums import Journal
 from ..data.rows import unread_field
@@ -162,8 +162,10 @@ def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, Response | No
 
 
 def _records(responses: Mapping[int, Response | None], texts: Sequence[Text]) -> list[dict[str, Any]]:
-    wired = {place: each and each.wire() for place, each in responses.items()}
-    return [{"place": i, "id": texts[i].id, "hallucination": response} for i, response in wired.items()]
+    return [
+        {"place": place, "id": texts[place].id, "hallucination": response and response.wire()}
+        for place, response in responses.items()
+    ]
 
 
 #: What is done with a text whose score is above the threshold.
@@ -197,12 +199,8 @@ class Action:
             raise UserError(f"draws={self.draws} must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A prompt, and what ends an answer to it besides the model's end tokens and the user's stops."""
-
-    text: str
-    ends: tuple[str | EndToken, ...] = ()
+#: A prompt, and what ends an answer to it besides the model's end tokens and the user's stops.
+_Asked: TypeAlias = tuple[str, tuple[str | EndToken, ...]]
 
 
 class JudgedWriter:
@@ -240,13 +238,13 @@ class JudgedWriter:
     def _prompt(self, given: Any) -> _Asked:
         """Read a prompt: a text, or the messages of a chat."""
         if isinstance(given, str):
-            return _Asked(given)
-        messages = [each for each in given if isinstance(each, Mapping) and {"role", "content"} <= set(each)]
-        if not messages or len(messages) < len(given):
+            return given, ()
+        known = [each for each in given if isinstance(each, Mapping) and {"role", "content"} <= each.keys()]
+        if not known or len(known) < len(given):
             message = f"a prompt is a text or a list of messages with role and content, found {shown(given)}"
             raise UserError(message)
         text = chat_text(self._lm.tokenizer, given, "a prompt of messages")
-        return _Asked(text, turn_ends(self._lm.tokenizer))
+        return text, turn_ends(self._lm.tokenizer)
 
     def _write(
         self, prompts: Sequence[_Asked], tokens: int, how: Mapping[str, Any], draw: int | None
@@ -256,10 +254,10 @@ class JudgedWriter:
             how = {**how, "sampling": Sampling(self._action.temperature, seed=self._action.seed + draw)}
         needs, stop = text_needs(self._prober), how.get("stop", ())
         written: dict[int, Generation] = {}
-        for ends in {one.ends for one in prompts}:
-            places = [i for i, one in enumerate(prompts) if one.ends == ends]
+        for ends in {ends for _, ends in prompts}:
+            places = [i for i, prompt in enumerate(prompts) if prompt[1] == ends]
             how = {**how, "stop": [*stop, *ends] if ends and not isinstance(stop, str) else stop}
-            texts = [prompts[i].text for i in places]
+            texts = [prompts[i][0] for i in places]
             each = self._lm.generate(texts, max_new_tokens=tokens, needs=needs, **how)
             written |= zip(places, each, strict=True)
         return [written[place] for place in range(len(prompts))]
@@ -267,7 +265,10 @@ class JudgedWriter:
     def _retry(
         self, prompts: Sequence[_Asked], written: list[Generation], tokens: int, how: Mapping[str, Any]
     ) -> None:
-        """Draw texts that fire again, all of a round together; keep each prompt's with the lowest score."""
+        """Draw texts that fire again, all of a round together; keep each prompt's with the lowest score.
+
+        A text without anything to judge is the best possible.
+        """
         best = [self._judge(generation) for generation in written]
         for draw in range(1, self._action.draws):
             high = [place for place, response in enumerate(best) if response.fires]
@@ -275,8 +276,8 @@ class JudgedWriter:
                 break
             more = self._write([prompts[place] for place in high], tokens, how, draw)
             for place, generation in zip(high, more, strict=True):
-                response = self._judge(generation)
-                if _rank(response) < _rank(best[place]):
+                response, least = self._judge(generation), best[place].score
+                if response.score is None or (least is not None and response.score < least):
                     written[place], best[place] = generation, response
 
     def _judge(self, written: Generation) -> Response:
@@ -305,8 +306,3 @@ class JudgedWriter:
             each = zip(record.offsets, record.scores, response.token_p_wrong, strict=True)
             spans = tuple(ScoredSpan(*place, score or 0.0, p or 0.0) for place, score, p in each)
         return next((span for span in spans if span.score > self._assess.threshold), None)
-
-
-def _rank(response: Response) -> float:
-    """Order responses by score; a text without anything to judge is the best possible."""
-    return float("-inf") if response.score is None else response.score

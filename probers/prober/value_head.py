@@ -55,13 +55,11 @@ class ValueHead:
         Raises:
             UserError: a model of another width, or with too few layers.
         """
-        fix = "give the model that it was trained on"
+        other = f"and the model is {model}: give the model that it was trained on"
         if self.width != model.width:
-            message = f"the probe {name} reads states of width {self.width}, and the model is {model}"
-            raise UserError(f"{message}: {fix}", "mismatch")
+            raise UserError(f"the probe {name} reads states of width {self.width}, {other}", "mismatch")
         if self.layer_idx >= model.layers:
-            message = f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0"
-            raise UserError(f"{message}, and the model is {model}: {fix}", "layers")
+            raise UserError(f"the probe {name} reads layer_idx={self.layer_idx}, {other}", "layers")
         # Not rounded to half precision, which cannot hold the largest coordinates of some models.
         layers = (self.layer_idx + 1,)
         return FeatureSpec(model, layers, self.width, pool="tokens", position="token", dtype="float32")
@@ -69,9 +67,8 @@ class ValueHead:
     def parts(self, model: ModelSpec | None, name: str) -> dict[str, Any]:
         """Make the arguments of a prober of this head for a model (UserError: none is given)."""
         if model is None:
-            message = f"{name} is a linear probe whose files do not name its model: make a prober of it with "
-            message += "probers-import, or pass model=lm.spec to from_pretrained"
-            raise UserError(message, "missing-value")
+            fix = "make a prober of it with probers-import, or pass model=lm.spec to from_pretrained"
+            raise UserError(f"the files of the probe {name} do not name its model: {fix}", "missing-value")
         return {"spec": self.spec(model, name), "head": self.head(name), "aggregate": "max"}
 
     def head(self, name: str) -> LinearHead:
@@ -82,8 +79,8 @@ class ValueHead:
         head = LinearHead([f"layer{self.layer_idx + 1}"], self.width)
         weight, bias = self.weight.half().float() / 2, torch.tensor(self.bias).half().float() / 2
         if not (weight.isfinite().all() and bias.isfinite()):
-            message = f"the probe {name} has weights beyond 65504, and probers are saved in half precision"
-            raise UserError(f"{message}: divide weight and bias by the same number", "unsupported")
+            fix = "divide weight and bias by the same number"
+            raise UserError(f"the probe {name} has weights beyond 65504 (float16): {fix}", "unsupported")
         signs = torch.zeros(2)
         signs[WRONG], signs[CORRECT] = 1, -1
         with torch.no_grad():
@@ -113,20 +110,17 @@ def read_value_head(folder: Path, name: str) -> ValueHead:
     adapters = sorted(path.name for path in folder.glob("adapter_model.*"))
     if adapters or (folder / _ADAPTERS).exists():
         why = f"the probe {name} comes with a LoRA adapter ({next(iter(adapters), _ADAPTERS)})"
-        why += ", which changes the states and cannot be run yet: give a probe that was trained without one"
-        raise UserError(why, "unsupported")
+        raise UserError(f"{why}, which cannot be run: give a probe trained without one", "unsupported")
     layer_idx, width = _config(_read(read_json, folder, CONFIG, name), name)
     tensors = _read(_tensors, folder, WEIGHTS, name)
     parts = [key.rpartition(".") for key in tensors]  # any prefix is fine
     if sorted(part[2] for part in parts) != ["bias", "weight"] or parts[0][0] != parts[1][0]:
         message = f"the probe {name} has the tensors {shown(sorted(tensors))} in {WEIGHTS}"
-        why = "only a linear probe with one weight and one bias can be read"
-        raise UserError(f"{message}: {why}", "unsupported")
+        raise UserError(f"{message}, and only one weight and one bias can be read", "unsupported")
     bias, weight = (tensors[key] for key in sorted(tensors))
     if (shapes := (tuple(weight.shape), tuple(bias.shape))) != ((1, width), (1,)):
         message = f"the probe {name} has weight and bias of shapes {shapes[0]} and {shapes[1]} in {WEIGHTS}"
-        why = f"not (1, {width}) and (1,), as {CONFIG} says: only linear probes with one logit can be read"
-        raise UserError(f"{message}, {why}", "bad-file")
+        raise UserError(f"{message}, and {CONFIG} says (1, {width}) and (1,)", "bad-file")
     if not all(value.isfinite().all() for value in tensors.values()):
         raise UserError(f"the probe {name} has weights that are not finite in {WEIGHTS}", "damaged")
     return ValueHead(layer_idx, weight[0].float(), float(bias))
