@@ -50,16 +50,15 @@ class AdaptiveClassifier:
 
         ``c`` is 1 / the strength of the L2 penalty; terms of fewer than ``min_count`` questions are left out.
         """
-        if len(set(strategies)) < 2:
-            only = f"all {len(questions)} have {strategies[0]!r}" if strategies else "there are none"
-            message = "the training questions need at least two different strategies"
-            raise UserError(f"{message}, but {only}", "labels")
+        if len(given := sorted(set(strategies))) < 2:
+            message = f"the {len(questions)} training questions have the strategies {given}: two are needed"
+            raise UserError(message, "labels")
         vectorizer = _vectorizer(min_df=min_count)
         try:
             features = vectorizer.fit_transform(questions)
         except ValueError as error:
-            message = f"the training questions have no word in common ({error})"
-            raise UserError(f"{message}: give more", "labels") from error
+            message = f"the training questions have no word in common ({error}): give more"
+            raise UserError(message, "labels") from error
         model = logistic_regression(features, np.array([STRATEGIES.index(s) for s in strategies]), c=c)
         # Two classes have one row: the log-odds of the second against the first.
         learned = model.classes_ if len(model.classes_) > 2 else model.classes_[1:]
@@ -147,28 +146,26 @@ class ModelClassifier:
         except UserError:
             raise
         except Exception as error:  # a foreign folder can make the libraries raise anything
-            message = f"{what} is neither a folder of 'probers-train head=adaptive' nor a"
-            cause = first_line(error).rstrip(".")
-            raise UserError(f"{message} sequence-classification model ({cause})", "model") from error
+            message = f"{what} is neither of 'probers-train head=adaptive' nor a sequence classifier"
+            raise UserError(f"{message} ({first_line(error).rstrip('.')})", "model") from error
         place = {str(label).lower(): int(column) for column, label in self._model.config.id2label.items()}
         names = next((names for names in (STRATEGIES, tuple("abc")) if set(names) == set(place)), None)
         if names is None or sorted(place.values()) != [0, 1, 2]:
             message = f"{what} has the labels {', '.join(map(str, self._model.config.id2label.values()))}"
-            fix = "its id2label must name no, single and multi (or A, B and C)"
-            raise UserError(f"{message}: {fix}", "model")
+            raise UserError(f"{message}, and must have no, single and multi (or A, B and C)", "model")
         self._columns = [place[name] for name in names]
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:
         """Compute probabilities (n, 3) in the order of :data:`STRATEGIES`."""
         import torch
 
-        rows = np.empty((len(questions), len(STRATEGIES)))
+        rows = []
         with torch.inference_mode():
-            for i, question in enumerate(questions):  # one at a time: padding would change the last digits
+            for question in questions:  # one at a time: padding would change the last digits
                 tokens = self._tokenizer([question], return_tensors="pt", truncation=True)
                 logits = self._model(**tokens).logits[0, self._columns]
-                rows[i] = logits.double().softmax(dim=-1).cpu().numpy()
-        return rows
+                rows.append(logits.double().softmax(dim=-1).cpu().numpy())
+        return np.array(rows).reshape(-1, len(STRATEGIES))
 
 
 def load_classifier(name: str) -> Classifier:

@@ -45,17 +45,13 @@ def problem_of(folder: Path, *, pickles: bool) -> str:
         return adapter_problem(str(folder), folder / _ADAPTER)
     if (folder / _CONFIG) not in there:
         return _without_config(folder)
-    if problem := next(_impostors([file for file in there if file.name in _READ]), ""):
-        return problem
     names = _WEIGHTS if pickles else _WEIGHTS[:2]
-    used = next((file.name for file in there if file.name in names), None)
-    if used is None:
+    used = next((file.name for file in there if file.name in names), "")
+    if problem := next(_impostors([file for file in there if file.name in (*_READ, used)]), ""):
+        return problem
+    if not used:
         return _without_weights(folder, pickles)
-    if not used.endswith(_INDEX):
-        return next(_impostors([folder / used]), "")
-    if problem := impostor(folder / used):
-        return f"its {used} {problem}"
-    return _without_shards(folder, used)
+    return _without_shards(folder, used) if used.endswith(_INDEX) else ""
 
 
 def reason(error: Exception, source: str, revision: str | None, *, pickles: bool) -> str:

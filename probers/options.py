@@ -48,10 +48,9 @@ class Limits:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic import AfterValidator, Field
 
-        given: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
-        given.pop("description", None)
-        check = given.pop("check", None)
-        limited: Any = Annotated[source, Field(**given)]
+        others, check = ("description", "check"), self.check
+        limits: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in others}
+        limited: Any = Annotated[source, Field(**limits)]
         if check is not None:
             limited = Annotated[limited, AfterValidator(lambda value: (check(value), value)[1])]
         return handler.generate_schema(limited)

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from .files import digest, given_file
+from .files import digest, given_file, read_text
 from .options import shown
 from .types import EndToken, UserError, first_line
 
@@ -70,7 +70,11 @@ class PromptTemplate:
     def __post_init__(self, exemplars_file: str | None) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
         if exemplars_file is not None:
-            object.__setattr__(self, "exemplars", _exemplars(exemplars_file))
+            file = given_file("prompt.exemplars_file", exemplars_file, "a text with the exemplars")
+            try:
+                object.__setattr__(self, "exemplars", read_text(file))
+            except ValueError as error:
+                raise UserError(f"prompt.exemplars_file={file} {error}", "bad-file") from error
         for name, names in _FORMS.items():
             _check_form(name, getattr(self, name), names)
 
@@ -157,14 +161,6 @@ def _check_form(name: str, form: str, known: Sequence[str]) -> None:
         names = " and ".join(f"{{{each}}}" for each in known)
         problem = f"prompt.{name}={form!r} cannot be filled in: braces may hold {names} alone"
         raise UserError(f"{problem}; write {{{{ and }}}} for braces that are text")
-
-
-def _exemplars(exemplars_file: str) -> str:
-    option = "prompt.exemplars_file"
-    try:
-        return given_file(option, exemplars_file, "a text with the exemplars").read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{option}={exemplars_file} is not UTF-8 text: {error}", "bad-file") from error
 
 
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:

@@ -69,9 +69,7 @@ def run(settings: Score) -> Path:
     lm = load_model(settings, folder, adapter=bank.adapter)
     bank.check_model(lm.spec)
     texts = readable(source, given, bank, lm.tokenizer)
-    for line in glued_lines(sum(map(glued, texts)), len(texts)):
-        log.info("%s", line)
-    for line in source.lines():
+    for line in [*glued_lines(sum(map(glued, texts)), len(texts)), *source.lines()]:
         log.info("%s", line)
     journal = Journal(out / UNFINISHED)
     responses = score_texts(lm, bank, texts, threshold=settings.threshold, journal=journal)
@@ -80,14 +78,15 @@ def run(settings: Score) -> Path:
     limit = float(bank.probability(np.array([results["threshold"]]))[0])
     promised = _promised(results, known=bank.domain is not None)
     about = {"texts": path, "model": str(lm.spec), "prober": name}
-    shown: dict[str, Any] = {"about": about, "results": results | {"promised": promised}, "limit": limit}
     lines = [
         {**one.record, "id": one.id, "text": one.answer, "hallucination": response and response.wire()}
         for one, response in zip(texts, responses, strict=True)
     ]
     write_text(out / _SCORES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     write_text(out / _RESULTS, canonical_json(results))
-    write_text(out / _PAGE, scores_html(scored, most=settings.shown, **shown))
+    shown = results | {"promised": promised}
+    page = scores_html(scored, about=about, results=shown, limit=limit, most=settings.shown)
+    write_text(out / _PAGE, page)
     journal.path.unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "n": len(texts), "fires": results["fires"]})
     for name in ("spans", "sentences", "claims"):
@@ -118,7 +117,8 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
     """
     judged = [(one, response) for one, response in scored if response.score is not None]
     seen = Counter(_seen_in(bank, one) for one, _ in judged)
-    fresh = [pair for pair in judged if _fresh(bank, pair[0])]
+    unseen = [pair for pair in scored if _seen_in(bank, pair[0]) not in ("train", "validation")]
+    fresh = [(one, response) for one, response in unseen if response.score is not None]
     results: dict[str, Any] = {
         "n": n, "too_long": n - len(scored), "judged": len(judged),
         "fires": sum(response.fires for _, response in judged), "threshold": assessor.threshold,
@@ -126,8 +126,7 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
         "unlike": None if bank.domain is None else sum(r.domain.unlike for _, r in judged if r.domain),
         "seen": {side: seen[side] for side in SPLITS},
     }  # fmt: skip
-    curve = [(one.wrong, r.score) for one, r in scored if one.wrong is not None and _fresh(bank, one)]
-    if curve:
+    if curve := [(one.wrong, response.score) for one, response in unseen if one.wrong is not None]:
         results["risk_coverage"] = _risk_coverage(*zip(*curve, strict=True))
     if any(one.wrong is not None for one, _ in judged):
         results["labelled"] = _quality([(one.group, one.wrong, r.score, r.p_wrong) for one, r in fresh], seed)
@@ -144,11 +143,6 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
 
 def _seen_in(bank: Prober, one: Text) -> str:
     return "" if bank.seen is None else bank.seen.side(one.dataset, one.group, one.question or one.answer)
-
-
-def _fresh(bank: Prober, one: Text) -> bool:
-    """Tell whether the prober was neither trained nor validated on a text."""
-    return _seen_in(bank, one) not in ("train", "validation")
 
 
 def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dict[str, list[float]]:
@@ -192,10 +186,7 @@ def _quality(
 
 
 def _promised(results: Mapping[str, Any], *, known: bool) -> list[str]:
-    """Tell the threshold's promise, and the texts without it; empty without a promise.
-
-    ``known`` says that the prober can recognise texts unlike its training texts.
-    """
+    """Tell the threshold's promise, if any; ``known``: texts unlike the training texts are recognised."""
     if results["promise"] is None:
         return []
     lines = [f"promised for texts like those it was chosen on: {Promise(**results['promise'])}"]
