@@ -76,11 +76,9 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 
 
 def inputs(*sources: str | Path) -> dict[str, str]:
-    """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
+    """Name the content of each file or folder that a run reads by 16 hexadecimal digits; "" if it is missing.
 
-    A folder stands for the files directly in it, without hidden ones, and a dataset saved by splits for those
-    of all splits; missing files (such as "testbed")
-    have "".
+    A folder stands for the files in it, not hidden ones, and a dataset saved by splits for those below too.
     """
     names = {}
     for source in map(str, sources):

@@ -47,9 +47,8 @@ class PromptTemplate:
         answer_cue: words that announce the final answer; "" if it is the first entity.
         stop: strings that end an answer.
         article: instruction before an article, with ``{title}``; "" continues it unchanged.
-        chat: put it all through the chat template of the model's tokenizer: questions and instructions as the
-            user's message, the text to continue as the beginning of its answer. The template must then be
-            bound with :meth:`bind`.
+        chat: put it all through the chat template of the tokenizer given to :meth:`bind`: questions and
+            instructions as the user's message, the text to continue as the beginning of its answer.
         turn_ends: token or text that ends an answer by the chat template to which this is bound.
     """
 

@@ -50,8 +50,7 @@ def fit(
         rows: labelled texts: a DataFrame, a list of dictionaries, a ``datasets.Dataset`` or a file.
         head: name of a head, with its options as typed ("radio hidden=64"), or a class of your own.
         layers: "all", a number, or a list of numbers from 1.
-        out: folder that keeps the prober, and ``<out>.states`` that keeps its states; both resume. None keeps
-            nothing.
+        out: folder that keeps the prober, with its states in ``<out>.states``; both resume. None keeps none.
         options: names of columns (``answer="output"``), and options of ``Texts``, :func:`probers.label` and
             probers-train under the names of the commands' keys.
 

@@ -16,32 +16,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..signals import surprise
-from ..signals.grounding import Pointer
 from ..types import Generation, UserError
 from ..words import Recogniser, tokens_of, written_entities
 from ..words.text import split_sentences
 from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
-from .domain import Domain
 from .response import DomainDistance, Response, ScoredSpan, TokenScores
-from .risk_control import Promise
 from .token_scores import PIECES, Scorer, aggregate
-
-
-class Bank(Scorer, Protocol):
-    """The part of :class:`probers.prober.prober.Prober` that this module uses."""
-
-    @property
-    def promise(self) -> Promise | None: ...
-    @property
-    def domain(self) -> Domain | None: ...
-    @property
-    def pointer(self) -> Pointer | None: ...
-
 
 #: Whole words after a span that make it certain.
 _AHEAD = 3
@@ -61,7 +46,7 @@ Unit = Literal["span", "sentence", "token", "answer"]
 UNITS: tuple[str, ...] = get_args(Unit)
 
 
-def units_of(bank: Bank) -> tuple[str, ...]:
+def units_of(bank: Scorer) -> tuple[str, ...]:
     """List the units that a prober can judge, its own first.
 
     Only heads of the tokens of whole texts have other units than their own: heads of entities were never
@@ -76,9 +61,7 @@ def units_of(bank: Bank) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A text, growing or finished, with what is known of its n tokens.
-
-    UserError (mismatch) for lists of different lengths.
+    """A text, growing or finished, with what is known of its n tokens (UserError: lists of other lengths).
 
     Attributes:
         offsets: [start, end) of each token in ``text``, characters.
@@ -135,7 +118,7 @@ class Assessor:
     Each ``unit`` is judged by itself; None means the prober's own. UserError for one that it cannot judge.
     """
 
-    def __init__(self, bank: Bank, threshold: float | None = None, unit: str | None = None) -> None:
+    def __init__(self, bank: Scorer, threshold: float | None = None, unit: str | None = None) -> None:
         known = units_of(bank)
         if unit is not None and unit not in known:
             message = f"unit={unit} cannot be judged by this prober: choose {' or '.join(known)}"

@@ -97,8 +97,7 @@ class Domain:
     def fit(cls, chunks: Chunks, rate: float) -> Domain:
         """Fit mean and spread of states; limits are infinite until :meth:`within` sets them.
 
-        Memory stays within a chunk, since the directions come from subspace iteration (Halko et al.
-        2011, algorithm 4.4).
+        Memory stays within a chunk by subspace iteration (Halko et al. 2011, algorithm 4.4).
         """
         rows = sum(len(x) for x in chunks())
         mean = _sum(x.double().sum(dim=0) for x in chunks()) / rows
@@ -160,8 +159,7 @@ class Domain:
 def limit_of(distances: np.ndarray, rate: float) -> float:
     """Return the distance that a share ``rate`` of further texts should exceed, given those of n texts.
 
-    It is the ceil((n + 1)(1 - rate))-th smallest, or the largest if n is too small (split conformal
-    prediction, Vovk et al. 2005).
+    It is the ceil((n + 1)(1 - rate))-th smallest, at most the largest (split conformal, Vovk et al. 2005).
     """
     place = int(np.ceil((len(distances) + 1) * (1 - rate)))
     return float(np.sort(distances)[min(place, len(distances)) - 1])

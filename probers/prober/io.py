@@ -125,8 +125,7 @@ def shipped(model: str) -> str | None:
 def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOptions]) -> Path:
     """Find a prober: a folder, ``smollm2`` that comes with this package, or ``owner/name`` on the Hub.
 
-    ``subfolder`` is the prober's within it. TypeError for an unknown keyword, UserError if it is neither a
-    folder nor on the Hub.
+    ``subfolder`` is the prober's within it. TypeError for an unknown keyword, UserError if nothing is there.
     """
     if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
         raise TypeError(f"from_pretrained has no keyword {unknown[0]!r}")
@@ -151,8 +150,7 @@ def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOpti
 def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> dict[str, Any]:
     """Read a prober's folder as the arguments of its class; ``name`` is the user's name for it.
 
-    ``head_class`` is the class of heads from outside this package. UserError if there is no prober, or a
-    damaged one, or one of another version of this package.
+    ``head_class`` is of heads from outside this package. UserError: none, a damaged or an older prober.
     """
     config = _read(read_json, folder / CONFIG, name)
     given = [config.get(key) if isinstance(config, dict) else None for key in ("format", "schema")]
@@ -197,7 +195,6 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
 def _load_head(
     folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: type[nn.Module] | None
 ) -> ProbeHead:
-    """Load the heads of a feature, of a class of this package or of ``head_class``."""
     name = config["head"]["name"]
     cls = HEADS.get(name, head_class)
     if cls is None:

@@ -221,8 +221,7 @@ class GenerationWatcher(ExitStack):
     """Listener on a model's passes, with the newest :class:`WatchedBatch`; None before the first pass.
 
     The model has hooks while it is entered. With ``keep_cache`` keys and values of the last pass are kept,
-    so that one more token can be forwarded. Heads that cannot follow a text, or another model than theirs,
-    are refused (UserError).
+    to forward one more token. UserError for heads that cannot follow a text, or another model than theirs.
     """
 
     def __init__(

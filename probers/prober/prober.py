@@ -28,9 +28,9 @@ from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, sigmoid
 from .decision import Ensemble, checked_logits, margins, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
+from .figures import Figures
 from .io import HubOptions, locate, read_parts, save
 from .report import Report
-from .report import report as make_report
 from .response import ScoredTexts
 from .risk_control import Promise
 from .scoring import Action, JudgedWriter, OnHigh, score_rows
@@ -60,16 +60,13 @@ class Prober(ModelHubMixin):
             (``spec.pool`` is "tokens"), whose threshold and calibration hold for spans; else None.
         entropy_model: combines the heads' score with entropies, or with what is known of the question if the
             label is "helps"; None when not fitted.
-        recogniser: found the entities whose labels it learned, like ``recogniser`` of probers-datagen; None
-            for other labels, or if unknown.
-        columns: names of the columns of its training texts that were not called like their fields, as
-            ``{"answer": "output"}``; :meth:`score` finds them again.
+        recogniser: found the entities whose labels it learned (``recogniser`` of probers-datagen), if any.
+        columns: columns of its training texts by field, as ``{"answer": "output"}``, where the names differ;
+            :meth:`score` finds them again.
         domain, seen: states and questions of its training; None if unknown.
         metrics, card, pictures: ``metrics.json``, ``README.md``, and the card's PNG files by name.
-        pointer: attention heads that point to the passage that a text rests on; None for heads that read no
-            passages.
-        adapter: folder of the LoRA adapter that the model must run with (:mod:`probers.model.adapters`);
-            None for heads on the unchanged model.
+        pointer: attention heads that point to the passage that a text rests on, if heads read passages.
+        adapter: folder of the LoRA adapter that the model must run with; None for an unchanged model.
         label: what its probability is of: the text is "wrong", or one retrieval "helps" and turns it right.
         allow_other: also read other weights of the same shape, such as another quantization of the
             model, with a warning; not saved.
@@ -240,7 +237,6 @@ class Prober(ModelHubMixin):
         """Judge texts that exist already, each in one pass of the model, after its prompt.
 
         Args:
-            lm: the model whose states the prober reads.
             rows: a DataFrame, a list of dictionaries or of answers, a ``datasets.Dataset``, or a file; fields
                 are those of files of texts: ``answer``, and ``prompt`` or ``messages`` before it.
             threshold: score above which a text fires, in place of the prober's own.
@@ -291,7 +287,7 @@ class Prober(ModelHubMixin):
         """
         if not self.metrics:
             raise UserError("this prober has no figures: it was not trained by probers", "unsupported")
-        return make_report(self.metrics, self.pictures)
+        return Report(Figures.read(self.metrics), self.pictures)
 
     def watch(
         self, model: Any, *, per: Literal["sequence", "token"] = "sequence", tokenizer: Any = None
@@ -309,7 +305,6 @@ class Prober(ModelHubMixin):
         Heads of ``pool=predicting`` score before every token; ``scores.entities`` lists entities that began.
 
         Args:
-            model: the transformers model this prober was trained on.
             per: after each token the score of the "sequence" so far, pooled as in training, or of the
                 "token" alone, to see where it rises.
             tokenizer: gives end-of-sequence and padding ids beside those of ``model.generation_config``, and
@@ -368,8 +363,7 @@ class Prober(ModelHubMixin):
 
         Args:
             head_class: class of heads from outside this package.
-            model: specification of the model of a value head (:mod:`.value_head`), whose files lack it;
-                its P(wrong) is not calibrated.
+            model: model of a value head (:mod:`.value_head`), which is not calibrated and does not name it.
             subfolder: folder of the prober within that folder or repository.
             hub: options of the download (:class:`.io.HubOptions`).
         """

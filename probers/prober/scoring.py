@@ -24,14 +24,14 @@ from ..prompts import chat_text, form_with, turn_ends
 from ..signals.grounding import ground
 from ..types import EndToken, Generation, UserError, count
 from ..words.text import tokenize
-from .assessment import Assessor, Bank, WrittenText
+from .assessment import Assessor, WrittenText
 from .response import Acted, Response, Scored, ScoredSpan, ScoredTexts
-from .token_scores import check_growing, text_needs, text_scores
+from .token_scores import Scorer, check_growing, text_needs, text_scores
 
 log = logging.getLogger(__name__)
 
 
-def prompt_of(prober: Bank, one: Text, tokenizer: Any, file: str = "", most: int | None = None) -> str:
+def prompt_of(prober: Scorer, one: Text, tokenizer: Any, file: str = "", most: int | None = None) -> str:
     """Put a text's prompt, with passages in the form of the prober's training where that is a known one.
 
     ``file`` is its file, for messages, and ``most`` the number of passages that it shows, None for all.
@@ -39,7 +39,7 @@ def prompt_of(prober: Bank, one: Text, tokenizer: Any, file: str = "", most: int
     return one.prompt_for(tokenizer, file or one.dataset, form_with(prober.spec.prompt), most=most)
 
 
-def readable(source: TextSource, texts: Sequence[Text], prober: Bank, tokenizer: Any) -> list[Text]:
+def readable(source: TextSource, texts: Sequence[Text], prober: Scorer, tokenizer: Any) -> list[Text]:
     """Return the texts that the model can write after their prompts, each without its end marker.
 
     Others are left out and noted in ``source``, or with its ``on_bad_line="error"`` a UserError.
@@ -61,14 +61,12 @@ def readable(source: TextSource, texts: Sequence[Text], prober: Bank, tokenizer:
 
 
 def score_texts(
-    lm: CausalLM, prober: Bank, texts: Sequence[Text], *, threshold: float | None = None,
+    lm: CausalLM, prober: Scorer, texts: Sequence[Text], *, threshold: float | None = None,
     unit: str | None = None, journal: Journal | None = None,
 ) -> list[Response | None]:  # fmt: skip
     """Score answers that exist already, each after its prompt; None for one too long for the model's context.
 
     Args:
-        lm: the model whose states the prober reads.
-        prober: heads of tokens, or of pooled texts, sentences, claims or entities.
         texts: answers with their prompts, read by :class:`probers.data.texts.TextSource` or made by hand.
         threshold: a score in place of the prober's threshold.
         unit: what is judged by itself (:func:`.assessment.units_of`); None is the prober's own.
@@ -98,7 +96,7 @@ def score_texts(
     return [responses[place] for place in range(len(texts))]
 
 
-def score_rows(lm: CausalLM, prober: Bank, source: TextSource, **how: Any) -> ScoredTexts:
+def score_rows(lm: CausalLM, prober: Scorer, source: TextSource, **how: Any) -> ScoredTexts:
     """Read texts of a source, log what was left out, and score them (:func:`score_texts`)."""
     texts = readable(source, list(source.all()), prober, lm.tokenizer)
     for line in source.lines():
@@ -112,7 +110,7 @@ def score_rows(lm: CausalLM, prober: Bank, source: TextSource, **how: Any) -> Sc
 
 
 def assessed_each(
-    lm: CausalLM, prober: Bank, assess: Assessor, requests: Sequence[ScoreRequest], *,
+    lm: CausalLM, prober: Scorer, assess: Assessor, requests: Sequence[ScoreRequest], *,
     known: Container[int] = (),
 ) -> Iterator[dict[int, Response | None]]:  # fmt: skip
     """Read texts and assess them; yield responses by place, batch by batch, None for one too long."""
@@ -121,7 +119,7 @@ def assessed_each(
         yield {i: read(made, requests[i]) if made.token_ids else None for i, made in batch.items()}
 
 
-def _assessed(prober: Bank, assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
+def _assessed(prober: Scorer, assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
     """Assess a text that was read, and ground it in its passages if the prober reads these."""
     more = {"left_out": reading.left_out} if reading.left_out else {}
     if text_needs(prober).of_passages and (reading.passages is None or not tokenize(written.text)):
@@ -136,7 +134,7 @@ def _assessed(prober: Bank, assess: Assessor, written: Generation, reading: Scor
     return response.model_copy(update={"grounds": grounds})
 
 
-def _scored_tokens(prober: Bank, assess: Assessor, written: Generation) -> WrittenText:
+def _scored_tokens(prober: Scorer, assess: Assessor, written: Generation) -> WrittenText:
     """Score the tokens of a text, read or written with the states of :func:`text_needs`."""
     if not written.token_ids:
         return WrittenText(written.prompt, written.text)
@@ -210,7 +208,7 @@ class JudgedWriter:
     """
 
     def __init__(
-        self, lm: CausalLM, prober: Bank, action: Action, threshold: float | None, unit: str | None
+        self, lm: CausalLM, prober: Scorer, action: Action, threshold: float | None, unit: str | None
     ) -> None:
         check_growing(prober, whole=True)
         prober.check_model(lm.spec)

@@ -9,7 +9,7 @@ the score and the distance of each token are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -21,11 +21,14 @@ from ..heads import Memory, ProbeHead
 from ..model import pooling
 from ..model.hidden_states import broken_state
 from ..model.pooling import PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
+from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec, ModelSpec
 from ..types import OF_PASSAGES, Needs, RunError, UserError
 from ..words import Recogniser
 from ..words.text import split_sentences
 from ..words.thinking import PARTS
+from .domain import Domain
+from .risk_control import Promise
 
 #: Ways to make the score of a span from the scores of its tokens.
 Aggregate = Literal["max", "mean", "last"]
@@ -48,7 +51,11 @@ class Scorer(Protocol):
     @property
     def recogniser(self) -> str | None: ...
     @property
-    def domain(self) -> Callable[[Tensor], Tensor] | None: ...
+    def domain(self) -> Domain | None: ...
+    @property
+    def promise(self) -> Promise | None: ...
+    @property
+    def pointer(self) -> Pointer | None: ...
     def score_states(self, states: Tensor, /) -> np.ndarray: ...
     def score_next(self, states: Tensor, memory: Memory | None, /) -> tuple[np.ndarray, Memory]: ...
     def probability(self, score: np.ndarray, /) -> np.ndarray: ...
@@ -188,19 +195,11 @@ class GrowingScores:
 
 @dataclass(slots=True)
 class _GrowingText:
-    """A growing text.
-
-    Attributes:
-        before, begin: numbers of the first tokens of the last two sentences.
-        states: those of the tokens from ``before`` on.
-        scores, distances: one per token; distances only with a domain.
-    """
-
-    before: int = 0
-    begin: int = 0
-    states: list[Tensor] = field(default_factory=list)
+    before: int = 0  # the first token of the sentence before the last one
+    begin: int = 0  # the first token of the last sentence
+    states: list[Tensor] = field(default_factory=list)  # of the tokens from ``before`` on
     scores: list[float] = field(default_factory=list)
-    distances: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)  # only with a domain
 
 
 class GrowingSentences:

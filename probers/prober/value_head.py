@@ -34,11 +34,9 @@ _LARGEST, _WIDEST = 64 << 20, 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class ValueHead:
-    """A linear map from a token's state to the logit of "wrong".
+    """A linear map from a token's state to the logit of "wrong", with ``weight`` (d,) float32.
 
-    Attributes:
-        layer_idx: block whose output is read, from 0; layer ``layer_idx + 1`` of this package.
-        weight: (d,) float32.
+    It reads the output of block ``layer_idx``, from 0: layer ``layer_idx + 1`` of this package.
     """
 
     layer_idx: int
@@ -50,11 +48,7 @@ class ValueHead:
         return len(self.weight)
 
     def spec(self, model: ModelSpec, name: str) -> FeatureSpec:
-        """Specify the states that it reads of a model; ``name`` is the user's name for the probe.
-
-        Raises:
-            UserError: a model of another width, or with too few layers.
-        """
+        """Specify the states that it reads of a model (UserError: it does not fit); ``name`` is the user's."""
         other = f"and the model is {model}: give the model that it was trained on"
         if self.width != model.width:
             raise UserError(f"the probe {name} reads states of width {self.width}, {other}", "mismatch")
@@ -104,8 +98,7 @@ def is_value_head(folder: Path) -> bool:
 def read_value_head(folder: Path, name: str) -> ValueHead:
     """Read the value head in a folder, which the user called ``name``, without running code of its files.
 
-    Raises:
-        UserError: an absent or damaged file, an adapter beside it, or another shape than ``Linear(d, 1)``.
+    UserError: an absent or damaged file, an adapter beside it, or another shape than ``Linear(d, 1)``.
     """
     adapters = sorted(path.name for path in folder.glob("adapter_model.*"))
     if adapters or (folder / _ADAPTERS).exists():
