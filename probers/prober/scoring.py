@@ -31,22 +31,15 @@ from .token_scores import Scorer, check_growing, text_needs, text_scores
 log = logging.getLogger(__name__)
 
 
-def prompt_of(prober: Scorer, one: Text, tokenizer: Any, file: str = "", most: int | None = None) -> str:
-    """Put a text's prompt, with passages in the form of the prober's training where that is a known one.
-
-    ``file`` is its file, for messages, and ``most`` the number of passages that it shows, None for all.
-    """
-    return one.prompt_for(tokenizer, file or one.dataset, form_with(prober.spec.prompt), most=most)
-
-
 def readable(source: TextSource, texts: Sequence[Text], prober: Scorer, tokenizer: Any) -> list[Text]:
     """Return the texts that the model can write after their prompts, each without its end marker.
 
     Others are left out and noted in ``source``, or with its ``on_bad_line="error"`` a UserError.
     """
-    written = []
+    written, form = [], form_with(prober.spec.prompt)
     for one in texts:
-        prompt, answer = prompt_of(prober, one, tokenizer, source.file), without_end(tokenizer, one.answer)
+        prompt = one.prompt_for(tokenizer, source.file or one.dataset, form)
+        answer = without_end(tokenizer, one.answer)
         try:
             encode_answer(tokenizer, prompt, answer, one.id)
             written.append(replace(one, answer=answer))
@@ -101,10 +94,10 @@ def score_rows(lm: CausalLM, prober: Scorer, source: TextSource, **how: Any) -> 
     texts = readable(source, list(source.all()), prober, lm.tokenizer)
     for line in source.lines():
         log.warning(line)
-    scored = []
+    scored, form = [], form_with(prober.spec.prompt)
     for one, response in zip(texts, score_texts(lm, prober, texts, **how), strict=True):
         shown = len(one.passages) - len(response.left_out if response else ())
-        prompt = prompt_of(prober, one, lm.tokenizer, most=shown)
+        prompt = one.prompt_for(lm.tokenizer, one.dataset, form, most=shown)
         scored.append(Scored(one.id, prompt, one.answer, response))
     return ScoredTexts(scored)
 

@@ -48,7 +48,7 @@ class ValueHead:
         return len(self.weight)
 
     def spec(self, model: ModelSpec, name: str) -> FeatureSpec:
-        """Specify the states that it reads of a model (UserError: it does not fit); ``name`` is the user's."""
+        """Specify the states that it reads of a model (UserError: another model); ``name`` is the user's."""
         other = f"and the model is {model}: give the model that it was trained on"
         if self.width != model.width:
             raise UserError(f"the probe {name} reads states of width {self.width}, {other}", "mismatch")

@@ -55,8 +55,7 @@ def run_import(settings: Import) -> Path:
     if settings.probe is None:
         raise UserError(f"no probe is given: probers-import FOLDER with {CONFIG}, {WEIGHTS}", "missing-value")
     rule, name = ThresholdRule.parse(settings.threshold), settings.probe
-    download = {} if settings.revision is None else {"revision": settings.revision}
-    place = locate(name, settings.subfolder, **download)  # type: ignore[arg-type]
+    place = locate(name, settings.subfolder, revision=settings.revision)
     probe = read_value_head(place, name)
     source = None
     if settings.texts.path is not None:
