@@ -146,7 +146,7 @@ class ModelClassifier:
         except UserError:
             raise
         except Exception as error:  # a foreign folder can make the libraries raise anything
-            message = f"{what} is neither of 'probers-train head=adaptive' nor a sequence classifier"
+            message = f"{what} is neither of probers-train head=adaptive nor a sequence-classification model"
             raise UserError(f"{message} ({first_line(error).rstrip('.')})", "model") from error
         place = {str(label).lower(): int(column) for column, label in self._model.config.id2label.items()}
         names = next((names for names in (STRATEGIES, tuple("abc")) if set(names) == set(place)), None)

@@ -164,12 +164,10 @@ def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 
 
     "best" takes the ``k`` layers with the highest AUROC, the lower of equal ones, and all where there are
     fewer. "stacked" is a logistic model over the standardised margins with scikit-learn's L2 penalty (C = 1),
-    so that layers with the same information share the weight. UserError for another kind, or k below 1.
+    so that layers with the same information share the weight. UserError for another kind.
     """
     layers = margins.shape[1]
     if kind == "best":
-        if k < 1:
-            raise UserError(f"best_k={k} must be at least 1: the number of layers to average")
         wrong, margins = checked(wrong, margins)
         quality = np.array([auroc(wrong, column) for column in margins.T])
         chosen = np.argsort(-quality, kind="stable")[:k]
@@ -206,12 +204,10 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdRule:
-    """Rule that chooses a threshold; UserError for an unknown name or a wrong value.
+    """Rule of :data:`RULES` that chooses a threshold; UserError for an unknown name or a wrong value.
 
-    "balanced_accuracy", "f1" (of wrong texts), "accuracy"; with a value "budget", a share of texts that fire,
-    "recall_at_fpr", the highest recall at a false positive rate within the value, "cost", the
-    lowest price of misses and false alarms together, and "risk", the laxest threshold that can promise with
-    ``confidence`` that no larger share of passing texts is wrong (:mod:`.risk_control`).
+    "recall_at_fpr" has the highest recall within its false positive rate, "cost" the lowest price of misses
+    and false alarms together, "risk" is the laxest threshold that keeps its promise (:mod:`.risk_control`).
     """
 
     name: str = "balanced_accuracy"
@@ -224,7 +220,7 @@ class ThresholdRule:
             raise UserError(f"threshold={self} is unknown: choose one of {listed}", "unknown-choice")
         value, confidence = (np.nan if x is None else x for x in (self.value, self.confidence))
         if (needed := RULES[self.name]) is None:
-            allowed, needed = self.value is None, "no number"
+            allowed, needed = self.value is None, f"no number: write threshold={self.name}"
         elif self.name == "cost":
             allowed = 0 < value < np.inf
         elif self.name == "risk":

@@ -34,7 +34,7 @@ from .report import Report
 from .response import ScoredTexts
 from .risk_control import Promise
 from .scoring import Action, JudgedWriter, OnHigh, score_rows
-from .token_scores import Aggregate, aggregate, check_aggregate, check_spans
+from .token_scores import AGGREGATES, Aggregate, aggregate, check_spans
 from .value_head import is_value_head, read_value_head
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ class Prober(ModelHubMixin):
         if (pool == "tokens" and not self.head.tokens) != (self.aggregate is not None):
             message = f"aggregate={self.aggregate or 'null'}: heads of single tokens need max, mean or last"
             raise UserError(f"{message}, and all others null", "conflict")
-        if self.aggregate is not None:
-            check_aggregate(self.aggregate)
+        if self.aggregate not in (None, *AGGREGATES):
+            message = f"aggregate={self.aggregate} is not one of {', '.join(AGGREGATES)}"
+            raise UserError(message, "unknown-choice")
         object.__setattr__(self, "ensemble", self.ensemble.over(len(self.head.streams)))
         self.head.eval().requires_grad_(False)
 

@@ -306,12 +306,6 @@ def text_scores(
     return scores, None if bank.domain is None else distances
 
 
-def check_aggregate(how: str) -> None:
-    """Refuse an unknown way to make a span's score from its tokens' scores (UserError)."""
-    if how not in AGGREGATES:
-        raise UserError(f"aggregate={how} is not one of {', '.join(AGGREGATES)}", code="unknown-choice")
-
-
 def check_spans(spans: Any, tokens: int) -> np.ndarray:
     """Return spans as an array (n, 2), each within ``tokens`` and not empty (else ValueError)."""
     bounds = np.asarray(spans, dtype=np.int64).reshape(-1, 2)
@@ -324,7 +318,6 @@ def check_spans(spans: Any, tokens: int) -> np.ndarray:
 
 def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
     """Compute values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens."""
-    check_aggregate(how)
     values, bounds = np.asarray(values, dtype=np.float64), check_spans(spans, len(values))
     if how == "last":
         return values[bounds[:, 1] - 1]

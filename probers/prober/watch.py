@@ -135,10 +135,7 @@ class Scores(AbstractContextManager["Scores"]):
 class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
     """Stopping criterion that ends a row above a threshold: :meth:`.Prober.stopping`.
 
-    The model has hooks until the ``with`` block ends, :meth:`close` is called, or the object is collected.
-    With ``assess`` a row ends at the first of its units above the threshold, like the server's
-    ``on_high=stop``. With heads of ``pool=predicting`` a row ends as soon as an entity has begun whose score
-    was above the threshold; the text to keep ends before it, see :attr:`entities`.
+    With ``assess`` a row ends at the first of its units above the threshold.
     """
 
     def __init__(
@@ -278,7 +275,7 @@ class JudgedText:
         return self._spans.high
 
     def read(self, threshold: float, scores: Sequence[float], *, over: bool) -> None:
-        """Find the first unit with a score above the threshold, which is that of the assessor."""
+        """Find the first unit with a score above the assessor's threshold."""
         if offsets := self._stream.offsets()[: len(scores)]:
             text = self._stream.visible[: offsets[-1][1]]
             self._spans.read(text, offsets, scores[: len(offsets)], over=over)
