@@ -13,18 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import (
-    cache_folder,
-    canonical_json,
-    digest,
-    impostor,
-    read_json,
-    read_text,
-    regular,
-    write_bytes,
-    write_text,
-    writing,
-)
+from .files import cache_folder, canonical_json, digest, impostor, read_json, regular, write_text, writing
 from .types import RunError, UserError, first_line
 
 if TYPE_CHECKING:
@@ -272,20 +261,9 @@ class Journal:
 
     def rewrite(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Replace the file, whole or not at all."""
-        write_bytes(self.path, sealed_lines(records).encode())
+        write_text(self.path, sealed_lines(records))
 
 
 def sealed_lines(records: Iterable[Mapping[str, Any]]) -> str:
     """Format records as JSON lines, each with its own checksum."""
     return "".join(f"{json.dumps(seal(r), ensure_ascii=False, allow_nan=False)}\n" for r in records)
-
-
-def unsealed_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of :func:`sealed_lines`; ValueError names a damaged line, OSError as for any file."""
-    records = []
-    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
-        try:
-            records.append(unseal(json.loads(line)))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is damaged in line {number} ({first_line(error)})") from error
-    return records

@@ -233,7 +233,7 @@ class Assessor:
         return _covered([(entity.start, entity.end) for entity in written], offsets)
 
     def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
-        return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]
+        return self._bank.probability(np.asarray(scores, dtype=np.float64)).tolist()
 
 
 def _covered(

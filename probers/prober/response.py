@@ -158,20 +158,16 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredPart:
-    """A judged part of a text: its characters [start, end), its score, and P(wrong) from 0 to 1."""
+class ScoredPart(ScoredSpan):
+    """A judged part with its text, and what it rests on for probers that read passages."""
 
     text: str
-    start: int
-    end: int
-    score: float
-    p_wrong: float
     fires: bool
     ground: Ground | None = None
 
     @property
     def origin(self) -> str:
-        """Name what it rests on, for probers that read passages; "" for others."""
+        """Name what it rests on; "" where that is not known."""
         if self.ground is None:
             return ""
         names = {"passage": f"passage {self.ground.passage}", "memory": "from memory"}
@@ -225,7 +221,7 @@ class Scored:
         grounds = {(each.start, each.end): each for each in self.response.grounds or ()}
         return tuple(
             ScoredPart(
-                self.text[s.start : s.end], s.start, s.end, s.score, s.p_wrong, s.score > threshold,
+                s.start, s.end, s.score, s.p_wrong, self.text[s.start : s.end], s.score > threshold,
                 grounds.get((s.start, s.end)),
             )
             for s in self.response.spans

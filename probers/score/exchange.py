@@ -124,9 +124,8 @@ def calibrated(
         log.info("%s left out, without a token that is judged", count(silent, "text"))
     for line in [*source.survey("token").notes, *source.lines()]:
         log.info("%s", line)
-    sides: dict[str, list[Span]] = {"validation": [], "test": []}
-    for span in itertools.chain.from_iterable(by_text):
-        sides[span.split].append(span)
+    spans = list(itertools.chain.from_iterable(by_text))
+    sides = {side: [span for span in spans if span.split == side] for side in ("validation", "test")}
     wrong, scores = _columns(sides["validation"])
     chosen = rule.choose(wrong, scores, np.array([span.group for span in sides["validation"]]))
     members = {side: [one for one in texts if one.split == side] for side in sides}
