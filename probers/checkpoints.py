@@ -145,13 +145,11 @@ def _cut(file: Path) -> str:
     size = file.stat().st_size
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8).ljust(8, b"\xff"))
-        if length > size - 8:
-            return "is no safetensors file, or is cut off: copy or download it again"
         try:
-            entries = json.loads(opened.read(length))
+            entries = json.loads(opened.read(length) if length <= size - 8 else b"")
             ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
         except (ValueError, LookupError, TypeError, AttributeError):
-            return "is no safetensors file: its header cannot be read"
+            return "is no safetensors file, or is cut off: copy or download it again"
     if (wanted := 8 + length + max(ends, default=0)) > size:
         return f"is cut off: it has {size:,} of {wanted:,} bytes, so copy or download it again"
     return ""

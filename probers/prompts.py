@@ -180,19 +180,13 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     ``messages`` have ``role`` and ``content``; ``what`` names the template's user in errors, and ``more`` are
     its variables, such as tools. UserError: there is no chat template, or it refuses the messages.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        choose = "choose a prompt without chat, or a model that was tuned for it"
-        raise UserError(f"{what}, and the model's tokenizer has no chat template: {choose}", "model")
-    if problem := _unnamed(tokenizer.chat_template, more):
-        raise UserError(f"{what}, and {problem}", "model")
     from jinja2 import TemplateError  # loads slowly
 
     try:
-        turns = _known_turns(messages, tokenizer.chat_template)
+        turns = _known_turns(messages, _template(tokenizer, more))
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **more)
     except ValueError as error:
         raise UserError(f"{what}, and {error}", "model") from error
-    try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **more)
     except (TemplateError, TypeError) as error:  # TypeError: values that the template cannot use
         raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}", "model") from error
     bos = tokenizer.bos_token
@@ -256,13 +250,17 @@ def _known_turns(messages: Sequence[Mapping[str, Any]], template: Any) -> list[d
     return [t | {"role": "system"} if t["role"] == "developer" and not known else t for t in turns]
 
 
-def _unnamed(template: Any, more: Mapping[str, Any]) -> str:
-    """Say that it is open which of several chat templates is meant, as the end of a sentence; else ""."""
-    known = not isinstance(template, Mapping) or "default" in template
-    if known or (more.get("tools") and "tool_use" in template):
-        return ""
-    named = f"the model has the chat templates {', '.join(sorted(template))}, none called default"
-    return f"{named}: choose one with model.chat_template"
+def _template(tokenizer: Any, more: Mapping[str, Any]) -> Any:
+    """Find the chat template (ValueError: none, or several of which it is open which is meant)."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        choose = "choose a prompt without chat, or a model that was tuned for it"
+        raise ValueError(f"the model's tokenizer has no chat template: {choose}")
+    meant = {"default", "tool_use"} if more.get("tools") else {"default"}
+    if isinstance(template, Mapping) and not meant & template.keys():
+        named = f"the model has the chat templates {', '.join(sorted(template))}, none called default"
+        raise ValueError(f"{named}: choose one with model.chat_template")
+    return template
 
 
 def turn_ends(tokenizer: Any) -> tuple[str | EndToken, ...]:

@@ -28,9 +28,8 @@ _LABELLING = [
 ]
 
 _UNUSED_PASSAGES = (
-    "note: the model reads the passages of these rows before each answer; to learn whether they support a "
-    'sentence, and which one does, label sentences or spans, and add unit="sentence", '
-    'site=["resid_diff", "passages"]'
+    "note: the model reads these rows' passages before each answer; to learn which one supports a sentence, "
+    'label sentences or spans, and add unit="sentence", site=["resid_diff", "passages"]'
 )
 
 

@@ -6,7 +6,6 @@ is wrong. Ensembles and thresholds are fitted on validation texts, like calibrat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -152,11 +151,6 @@ class Ensemble:
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain containers for JSON."""
         return {**asdict(self), "weights": list(self.weights)}
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Ensemble:
-        """Invert :meth:`to_dict`."""
-        return cls(value["kind"], tuple(value["weights"]), value["intercept"])
 
 
 def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 3) -> Ensemble:

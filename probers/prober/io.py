@@ -163,10 +163,11 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
         spec = FeatureSpec.from_dict(config["spec"])
         head = _load_head(folder, config, spec, head_class)
         entropy, domain, pointer = config["entropy_model"], config["domain"], config["pointer"]
+        ensemble = config["ensemble"]
         parts = {
             "spec": spec, "head": head, "label": config["label"] or "wrong",
             "calibration": calibration_from_dict(config["calibration"]),
-            "ensemble": Ensemble.from_dict(config["ensemble"]),
+            "ensemble": Ensemble(ensemble["kind"], tuple(ensemble["weights"]), ensemble["intercept"]),
             "entropy_model": entropy and EntropyModel.from_dict(entropy),
             "domain": domain and Domain.read(folder, domain),
             "promise": config["promise"] and Promise(**config["promise"]),
