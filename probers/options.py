@@ -84,10 +84,8 @@ def one_of(group: str, *more: str) -> Limits:
 def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
     """Check plain values of a class's fields or parameters; those that are dataclasses are blocks of options.
 
-    ``prefix`` precedes the keys in messages, for example "model.".
-
-    Raises:
-        UserError: an unknown key, or the first value that is not allowed; it lists the allowed ones.
+    ``prefix`` precedes the keys in messages, for example "model.". UserError for an unknown key, or the first
+    value that is not allowed; it lists the allowed ones.
     """
     hints = field_types(kind)
     for name in sorted(values.keys() - hints):

@@ -97,12 +97,10 @@ class TokenScores(Part):
         """Leave out the first tokens, ``sent`` before with these scores; name those with others now."""
         if not sent:
             return self
-        now = zip(sent, self.token_scores, self.token_p_wrong, strict=False)
-        names = [name for name in TokenScores.model_fields if name.startswith("token_")]
-        lists = {name: getattr(self, name) for name in names if name in self.model_fields_set}
+        now = enumerate(zip(sent, self.token_scores, self.token_p_wrong, strict=False))
+        lists = {name: getattr(self, name) for name in self.model_fields_set if name.startswith("token_")}
         update: dict[str, Any] = {name: each and each[len(sent) :] for name, each in lists.items()}
-        changed = [(i, score, p) for i, (before, score, p) in enumerate(now) if score != before]
-        if changed:
+        if changed := [(i, score, p) for i, (before, score, p) in now if score != before]:
             update["revised"] = tuple(Revised(token=i, score=score, p_wrong=p) for i, score, p in changed)
         return self.model_copy(update=update)
 

@@ -126,16 +126,11 @@ def _candidates(wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> _C
 def certify(
     risk: float, confidence: float, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None
 ) -> tuple[float, Promise]:
-    """Find the laxest certified threshold, with its promise.
+    """Find the laxest threshold that is certified for R = ``risk`` and C = ``confidence``, with its promise.
 
-    Args:
-        risk, confidence: R and C, between 0 and 1.
-        wrong, scores: (n,) labels, 1 where a text is wrong, and scores, higher where that is likelier.
-        groups: (n,) of each text; None counts every text as a group.
-
-    Raises:
-        UserError: ``labels`` where the groups are too few, or the strictest threshold is not certified.
-        RunError: a score that is not finite.
+    ``wrong`` (n,) is 1 where a text is wrong, which is likelier for higher ``scores`` (n,); ``groups`` (n,)
+    None counts every text as one. UserError ``labels`` where the groups are too few, or the strictest
+    threshold is not certified; RunError for a score that is not finite.
     """
     wrong, scores = np.asarray(wrong, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     groups = np.arange(len(scores)) if groups is None else np.asarray(groups)

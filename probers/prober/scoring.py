@@ -65,9 +65,8 @@ def score_texts(
         unit: what is judged by itself (:func:`.assessment.units_of`); None is the prober's own.
         journal: file of finished batches; a call with the same texts reads it and continues.
 
-    Raises:
-        UserError: a prober that cannot score whole texts or was trained on another model, a unit that it
-            cannot judge, or an answer that no tokens of the model read as.
+    UserError for a prober that cannot score whole texts or was trained on another model, a unit that it
+    cannot judge, or an answer that no tokens of the model read as.
     """
     check_growing(prober, whole=True)
     prober.check_model(lm.spec)

@@ -159,10 +159,8 @@ def _tensors(file: Path) -> Mapping[str, Tensor]:
 def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | None = None) -> ValueHead:
     """Make a value head of the linear head of one layer, with its standardisation folded into the weights.
 
-    With one layer its logit is the prober's score, with several the margin of ``layer``.
-
-    Raises:
-        UserError: other heads, pools or sites, layer 0, or several layers without ``layer``.
+    With one layer its logit is the prober's score, with several the margin of ``layer``. UserError for other
+    heads, pools or sites, layer 0, or several layers without ``layer``.
     """
     for key, value, needed in (
         ("head", head_name(head), "linear"), ("pool", spec.pool, "tokens"), ("site", spec.site, "resid_post"),

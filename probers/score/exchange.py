@@ -107,10 +107,8 @@ def calibrated(
     """Calibrate a prober of single tokens, choose its threshold by ``rule``, and measure it.
 
     Calibration and threshold are fitted on spans of the validation texts, figures use the test texts, and
-    training texts are not read. Finished texts are kept in ``journal``, for a resumed run.
-
-    Raises:
-        UserError: validation texts with labels of only one kind (:func:`check_labels`, without the model).
+    training texts are not read. Finished texts are kept in ``journal``, for a resumed run. UserError for
+    validation texts with labels of only one kind (:func:`check_labels`, without the model).
     """
     given = [one for one in source.labelled("token") if one.split != "train"]
     texts = readable(source, given, bank, lm.tokenizer)
