@@ -35,10 +35,7 @@ _PICKLED = (
 
 
 def problem_of(folder: Path, *, pickles: bool) -> str:
-    """Find what keeps a folder from being a model, as the end of a sentence; "" if nothing is found.
-
-    ``pickles`` says that pickled weights are read as well.
-    """
+    """Find what keeps a folder from being a model, as a sentence's end, or ""; ``pickles`` may be read."""
     paths = [folder / name for name in (*_READ, *_WEIGHTS)]
     there = [path for path in paths if os.path.lexists(path)]
     if (folder / _ADAPTER).is_file():  # transformers would load the model that the adapter names

@@ -214,10 +214,7 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The content of a journal: the sound lines by number, from 1, and the numbers of damaged ones.
-
-    ``cut`` says that a last line without its end was left out.
-    """
+    """Sound lines of a journal by number, from 1, damaged ones, and whether a last one is ``cut`` off."""
 
     records: dict[int, dict[str, Any]]
     damaged: tuple[int, ...] = ()

@@ -111,10 +111,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str], rest: str = "") -> None:
-    """Refuse an option that is not known, with the nearest and all that are (UserError "unknown-key").
-
-    ``what`` takes the options, such as a function; ``rest`` ends the sentence.
-    """
+    """Refuse an option that ``what`` does not take (UserError "unknown-key"); ``rest`` ends the sentence."""
     known = list(known)
     for name in given:
         if name not in known:

@@ -1,8 +1,7 @@
 """Progress bars: one for each piece of work, or a single numbered one for a whole of several stages.
 
-A piece of work makes a :class:`Bar`. Alone it is drawn as usual. While a :class:`Whole` runs, it is not drawn
-and moves the whole's bar instead, so that a command of many stages shows one bar, which only ever advances.
-A warning about a piece of work is logged once.
+A piece of work makes a :class:`Bar`. While a :class:`Whole` runs, it is not drawn and moves the whole's bar
+instead, so that a command of many stages shows one bar, which only ever advances.
 """
 
 from __future__ import annotations

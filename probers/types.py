@@ -229,10 +229,7 @@ class Needs:
         return cls((Feature(tuple(layers), site, pool),), **more)
 
     def union(self, other: Needs) -> Needs:
-        """Ask for both at once, the layers of each site and pool merged.
-
-        ValueError where each reads a site and pool that the other does not, or their attention layers differ.
-        """
+        """Ask for both at once, layers merged (ValueError: other sites and pools, or layers of attention)."""
         layers: dict[tuple[Site, Pool, tuple[Beside, ...]], set[int]] = {}
         for feature in (*self.features, *other.features):
             layers.setdefault(feature.kind, set()).update(feature.layers)

@@ -49,8 +49,7 @@ UNITS: tuple[str, ...] = get_args(Unit)
 def units_of(bank: Scorer) -> tuple[str, ...]:
     """List the units that a prober can judge, its own first.
 
-    Only heads of the tokens of whole texts have other units than their own: heads of entities were never
-    tested on other tokens, and pooled states cover their whole unit.
+    Heads of entities were never tested on other tokens, and pooled states cover their whole unit.
     """
     spec = bank.spec
     if spec.pool == "tokens" and spec.position != "entity":
@@ -273,10 +272,7 @@ class GrowingSpans:
     def read(
         self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *, over: bool = False
     ) -> None:
-        """Judge the text so far, or all of it if it is ``over``.
-
-        ``offsets`` are [start, end) of its n tokens in characters, and ``scores`` (n,) are theirs.
-        """
+        """Judge the text so far, or all if it is ``over``, by places and ``scores`` (n,) of its tokens."""
         if self.high is not None:
             return
         if over:

@@ -120,10 +120,7 @@ class Logistic(NamedTuple):
 
 
 def fit_logistic(inputs: np.ndarray, wrong: np.ndarray) -> Logistic:
-    """Fit with scikit-learn's L2 penalty (C = 1) on standardised inputs (n, k).
-
-    The penalty keeps the weights finite where the inputs separate the examples.
-    """
+    """Fit on standardised inputs (n, k) with an L2 penalty (C = 1), so that weights stay finite."""
     wrong, inputs = checked(wrong, inputs)
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
     # The deviation of a constant input may not round to exactly 0.

@@ -251,10 +251,7 @@ class ThresholdRule:
     def choose(
         self, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None, *, refuse: bool = True
     ) -> Threshold:
-        """Choose the threshold as in :meth:`__call__`, with its promise.
-
-        Without ``refuse``, one that always fires replaces a "risk" that cannot be promised.
-        """
+        """Choose like :meth:`__call__`; unless ``refuse``, :data:`ALWAYS` replaces a risk without promise."""
         if self.name != "risk":
             return Threshold(self._best(*checked(wrong, scores)))
         try:

@@ -213,10 +213,7 @@ class Prober(ModelHubMixin):
         return self.entropy_model(score, signals)
 
     def probability(self, score: np.ndarray, *, with_entropy: bool = False) -> np.ndarray:
-        """Compute calibrated P(wrong) from scores (n,) of texts, or of spans for heads of tokens.
-
-        ``with_entropy`` says that they were made with signals; such log-odds need no calibration.
-        """
+        """Compute P(wrong) from scores (n,) of texts or spans, which are log-odds if made with entropy."""
         return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
 
     def to(self, device: Any) -> Prober:
@@ -282,10 +279,7 @@ class Prober(ModelHubMixin):
 
     @property
     def report(self) -> Report:
-        """Figures on held-out texts beside controls: text in a terminal, tables and plots in a notebook.
-
-        UserError for a prober without figures.
-        """
+        """Figures on held-out texts beside controls: text, or tables and plots in a notebook."""
         if not self.metrics:
             raise UserError("this prober has no figures: it was not trained by probers", "unsupported")
         return Report(Figures.read(self.metrics), self.pictures)

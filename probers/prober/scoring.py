@@ -194,10 +194,7 @@ _Asked: TypeAlias = tuple[str, tuple[str | EndToken, ...]]
 
 
 class JudgedWriter:
-    """Writer whose texts a prober judges; ``threshold`` and ``unit`` replace the prober's own.
-
-    UserError for a prober of another model, or a unit that it cannot judge.
-    """
+    """Writer whose texts a prober judges, by ``threshold`` and ``unit`` in place of its own."""
 
     def __init__(
         self, lm: CausalLM, prober: Scorer, action: Action, threshold: float | None, unit: str | None
@@ -255,10 +252,7 @@ class JudgedWriter:
     def _retry(
         self, prompts: Sequence[_Asked], written: list[Generation], tokens: int, how: Mapping[str, Any]
     ) -> None:
-        """Draw texts that fire again, all of a round together; keep each prompt's with the lowest score.
-
-        A text without anything to judge is the best possible.
-        """
+        """Draw texts that fire again, a round together; keep the lowest score, or one without any."""
         best = [self._judge(generation) for generation in written]
         for draw in range(1, self._action.draws):
             high = [place for place, response in enumerate(best) if response.fires]

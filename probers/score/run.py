@@ -167,10 +167,7 @@ def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dic
 def _quality(
     judged: Sequence[tuple[str, bool | None, float | None, float | None]], seed: int
 ) -> dict[str, Any]:
-    """Measure AUROC and ECE with 95% intervals over groups; null without both right and wrong ones.
-
-    ``judged`` has group, label (None is left out), score and P(wrong) of each.
-    """
+    """Measure AUROC and ECE, with 95% intervals, of (group, label if known, score, P(wrong)) of each."""
     known = [(group, float(wrong), *rest) for group, wrong, *rest in judged if wrong is not None]
     figures: dict[str, Any] = {"n": len(known)}
     if not known:
@@ -247,11 +244,7 @@ class Piece(NamedTuple):
 def scores_html(
     scored: Sequence[Scored], *, about: Mapping[str, str], results: Mapping[str, Any], limit: float, most: int
 ) -> str:
-    """Make the page: one file, without script or network.
-
-    ``about`` are facts for the head, ``results`` those of results.json, ``limit`` the threshold as a
-    probability; the ``most`` highest scores are shown.
-    """
+    """Make the page of the ``most`` highest scores, with the threshold as a probability, ``limit``."""
     highest = sorted(scored, key=lambda pair: (pair[1].score is None, -(pair[1].score or 0.0)))
     return render(
         "probers.score/scores.html.j2",
