@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -44,6 +44,7 @@ _OPEN_QUOTE = re.compile(r"[“\"](?=[^\s“”\",.;:!?)][^“”\"\n]{0,120}$)"
 #: Units judged one by one: the prober's own spans, sentences, tokens, or the text as a whole.
 Unit = Literal["span", "sentence", "token", "answer"]
 UNITS: tuple[str, ...] = get_args(Unit)
+_PerToken: TypeAlias = Sequence[float | None]
 
 
 def units_of(bank: Scorer) -> tuple[str, ...]:
@@ -71,19 +72,16 @@ class WrittenText:
     prompt: str
     text: str
     offsets: Sequence[Span] = ()
-    scores: Sequence[float | None] = ()
-    distances: Sequence[float | None] | None = None
-    logprobs: Sequence[float | None] | None = None
-    entropies: Sequence[float | None] | None = None
+    scores: _PerToken = ()
+    distances: _PerToken | None = None
+    logprobs: _PerToken | None = None
+    entropies: _PerToken | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self.offsets, **self._lists())
 
     @classmethod
-    def of(
-        cls, written: Generation, scores: Sequence[float | None],
-        distances: Sequence[float | None] | None = None,
-    ) -> WrittenText:  # fmt: skip
+    def of(cls, written: Generation, scores: _PerToken, distances: _PerToken | None) -> WrittenText:
         """Take a generation with ``scores`` and ``distances`` (n,) of its tokens."""
         records = written.logprobs.tolist(), written.entropies.tolist()
         return cls(written.prompt, written.text, written.offsets, scores, distances, *records)
@@ -100,11 +98,11 @@ class WrittenText:
         lists["offsets"] = [place_in(self.offsets, span, i) for i in inside]
         return replace(self, prompt=self.prompt + self.text[:start], text=self.text[start:end], **lists)
 
-    def _lists(self) -> dict[str, Sequence[float | None] | None]:
+    def _lists(self) -> dict[str, _PerToken | None]:
         return {name: getattr(self, name) for name in ("scores", "distances", "logprobs", "entropies")}
 
 
-def _check_lengths(offsets: Sequence[Span], **lists: Sequence[float | None] | None) -> None:
+def _check_lengths(offsets: Sequence[Span], **lists: _PerToken | None) -> None:
     for name, values in lists.items():
         if values is not None and len(values) != len(offsets):
             message = f"{name} has {len(values)} values for {len(offsets)} tokens: give one for each"
@@ -179,14 +177,14 @@ class Assessor:
         )  # fmt: skip
 
     def spans(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]
+        self, prompt: str, text: str, offsets: Sequence[Span], scores: Sequence[float]
     ) -> list[ScoredSpan]:
         """Return only the spans of ``text`` after ``prompt``, of tokens that all have a score."""
         _check_lengths(offsets, scores=scores)
         return self._spans(prompt, text, offsets, np.asarray(scores, dtype=np.float64))[0]
 
     def _spans(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray
+        self, prompt: str, text: str, offsets: Sequence[Span], values: np.ndarray
     ) -> tuple[list[ScoredSpan], list[int]]:
         """Find the spans, and the tokens whose states they are judged by."""
         if not len(values):
@@ -208,9 +206,7 @@ class Assessor:
         scored = zip(pieces, scores, self._probabilities(scores), strict=True)
         return [ScoredSpan(*place, score, p) for place, score, p in scored], judged
 
-    def pieces(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]]
-    ) -> dict[tuple[int, int], list[int]] | None:
+    def pieces(self, prompt: str, text: str, offsets: Sequence[Span]) -> dict[Span, list[int]] | None:
         """Return characters and tokens of the pieces that the prober judges alone; None: the whole text."""
         if self.unit == "token":
             return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
@@ -225,8 +221,8 @@ class Assessor:
         return None
 
     def _entities(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], *, openings: bool
-    ) -> dict[tuple[int, int], list[int]]:
+        self, prompt: str, text: str, offsets: Sequence[Span], *, openings: bool
+    ) -> dict[Span, list[int]]:
         assert self._recognise is not None
         written = written_entities(text, self._recognise, prompt=prompt, openings=openings)
         return _covered([(entity.start, entity.end) for entity in written], offsets)
@@ -235,9 +231,7 @@ class Assessor:
         return self._bank.probability(np.asarray(scores, dtype=np.float64)).tolist()
 
 
-def _covered(
-    places: Iterable[tuple[int, int]], offsets: Sequence[tuple[int, int]]
-) -> dict[tuple[int, int], list[int]]:
+def _covered(places: Iterable[Span], offsets: Sequence[Span]) -> dict[Span, list[int]]:
     """Map places in a text to their tokens, where they have any."""
     return {place: tokens for place in places if (tokens := tokens_of(offsets, *place))}
 
@@ -270,7 +264,7 @@ class GrowingSpans:
         self.sure = 0
 
     def read(
-        self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *, over: bool = False
+        self, text: str, offsets: Sequence[Span], scores: Sequence[float], *, over: bool = False
     ) -> None:
         """Judge the text so far, or all if it is ``over``, by places and ``scores`` (n,) of its tokens."""
         if self.high is not None:
@@ -287,7 +281,7 @@ class GrowingSpans:
         if self.high is not None:
             self.sure = self.high.start
 
-    def _read_words(self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]) -> None:
+    def _read_words(self, text: str, offsets: Sequence[Span], scores: Sequence[float]) -> None:
         end = len(whole_words(text[: offsets[-1][1]])) if offsets else 0
         words = [match.start() for match in _WORD.finditer(text, self._start, end)]
         if end <= self._end or len(words) <= _AHEAD:

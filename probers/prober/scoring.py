@@ -271,16 +271,16 @@ class JudgedWriter:
         record = _scored_tokens(self._prober, self._assess, written)
         response, text = self._assess(record), written.text
         on_high = self._action.on_high
-        high = self._first_high(record, response)
+        high, kept = self._first_high(record, response), None
         if on_high == "stop" and high is not None:
-            count = sum(end <= high.start for _, end in written.offsets)
             text = text[: high.start].rstrip()
-            acted = Acted(action=on_high, span=high, discarded_tokens=len(written.token_ids) - count)
-            response = self._assess(record.first(count, text)).model_copy(update={"acted": acted})
+            kept = record.first(sum(end <= high.start for _, end in written.offsets), text)
         elif on_high == "abstain" and response.fires:
-            acted = Acted(action=on_high, span=high, discarded_tokens=len(written.token_ids))
-            text = self._action.abstention
-            response = self._assess(WrittenText(written.prompt, "")).model_copy(update={"acted": acted})
+            text, kept = self._action.abstention, WrittenText(written.prompt, "")
+        if kept is not None:
+            discarded = len(written.token_ids) - len(kept.offsets)
+            acted = Acted(action=on_high, span=high, discarded_tokens=discarded)
+            response = self._assess(kept).model_copy(update={"acted": acted})
         return Scored(f"prompt {number}", written.prompt, text, response)
 
     def _first_high(self, record: WrittenText, response: Response) -> ScoredSpan | None:
