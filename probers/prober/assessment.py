@@ -45,6 +45,7 @@ _OPEN_QUOTE = re.compile(r"[“\"](?=[^\s“”\",.;:!?)][^“”\"\n]{0,120}$)"
 Unit = Literal["span", "sentence", "token", "answer"]
 UNITS: tuple[str, ...] = get_args(Unit)
 _PerToken: TypeAlias = Sequence[float | None]
+_Pieces: TypeAlias = dict[Span, list[int]]  # their tokens
 
 
 def units_of(bank: Scorer) -> tuple[str, ...]:
@@ -206,7 +207,7 @@ class Assessor:
         scored = zip(pieces, scores, self._probabilities(scores), strict=True)
         return [ScoredSpan(*place, score, p) for place, score, p in scored], judged
 
-    def pieces(self, prompt: str, text: str, offsets: Sequence[Span]) -> dict[Span, list[int]] | None:
+    def pieces(self, prompt: str, text: str, offsets: Sequence[Span]) -> _Pieces | None:
         """Return characters and tokens of the pieces that the prober judges alone; None: the whole text."""
         if self.unit == "token":
             return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
@@ -220,9 +221,7 @@ class Assessor:
             return self._entities(prompt, text, offsets, openings=True)
         return None
 
-    def _entities(
-        self, prompt: str, text: str, offsets: Sequence[Span], *, openings: bool
-    ) -> dict[Span, list[int]]:
+    def _entities(self, prompt: str, text: str, offsets: Sequence[Span], *, openings: bool) -> _Pieces:
         assert self._recognise is not None
         written = written_entities(text, self._recognise, prompt=prompt, openings=openings)
         return _covered([(entity.start, entity.end) for entity in written], offsets)
@@ -231,7 +230,7 @@ class Assessor:
         return self._bank.probability(np.asarray(scores, dtype=np.float64)).tolist()
 
 
-def _covered(places: Iterable[Span], offsets: Sequence[Span]) -> dict[Span, list[int]]:
+def _covered(places: Iterable[Span], offsets: Sequence[Span]) -> _Pieces:
     """Map places in a text to their tokens, where they have any."""
     return {place: tokens for place in places if (tokens := tokens_of(offsets, *place))}
 

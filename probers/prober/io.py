@@ -193,9 +193,7 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
     }  # fmt: skip
 
 
-def _load_head(
-    folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: type[nn.Module] | None
-) -> ProbeHead:
+def _load_head(folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: Any) -> ProbeHead:
     name = config["head"]["name"]
     cls = HEADS.get(name, head_class)
     if cls is None:

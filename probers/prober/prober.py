@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from ..model.causal_lm import CausalLM
     from .assessment import Unit
+    from .loops import Per
     from .watch import Scores, StopOnScore
 
 
@@ -284,9 +285,7 @@ class Prober(ModelHubMixin):
             raise UserError("this prober has no figures: it was not trained by probers", "unsupported")
         return Report(Figures.read(self.metrics), self.pictures)
 
-    def watch(
-        self, model: Any, *, per: Literal["sequence", "token"] = "sequence", tokenizer: Any = None
-    ) -> Scores:
+    def watch(self, model: Any, *, per: Per = "sequence", tokenizer: Any = None) -> Scores:
         """Score the output of a plain transformers model while it generates, without changing it.
 
         ::

@@ -216,9 +216,10 @@ class JudgedWriter:
         if not texts:
             raise UserError("there is no prompt: give a text, or several", "empty")
         retries = self._action.on_high == "retry"
-        written = self._write(texts, max_new_tokens, how, 0 if retries else None)
+        how = how | {"max_new_tokens": max_new_tokens}
+        written = self._write(texts, how, 0 if retries else None)
         if retries:
-            self._retry(texts, written, max_new_tokens, how)
+            self._retry(texts, written, how)
         scored = ScoredTexts(self._acted(number, generation) for number, generation in enumerate(written, 1))
         return scored[0] if one else scored
 
@@ -233,9 +234,7 @@ class JudgedWriter:
         text = chat_text(self._lm.tokenizer, given, "a prompt of messages")
         return text, turn_ends(self._lm.tokenizer)
 
-    def _write(
-        self, prompts: Sequence[_Asked], tokens: int, how: Mapping[str, Any], draw: int | None
-    ) -> list[Generation]:
+    def _write(self, prompts: Sequence[_Asked], how: dict[str, Any], draw: int | None) -> list[Generation]:
         """Write a text for each prompt; a ``draw`` has its own random numbers."""
         if draw is not None:
             how = {**how, "sampling": Sampling(self._action.temperature, seed=self._action.seed + draw)}
@@ -245,20 +244,18 @@ class JudgedWriter:
             places = [i for i, prompt in enumerate(prompts) if prompt[1] == ends]
             how = {**how, "stop": [*stop, *ends] if ends and not isinstance(stop, str) else stop}
             texts = [prompts[i][0] for i in places]
-            each = self._lm.generate(texts, max_new_tokens=tokens, needs=needs, **how)
+            each = self._lm.generate(texts, needs=needs, **how)
             written |= zip(places, each, strict=True)
         return [written[place] for place in range(len(prompts))]
 
-    def _retry(
-        self, prompts: Sequence[_Asked], written: list[Generation], tokens: int, how: Mapping[str, Any]
-    ) -> None:
+    def _retry(self, prompts: Sequence[_Asked], written: list[Generation], how: dict[str, Any]) -> None:
         """Draw texts that fire again, a round together; keep the lowest score, or one without any."""
         best = [self._judge(generation) for generation in written]
         for draw in range(1, self._action.draws):
             high = [place for place, response in enumerate(best) if response.fires]
             if not high:
                 break
-            more = self._write([prompts[place] for place in high], tokens, how, draw)
+            more = self._write([prompts[place] for place in high], how, draw)
             for place, generation in zip(high, more, strict=True):
                 response, least = self._judge(generation), best[place].score
                 if response.score is None or (least is not None and response.score < least):

@@ -76,7 +76,7 @@ def run(settings: Score) -> Path:
     scored = [(one, response) for one, response in zip(texts, responses, strict=True) if response]
     results = _results(len(texts), scored, Assessor(bank, settings.threshold), bank, settings.seed)
     limit = float(bank.probability(np.array([results["threshold"]]))[0])
-    promised = _promised(results, known=bank.domain is not None)
+    shown = results | {"promised": _promised(results, known=bank.domain is not None)}
     about = {"texts": path, "model": str(lm.spec), "prober": name}
     lines = [
         {**one.record, "id": one.id, "text": one.answer, "hallucination": response and response.wire()}
@@ -84,7 +84,6 @@ def run(settings: Score) -> Path:
     ]
     write_text(out / _SCORES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     write_text(out / _RESULTS, canonical_json(results))
-    shown = results | {"promised": promised}
     page = scores_html(scored, about=about, results=shown, limit=limit, most=settings.shown)
     write_text(out / _PAGE, page)
     journal.path.unlink(missing_ok=True)
@@ -94,7 +93,7 @@ def run(settings: Score) -> Path:
         if marked and "pieces" not in results:
             what = count(marked, f"labelled {name.removesuffix('s')}")
             log.info("note: %s tell only which answers are wrong: this prober judges whole answers", what)
-    for line in _summary(scored, results, limit, promised):
+    for line in _summary(scored, shown, limit):
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(texts), "line"), out / _SCORES, out / _PAGE)
     return out
@@ -164,9 +163,7 @@ def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dic
     }
 
 
-def _quality(
-    judged: Sequence[tuple[str, bool | None, float | None, float | None]], seed: int
-) -> dict[str, Any]:
+def _quality(judged: Sequence[tuple[Any, ...]], seed: int) -> dict[str, Any]:
     """Measure AUROC and ECE, with 95% intervals, of (group, label if known, score, P(wrong)) of each."""
     known = [(group, float(wrong), *rest) for group, wrong, *rest in judged if wrong is not None]
     figures: dict[str, Any] = {"n": len(known)}
@@ -194,14 +191,12 @@ def _promised(results: Mapping[str, Any], *, known: bool) -> list[str]:
     return lines
 
 
-def _summary(
-    scored: Sequence[Scored], results: Mapping[str, Any], limit: float, promised: Sequence[str]
-) -> list[str]:
+def _summary(scored: Sequence[Scored], results: Mapping[str, Any], limit: float) -> list[str]:
     """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
     lines = [
         f"{results['fires']:,} of {count(results['n'], 'text')} fire: "
         f"score above {results['threshold']:.3g}, P(wrong) above {limit:.0%}",
-        *promised,
+        *results["promised"],
     ]
     if silent := results["n"] - results["too_long"] - results["judged"]:
         lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
