@@ -69,22 +69,20 @@ class WatchedBatch:
         problem: why the loop could not be followed or scored.
     """
 
-    def __init__(
-        self, bank: Scorer, per: Per, special: tuple[Tensor, ...], rows: int, length: int, prompt: Tensor
-    ) -> None:
-        self.rows, self.prompt = rows, prompt
+    def __init__(self, bank: Scorer, per: Per, special: tuple[Tensor, ...], length: int, prompt: Tensor):
+        self.rows, self.prompt = len(prompt), prompt
         self.predicting = bank.spec.pool == "predicting"
         self.tokens: list[Tensor] = []
         self.problem: UserError | RunError | None = None
         self._bank, self._per, self._length = bank, per, length
         self.eos, self._special = special[0], torch.cat(special)
-        self.stopped, self._ended = (torch.zeros(rows, dtype=torch.bool) for _ in range(2))
+        self.stopped, self._ended = (torch.zeros(self.rows, dtype=torch.bool) for _ in range(2))
         self._lives: list[Tensor] = []  # (rows,) of every token: whether it counts
         self._newest: list[int] = []  # rows whose last token counts
         self._added = self._asked = 0
         self._heads = GrowingHeads(bank)
         self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # per token: live rows, vectors, finite
-        self._scores: list[list[float]] = [[] for _ in range(rows)]
+        self._scores: list[list[float]] = [[] for _ in range(self.rows)]
         self._mask: Tensor | None = None
         self._positions: Tensor | None = None
         self._keys: weakref.ref[Tensor] | None = None
@@ -271,7 +269,7 @@ class GenerationWatcher(ExitStack):
         past = 0 if cache is None else int(cache.get_seq_length())
         if past == 0 or self.batch is None:
             prompt = inputs.new_zeros((rows, 0), dtype=torch.long) if ids is None else ids.detach()
-            self.batch = WatchedBatch(self.bank, self._per, self._special, rows, length, prompt)
+            self.batch = WatchedBatch(self.bank, self._per, self._special, length, prompt)
             self._note_marker(prompt)
             if past:
                 self.batch.refuse(_UNREADABLE)
