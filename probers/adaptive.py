@@ -159,5 +159,4 @@ class ModelClassifier:
 
 def load_classifier(name: str) -> Classifier:
     """Load the classifier in a folder of ours, or a model of transformers by path or hub id (UserError)."""
-    ours = (Path(name) / _WEIGHTS).exists()
-    return AdaptiveClassifier.load(name) if ours else ModelClassifier(name)
+    return AdaptiveClassifier.load(name) if Path(name, _WEIGHTS).exists() else ModelClassifier(name)

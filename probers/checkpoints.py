@@ -36,8 +36,7 @@ _PICKLED = (
 
 def problem_of(folder: Path, *, pickles: bool) -> str:
     """Find what keeps a folder from being a model, as a sentence's end, or ""; ``pickles`` may be read."""
-    paths = [folder / name for name in (*_READ, *_WEIGHTS)]
-    there = [path for path in paths if os.path.lexists(path)]
+    there = [path for name in (*_READ, *_WEIGHTS) if os.path.lexists(path := folder / name)]
     if (folder / _ADAPTER).is_file():  # transformers would load the model that the adapter names
         return adapter_problem(str(folder), folder / _ADAPTER)
     if (folder / _CONFIG) not in there:

@@ -121,7 +121,7 @@ class Assessor:
         if unit is not None and unit not in known:
             message = f"unit={unit} cannot be judged by this prober: choose {' or '.join(known)}"
             raise UserError(message, "unsupported")
-        self._bank, self.unit = bank, unit or known[0]
+        self.bank, self.unit = bank, unit or known[0]
         self.threshold = float(bank.threshold if threshold is None else threshold)
         same = self.threshold == bank.threshold and self.unit == known[0]
         self.promise = bank.promise if same else None
@@ -141,8 +141,8 @@ class Assessor:
         values = np.array([record.scores[i] for i in read], dtype=np.float64)
         spans, judged = self._spans(record.prompt, record.text, [record.offsets[i] for i in read], values)
         worst = max((span.score for span in spans), default=None)
-        how = self._bank.aggregate
-        if worst is None and how is not None and self._bank.spec.position != "entity" and len(values):
+        how = self.bank.aggregate
+        if worst is None and how is not None and self.bank.spec.position != "entity" and len(values):
             judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], how)[0])
         return Response(
@@ -165,7 +165,7 @@ class Assessor:
 
     def _distance(self, record: WrittenText, judged: Sequence[int]) -> DomainDistance | None:
         """Average the distance over the tokens that judged a text: the limit is for means over spans."""
-        domain, distances = self._bank.domain, record.distances
+        domain, distances = self.bank.domain, record.distances
         if domain is None or distances is None or not judged:
             return None
         distance, surprised = float(np.mean([distances[token] or 0.0 for token in judged])), None
@@ -190,7 +190,7 @@ class Assessor:
         """Find the spans, and the tokens whose states they are judged by."""
         if not len(values):
             return [], []
-        how, pieces = self._bank.aggregate, self.pieces(prompt, text, offsets)
+        how, pieces = self.bank.aggregate, self.pieces(prompt, text, offsets)
         if pieces is None and self.unit == "answer":
             pieces = {(0, len(text)): list(range(len(values)))}
         judged = None if pieces is None or self._pooled else list(range(len(values)))
@@ -227,7 +227,7 @@ class Assessor:
         return _covered([(entity.start, entity.end) for entity in written], offsets)
 
     def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
-        return self._bank.probability(np.asarray(scores, dtype=np.float64)).tolist()
+        return self.bank.probability(np.asarray(scores, dtype=np.float64)).tolist()
 
 
 def _covered(places: Iterable[Span], offsets: Sequence[Span]) -> _Pieces:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 from ..checksums import Journal
@@ -77,7 +76,7 @@ def score_texts(
     before = lm.on_too_long
     lm.skip_too_long()
     try:
-        for new in assessed_each(lm, prober, assess, requests, known=responses):
+        for new in assessed_each(lm, assess, requests, known=responses):
             if journal is not None:
                 journal.append(_records(new, texts))
             responses |= new
@@ -102,37 +101,35 @@ def score_rows(lm: CausalLM, prober: Scorer, source: TextSource, **how: Any) -> 
 
 
 def assessed_each(
-    lm: CausalLM, prober: Scorer, assess: Assessor, requests: Sequence[ScoreRequest], *,
-    known: Container[int] = (),
-) -> Iterator[dict[int, Response | None]]:  # fmt: skip
+    lm: CausalLM, assess: Assessor, requests: Sequence[ScoreRequest], *, known: Container[int] = ()
+) -> Iterator[dict[int, Response | None]]:
     """Read texts and assess them; yield responses by place, batch by batch, None for one too long."""
-    for batch in lm.score_each(requests, Scoring(text_needs(prober)), known=known):
-        read = partial(_assessed, prober, assess)
-        yield {i: read(made, requests[i]) if made.token_ids else None for i, made in batch.items()}
+    for batch in lm.score_each(requests, Scoring(text_needs(assess.bank)), known=known):
+        each = ((i, made, requests[i]) for i, made in batch.items())
+        yield {i: _assessed(assess, made, reading) if made.token_ids else None for i, made, reading in each}
 
 
-def _assessed(prober: Scorer, assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
+def _assessed(assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
     """Assess a text that was read, and ground it in its passages if the prober reads these."""
     more = {"left_out": reading.left_out} if reading.left_out else {}
-    if text_needs(prober).of_passages and (reading.passages is None or not tokenize(written.text)):
+    if text_needs(assess.bank).of_passages and (reading.passages is None or not tokenize(written.text)):
         why = "the prompt shows no passage" if reading.passages is None else "the answer has no word"
         empty = assess(WrittenText(written.prompt, ""))
         return empty.model_copy(update={"grounds": (), "not_scored": why, **more})
-    response = assess(_scored_tokens(prober, assess, written)).model_copy(update=more)
-    if prober.pointer is None or reading.passages is None:
+    response, pointer = assess(_scored(assess, written)).model_copy(update=more), assess.bank.pointer
+    if pointer is None or reading.passages is None:
         return response
     spans = {(span.start, span.end): span.score <= assess.threshold for span in response.spans}
-    grounds = ground(prober.pointer, written, reading.passages, spans)
-    return response.model_copy(update={"grounds": grounds})
+    return response.model_copy(update={"grounds": ground(pointer, written, reading.passages, spans)})
 
 
-def _scored_tokens(prober: Scorer, assess: Assessor, written: Generation) -> WrittenText:
+def _scored(assess: Assessor, written: Generation) -> WrittenText:
     """Score the tokens of a text, read or written with the states of :func:`text_needs`."""
     if not written.token_ids:
         return WrittenText(written.prompt, written.text)
     assert written.state is not None
     pieces = assess.pieces(written.prompt, written.text, written.offsets)
-    scores = text_scores(prober, written.state, None if pieces is None else list(pieces.values()))
+    scores = text_scores(assess.bank, written.state, None if pieces is None else list(pieces.values()))
     return WrittenText.of(written, *scores)
 
 
@@ -201,7 +198,7 @@ class JudgedWriter:
     ) -> None:
         check_growing(prober, whole=True)
         prober.check_model(lm.spec)
-        self._lm, self._prober, self._action = lm, prober, action
+        self._lm, self._action = lm, action
         self._assess = Assessor(prober, threshold, unit)
 
     def __call__(self, prompts: Any, max_new_tokens: int, **how: Any) -> Scored | ScoredTexts:
@@ -231,41 +228,36 @@ class JudgedWriter:
         if not known or len(known) < len(given):
             message = f"a prompt is a text or a list of messages with role and content, found {shown(given)}"
             raise UserError(message)
-        text = chat_text(self._lm.tokenizer, given, "a prompt of messages")
-        return text, turn_ends(self._lm.tokenizer)
+        return chat_text(self._lm.tokenizer, given, "a prompt of messages"), turn_ends(self._lm.tokenizer)
 
     def _write(self, prompts: Sequence[_Asked], how: dict[str, Any], draw: int | None) -> list[Generation]:
         """Write a text for each prompt; a ``draw`` has its own random numbers."""
         if draw is not None:
             how = {**how, "sampling": Sampling(self._action.temperature, seed=self._action.seed + draw)}
-        needs, stop = text_needs(self._prober), how.get("stop", ())
+        needs, stop = text_needs(self._assess.bank), how.get("stop", ())
         written: dict[int, Generation] = {}
         for ends in {ends for _, ends in prompts}:
             places = [i for i, prompt in enumerate(prompts) if prompt[1] == ends]
             how = {**how, "stop": [*stop, *ends] if ends and not isinstance(stop, str) else stop}
-            texts = [prompts[i][0] for i in places]
-            each = self._lm.generate(texts, needs=needs, **how)
+            each = self._lm.generate([prompts[i][0] for i in places], needs=needs, **how)
             written |= zip(places, each, strict=True)
         return [written[place] for place in range(len(prompts))]
 
     def _retry(self, prompts: Sequence[_Asked], written: list[Generation], how: dict[str, Any]) -> None:
         """Draw texts that fire again, a round together; keep the lowest score, or one without any."""
-        best = [self._judge(generation) for generation in written]
+        best = [self._assess(_scored(self._assess, generation)) for generation in written]
         for draw in range(1, self._action.draws):
             high = [place for place, response in enumerate(best) if response.fires]
             if not high:
                 break
             more = self._write([prompts[place] for place in high], how, draw)
             for place, generation in zip(high, more, strict=True):
-                response, least = self._judge(generation), best[place].score
+                response, least = self._assess(_scored(self._assess, generation)), best[place].score
                 if response.score is None or (least is not None and response.score < least):
                     written[place], best[place] = generation, response
 
-    def _judge(self, written: Generation) -> Response:
-        return self._assess(_scored_tokens(self._prober, self._assess, written))
-
     def _acted(self, number: int, written: Generation) -> Scored:
-        record = _scored_tokens(self._prober, self._assess, written)
+        record = _scored(self._assess, written)
         response, text = self._assess(record), written.text
         on_high = self._action.on_high
         high, kept = self._first_high(record, response), None

@@ -173,8 +173,7 @@ def our_states(lm: CausalLM, written: Sequence[Generation]) -> tuple[dict[int, n
     """Read our states of written tokens: (n, d) of all texts by layer, and those after the final norm."""
     last = Feature((lm.num_layers,), pool="mind_tokens")
     every = Feature(tuple(range(lm.num_layers + 1)), pool="tokens")
-    needs = Needs((every, last))
-    read = lm.score([g.prompt for g in written], [g.token_ids for g in written], needs=needs)
+    read = lm.score([g.prompt for g in written], [g.token_ids for g in written], needs=Needs((every, last)))
     states, after = (np.concatenate([g.states[each] for g in read if g.states]) for each in (every, last))
     return {layer: states[:, layer] for layer in every.layers}, after[:, 0, lm.width :]
 
