@@ -153,10 +153,12 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
     ``head_class`` is of heads from outside this package. UserError: none, a damaged or an older prober.
     """
     config = _read(read_json, folder / CONFIG, name)
-    given = [config.get(key) if isinstance(config, dict) else None for key in ("format", "schema")]
-    if given != [_FORMAT, _SCHEMA]:
-        message = f"{name} is no prober of this version: format and schema in its {CONFIG} are {shown(given)}"
-        raise UserError(f"{message}, not {shown([_FORMAT, _SCHEMA])}: train it again", "bad-file")
+    form, schema = (config.get(key) if isinstance(config, dict) else None for key in ("format", "schema"))
+    if (form, schema) != (_FORMAT, _SCHEMA):
+        message = f"{name} is no prober of this version: its {CONFIG} has format {shown(form)}, schema "
+        raise UserError(
+            f"{message}{shown(schema)} in place of {_FORMAT}, {_SCHEMA}: train it again", "bad-file"
+        )
     try:
         optional = ("domain", "promise", "pointer", "adapter", "columns", "label")
         config = dict.fromkeys(optional) | unseal(config)
