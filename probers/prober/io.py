@@ -155,10 +155,8 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
     config = _read(read_json, folder / CONFIG, name)
     form, schema = (config.get(key) if isinstance(config, dict) else None for key in ("format", "schema"))
     if (form, schema) != (_FORMAT, _SCHEMA):
-        message = f"{name} is no prober of this version: its {CONFIG} has format {shown(form)}, schema "
-        raise UserError(
-            f"{message}{shown(schema)} in place of {_FORMAT}, {_SCHEMA}: train it again", "bad-file"
-        )
+        message = f"{name} is no prober of this version: its {CONFIG} has format {shown(form)} and schema "
+        raise UserError(f"{message}{shown(schema)}, not {_FORMAT} and {_SCHEMA}: train it again", "bad-file")
     try:
         optional = ("domain", "promise", "pointer", "adapter", "columns", "label")
         config = dict.fromkeys(optional) | unseal(config)

@@ -96,7 +96,9 @@ class Answers:
         try:
             read = Journal(file).read()
             if read.cut or read.damaged or not read.records:
-                raise ValueError(f"is damaged in line {[*read.damaged, len(read.records) + 1][0]}")
+                raise ValueError(
+                    f"was altered or cut off in line {[*read.damaged, len(read.records) + 1][0]}"
+                )
             lines = read.records.values()
             right = {s: [line["right"].get(methods[t]) for line in lines] for s, t in TRIGGERS.items()}
             table = pd.DataFrame({c: [str(line[c]) for line in lines] for c in _COLUMNS} | right)
