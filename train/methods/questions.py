@@ -96,9 +96,8 @@ class Answers:
         try:
             read = Journal(file).read()
             if read.cut or read.damaged or not read.records:
-                raise ValueError(
-                    f"was altered or cut off in line {[*read.damaged, len(read.records) + 1][0]}"
-                )
+                number = min(read.damaged, default=len(read.records) + 1)
+                raise ValueError(f"was altered or cut off in line {number}")
             lines = read.records.values()
             right = {s: [line["right"].get(methods[t]) for line in lines] for s, t in TRIGGERS.items()}
             table = pd.DataFrame({c: [str(line[c]) for line in lines] for c in _COLUMNS} | right)
