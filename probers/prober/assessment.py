@@ -82,7 +82,7 @@ class WrittenText:
         _check_lengths(self.offsets, **self._lists())
 
     @classmethod
-    def of(cls, written: Generation, scores: _PerToken, distances: _PerToken | None) -> WrittenText:
+    def of(cls, written: Generation, scores: _PerToken, distances: _PerToken | None = None) -> WrittenText:
         """Take a generation with ``scores`` and ``distances`` (n,) of its tokens."""
         records = written.logprobs.tolist(), written.entropies.tolist()
         return cls(written.prompt, written.text, written.offsets, scores, distances, *records)
