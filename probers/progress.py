@@ -1,8 +1,7 @@
 """Progress bars: one for each piece of work, or a single numbered one for a whole of several stages.
 
-A piece of work makes a :class:`Bar`. Alone it is drawn as usual. While a :class:`Whole` runs, it is not drawn
-and moves the whole's bar instead, so that a command of many stages shows one bar, which only ever advances.
-A warning about a piece of work is logged once.
+A piece of work makes a :class:`Bar`. While a :class:`Whole` runs, it is not drawn and moves the whole's bar
+instead, so that a command of many stages shows one bar, which only ever advances.
 """
 
 from __future__ import annotations
@@ -37,13 +36,15 @@ def running() -> bool:
 class Bar(tqdm):  # type: ignore[misc]
     """Bar of one piece of work, with the arguments of tqdm; it moves the bar of a running whole."""
 
+    _whole: Whole | None = None
+
     def __init__(self, *given: Any, **options: Any) -> None:
-        self._whole = _running.get()
-        if self._whole is not None:
+        whole = _running.get()
+        if whole is not None:
             options["file"] = io.StringIO()
         super().__init__(*given, **options)
-        if self._whole is not None and not self.disable:
-            self._begun, self._span = self._whole.piece()
+        if whole is not None and not self.disable:
+            self._whole, (self._begun, self._span) = whole, whole.piece()
             self._move()
 
     def update(self, n: float | None = 1) -> bool | None:
@@ -56,9 +57,8 @@ class Bar(tqdm):  # type: ignore[misc]
         self._move()
 
     def _move(self) -> None:
-        whole = getattr(self, "_whole", None)
-        if whole is not None and not self.disable and self.total and hasattr(self, "_begun"):
-            whole.move(self._begun + self._span * min(1.0, self.n / self.total))
+        if self._whole is not None and self.total:
+            self._whole.move(self._begun + self._span * min(1.0, self.n / self.total))
 
 
 class Whole:
@@ -74,7 +74,6 @@ class Whole:
         self._done = self._share = 0.0  # lengths of finished stages, and the running stage's share
         self._stage: str | None = None
         self._number = 0
-        self._shown = 0.0
 
     def __enter__(self) -> Whole:
         self._outer: Whole | None = _running.get()
@@ -125,6 +124,5 @@ class Whole:
         done = min(1.0, (self._done + self._share * length) / self._length)
         if self._outer is not None:
             self._outer.move(self._begun + self._span * done)
-        elif done > self._shown:
-            self._bar.update(done - self._shown)
-            self._shown = done
+        elif done > self._bar.n:
+            self._bar.update(done - self._bar.n)

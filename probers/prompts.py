@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from .files import digest, given_file
+from .files import digest, given_file, read_text
 from .options import shown
 from .types import EndToken, UserError, first_line
 
@@ -47,9 +47,8 @@ class PromptTemplate:
         answer_cue: words that announce the final answer; "" if it is the first entity.
         stop: strings that end an answer.
         article: instruction before an article, with ``{title}``; "" continues it unchanged.
-        chat: put it all through the chat template of the model's tokenizer: questions and instructions as the
-            user's message, the text to continue as the beginning of its answer. The template must then be
-            bound with :meth:`bind`.
+        chat: put it all through the chat template of the tokenizer given to :meth:`bind`: questions and
+            instructions as the user's message, the text to continue as the beginning of its answer.
         turn_ends: token or text that ends an answer by the chat template to which this is bound.
     """
 
@@ -70,7 +69,11 @@ class PromptTemplate:
     def __post_init__(self, exemplars_file: str | None) -> None:
         object.__setattr__(self, "stop", tuple(self.stop))
         if exemplars_file is not None:
-            object.__setattr__(self, "exemplars", _exemplars(exemplars_file))
+            file = given_file("prompt.exemplars_file", exemplars_file, "a text with the exemplars")
+            try:
+                object.__setattr__(self, "exemplars", read_text(file))
+            except ValueError as error:
+                raise UserError(f"prompt.exemplars_file={file} {error}", "bad-file") from error
         for name, names in _FORMS.items():
             _check_form(name, getattr(self, name), names)
 
@@ -159,14 +162,6 @@ def _check_form(name: str, form: str, known: Sequence[str]) -> None:
         raise UserError(f"{problem}; write {{{{ and }}}} for braces that are text")
 
 
-def _exemplars(exemplars_file: str) -> str:
-    option = "prompt.exemplars_file"
-    try:
-        return given_file(option, exemplars_file, "a text with the exemplars").read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{option}={exemplars_file} is not UTF-8 text: {error}", "bad-file") from error
-
-
 def _chat_frame(tokenizer: Any, name: str) -> tuple[str, str]:
     """Return a chat template's text before a user's message, and between it and the answer."""
     if tokenizer is None:
@@ -185,19 +180,13 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], what: str, 
     ``messages`` have ``role`` and ``content``; ``what`` names the template's user in errors, and ``more`` are
     its variables, such as tools. UserError: there is no chat template, or it refuses the messages.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        choose = "choose a prompt without chat, or a model that was tuned for it"
-        raise UserError(f"{what}, and the model's tokenizer has no chat template: {choose}", "model")
-    if problem := _unnamed(tokenizer.chat_template, more):
-        raise UserError(f"{what}, and {problem}", "model")
     from jinja2 import TemplateError  # loads slowly
 
     try:
-        turns = _known_turns(messages, tokenizer.chat_template)
+        turns = _known_turns(messages, _template(tokenizer, more))
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **more)
     except ValueError as error:
         raise UserError(f"{what}, and {error}", "model") from error
-    try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **more)
     except (TemplateError, TypeError) as error:  # TypeError: values that the template cannot use
         raise UserError(f"{what}, and the chat template refuses it: {first_line(error)}", "model") from error
     bos = tokenizer.bos_token
@@ -261,13 +250,17 @@ def _known_turns(messages: Sequence[Mapping[str, Any]], template: Any) -> list[d
     return [t | {"role": "system"} if t["role"] == "developer" and not known else t for t in turns]
 
 
-def _unnamed(template: Any, more: Mapping[str, Any]) -> str:
-    """Say that it is open which of several chat templates is meant, as the end of a sentence; else ""."""
-    known = not isinstance(template, Mapping) or "default" in template
-    if known or (more.get("tools") and "tool_use" in template):
-        return ""
-    named = f"the model has the chat templates {', '.join(sorted(template))}, none called default"
-    return f"{named}: choose one with model.chat_template"
+def _template(tokenizer: Any, more: Mapping[str, Any]) -> Any:
+    """Find the chat template (ValueError: none, or several of which it is open which is meant)."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        choose = "choose a prompt without chat, or a model that was tuned for it"
+        raise ValueError(f"the model's tokenizer has no chat template: {choose}")
+    meant = {"default", "tool_use"} if more.get("tools") else {"default"}
+    if isinstance(template, Mapping) and not meant & template.keys():
+        named = f"the model has the chat templates {', '.join(sorted(template))}, none called default"
+        raise ValueError(f"{named}: choose one with model.chat_template")
+    return template
 
 
 def turn_ends(tokenizer: Any) -> tuple[str | EndToken, ...]:

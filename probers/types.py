@@ -158,9 +158,8 @@ class Feature:
             changed, "resid_post" minus "resid_bare"; both are of texts that are read. The other four
             are one vector of no single layer, so that ``layers`` must be (L,), the last: "lookback" and
             "attention" are numbers of all attention heads (:mod:`probers.model.attention`), "passages" those
-            of :mod:`probers.model.passages`, for texts that are read, and "probabilities" the log-probability
-            of a token, and the entropy and the two highest probabilities of the distribution that it was
-            drawn from.
+            of :mod:`probers.model.passages`, for texts that are read, and "probabilities" a token's
+            log-probability, and the entropy and the two highest probabilities of its distribution.
         pool: over the generated tokens "mean" or "last"; "prompt" is the state at the prompt's last token,
             before any is generated; "tokens" keeps every one, "predicting" for each the state before it,
             which predicted it (the first token's is the prompt's last), and "positions" the prompt's last and
@@ -230,10 +229,7 @@ class Needs:
         return cls((Feature(tuple(layers), site, pool),), **more)
 
     def union(self, other: Needs) -> Needs:
-        """Ask for both at once, the layers of each site and pool merged.
-
-        ValueError where each reads a site and pool that the other does not, or their attention layers differ.
-        """
+        """Ask for both at once, layers merged (ValueError: other sites and pools, or layers of attention)."""
         layers: dict[tuple[Site, Pool, tuple[Beside, ...]], set[int]] = {}
         for feature in (*self.features, *other.features):
             layers.setdefault(feature.kind, set()).update(feature.layers)
@@ -286,10 +282,9 @@ class PassageReading:
     """Use that the n tokens of a text made of the P passages in its prompt.
 
     Attributes:
-        weights: (n, heads of all layers, P) float32, each token's attention on each passage; None unless the
-            site "passages" was recorded.
-        gains: (n,) float32, nats, by how much the passages raised each token's log-probability; None unless
-            the text was also read without them.
+        weights: (n, heads of all layers, P) float32, each token's attention on each passage, if recorded.
+        gains: (n,) float32, nats, by how much the passages raised each token's log-probability, if the text
+            was also read without them.
         unread: numbers of the passages, from 0, that the model's context cut off.
     """
 
@@ -390,4 +385,3 @@ class Retriever(Protocol):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to ``k`` passages per query, best first, with scores; fewer when fewer match."""
-        ...

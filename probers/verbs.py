@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,8 @@ _LABELLING = [
 ]
 
 _UNUSED_PASSAGES = (
-    "note: the model reads the passages of these rows before each answer; to learn whether they support a "
-    'sentence, and which one does, label sentences or spans, and add unit="sentence", '
-    'site=["resid_diff", "passages"]'
+    "note: the model reads these rows' passages before each answer; to learn which one supports a sentence, "
+    'label sentences or spans, and add unit="sentence", site=["resid_diff", "passages"]'
 )
 
 
@@ -51,8 +49,7 @@ def fit(
         rows: labelled texts: a DataFrame, a list of dictionaries, a ``datasets.Dataset`` or a file.
         head: name of a head, with its options as typed ("radio hidden=64"), or a class of your own.
         layers: "all", a number, or a list of numbers from 1.
-        out: folder that keeps the prober, and ``<out>.states`` that keeps its states; both resume. None keeps
-            nothing.
+        out: folder that keeps the prober, with its states in ``<out>.states``; both resume. None keeps none.
         options: names of columns (``answer="output"``), and options of ``Texts``, :func:`probers.label` and
             probers-train under the names of the commands' keys.
 
@@ -61,19 +58,18 @@ def fit(
     """
     if not isinstance(data, CausalLM):
         if rows is not None:
-            message = f"fit takes a model and rows, or stores alone, found {type(data).__name__} and rows"
-            fix = "CausalLM.from_pretrained(name), or CausalLM(model, tokenizer) of what you hold"
-            raise UserError(f"{message}: {fix}")
+            fix = "make the model by CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)"
+            raise UserError(f"fit takes rows beside a model only, found {type(data).__name__}: {fix}")
         return fit_stores(data, head=head, layers=layers, out=out, **options)
     if rows is None:
         raise UserError("fit(lm, rows) needs rows: texts with answer and wrong", "missing-value")
-    refuse_unknown(
-        "fit", options, dict.fromkeys(["layers", "head", *FIELDS, *_READING, *_LABELLING, *OPTIONS])
-    )
+    known = ["layers", "head", *FIELDS, *_READING, *_LABELLING, *OPTIONS]
+    refuse_unknown("fit", options, dict.fromkeys(known))
     # A field may share its name with an option, as split does, which is no string.
     columns = {name: options.pop(name) for name in FIELDS if isinstance(options.get(name), str)}
-    source = Texts(rows, columns=columns or None, **_taken(options, _READING))
-    labelling = {"limit": None, **_taken(options, _LABELLING)}
+    reading = {name: options.pop(name) for name in _READING if name in options}
+    source = Texts(rows, columns=columns or None, **reading)
+    labelling = {"limit": None} | {name: options.pop(name) for name in _LABELLING if name in options}
     shared = {name: labelling[name] for name in ("seed",) if name in labelling}
     settings_of(head_of(head), layers, shared | options)  # a wrong value is refused before texts are read
     states = None if out is None else f"{out}.states"
@@ -83,8 +79,3 @@ def fit(
     if source.rendered == source.prompt.fingerprint and not {*OF_PASSAGES} & {*source.options.sites}:
         log.warning(_UNUSED_PASSAGES)
     return fit_stores(store, head=head, layers=layers, out=out, **shared, **options)
-
-
-def _taken(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Take some options out of others."""
-    return {name: options.pop(name) for name in names if name in options}

@@ -13,7 +13,7 @@ from helpers.fake_lm import FakeLM, linear_bank
 from helpers.refusals import fails
 from sklearn.metrics import roc_auc_score
 
-from probers.checksums import unsealed_lines
+from probers.checksums import Journal
 from probers.cli import main as cli
 from probers.cli.components import choices
 from probers.cli.main import Console
@@ -466,7 +466,7 @@ def test_split_all_asks_every_split_and_says_who_answered_each_question(place, c
     results = place.compare("triggers=[never,always,fixed_sentence]", "split=all", "limit=null")
     assert results["n"] == len(TEST) + len(VALIDATION)
     assert "These are the questions of all splits." in place.data()["notes"]
-    lines = unsealed_lines(place.path / "out" / "outcomes.jsonl")
+    lines = [*Journal(place.path / "out" / "outcomes.jsonl").read().records.values()]
     assert [set(line) for line in lines] == [{"id", "dataset", "group", "split", "question", "right"}] * 70
     for line in lines:
         town = int(line["id"][1:])

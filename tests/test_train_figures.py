@@ -24,7 +24,7 @@ from probers.prober import figures as schema
 from probers.prober.calibration import fit_calibration
 from probers.prober.decision import ThresholdRule
 from probers.prober.figures import ENSEMBLE, SHUFFLED, WITH_ENTROPY, Figures
-from probers.prober.report import report, warnings
+from probers.prober.report import Report, warnings
 from probers.store.spec import FeatureSpec, ModelSpec
 from probers.train import plots as draw
 from probers.train.assemble import Detector, control_detectors
@@ -260,14 +260,14 @@ def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None
     for interval, said in (((0.1, 0.2), "is better"), ((-0.1, 0.1), "is not shown to be better")):
         pair = {"auroc": schema.Difference(diff=0.0, ci95=interval)}
         figures = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
-        assert f"It {said} than words alone" in str(report(figures))
+        assert f"It {said} than words alone" in str(Report(figures))
 
 
 def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
     assert Figures.read(run.figures).to_dict() == run.figures
     shipped = sorted((Path(__file__).parents[1] / "probers/prober/shipped").glob("*/metrics.json"))
     for file in shipped:  # of earlier versions
-        assert "It is better than words alone" in str(report(json.loads(file.read_text())))
+        assert "It is better than words alone" in str(Report(Figures.read(json.loads(file.read_text()))))
     assert len(shipped) == 3
 
 

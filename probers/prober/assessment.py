@@ -14,35 +14,19 @@ judge every sentence, every token, or the text as one span: the ``unit``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from ..signals import surprise
-from ..signals.grounding import Pointer
 from ..types import Generation, UserError
-from ..words import Recogniser, tokens_of, with_scores, written_entities
-from ..words.language import ENGLISH
+from ..words import Recogniser, tokens_of, written_entities
 from ..words.text import split_sentences
 from ..words.thinking import Span, part_at, part_of, place_in, tokens_in
-from .domain import Domain
 from .response import DomainDistance, Response, ScoredSpan, TokenScores
-from .risk_control import Promise
 from .token_scores import PIECES, Scorer, aggregate
-
-
-class Bank(Scorer, Protocol):
-    """The part of :class:`probers.prober.prober.Prober` that this module uses."""
-
-    @property
-    def promise(self) -> Promise | None: ...
-    @property
-    def domain(self) -> Domain | None: ...
-    @property
-    def pointer(self) -> Pointer | None: ...
-
 
 #: Whole words after a span that make it certain.
 _AHEAD = 3
@@ -60,13 +44,14 @@ _OPEN_QUOTE = re.compile(r"[“\"](?=[^\s“”\",.;:!?)][^“”\"\n]{0,120}$)"
 #: Units judged one by one: the prober's own spans, sentences, tokens, or the text as a whole.
 Unit = Literal["span", "sentence", "token", "answer"]
 UNITS: tuple[str, ...] = get_args(Unit)
+_PerToken: TypeAlias = Sequence[float | None]
+_Pieces: TypeAlias = dict[Span, list[int]]  # their tokens
 
 
-def units_of(bank: Bank) -> tuple[str, ...]:
+def units_of(bank: Scorer) -> tuple[str, ...]:
     """List the units that a prober can judge, its own first.
 
-    Only heads of the tokens of whole texts have other units than their own: heads of entities were never
-    tested on other tokens, and pooled states cover their whole unit.
+    Heads of entities were never tested on other tokens, and pooled states cover their whole unit.
     """
     spec = bank.spec
     if spec.pool == "tokens" and spec.position != "entity":
@@ -77,9 +62,7 @@ def units_of(bank: Bank) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A text, growing or finished, with what is known of its n tokens.
-
-    UserError (mismatch) for lists of different lengths.
+    """A text, growing or finished, with what is known of its n tokens (UserError: lists of other lengths).
 
     Attributes:
         offsets: [start, end) of each token in ``text``, characters.
@@ -90,21 +73,16 @@ class WrittenText:
     prompt: str
     text: str
     offsets: Sequence[Span] = ()
-    scores: Sequence[float | None] = ()
-    distances: Sequence[float | None] | None = None
-    logprobs: Sequence[float | None] | None = None
-    entropies: Sequence[float | None] | None = None
+    scores: _PerToken = ()
+    distances: _PerToken | None = None
+    logprobs: _PerToken | None = None
+    entropies: _PerToken | None = None
 
     def __post_init__(self) -> None:
-        for name, values in self._lists().items():
-            if values is not None and len(values) != len(self.offsets):
-                raise _mismatch(name, len(values), len(self.offsets))
+        _check_lengths(self.offsets, **self._lists())
 
     @classmethod
-    def of(
-        cls, written: Generation, scores: Sequence[float | None],
-        distances: Sequence[float | None] | None = None,
-    ) -> WrittenText:  # fmt: skip
+    def of(cls, written: Generation, scores: _PerToken, distances: _PerToken | None = None) -> WrittenText:
         """Take a generation with ``scores`` and ``distances`` (n,) of its tokens."""
         records = written.logprobs.tolist(), written.entropies.tolist()
         return cls(written.prompt, written.text, written.offsets, scores, distances, *records)
@@ -121,13 +99,15 @@ class WrittenText:
         lists["offsets"] = [place_in(self.offsets, span, i) for i in inside]
         return replace(self, prompt=self.prompt + self.text[:start], text=self.text[start:end], **lists)
 
-    def _lists(self) -> dict[str, Sequence[float | None] | None]:
+    def _lists(self) -> dict[str, _PerToken | None]:
         return {name: getattr(self, name) for name in ("scores", "distances", "logprobs", "entropies")}
 
 
-def _mismatch(name: str, given: int, tokens: int) -> UserError:
-    message = f"{name} has {given} values and offsets have {tokens} tokens"
-    return UserError(f"{message}: give one for each token", "mismatch")
+def _check_lengths(offsets: Sequence[Span], **lists: _PerToken | None) -> None:
+    for name, values in lists.items():
+        if values is not None and len(values) != len(offsets):
+            message = f"{name} has {len(values)} values for {len(offsets)} tokens: give one for each"
+            raise UserError(message, "mismatch")
 
 
 class Assessor:
@@ -136,12 +116,12 @@ class Assessor:
     Each ``unit`` is judged by itself; None means the prober's own. UserError for one that it cannot judge.
     """
 
-    def __init__(self, bank: Bank, threshold: float | None = None, unit: str | None = None) -> None:
+    def __init__(self, bank: Scorer, threshold: float | None = None, unit: str | None = None) -> None:
         known = units_of(bank)
         if unit is not None and unit not in known:
-            message = f"unit={unit} cannot be judged by this prober of {bank.spec.position} states"
-            raise UserError(f"{message}: choose {' or '.join(known)}", "unsupported")
-        self._bank, self.unit = bank, unit or known[0]
+            message = f"unit={unit} cannot be judged by this prober: choose {' or '.join(known)}"
+            raise UserError(message, "unsupported")
+        self.bank, self.unit = bank, unit or known[0]
         self.threshold = float(bank.threshold if threshold is None else threshold)
         same = self.threshold == bank.threshold and self.unit == known[0]
         self.promise = bank.promise if same else None
@@ -151,11 +131,9 @@ class Assessor:
         by_sentence = self.unit == "span" and spec.position in ("sentence", "claim", "token")
         self._sentences = by_sentence or self.unit == "sentence"
         by_entity = self.unit == "span" and not by_sentence and (not self._pooled or spec.position == "span")
-        recognise = None
-        if by_entity or (self._sentences and bank.recogniser):  # it also tells the language
-            recognise = Recogniser(bank.recogniser or "rules", quiet=True)
-        self._recognise = recognise if by_entity else None
-        self._language = ENGLISH if recognise is None else recognise.language
+        self._recognise: Recogniser | None = None  # of entities, and of the language of sentences
+        if by_entity or self._sentences:
+            self._recognise = Recogniser(bank.recogniser or "rules", quiet=True)
 
     def __call__(self, record: WrittenText) -> Response:
         """Assess a text by its worst span."""
@@ -163,8 +141,8 @@ class Assessor:
         values = np.array([record.scores[i] for i in read], dtype=np.float64)
         spans, judged = self._spans(record.prompt, record.text, [record.offsets[i] for i in read], values)
         worst = max((span.score for span in spans), default=None)
-        how = self._bank.aggregate
-        if worst is None and how is not None and self._bank.spec.position != "entity" and len(values):
+        how = self.bank.aggregate
+        if worst is None and how is not None and self.bank.spec.position != "entity" and len(values):
             judged = list(range(len(values)))
             worst = float(aggregate(values, [(0, len(values))], how)[0])
         return Response(
@@ -187,7 +165,7 @@ class Assessor:
 
     def _distance(self, record: WrittenText, judged: Sequence[int]) -> DomainDistance | None:
         """Average the distance over the tokens that judged a text: the limit is for means over spans."""
-        domain, distances = self._bank.domain, record.distances
+        domain, distances = self.bank.domain, record.distances
         if domain is None or distances is None or not judged:
             return None
         distance, surprised = float(np.mean([distances[token] or 0.0 for token in judged])), None
@@ -200,69 +178,61 @@ class Assessor:
         )  # fmt: skip
 
     def spans(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]
+        self, prompt: str, text: str, offsets: Sequence[Span], scores: Sequence[float]
     ) -> list[ScoredSpan]:
         """Return only the spans of ``text`` after ``prompt``, of tokens that all have a score."""
-        if len(scores) != len(offsets):
-            raise _mismatch("scores", len(scores), len(offsets))
+        _check_lengths(offsets, scores=scores)
         return self._spans(prompt, text, offsets, np.asarray(scores, dtype=np.float64))[0]
 
     def _spans(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]], values: np.ndarray
+        self, prompt: str, text: str, offsets: Sequence[Span], values: np.ndarray
     ) -> tuple[list[ScoredSpan], list[int]]:
         """Find the spans, and the tokens whose states they are judged by."""
         if not len(values):
             return [], []
-        pieces = self.pieces(prompt, text, offsets)
+        how, pieces = self.bank.aggregate, self.pieces(prompt, text, offsets)
         if pieces is None and self.unit == "answer":
             pieces = {(0, len(text)): list(range(len(values)))}
-        if pieces is not None:
-            of_pieces = [self._piece_score(values[tokens]) for tokens in pieces.values()]
-            last = [tokens[-1] for tokens in pieces.values()]
-            return self._scored(list(pieces), of_pieces), last if self._pooled else list(range(len(values)))
-        assert self._recognise is not None
-        if (how := self._bank.aggregate) is None:  # heads of the state before an entity
-            begun = with_scores(written_entities(text, self._recognise, prompt=prompt), offsets, values)
-            places = [(each.entity.start, each.entity.end) for each in begun]
-            return self._scored(places, [each.score for each in begun]), [each.tokens[0] for each in begun]
-        written = written_entities(text, self._recognise, prompt=prompt, openings=True)
-        places = [(entity.start, entity.end) for entity in written]
-        entities = {place: tokens for place in places if (tokens := tokens_of(offsets, *place))}
-        scores = aggregate(values, [(tokens[0], tokens[-1] + 1) for tokens in entities.values()], how)
-        return self._scored(list(entities), scores), [token for each in entities.values() for token in each]
+        judged = None if pieces is None or self._pooled else list(range(len(values)))
+        if pieces is None:
+            pieces = self._entities(prompt, text, offsets, openings=how is not None)
+            if how is None:  # heads of the state before an entity
+                pieces = {place: tokens[:1] for place, tokens in pieces.items()}
+        elif self._pooled:  # the state at the last token covers the whole piece
+            pieces = {place: tokens[-1:] for place, tokens in pieces.items()}
+        if judged is None:
+            judged = [token for tokens in pieces.values() for token in tokens]
+        each = (aggregate(values[tokens], [(0, len(tokens))], how or "max") for tokens in pieces.values())
+        scores = [float(score) for (score,) in each]
+        scored = zip(pieces, scores, self._probabilities(scores), strict=True)
+        return [ScoredSpan(*place, score, p) for place, score, p in scored], judged
 
-    def _piece_score(self, values: np.ndarray) -> float:
-        """Score a piece by its tokens' scores: of pooled heads the last one, which covers all of it."""
-        if self._pooled:
-            return float(values[-1])
-        return float(aggregate(values, [(0, len(values))], self._bank.aggregate or "max")[0])
-
-    def pieces(
-        self, prompt: str, text: str, offsets: Sequence[tuple[int, int]]
-    ) -> dict[tuple[int, int], list[int]] | None:
+    def pieces(self, prompt: str, text: str, offsets: Sequence[Span]) -> _Pieces | None:
         """Return characters and tokens of the pieces that the prober judges alone; None: the whole text."""
         if self.unit == "token":
             return {(start, end): [token] for token, (start, end) in enumerate(offsets)}
         if self._sentences:
-            places = list(split_sentences(text, self._language))
-        elif self._part != "both":
+            assert self._recognise is not None
+            return _covered(split_sentences(text, self._recognise.language), offsets)
+        if self._part != "both":
             part = part_of(text, self._part)
-            places = [] if part is None else [part]
-        elif self._pooled and self._recognise is not None:
-            entities = written_entities(text, self._recognise, prompt=prompt, openings=True)
-            places = [(each.start, each.end) for each in entities]
-        else:
-            return None
-        return {(a, b): tokens for a, b in places if (tokens := tokens_of(offsets, a, b))}
+            return _covered([] if part is None else [part], offsets)
+        if self._pooled and self._recognise is not None:
+            return self._entities(prompt, text, offsets, openings=True)
+        return None
 
-    def _scored(
-        self, places: Sequence[tuple[int, int]], scores: Sequence[float] | np.ndarray
-    ) -> list[ScoredSpan]:
-        each = zip(places, scores, self._probabilities(scores), strict=True)
-        return [ScoredSpan(start, end, float(score), p) for (start, end), score, p in each]
+    def _entities(self, prompt: str, text: str, offsets: Sequence[Span], *, openings: bool) -> _Pieces:
+        assert self._recognise is not None
+        written = written_entities(text, self._recognise, prompt=prompt, openings=openings)
+        return _covered([(entity.start, entity.end) for entity in written], offsets)
 
     def _probabilities(self, scores: Sequence[float] | np.ndarray) -> list[float]:
-        return [float(p) for p in self._bank.probability(np.asarray(scores, dtype=np.float64))]
+        return self.bank.probability(np.asarray(scores, dtype=np.float64)).tolist()
+
+
+def _covered(places: Iterable[Span], offsets: Sequence[Span]) -> _Pieces:
+    """Map places in a text to their tokens, where they have any."""
+    return {place: tokens for place in places if (tokens := tokens_of(offsets, *place))}
 
 
 def whole_words(text: str) -> str:
@@ -283,7 +253,7 @@ class GrowingSpans:
 
     Attributes:
         high: the first span above the threshold of ``assess``; None so far.
-        sure: number of characters that may be shown. No unjudged span begins before them.
+        sure: number of characters that may be shown.
     """
 
     def __init__(self, assess: Assessor, prompt: str) -> None:
@@ -293,12 +263,9 @@ class GrowingSpans:
         self.sure = 0
 
     def read(
-        self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float], *, over: bool = False
+        self, text: str, offsets: Sequence[Span], scores: Sequence[float], *, over: bool = False
     ) -> None:
-        """Judge the text so far, or all of it if it is ``over``.
-
-        ``offsets`` are [start, end) of its n tokens in characters, and ``scores`` (n,) are theirs.
-        """
+        """Judge the text so far, or all if it is ``over``, by places and ``scores`` (n,) of its tokens."""
         if self.high is not None:
             return
         if over:
@@ -313,7 +280,7 @@ class GrowingSpans:
         if self.high is not None:
             self.sure = self.high.start
 
-    def _read_words(self, text: str, offsets: Sequence[tuple[int, int]], scores: Sequence[float]) -> None:
+    def _read_words(self, text: str, offsets: Sequence[Span], scores: Sequence[float]) -> None:
         end = len(whole_words(text[: offsets[-1][1]])) if offsets else 0
         words = [match.start() for match in _WORD.finditer(text, self._start, end)]
         if end <= self._end or len(words) <= _AHEAD:

@@ -26,7 +26,7 @@ def sigmoid(x: Any) -> np.ndarray:
 
 
 class _Plain:
-    """A dataclass of numbers, saved under the name of its kind."""
+    """A map from scores to P(wrong), of the same shape, saved under the name of its kind."""
 
     __slots__ = ()
 
@@ -45,7 +45,6 @@ class Temperature(_Plain):
     value: float = 1.0
 
     def __call__(self, score: np.ndarray) -> np.ndarray:
-        """Compute P(wrong) of scores, of the same shape."""
         return sigmoid(np.asarray(score, dtype=np.float64) / self.value)
 
 
@@ -61,7 +60,6 @@ class Platt(_Plain):
     intercept: float
 
     def __call__(self, score: np.ndarray) -> np.ndarray:
-        """Compute P(wrong) of scores, of the same shape."""
         return sigmoid(self.slope * np.asarray(score, dtype=np.float64) + self.intercept)
 
 
@@ -122,10 +120,7 @@ class Logistic(NamedTuple):
 
 
 def fit_logistic(inputs: np.ndarray, wrong: np.ndarray) -> Logistic:
-    """Fit with scikit-learn's L2 penalty (C = 1) on standardised inputs (n, k).
-
-    The penalty keeps the weights finite where the inputs separate the examples.
-    """
+    """Fit on standardised inputs (n, k) with an L2 penalty (C = 1), so that weights stay finite."""
     wrong, inputs = checked(wrong, inputs)
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0)
     # The deviation of a constant input may not round to exactly 0.
@@ -186,9 +181,7 @@ CALIBRATIONS = tuple(_FITS)
 
 
 def fit_calibration(kind: str, wrong: np.ndarray, scores: np.ndarray) -> Calibration:
-    """Fit the map of a kind from :data:`CALIBRATIONS` (UserError for an unknown kind)."""
-    if kind not in CALIBRATIONS:
-        raise UserError(f"calibration={kind} is unknown: choose {', '.join(CALIBRATIONS)}", "unknown-choice")
+    """Fit the map of a kind from :data:`CALIBRATIONS`."""
     return _FITS[kind](*checked(wrong, scores))
 
 

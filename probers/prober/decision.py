@@ -6,7 +6,6 @@ is wrong. Ensembles and thresholds are fitted on validation texts, like calibrat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -153,23 +152,16 @@ class Ensemble:
         """Convert to plain containers for JSON."""
         return {**asdict(self), "weights": list(self.weights)}
 
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Ensemble:
-        """Invert :meth:`to_dict`."""
-        return cls(value["kind"], tuple(value["weights"]), value["intercept"])
-
 
 def fit_ensemble(kind: str, margins: np.ndarray, wrong: np.ndarray, *, k: int = 3) -> Ensemble:
     """Fit the ensemble of a kind to margins (n, layers) and labels (n,), 1 where a text is wrong.
 
     "best" takes the ``k`` layers with the highest AUROC, the lower of equal ones, and all where there are
     fewer. "stacked" is a logistic model over the standardised margins with scikit-learn's L2 penalty (C = 1),
-    so that layers with the same information share the weight. UserError for another kind, or k below 1.
+    so that layers with the same information share the weight. UserError for another kind.
     """
     layers = margins.shape[1]
     if kind == "best":
-        if k < 1:
-            raise UserError(f"best_k={k} must be at least 1: the number of layers to average")
         wrong, margins = checked(wrong, margins)
         quality = np.array([auroc(wrong, column) for column in margins.T])
         chosen = np.argsort(-quality, kind="stable")[:k]
@@ -206,12 +198,10 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdRule:
-    """Rule that chooses a threshold; UserError for an unknown name or a wrong value.
+    """Rule of :data:`RULES` that chooses a threshold; UserError for an unknown name or a wrong value.
 
-    "balanced_accuracy", "f1" (of wrong texts), "accuracy"; with a value "budget", a share of texts that fire,
-    "recall_at_fpr", the highest recall at a false positive rate within the value, "cost", the
-    lowest price of misses and false alarms together, and "risk", the laxest threshold that can promise with
-    ``confidence`` that no larger share of passing texts is wrong (:mod:`.risk_control`).
+    "recall_at_fpr" has the highest recall within its false positive rate, "cost" the lowest price of misses
+    and false alarms together, "risk" is the laxest threshold that keeps its promise (:mod:`.risk_control`).
     """
 
     name: str = "balanced_accuracy"
@@ -222,17 +212,17 @@ class ThresholdRule:
         if self.name not in RULES:
             listed = ", ".join(name if meaning is None else f"{name}=.." for name, meaning in RULES.items())
             raise UserError(f"threshold={self} is unknown: choose one of {listed}", "unknown-choice")
-        meaning = RULES[self.name]
-        if meaning is None and self.value is not None:
-            raise UserError(f"threshold={self}: {self.name} takes no number, write threshold={self.name}")
-        value = np.nan if self.value is None else self.value
-        allowed = meaning is None or 0 <= value <= 1
-        if self.name == "cost":
+        value, confidence = (np.nan if x is None else x for x in (self.value, self.confidence))
+        if (needed := RULES[self.name]) is None:
+            allowed, needed = self.value is None, f"no number: write threshold={self.name}"
+        elif self.name == "cost":
             allowed = 0 < value < np.inf
         elif self.name == "risk":
-            allowed = 0 < value < 1 and 0 < (self.confidence or 0.0) < 1
+            allowed = 0 < value < 1 and 0 < confidence < 1
+        else:
+            allowed = 0 <= value <= 1
         if not allowed or (self.confidence is not None and self.name != "risk"):
-            raise UserError(f"threshold={self}: {self.name} needs {meaning}")
+            raise UserError(f"threshold={self}: {self.name} needs {needed}")
 
     def __str__(self) -> str:
         value = "" if self.value is None else f"={self.value:g}"
@@ -261,10 +251,7 @@ class ThresholdRule:
     def choose(
         self, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None, *, refuse: bool = True
     ) -> Threshold:
-        """Choose the threshold as in :meth:`__call__`, with its promise.
-
-        Without ``refuse``, one that always fires replaces a "risk" that cannot be promised.
-        """
+        """Choose like :meth:`__call__`; unless ``refuse``, :data:`ALWAYS` replaces a risk without promise."""
         if self.name != "risk":
             return Threshold(self._best(*checked(wrong, scores)))
         try:

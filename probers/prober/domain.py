@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import Tensor
 
-from ..checksums import sha256
+from ..checksums import read_tensors
 from ..files import digest, write_bytes
-from ..types import RunError, UserError, first_line
+from ..types import RunError
 
 FILE = "domain.safetensors"
 _CHUNK = 1024  # states at once
@@ -98,8 +97,7 @@ class Domain:
     def fit(cls, chunks: Chunks, rate: float) -> Domain:
         """Fit mean and spread of states; limits are infinite until :meth:`within` sets them.
 
-        Memory stays within a chunk, since the directions come from subspace iteration (Halko et al.
-        2011, algorithm 4.4).
+        Memory stays within a chunk by subspace iteration (Halko et al. 2011, algorithm 4.4).
         """
         rows = sum(len(x) for x in chunks())
         mean = _sum(x.double().sum(dim=0) for x in chunks()) / rows
@@ -153,24 +151,15 @@ class Domain:
     @classmethod
     def read(cls, folder: Path, about: Mapping[str, Any]) -> Domain:
         """Invert :meth:`save`; UserError where the file is missing or damaged."""
-        file = folder / FILE
-        try:
-            if sha256(file) != about["sha256"]:
-                raise ValueError("was altered")
-            with safe_open(file, framework="pt") as tensors:
-                read = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-            low_high = about["surprise"] and tuple(map(float, about["surprise"]))
-            return cls(**read, limit=float(about["limit"]), rate=float(about["rate"]), surprise=low_high)
-        except (OSError, SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
-            message = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
-            raise UserError(message, "damaged") from error
+        tensors = read_tensors(folder / FILE, about["sha256"], "train the prober again")
+        low_high = about["surprise"] and tuple(map(float, about["surprise"]))
+        return cls(**tensors, limit=float(about["limit"]), rate=float(about["rate"]), surprise=low_high)
 
 
 def limit_of(distances: np.ndarray, rate: float) -> float:
     """Return the distance that a share ``rate`` of further texts should exceed, given those of n texts.
 
-    It is the ceil((n + 1)(1 - rate))-th smallest, or the largest if n is too small (split conformal
-    prediction, Vovk et al. 2005).
+    It is the ceil((n + 1)(1 - rate))-th smallest, at most the largest (split conformal, Vovk et al. 2005).
     """
     place = int(np.ceil((len(distances) + 1) * (1 - rate)))
     return float(np.sort(distances)[min(place, len(distances)) - 1])

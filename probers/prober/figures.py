@@ -166,10 +166,7 @@ class Difference(Part):
 
 
 class Cost(Part):
-    """Cost per text, besides the pass that writes or reads the text.
-
-    Heads and token signals are read in that pass and cost nothing.
-    """
+    """Cost per text besides the pass that writes or reads it, in which heads and token signals are read."""
 
     calls: float = figure("calls of the model", 0)
     tokens: float = figure("generated tokens", 0)

@@ -13,23 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode
 from torch import nn
 
-from ..checksums import sealed, sha256, unseal
+from ..checksums import read_tensors, sealed, sha256, unseal
 from ..data.splits import SEEN, Seen
-from ..files import (
-    canonical_json,
-    digest,
-    impostor,
-    read_bytes,
-    read_json,
-    read_text,
-    regular,
-    write_bytes,
-    write_text,
-)
+from ..files import canonical_json, impostor, read_bytes, read_json, read_text, write_bytes, write_text
 from ..heads import HEADS, ProbeHead, factory, head_name, is_joint
 from ..model import adapters
 from ..options import nearest, shown
@@ -78,8 +67,7 @@ def save(folder: Path, prober: Any) -> None:
         for name, value in head.state_dict().items()
         for i, of in enumerate(_places(type(head), prober.layers))
     }
-    blob = encode(tensors)
-    write_bytes(folder / _HEADS, blob)
+    write_bytes(folder / _HEADS, encode(tensors))
     write_text(folder / _METRICS, canonical_json(dict(prober.metrics)))
     write_text(folder / _CARD, prober.card)
     if prober.seen is not None:
@@ -99,7 +87,7 @@ def save(folder: Path, prober: Any) -> None:
             write_bytes(folder / ADAPTER / name, read_bytes(adapter / name, most=_LARGEST_ADAPTER))
     # Last: without it there is no prober.
     write_text(folder / CONFIG, sealed({
-        "format": _FORMAT, "schema": _SCHEMA, "weights": digest(blob, 64),
+        "format": _FORMAT, "schema": _SCHEMA, "weights": sha256(folder / _HEADS),
         "head": {"name": head_name(head), "options": head.options},
         "spec": prober.spec.to_dict(), "ensemble": prober.ensemble.to_dict(), "aggregate": prober.aggregate,
         "threshold": prober.threshold, "calibration": prober.calibration.to_dict(),
@@ -137,8 +125,7 @@ def shipped(model: str) -> str | None:
 def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOptions]) -> Path:
     """Find a prober: a folder, ``smollm2`` that comes with this package, or ``owner/name`` on the Hub.
 
-    ``subfolder`` is the prober's within it. TypeError for an unknown keyword, UserError if it is neither a
-    folder nor on the Hub.
+    ``subfolder`` is the prober's within it. TypeError for an unknown keyword, UserError if nothing is there.
     """
     if unknown := sorted(hub.keys() - HubOptions.__annotations__.keys()):
         raise TypeError(f"from_pretrained has no keyword {unknown[0]!r}")
@@ -163,34 +150,36 @@ def locate(path: str | Path, subfolder: str | None = None, **hub: Unpack[HubOpti
 def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> dict[str, Any]:
     """Read a prober's folder as the arguments of its class; ``name`` is the user's name for it.
 
-    ``head_class`` is the class of heads from outside this package. UserError if there is no prober, or a
-    damaged one, or one of another version of this package.
+    ``head_class`` is of heads from outside this package. UserError: none, a damaged or an older prober.
     """
     config = _read(read_json, folder / CONFIG, name)
-    if not isinstance(config, dict) or config.get("format") != _FORMAT:
-        raise UserError(f"{name} is not a prober: its {CONFIG} has another format", "bad-file")
-    if config.get("schema") != _SCHEMA:
-        schema = shown(config.get("schema"))
-        message = f"the prober {name} has schema {schema}, but schema {_SCHEMA} is needed: train it again"
-        raise UserError(message, "bad-file")
+    form, schema = (config.get(key) if isinstance(config, dict) else None for key in ("format", "schema"))
+    if (form, schema) != (_FORMAT, _SCHEMA):
+        message = f"{name} is no prober of this version: its {CONFIG} has format {shown(form)} and schema "
+        raise UserError(f"{message}{shown(schema)}, not {_FORMAT} and {_SCHEMA}: train it again", "bad-file")
     try:
-        config = dict.fromkeys(("domain", "promise", "pointer", "adapter", "columns", "label")) | unseal(
-            config
-        )
+        optional = ("domain", "promise", "pointer", "adapter", "columns", "label")
+        config = dict.fromkeys(optional) | unseal(config)
         spec = FeatureSpec.from_dict(config["spec"])
         head = _load_head(folder, config, spec, head_class)
         entropy, domain, pointer = config["entropy_model"], config["domain"], config["pointer"]
+        ensemble = config["ensemble"]
         parts = {
             "spec": spec, "head": head, "label": config["label"] or "wrong",
             "calibration": calibration_from_dict(config["calibration"]),
-            "ensemble": Ensemble.from_dict(config["ensemble"]),
+            "ensemble": Ensemble(ensemble["kind"], tuple(ensemble["weights"]), ensemble["intercept"]),
             "entropy_model": entropy and EntropyModel.from_dict(entropy),
             "domain": domain and Domain.read(folder, domain),
             "promise": config["promise"] and Promise(**config["promise"]),
             "pointer": pointer and Pointer(tuple(pointer["heads"]), pointer["remembered"]),
             **{key: config[key] for key in ("threshold", "aggregate", "recogniser", "columns")},
         }  # fmt: skip
-    except (LookupError, TypeError, ValueError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: tensors of other shapes
         message = f"{folder / CONFIG} is damaged ({first_line(error)}): train the prober again"
         raise UserError(message, "damaged") from error
     adapter = config["adapter"] and folder / ADAPTER
@@ -204,11 +193,8 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
     }  # fmt: skip
 
 
-def _load_head(
-    folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: type[nn.Module] | None
-) -> ProbeHead:
-    """Load the heads of a feature, of a class of this package or of ``head_class``."""
-    file, name = folder / _HEADS, config["head"]["name"]
+def _load_head(folder: Path, config: Mapping[str, Any], spec: FeatureSpec, head_class: Any) -> ProbeHead:
+    name = config["head"]["name"]
     cls = HEADS.get(name, head_class)
     if cls is None:
         message = f"the prober's head {name!r} is not one of {', '.join(HEADS)}"
@@ -216,17 +202,8 @@ def _load_head(
     make = factory(partial(cls, **config["head"]["options"]))
     places, sizes = _places(cls, spec.layers), (spec.width, *([spec.places] if is_joint(cls) else []))
     head = make(places, *sizes)
-    try:
-        regular(file)
-        if config["weights"] != sha256(file):
-            raise ValueError(impostor(file) or "was altered")
-        with safe_open(file, framework="pt") as tensors:
-            stacked = {
-                key: torch.stack([tensors.get_tensor(f"{of}.{key}").float() for of in places])
-                for key in head.state_dict()
-            }
-        head.load_state_dict(stacked)
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        message = f"{file} is missing or damaged ({first_line(error)}): train the prober again"
-        raise UserError(message, "damaged") from error
+    tensors = read_tensors(folder / _HEADS, config["weights"], "train the prober again")
+    head.load_state_dict({
+        key: torch.stack([tensors[f"{of}.{key}"].float() for of in places]) for key in head.state_dict()
+    })  # fmt: skip
     return head

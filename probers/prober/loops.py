@@ -22,6 +22,7 @@ import inspect
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -38,7 +39,7 @@ from ..model.tokens import appended, end_tokens, marker_of, tell_once
 from ..prompts import text_marks
 from ..store.spec import ModelSpec
 from ..types import RunError, UserError
-from .token_scores import GrowingHeads, GrowingVectors, Scorer, check_growing, extend
+from .token_scores import GrowingHeads, Scorer, check_growing
 
 Per = Literal["sequence", "token"]
 
@@ -68,22 +69,20 @@ class WatchedBatch:
         problem: why the loop could not be followed or scored.
     """
 
-    def __init__(
-        self, bank: Scorer, per: Per, special: tuple[Tensor, Tensor], rows: int, length: int, prompt: Tensor
-    ) -> None:
-        self.rows, self.prompt = rows, prompt
+    def __init__(self, bank: Scorer, per: Per, special: tuple[Tensor, ...], length: int, prompt: Tensor):
+        self.rows, self.prompt = len(prompt), prompt
         self.predicting = bank.spec.pool == "predicting"
         self.tokens: list[Tensor] = []
         self.problem: UserError | RunError | None = None
         self._bank, self._per, self._length = bank, per, length
         self.eos, self._special = special[0], torch.cat(special)
-        self.stopped, self._ended = (torch.zeros(rows, dtype=torch.bool) for _ in range(2))
+        self.stopped, self._ended = (torch.zeros(self.rows, dtype=torch.bool) for _ in range(2))
         self._lives: list[Tensor] = []  # (rows,) of every token: whether it counts
         self._newest: list[int] = []  # rows whose last token counts
         self._added = self._asked = 0
-        self._vectors, self._heads = GrowingVectors(bank.spec.pool), GrowingHeads(bank)
+        self._heads = GrowingHeads(bank)
         self._waiting: list[tuple[list[int], Tensor, Tensor]] = []  # per token: live rows, vectors, finite
-        self._scores: list[list[float]] = [[] for _ in range(rows)]
+        self._scores: list[list[float]] = [[] for _ in range(self.rows)]
         self._mask: Tensor | None = None
         self._positions: Tensor | None = None
         self._keys: weakref.ref[Tensor] | None = None
@@ -132,7 +131,7 @@ class WatchedBatch:
         self._newest = rows if self._lives else []
         vectors = token_vectors(states, self._bank.spec.pool)
         if self._per == "sequence":
-            vectors = self._vectors.add(rows, vectors)
+            vectors = self._heads.pooled(rows, vectors)
         self._waiting.append((rows, vectors, all_finite(states)))
         self._added += 1
         if len(self._waiting) == _BLOCK:
@@ -151,20 +150,22 @@ class WatchedBatch:
                 where = f"{name} of row {rows[token - first][place]}"
                 self.problem = broken_state(self._bank.spec.feature, layer, where)
                 return
+        keys = list(chain.from_iterable(rows))
         try:
             if self._bank.head.causal:  # token after token
-                each = (self._heads.add(*token) for token in zip(rows, vectors, strict=True))
-                scores = [score for step in each for score in step]
+                scores = [*chain.from_iterable(map(self._heads.scores, rows, vectors))]
             else:
-                scores = self._heads.add([row for step in rows for row in step], torch.cat(vectors))
+                scores = self._heads.scores(keys, torch.cat(vectors))
         except RunError as error:
             self.problem = error
             return
         how = self._bank.aggregate if self._per == "sequence" else None
-        for row, score in zip([row for each in rows for row in each], scores, strict=True):
+        for row, score in zip(keys, scores, strict=True):
             before = self._scores[row]
-            if how is not None:
-                score = extend(before[-1] if before else 0.0, len(before), score, how)
+            if before and how == "max":
+                score = max(before[-1], score)
+            elif before and how == "mean":
+                score = before[-1] + (score - before[-1]) / (len(before) + 1)
             before.append(score)
 
     def scores(self) -> list[list[float]]:
@@ -218,8 +219,7 @@ class GenerationWatcher(ExitStack):
     """Listener on a model's passes, with the newest :class:`WatchedBatch`; None before the first pass.
 
     The model has hooks while it is entered. With ``keep_cache`` keys and values of the last pass are kept,
-    so that one more token can be forwarded. Heads that cannot follow a text, or another model than theirs,
-    are refused (UserError).
+    to forward one more token. UserError for heads that cannot follow a text, or another model than theirs.
     """
 
     def __init__(
@@ -230,7 +230,9 @@ class GenerationWatcher(ExitStack):
         # Depth and width are always compared, the weights only if the model knows its origin.
         name = str(getattr(model, "name_or_path", "") or "")
         width, dtype = int(model.config.get_text_config().hidden_size), str(model.dtype)
-        ends = end_tokens(getattr(model, "generation_config", None), tokenizer)
+        config = getattr(model, "generation_config", None) or model.config
+        ends = end_tokens(config, tokenizer)
+        pads = {getattr(owner, "pad_token_id", None) for owner in (config, tokenizer)} - {None}
         marks = {} if tokenizer is None else text_marks(tokenizer, ends)
         bank.check_model(ModelSpec(
             name or bank.spec.model.id, fingerprint(name, model),
@@ -242,7 +244,7 @@ class GenerationWatcher(ExitStack):
         self.batch: WatchedBatch | None = None
         self.cache: Any = None
         self._per, self._keep_cache = per, keep_cache
-        self._special = _ids(model, tokenizer, "eos_token_id"), _ids(model, tokenizer, "pad_token_id")
+        self._special = tuple(torch.tensor(sorted(ids), dtype=torch.long) for ids in (ends, pads))
         self._marker = () if tokenizer is None else appended(tokenizer)
         self._names = list(inspect.signature(model.forward).parameters)
         self._tap = tap_of(model, bank.spec.feature)
@@ -267,7 +269,7 @@ class GenerationWatcher(ExitStack):
         past = 0 if cache is None else int(cache.get_seq_length())
         if past == 0 or self.batch is None:
             prompt = inputs.new_zeros((rows, 0), dtype=torch.long) if ids is None else ids.detach()
-            self.batch = WatchedBatch(self.bank, self._per, self._special, rows, length, prompt)
+            self.batch = WatchedBatch(self.bank, self._per, self._special, length, prompt)
             self._note_marker(prompt)
             if past:
                 self.batch.refuse(_UNREADABLE)
@@ -333,12 +335,3 @@ def _copied(cache: Any) -> Any:
         twin.layers = [copy.copy(layer) for layer in layers]
         return twin
     return copy.deepcopy(cache)
-
-
-def _ids(model: Any, tokenizer: Any, name: str) -> Tensor:
-    """Collect the ids that model and tokenizer (may be None) have under ``name``."""
-    special: set[int] = set()
-    for owner in (getattr(model, "generation_config", None) or model.config, tokenizer):
-        ids = getattr(owner, name, None)
-        special.update(i for i in (ids if isinstance(ids, list) else [ids]) if i is not None)
-    return torch.tensor(sorted(special), dtype=torch.long)

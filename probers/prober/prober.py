@@ -28,13 +28,13 @@ from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, sigmoid
 from .decision import Ensemble, checked_logits, margins, run_heads, run_heads_on_marked, run_heads_on_spans
 from .domain import Domain
+from .figures import Figures
 from .io import HubOptions, locate, read_parts, save
 from .report import Report
-from .report import report as make_report
 from .response import ScoredTexts
 from .risk_control import Promise
 from .scoring import Action, JudgedWriter, OnHigh, score_rows
-from .token_scores import Aggregate, aggregate, check_aggregate, check_spans
+from .token_scores import AGGREGATES, Aggregate, aggregate, check_spans
 from .value_head import is_value_head, read_value_head
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from ..model.causal_lm import CausalLM
     from .assessment import Unit
+    from .loops import Per
     from .watch import Scores, StopOnScore
 
 
@@ -60,16 +61,13 @@ class Prober(ModelHubMixin):
             (``spec.pool`` is "tokens"), whose threshold and calibration hold for spans; else None.
         entropy_model: combines the heads' score with entropies, or with what is known of the question if the
             label is "helps"; None when not fitted.
-        recogniser: found the entities whose labels it learned, like ``recogniser`` of probers-datagen; None
-            for other labels, or if unknown.
-        columns: names of the columns of its training texts that were not called like their fields, as
-            ``{"answer": "output"}``; :meth:`score` finds them again.
+        recogniser: found the entities whose labels it learned (``recogniser`` of probers-datagen), if any.
+        columns: columns of its training texts by field, as ``{"answer": "output"}``, where the names differ;
+            :meth:`score` finds them again.
         domain, seen: states and questions of its training; None if unknown.
         metrics, card, pictures: ``metrics.json``, ``README.md``, and the card's PNG files by name.
-        pointer: attention heads that point to the passage that a text rests on; None for heads that read no
-            passages.
-        adapter: folder of the LoRA adapter that the model must run with (:mod:`probers.model.adapters`);
-            None for heads on the unchanged model.
+        pointer: attention heads that point to the passage that a text rests on, if heads read passages.
+        adapter: folder of the LoRA adapter that the model must run with; None for an unchanged model.
         label: what its probability is of: the text is "wrong", or one retrieval "helps" and turns it right.
         allow_other: also read other weights of the same shape, such as another quantization of the
             model, with a warning; not saved.
@@ -105,16 +103,14 @@ class Prober(ModelHubMixin):
             raise ValueError(f"heads of (places, width) {self.head.reads} do not fit features of {shape}")
         if self.domain is not None and self.domain.shape != shape:
             raise ValueError(f"a domain of (places, width) {self.domain.shape} does not fit the heads")
-        if self.head.tokens and pool != "tokens":
-            raise UserError(f"these heads pool tokens themselves and cannot read pool={pool}", "mismatch")
-        if self.head.causal and pool != "tokens":
-            raise UserError(f"these heads read tokens in order and cannot read pool={pool}", "mismatch")
-        if self.aggregate is not None:
-            if self.head.tokens or pool != "tokens":
-                raise UserError(f"aggregate={self.aggregate} is for heads of single tokens only", "conflict")
-            check_aggregate(self.aggregate)
-        elif pool == "tokens" and not self.head.tokens:
-            raise UserError("aggregate=null: heads of single tokens need max, mean or last", "conflict")
+        if pool != "tokens" and (self.head.tokens or self.head.causal):
+            raise UserError(f"these heads read every token and cannot read pool={pool}", "mismatch")
+        if (pool == "tokens" and not self.head.tokens) != (self.aggregate is not None):
+            message = f"aggregate={self.aggregate or 'null'}: heads of single tokens need max, mean or last"
+            raise UserError(f"{message}, and all others null", "conflict")
+        if self.aggregate not in (None, *AGGREGATES):
+            message = f"aggregate={self.aggregate} is not one of {', '.join(AGGREGATES)}"
+            raise UserError(message, "unknown-choice")
         object.__setattr__(self, "ensemble", self.ensemble.over(len(self.head.streams)))
         self.head.eval().requires_grad_(False)
 
@@ -143,14 +139,13 @@ class Prober(ModelHubMixin):
         other = (trained.layers, trained.width, trained.adapter) != (model.layers, model.width, model.adapter)
         if trained.same_as(model) or other:
             return self.spec.check_model(model, what="the prober")
-        message = f"the prober {trained.against(model)}"
+        message, remedy = f"the prober {trained.against(model)}", "another quantization of the same model"
         if self.allow_other:
             of = "threshold and calibration are of the former"
             return warn_once(f"warning: {message} (allow_other=true): {of}")
-        remedy = "takes another quantization of the same model"
         if trained.same_weights(model):
-            remedy = "takes it, though its scores and threshold may be off"
-        fix = f"use that model or train a prober for this one; allow_other=true {remedy}"
+            remedy = "it, though its scores and threshold may be off"
+        fix = f"use that model or train a prober for this one; allow_other=true takes {remedy}"
         raise UserError(f"{message}: {fix}", "mismatch")
 
     def logits(self, states: np.ndarray | torch.Tensor, mask: Any = None) -> np.ndarray:
@@ -202,16 +197,15 @@ class Prober(ModelHubMixin):
         """
         bounds = check_spans(spans, len(states))
         if self.head.marker and self.aggregate is not None:
-            logits = (run_heads_on_marked(self.head, states, span) for span in bounds)
-            each = [self.ensemble(margins(each_logits)) for each_logits in logits]
+            each = (self.ensemble(margins(run_heads_on_marked(self.head, states, span))) for span in bounds)
             score = np.array([aggregate(scores, [(0, len(scores))], self.aggregate)[0] for scores in each])
         elif self.aggregate is not None:
             score = aggregate(self.score_states(states), bounds, self.aggregate)
         elif self.head.tokens:
             score = self.ensemble(margins(run_heads_on_spans(self.head, states, bounds)))
         else:
-            message = f"this prober reads pool={self.spec.pool} and cannot score spans"
-            raise UserError(f"{message}: train one on pool=tokens", "unsupported")
+            message = f"pool={self.spec.pool} gives no scores of spans: train a prober on pool=tokens"
+            raise UserError(message, "unsupported")
         return score if signals is None else self._with_entropy(score, signals)
 
     def _with_entropy(self, score: np.ndarray, signals: Mapping[str, Any]) -> np.ndarray:
@@ -220,10 +214,7 @@ class Prober(ModelHubMixin):
         return self.entropy_model(score, signals)
 
     def probability(self, score: np.ndarray, *, with_entropy: bool = False) -> np.ndarray:
-        """Compute calibrated P(wrong) from scores (n,) of texts, or of spans for heads of tokens.
-
-        ``with_entropy`` says that they were made with signals; such log-odds need no calibration.
-        """
+        """Compute P(wrong) from scores (n,) of texts or spans, which are log-odds if made with entropy."""
         return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
 
     def to(self, device: Any) -> Prober:
@@ -245,7 +236,6 @@ class Prober(ModelHubMixin):
         """Judge texts that exist already, each in one pass of the model, after its prompt.
 
         Args:
-            lm: the model whose states the prober reads.
             rows: a DataFrame, a list of dictionaries or of answers, a ``datasets.Dataset``, or a file; fields
                 are those of files of texts: ``answer``, and ``prompt`` or ``messages`` before it.
             threshold: score above which a text fires, in place of the prober's own.
@@ -258,8 +248,8 @@ class Prober(ModelHubMixin):
             UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
         """
         if not hasattr(lm, "score_each"):
-            message = f"score takes a model first, found {type(lm).__name__}"
-            raise UserError(f"{message}: CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)")
+            make = "CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)"
+            raise UserError(f"score takes a model first, found {type(lm).__name__}: {make}")
         source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line, usual=self.columns)
         return score_rows(lm, self, source, threshold=threshold, unit=unit)
 
@@ -290,17 +280,12 @@ class Prober(ModelHubMixin):
 
     @property
     def report(self) -> Report:
-        """Figures on held-out texts beside controls: text in a terminal, tables and plots in a notebook.
-
-        UserError for a prober without figures.
-        """
+        """Figures on held-out texts beside controls: text, or tables and plots in a notebook."""
         if not self.metrics:
             raise UserError("this prober has no figures: it was not trained by probers", "unsupported")
-        return make_report(self.metrics, self.pictures)
+        return Report(Figures.read(self.metrics), self.pictures)
 
-    def watch(
-        self, model: Any, *, per: Literal["sequence", "token"] = "sequence", tokenizer: Any = None
-    ) -> Scores:
+    def watch(self, model: Any, *, per: Per = "sequence", tokenizer: Any = None) -> Scores:
         """Score the output of a plain transformers model while it generates, without changing it.
 
         ::
@@ -314,7 +299,6 @@ class Prober(ModelHubMixin):
         Heads of ``pool=predicting`` score before every token; ``scores.entities`` lists entities that began.
 
         Args:
-            model: the transformers model this prober was trained on.
             per: after each token the score of the "sequence" so far, pooled as in training, or of the
                 "token" alone, to see where it rises.
             tokenizer: gives end-of-sequence and padding ids beside those of ``model.generation_config``, and
@@ -350,8 +334,7 @@ class Prober(ModelHubMixin):
         from .watch import StopOnScore
 
         if unit == "answer":
-            message = "unit=answer has nothing to stop before: leave unit out to stop by the score so far"
-            raise UserError(message, "unsupported")
+            raise UserError("unit=answer is stopped by the score so far: leave unit out", "unsupported")
         assess = None if unit is None else Assessor(self, threshold, unit)
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens, assess=assess)
 
@@ -359,7 +342,6 @@ class Prober(ModelHubMixin):
     stopping_criteria = stopping
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write the files of :mod:`.io`; round the weights by ``half_precision`` before."""
         save(save_directory, self)
 
     @classmethod
@@ -375,8 +357,7 @@ class Prober(ModelHubMixin):
 
         Args:
             head_class: class of heads from outside this package.
-            model: specification of the model of a value head (:mod:`.value_head`), whose files lack it;
-                its P(wrong) is not calibrated.
+            model: model of a value head (:mod:`.value_head`), which is not calibrated and does not name it.
             subfolder: folder of the prober within that folder or repository.
             hub: options of the download (:class:`.io.HubOptions`).
         """

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
-from typing import Any
 
 from ..evaluation.bootstrap import bounded, bounds, number
 from ..pages import render
@@ -25,19 +24,11 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def report(metrics: Mapping[str, Any] | Figures, pictures: Mapping[str, bytes] | None = None) -> Report:
-    """Make the report of a prober from its ``metrics``, with its ``pictures`` (PNG files by name) in HTML.
-
-    ValueError for metrics of something else, or none.
-    """
-    figures = metrics if isinstance(metrics, Figures) else Figures.read(metrics)
-    return Report(figures, pictures or {})
-
-
 @dataclass(frozen=True, repr=False)
 class Report:
     """Figures to look at: ``str()`` has the AUROC of the prober and of the best control, and one sentence
-    whether it is better than words alone, in lines of at most 100 columns; a notebook shows tables.
+    whether it is better than words alone, in lines of at most 100 columns; a notebook shows tables, and the
+    ``pictures`` (PNG files by name).
     """
 
     figures: Figures

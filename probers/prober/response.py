@@ -7,7 +7,7 @@ Fields that were not set are left out of its wire form: a streamed chunk has the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,15 +34,7 @@ class ScoredSpan:
     p_wrong: float
 
 
-class Frozen(Part):
-    """A part of a response."""
-
-    def wire(self) -> dict[str, Any]:
-        """Convert to plain containers, without the fields that were not set."""
-        return self.model_dump(exclude_unset=True)
-
-
-class DomainDistance(Frozen):
+class DomainDistance(Part):
     """Distance of a text from the training texts: ``unlike`` beyond the limits of either measure.
 
     For such texts P(wrong) may not be a probability. The ``distance`` of the judged unit is about 1 for
@@ -56,7 +48,7 @@ class DomainDistance(Frozen):
     surprise_range: tuple[float, float] | None = None
 
 
-class Acted(Frozen):
+class Acted(Part):
     """Action of ``on_high``: the span that was too high, tokens not returned, and the scores of all draws."""
 
     action: str
@@ -65,7 +57,7 @@ class Acted(Frozen):
     scores: tuple[float | None, ...] = ()
 
 
-class Revised(Frozen):
+class Revised(Part):
     """A token whose score has changed after its chunk was sent, by its place among the text's tokens."""
 
     token: int
@@ -73,7 +65,7 @@ class Revised(Frozen):
     p_wrong: float | None
 
 
-class TokenScores(Frozen):
+class TokenScores(Part):
     """Lists with an entry for each of n tokens: those of a whole text, or of one streamed chunk."""
 
     token_scores: _PerToken = figure("one per token of the text; null for a token without a score", ())
@@ -97,16 +89,18 @@ class TokenScores(Frozen):
         "the same fields for the model's thinking, which has its own offsets; left out without thinking", None
     )
 
+    def wire(self) -> dict[str, Any]:
+        """Convert to plain containers, without the fields that were not set."""
+        return self.model_dump(exclude_unset=True)
+
     def since(self, sent: Sequence[float | None]) -> Self:
         """Leave out the first tokens, ``sent`` before with these scores; name those with others now."""
         if not sent:
             return self
-        now = zip(sent, self.token_scores, self.token_p_wrong, strict=False)
-        names = [name for name in TokenScores.model_fields if name.startswith("token_")]
-        lists = {name: getattr(self, name) for name in names if name in self.model_fields_set}
+        now = enumerate(zip(sent, self.token_scores, self.token_p_wrong, strict=False))
+        lists = {name: getattr(self, name) for name in self.model_fields_set if name.startswith("token_")}
         update: dict[str, Any] = {name: each and each[len(sent) :] for name, each in lists.items()}
-        changed = [(i, score, p) for i, (before, score, p) in enumerate(now) if score != before]
-        if changed:
+        if changed := [(i, score, p) for i, (before, score, p) in now if score != before]:
             update["revised"] = tuple(Revised(token=i, score=score, p_wrong=p) for i, score, p in changed)
         return self.model_copy(update=update)
 
@@ -162,24 +156,20 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredPart:
-    """A judged part of a text: its characters [start, end), its score, and P(wrong) from 0 to 1."""
+class ScoredPart(ScoredSpan):
+    """A judged part with its text, and what it rests on for probers that read passages."""
 
     text: str
-    start: int
-    end: int
-    score: float
-    p_wrong: float
     fires: bool
     ground: Ground | None = None
 
     @property
     def origin(self) -> str:
-        """Name what it rests on, for probers that read passages; "" for others."""
+        """Name what it rests on; "" where that is not known."""
         if self.ground is None:
             return ""
-        passage = f"passage {self.ground.passage}"
-        return {"passage": passage, "memory": "from memory"}.get(self.ground.source, "unsupported")
+        names = {"passage": f"passage {self.ground.passage}", "memory": "from memory"}
+        return names.get(self.ground.source, "unsupported")
 
     def __str__(self) -> str:
         origin = f"  ({self.origin})" if self.origin else ""
@@ -229,7 +219,7 @@ class Scored:
         grounds = {(each.start, each.end): each for each in self.response.grounds or ()}
         return tuple(
             ScoredPart(
-                self.text[s.start : s.end], s.start, s.end, s.score, s.p_wrong, s.score > threshold,
+                s.start, s.end, s.score, s.p_wrong, self.text[s.start : s.end], s.score > threshold,
                 grounds.get((s.start, s.end)),
             )
             for s in self.response.spans
@@ -264,40 +254,34 @@ class Scored:
 
     def __str__(self) -> str:
         """Mark the parts that fire as ``[part 96%]``; the text's own P(wrong) comes first."""
-        shown, end = [], 0
-        for span in self._marked:
-            origin = f", {span.origin}" if span.origin else ""
-            shown.append(f"{self.text[end : span.start]}[{span.text} {span.p_wrong:.0%}{origin}]")
-            end = span.end
+        text = self._marked(str, lambda part, chance: f"[{part.text} {chance}]", firing=True)
         chance = "   –" if self.p_wrong is None else f"{self.p_wrong:4.0%}"
         note = f"  ({self.warning})" if self.warning else ""
-        return f"{chance}  {''.join(shown)}{self.text[end:]}{note}"
+        return f"{chance}  {text}{note}"
 
     def _repr_html_(self) -> str:
-        pieces, end = [], 0
-        for span in sorted(self.spans, key=lambda span: span.start):
-            if span.start < end or (span.start, span.end) == (0, len(self.text)):
-                continue
-            line = "border-bottom:2px solid #b3261e;" if span.fires else ""
-            style = f"background:rgba(217,72,47,{0.6 * span.p_wrong:.2f});{line}"
-            title = f"P(wrong) {span.p_wrong:.0%}{', ' if span.origin else ''}{span.origin}"
-            pieces.append(escape(self.text[end : span.start]))
-            pieces.append(f'<span style="{style}" title="{title}">{escape(span.text)}</span>')
-            end = span.end
+        def mark(part: ScoredPart, chance: str) -> str:
+            line = "border-bottom:2px solid #b3261e;" if part.fires else ""
+            style = f"background:rgba(217,72,47,{0.6 * part.p_wrong:.2f});{line}"
+            return f'<span style="{style}" title="P(wrong) {chance}">{escape(part.text)}</span>'
+
         chance = "not judged" if self.p_wrong is None else f"P(wrong) {self.p_wrong:.0%}"
         note = f"<br><i>{escape(self.warning)}</i>" if self.warning else ""
-        text = f"{''.join(pieces)}{escape(self.text[end:])}"
+        text = self._marked(escape, mark)
         return f'<div style="white-space:pre-wrap">{text}</div><small>{chance}{note}</small>'
 
-    @property
-    def _marked(self) -> list[ScoredPart]:
-        """List the parts that fire and do not overlap; a part that is the whole text is not marked."""
-        marked: list[ScoredPart] = []
-        for span in sorted(self.spans, key=lambda span: span.start):
-            whole = (span.start, span.end) == (0, len(self.text))
-            if span.fires and not whole and (not marked or span.start >= marked[-1].end):
-                marked.append(span)
-        return marked
+    def _marked(
+        self, plain: Callable[[str], str], mark: Callable[[ScoredPart, str], str], *, firing: bool = False
+    ) -> str:
+        """Mark the parts, or those that are ``firing``, which do not overlap and are not the whole text."""
+        shown, end = "", 0
+        for part in sorted(self.spans, key=lambda part: part.start):
+            whole = (part.start, part.end) == (0, len(self.text))
+            if part.start >= end and not whole and (part.fires or not firing):
+                chance = f"{part.p_wrong:.0%}{', ' if part.origin else ''}{part.origin}"
+                shown += plain(self.text[end : part.start]) + mark(part, chance)
+                end = part.end
+        return shown + plain(self.text[end:])
 
 
 class ScoredTexts(list[Scored]):
@@ -308,8 +292,7 @@ class ScoredTexts(list[Scored]):
         """Table with a row for each text: id, prompt, text, p_wrong, fires, unlike, spans."""
         import pandas as pd
 
-        rows: list[Mapping[str, Any]] = [each.to_dict() for each in self]
-        return pd.DataFrame(rows)
+        return pd.DataFrame([each.to_dict() for each in self])
 
     def __repr__(self) -> str:
         fires = sum(each.fires for each in self)

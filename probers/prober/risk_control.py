@@ -46,19 +46,15 @@ class Promise:
     wrong: Natural
 
     def __str__(self) -> str:
+        risk, confidence = (f"{100 * share:.4g}%" for share in (self.risk, self.confidence))
         return (
-            f"of what passes at most {percent(self.risk)} is wrong, each question or article counted once "
-            f"({percent(self.confidence)} confidence, chosen on {self.groups} groups)"
+            f"of what passes at most {risk} is wrong, each question or article counted once "
+            f"({confidence} confidence, chosen on {self.groups} groups)"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain containers for JSON."""
         return asdict(self)
-
-
-def percent(share: float) -> str:
-    """Show a share as a percentage with the digits it needs: 0.125 is 12.5%."""
-    return f"{100 * share:.4g}%"
 
 
 def p_value(passing: Any, wrong: Any, risk: float) -> np.ndarray:
@@ -130,16 +126,11 @@ def _candidates(wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> _C
 def certify(
     risk: float, confidence: float, wrong: np.ndarray, scores: np.ndarray, groups: np.ndarray | None = None
 ) -> tuple[float, Promise]:
-    """Find the laxest certified threshold, with its promise.
+    """Find the laxest threshold that is certified for R = ``risk`` and C = ``confidence``, with its promise.
 
-    Args:
-        risk, confidence: R and C, between 0 and 1.
-        wrong, scores: (n,) labels, 1 where a text is wrong, and scores, higher where that is likelier.
-        groups: (n,) of each text; None counts every text as a group.
-
-    Raises:
-        UserError: ``labels`` where the groups are too few, or the strictest threshold is not certified.
-        RunError: a score that is not finite.
+    ``wrong`` (n,) is 1 where a text is wrong, which is likelier for higher ``scores`` (n,); ``groups`` (n,)
+    None counts every text as one. UserError ``labels`` where the groups are too few, or the strictest
+    threshold is not certified; RunError for a score that is not finite.
     """
     wrong, scores = np.asarray(wrong, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     groups = np.arange(len(scores)) if groups is None else np.asarray(groups)

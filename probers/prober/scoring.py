@@ -9,8 +9,7 @@ import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from ..checksums import Journal
 from ..data.rows import unread_field
@@ -24,29 +23,22 @@ from ..prompts import chat_text, form_with, turn_ends
 from ..signals.grounding import ground
 from ..types import EndToken, Generation, UserError, count
 from ..words.text import tokenize
-from .assessment import Assessor, Bank, WrittenText
+from .assessment import Assessor, WrittenText
 from .response import Acted, Response, Scored, ScoredSpan, ScoredTexts
-from .token_scores import check_growing, text_needs, text_scores
+from .token_scores import Scorer, check_growing, text_needs, text_scores
 
 log = logging.getLogger(__name__)
 
 
-def prompt_of(prober: Bank, one: Text, tokenizer: Any, file: str = "", most: int | None = None) -> str:
-    """Put a text's prompt, with passages in the form of the prober's training where that is a known one.
-
-    ``file`` is its file, for messages, and ``most`` the number of passages that it shows, None for all.
-    """
-    return one.prompt_for(tokenizer, file or one.dataset, form_with(prober.spec.prompt), most=most)
-
-
-def readable(source: TextSource, texts: Sequence[Text], prober: Bank, tokenizer: Any) -> list[Text]:
+def readable(source: TextSource, texts: Sequence[Text], prober: Scorer, tokenizer: Any) -> list[Text]:
     """Return the texts that the model can write after their prompts, each without its end marker.
 
     Others are left out and noted in ``source``, or with its ``on_bad_line="error"`` a UserError.
     """
-    written = []
+    written, form = [], form_with(prober.spec.prompt)
     for one in texts:
-        prompt, answer = prompt_of(prober, one, tokenizer, source.file), without_end(tokenizer, one.answer)
+        prompt = one.prompt_for(tokenizer, source.file or one.dataset, form)
+        answer = without_end(tokenizer, one.answer)
         try:
             encode_answer(tokenizer, prompt, answer, one.id)
             written.append(replace(one, answer=answer))
@@ -61,22 +53,19 @@ def readable(source: TextSource, texts: Sequence[Text], prober: Bank, tokenizer:
 
 
 def score_texts(
-    lm: CausalLM, prober: Bank, texts: Sequence[Text], *, threshold: float | None = None,
+    lm: CausalLM, prober: Scorer, texts: Sequence[Text], *, threshold: float | None = None,
     unit: str | None = None, journal: Journal | None = None,
 ) -> list[Response | None]:  # fmt: skip
     """Score answers that exist already, each after its prompt; None for one too long for the model's context.
 
     Args:
-        lm: the model whose states the prober reads.
-        prober: heads of tokens, or of pooled texts, sentences, claims or entities.
         texts: answers with their prompts, read by :class:`probers.data.texts.TextSource` or made by hand.
         threshold: a score in place of the prober's threshold.
         unit: what is judged by itself (:func:`.assessment.units_of`); None is the prober's own.
         journal: file of finished batches; a call with the same texts reads it and continues.
 
-    Raises:
-        UserError: a prober that cannot score whole texts or was trained on another model, a unit that it
-            cannot judge, or an answer that no tokens of the model read as.
+    UserError for a prober that cannot score whole texts or was trained on another model, a unit that it
+    cannot judge, or an answer that no tokens of the model read as.
     """
     check_growing(prober, whole=True)
     prober.check_model(lm.spec)
@@ -87,7 +76,7 @@ def score_texts(
     before = lm.on_too_long
     lm.skip_too_long()
     try:
-        for new in assessed_each(lm, prober, assess, requests, known=responses):
+        for new in assessed_each(lm, assess, requests, known=responses):
             if journal is not None:
                 journal.append(_records(new, texts))
             responses |= new
@@ -98,51 +87,49 @@ def score_texts(
     return [responses[place] for place in range(len(texts))]
 
 
-def score_rows(lm: CausalLM, prober: Bank, source: TextSource, **how: Any) -> ScoredTexts:
+def score_rows(lm: CausalLM, prober: Scorer, source: TextSource, **how: Any) -> ScoredTexts:
     """Read texts of a source, log what was left out, and score them (:func:`score_texts`)."""
     texts = readable(source, list(source.all()), prober, lm.tokenizer)
     for line in source.lines():
         log.warning(line)
-    scored = []
+    scored, form = [], form_with(prober.spec.prompt)
     for one, response in zip(texts, score_texts(lm, prober, texts, **how), strict=True):
         shown = len(one.passages) - len(response.left_out if response else ())
-        prompt = prompt_of(prober, one, lm.tokenizer, most=shown)
+        prompt = one.prompt_for(lm.tokenizer, one.dataset, form, most=shown)
         scored.append(Scored(one.id, prompt, one.answer, response))
     return ScoredTexts(scored)
 
 
 def assessed_each(
-    lm: CausalLM, prober: Bank, assess: Assessor, requests: Sequence[ScoreRequest], *,
-    known: Container[int] = (),
-) -> Iterator[dict[int, Response | None]]:  # fmt: skip
+    lm: CausalLM, assess: Assessor, requests: Sequence[ScoreRequest], *, known: Container[int] = ()
+) -> Iterator[dict[int, Response | None]]:
     """Read texts and assess them; yield responses by place, batch by batch, None for one too long."""
-    for batch in lm.score_each(requests, Scoring(text_needs(prober)), known=known):
-        read = partial(_assessed, prober, assess)
-        yield {i: read(made, requests[i]) if made.token_ids else None for i, made in batch.items()}
+    for batch in lm.score_each(requests, Scoring(text_needs(assess.bank)), known=known):
+        each = ((i, made, requests[i]) for i, made in batch.items())
+        yield {i: _assessed(assess, made, reading) if made.token_ids else None for i, made, reading in each}
 
 
-def _assessed(prober: Bank, assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
+def _assessed(assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
     """Assess a text that was read, and ground it in its passages if the prober reads these."""
     more = {"left_out": reading.left_out} if reading.left_out else {}
-    if text_needs(prober).of_passages and (reading.passages is None or not tokenize(written.text)):
+    if text_needs(assess.bank).of_passages and (reading.passages is None or not tokenize(written.text)):
         why = "the prompt shows no passage" if reading.passages is None else "the answer has no word"
         empty = assess(WrittenText(written.prompt, ""))
         return empty.model_copy(update={"grounds": (), "not_scored": why, **more})
-    response = assess(_scored_tokens(prober, assess, written)).model_copy(update=more)
-    if prober.pointer is None or reading.passages is None:
+    response, pointer = assess(_scored(assess, written)).model_copy(update=more), assess.bank.pointer
+    if pointer is None or reading.passages is None:
         return response
     spans = {(span.start, span.end): span.score <= assess.threshold for span in response.spans}
-    grounds = ground(prober.pointer, written, reading.passages, spans)
-    return response.model_copy(update={"grounds": grounds})
+    return response.model_copy(update={"grounds": ground(pointer, written, reading.passages, spans)})
 
 
-def _scored_tokens(prober: Bank, assess: Assessor, written: Generation) -> WrittenText:
+def _scored(assess: Assessor, written: Generation) -> WrittenText:
     """Score the tokens of a text, read or written with the states of :func:`text_needs`."""
     if not written.token_ids:
         return WrittenText(written.prompt, written.text)
     assert written.state is not None
     pieces = assess.pieces(written.prompt, written.text, written.offsets)
-    scores = text_scores(prober, written.state, None if pieces is None else list(pieces.values()))
+    scores = text_scores(assess.bank, written.state, None if pieces is None else list(pieces.values()))
     return WrittenText.of(written, *scores)
 
 
@@ -162,8 +149,10 @@ def _resumed(journal: Journal, texts: Sequence[Text]) -> dict[int, Response | No
 
 
 def _records(responses: Mapping[int, Response | None], texts: Sequence[Text]) -> list[dict[str, Any]]:
-    wired = {place: each and each.wire() for place, each in responses.items()}
-    return [{"place": i, "id": texts[i].id, "hallucination": response} for i, response in wired.items()]
+    return [
+        {"place": place, "id": texts[place].id, "hallucination": response and response.wire()}
+        for place, response in responses.items()
+    ]
 
 
 #: What is done with a text whose score is above the threshold.
@@ -197,26 +186,19 @@ class Action:
             raise UserError(f"draws={self.draws} must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A prompt, and what ends an answer to it besides the model's end tokens and the user's stops."""
-
-    text: str
-    ends: tuple[str | EndToken, ...] = ()
+#: A prompt, and what ends an answer to it besides the model's end tokens and the user's stops.
+_Asked: TypeAlias = tuple[str, tuple[str | EndToken, ...]]
 
 
 class JudgedWriter:
-    """Writer whose texts a prober judges; ``threshold`` and ``unit`` replace the prober's own.
-
-    UserError for a prober of another model, or a unit that it cannot judge.
-    """
+    """Writer whose texts a prober judges, by ``threshold`` and ``unit`` in place of its own."""
 
     def __init__(
-        self, lm: CausalLM, prober: Bank, action: Action, threshold: float | None, unit: str | None
+        self, lm: CausalLM, prober: Scorer, action: Action, threshold: float | None, unit: str | None
     ) -> None:
         check_growing(prober, whole=True)
         prober.check_model(lm.spec)
-        self._lm, self._prober, self._action = lm, prober, action
+        self._lm, self._action = lm, action
         self._assess = Assessor(prober, threshold, unit)
 
     def __call__(self, prompts: Any, max_new_tokens: int, **how: Any) -> Scored | ScoredTexts:
@@ -231,71 +213,63 @@ class JudgedWriter:
         if not texts:
             raise UserError("there is no prompt: give a text, or several", "empty")
         retries = self._action.on_high == "retry"
-        written = self._write(texts, max_new_tokens, how, 0 if retries else None)
+        how = how | {"max_new_tokens": max_new_tokens}
+        written = self._write(texts, how, 0 if retries else None)
         if retries:
-            self._retry(texts, written, max_new_tokens, how)
+            self._retry(texts, written, how)
         scored = ScoredTexts(self._acted(number, generation) for number, generation in enumerate(written, 1))
         return scored[0] if one else scored
 
     def _prompt(self, given: Any) -> _Asked:
         """Read a prompt: a text, or the messages of a chat."""
         if isinstance(given, str):
-            return _Asked(given)
-        messages = [each for each in given if isinstance(each, Mapping) and {"role", "content"} <= set(each)]
-        if not messages or len(messages) < len(given):
+            return given, ()
+        known = [each for each in given if isinstance(each, Mapping) and {"role", "content"} <= each.keys()]
+        if not known or len(known) < len(given):
             message = f"a prompt is a text or a list of messages with role and content, found {shown(given)}"
             raise UserError(message)
-        text = chat_text(self._lm.tokenizer, given, "a prompt of messages")
-        return _Asked(text, turn_ends(self._lm.tokenizer))
+        return chat_text(self._lm.tokenizer, given, "a prompt of messages"), turn_ends(self._lm.tokenizer)
 
-    def _write(
-        self, prompts: Sequence[_Asked], tokens: int, how: Mapping[str, Any], draw: int | None
-    ) -> list[Generation]:
+    def _write(self, prompts: Sequence[_Asked], how: dict[str, Any], draw: int | None) -> list[Generation]:
         """Write a text for each prompt; a ``draw`` has its own random numbers."""
         if draw is not None:
             how = {**how, "sampling": Sampling(self._action.temperature, seed=self._action.seed + draw)}
-        needs, stop = text_needs(self._prober), how.get("stop", ())
+        needs, stop = text_needs(self._assess.bank), how.get("stop", ())
         written: dict[int, Generation] = {}
-        for ends in {one.ends for one in prompts}:
-            places = [i for i, one in enumerate(prompts) if one.ends == ends]
+        for ends in {ends for _, ends in prompts}:
+            places = [i for i, prompt in enumerate(prompts) if prompt[1] == ends]
             how = {**how, "stop": [*stop, *ends] if ends and not isinstance(stop, str) else stop}
-            texts = [prompts[i].text for i in places]
-            each = self._lm.generate(texts, max_new_tokens=tokens, needs=needs, **how)
+            each = self._lm.generate([prompts[i][0] for i in places], needs=needs, **how)
             written |= zip(places, each, strict=True)
         return [written[place] for place in range(len(prompts))]
 
-    def _retry(
-        self, prompts: Sequence[_Asked], written: list[Generation], tokens: int, how: Mapping[str, Any]
-    ) -> None:
-        """Draw texts that fire again, all of a round together; keep each prompt's with the lowest score."""
-        best = [self._judge(generation) for generation in written]
+    def _retry(self, prompts: Sequence[_Asked], written: list[Generation], how: dict[str, Any]) -> None:
+        """Draw texts that fire again, a round together; keep the lowest score, or one without any."""
+        best = [self._assess(_scored(self._assess, generation)) for generation in written]
         for draw in range(1, self._action.draws):
             high = [place for place, response in enumerate(best) if response.fires]
             if not high:
                 break
-            more = self._write([prompts[place] for place in high], tokens, how, draw)
+            more = self._write([prompts[place] for place in high], how, draw)
             for place, generation in zip(high, more, strict=True):
-                response = self._judge(generation)
-                if _rank(response) < _rank(best[place]):
+                response, least = self._assess(_scored(self._assess, generation)), best[place].score
+                if response.score is None or (least is not None and response.score < least):
                     written[place], best[place] = generation, response
 
-    def _judge(self, written: Generation) -> Response:
-        return self._assess(_scored_tokens(self._prober, self._assess, written))
-
     def _acted(self, number: int, written: Generation) -> Scored:
-        record = _scored_tokens(self._prober, self._assess, written)
+        record = _scored(self._assess, written)
         response, text = self._assess(record), written.text
         on_high = self._action.on_high
-        high = self._first_high(record, response)
+        high, kept = self._first_high(record, response), None
         if on_high == "stop" and high is not None:
-            count = sum(end <= high.start for _, end in written.offsets)
             text = text[: high.start].rstrip()
-            acted = Acted(action=on_high, span=high, discarded_tokens=len(written.token_ids) - count)
-            response = self._assess(record.first(count, text)).model_copy(update={"acted": acted})
+            kept = record.first(sum(end <= high.start for _, end in written.offsets), text)
         elif on_high == "abstain" and response.fires:
-            acted = Acted(action=on_high, span=high, discarded_tokens=len(written.token_ids))
-            text = self._action.abstention
-            response = self._assess(WrittenText(written.prompt, "")).model_copy(update={"acted": acted})
+            text, kept = self._action.abstention, WrittenText(written.prompt, "")
+        if kept is not None:
+            discarded = len(written.token_ids) - len(kept.offsets)
+            acted = Acted(action=on_high, span=high, discarded_tokens=discarded)
+            response = self._assess(kept).model_copy(update={"acted": acted})
         return Scored(f"prompt {number}", written.prompt, text, response)
 
     def _first_high(self, record: WrittenText, response: Response) -> ScoredSpan | None:
@@ -305,8 +279,3 @@ class JudgedWriter:
             each = zip(record.offsets, record.scores, response.token_p_wrong, strict=True)
             spans = tuple(ScoredSpan(*place, score or 0.0, p or 0.0) for place, score, p in each)
         return next((span for span in spans if span.score > self._assess.threshold), None)
-
-
-def _rank(response: Response) -> float:
-    """Order responses by score; a text without anything to judge is the best possible."""
-    return float("-inf") if response.score is None else response.score

@@ -9,7 +9,7 @@ the score and the distance of each token are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -21,12 +21,14 @@ from ..heads import Memory, ProbeHead
 from ..model import pooling
 from ..model.hidden_states import broken_state
 from ..model.pooling import PER_TOKEN, StreamingPool, all_finite, as_stored, token_vectors
+from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec, ModelSpec
-from ..types import OF_PASSAGES, Needs, Pool, RunError, UserError
+from ..types import OF_PASSAGES, Needs, RunError, UserError
 from ..words import Recogniser
-from ..words.language import ENGLISH
 from ..words.text import split_sentences
 from ..words.thinking import PARTS
+from .domain import Domain
+from .risk_control import Promise
 
 #: Ways to make the score of a span from the scores of its tokens.
 Aggregate = Literal["max", "mean", "last"]
@@ -49,7 +51,11 @@ class Scorer(Protocol):
     @property
     def recogniser(self) -> str | None: ...
     @property
-    def domain(self) -> Callable[[Tensor], Tensor] | None: ...
+    def domain(self) -> Domain | None: ...
+    @property
+    def promise(self) -> Promise | None: ...
+    @property
+    def pointer(self) -> Pointer | None: ...
     def score_states(self, states: Tensor, /) -> np.ndarray: ...
     def score_next(self, states: Tensor, memory: Memory | None, /) -> tuple[np.ndarray, Memory]: ...
     def probability(self, score: np.ndarray, /) -> np.ndarray: ...
@@ -67,66 +73,51 @@ def check_growing(bank: Scorer, *, whole: bool = False, sentences: bool = False)
     Heads that pool spans, claims or sentences need to know where these begin: they score ``whole`` texts, or
     growing ones whose ``sentences`` are known. Heads of the prompt's last state know nothing about a text.
     """
-    spec = bank.spec
-    if spec.pool == "prompt":
-        raise UserError(
-            "this prober reads pool=prompt, the state before a text is written, and cannot score the text: "
-            "use it in trigger=probing_before, or train one on another pool (mean, tokens, ..)",
-            code="unsupported",
-        )
+    spec, why = bank.spec, ""
     beside = [spec.site] if spec.site in ("probabilities", *OF_PASSAGES) else spec.feature.beside
-    if beside and not whole:
-        message = f"this prober reads {' and '.join(beside)}, and only states are read while a text grows"
-        fix = "score finished texts with probers-score or trigger=probing, or train with beside=[]"
-        raise UserError(f"{message}: {fix}", code="unsupported")
     known = whole or spec.pool in PER_TOKEN or (sentences and pools_sentences(bank))
-    if not known and spec.position in (*PIECES, *PARTS):
-        raise UserError(
-            f"this prober pools every {spec.position} by itself, whose end is not known while a text grows: "
-            "score finished texts with probers-score (probers-serve also scores sentences), or train on "
-            "unit=token, or unit=answer and reads=both",
-            code="unsupported",
-        )
-    if bank.head.marker:
-        message = "this prober's head marks the span that it scores, which is not known while a text grows: "
-        raise UserError(f"{message}call bank.score_spans, or train with head.marker=false", "unsupported")
-    if bank.head.tokens:
-        message = "this prober's heads pool all tokens of a span and cannot score a growing text: record its "
-        message += 'states with Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of '
-        raise UserError(f"{message}single tokens (head=radio, linear, ..) or of pooled states", "unsupported")
+    if spec.pool == "prompt":
+        why = "reads pool=prompt, the state before a text is written: use it in trigger=probing_before, or "
+        why += "train one on another pool (mean, tokens, ..)"
+    elif beside and not whole:
+        why = f"reads {' and '.join(beside)}, and only states are read while a text grows: score finished "
+        why += "texts with probers-score or trigger=probing, or train with beside=[]"
+    elif not known and spec.position in (*PIECES, *PARTS):
+        why = f"pools every {spec.position} by itself, whose end is not known while a text grows: score "
+        why += "finished texts with probers-score (probers-serve also scores sentences), or train on "
+        why += "unit=token, or unit=answer and reads=both"
+    elif bank.head.marker:
+        why = "marks the span that it scores, which is not known while a text grows: call bank.score_spans, "
+        why += "or train with head.marker=false"
+    elif bank.head.tokens:
+        why = "pools all tokens of a span and cannot score a growing text: record its states with "
+        why += 'Needs.of(layers, pool="tokens") and call bank.score_spans, or train heads of single tokens '
+        why += "(head=radio, linear, ..) or of pooled states"
+    if why:
+        raise UserError(f"this prober {why}", "unsupported")
 
 
-class GrowingVectors:
-    """Vectors of texts that grow side by side, as heads score them: pooled so far, or of the newest token."""
+class GrowingHeads:
+    """Heads over texts that grow side by side, each with its pool, or its last tokens for sequence heads."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, bank: Scorer) -> None:
+        self._bank = bank
         self._pools: dict[Hashable, tuple[StreamingPool, int]] = {}
+        self._memories: dict[Hashable, Memory] = {}
 
-    def add(self, keys: Sequence[Hashable], vectors: Tensor) -> Tensor:
-        """Take one more token of some texts, (texts, heads, width); return each text's vector after it."""
-        if self._pool in PER_TOKEN or not len(vectors):
+    def pooled(self, keys: Sequence[Hashable], vectors: Tensor) -> Tensor:
+        """Take one more token of some texts, (texts, heads, width); return what the heads score after it."""
+        if self._bank.spec.pool in PER_TOKEN or not len(vectors):
             return vectors
         so_far = []
         for key, vector in zip(keys, vectors, strict=True):
-            pool, count = self._pools.get(key) or (StreamingPool(self._pool, 1), 0)
+            pool, count = self._pools.get(key) or (StreamingPool(self._bank.spec.pool, 1), 0)
             pool.add(vector[None], slice(None))
             self._pools[key] = pool, count + 1
             so_far.append(pool.value(slice(None), count + 1))
         return torch.cat(so_far)
 
-    def forget(self, key: Hashable) -> None:
-        self._pools.pop(key, None)
-
-
-class GrowingHeads:
-    """Heads over vectors of texts that grow side by side; sequence heads remember each text's last tokens."""
-
-    def __init__(self, bank: Scorer) -> None:
-        self._bank = bank
-        self._memories: dict[Hashable, Memory] = {}
-
-    def add(self, keys: Sequence[Hashable], vectors: Tensor) -> list[float]:
+    def scores(self, keys: Sequence[Hashable], vectors: Tensor) -> list[float]:
         """Score the newest vectors (texts, heads, width), rounded as in a store; return (texts,)."""
         vectors = as_stored(vectors, self._bank.spec.dtype)
         if not self._bank.head.causal:
@@ -141,6 +132,7 @@ class GrowingHeads:
         return scores.tolist()
 
     def forget(self, key: Hashable) -> None:
+        self._pools.pop(key, None)
         self._memories.pop(key, None)
 
 
@@ -155,7 +147,7 @@ class GrowingScores:
         check_growing(bank, sentences=sentences)
         self._bank = bank
         self.before = bank.spec.pool in pooling.BEFORE
-        self._vectors, self._heads = GrowingVectors(bank.spec.pool), GrowingHeads(bank)
+        self._heads = GrowingHeads(bank)
         self._distances: dict[Hashable, list[float]] = {}
 
     def add_each(
@@ -168,25 +160,27 @@ class GrowingScores:
         ``names`` name the texts in these errors.
         """
         feature = self._bank.spec.feature
-        stored = as_stored(token_vectors(states, feature.pool), self._bank.spec.dtype)
+        vectors = token_vectors(states, feature.pool)
+        stored = as_stored(vectors, self._bank.spec.dtype)
         read, rounded = all_finite(states), all_finite(stored)  # (texts, layers), (texts, heads)
-        fine = (read.all(dim=-1) & rounded.all(dim=-1)).tolist()
         scores: list[float | RunError] = [math.nan] * len(keys)
-        sound = [row for row, good in enumerate(fine) if good]
-        for row in set(range(len(keys))).difference(sound):
+        sound = []
+        for row, fine in enumerate((read.all(dim=-1) & rounded.all(dim=-1)).tolist()):
+            if fine:
+                sound.append(row)
+                continue
             layer = int((~(rounded if read[row].all() else read)[row]).nonzero()[0])
             where = f"a token of {names[row] if names else 'a growing text'}"
             scores[row] = broken_state(feature, layer, where)
         if not sound:
             return scores
-        own_vectors = token_vectors(states if len(sound) == len(keys) else states[sound], feature.pool)
         sound_keys = [keys[row] for row in sound]
-        vectors = self._vectors.add(sound_keys, own_vectors)
-        new_scores, distances = self._heads.add(sound_keys, vectors), domain_distances(self._bank, vectors)
-        for place, row in enumerate(sound):
-            scores[row] = new_scores[place]
+        pooled = self._heads.pooled(sound_keys, vectors if len(sound) == len(keys) else vectors[sound])
+        distances = domain_distances(self._bank, pooled)
+        for place, score in enumerate(self._heads.scores(sound_keys, pooled)):
+            scores[sound[place]] = score
             if distances is not None:
-                self._distances.setdefault(keys[row], []).append(distances[place])
+                self._distances.setdefault(sound_keys[place], []).append(distances[place])
         return scores
 
     def distances(self, key: Hashable) -> list[float] | None:
@@ -195,26 +189,17 @@ class GrowingScores:
 
     def forget(self, key: Hashable) -> None:
         """Drop a text that has ended."""
-        self._vectors.forget(key)
         self._heads.forget(key)
         self._distances.pop(key, None)
 
 
 @dataclass(slots=True)
 class _GrowingText:
-    """A growing text.
-
-    Attributes:
-        before, begin: numbers of the first tokens of the last two sentences.
-        states: those of the tokens from ``before`` on.
-        scores, distances: one per token; distances only with a domain.
-    """
-
-    before: int = 0
-    begin: int = 0
-    states: list[Tensor] = field(default_factory=list)
+    before: int = 0  # the first token of the sentence before the last one
+    begin: int = 0  # the first token of the last sentence
+    states: list[Tensor] = field(default_factory=list)  # of the tokens from ``before`` on
     scores: list[float] = field(default_factory=list)
-    distances: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)  # only with a domain
 
 
 class GrowingSentences:
@@ -227,9 +212,7 @@ class GrowingSentences:
 
     def __init__(self, bank: Scorer) -> None:
         self._scores = GrowingScores(bank, sentences=True)
-        self._language = ENGLISH
-        if bank.recogniser is not None:
-            self._language = Recogniser(bank.recogniser, quiet=True).language
+        self._language = Recogniser(bank.recogniser or "rules", quiet=True).language
         self._texts: dict[Hashable, _GrowingText] = {}
 
     def add_each(
@@ -308,25 +291,19 @@ def text_scores(
     None is one piece of all tokens.
     """
     check_growing(bank, whole=True)
-    growing, tokens = GrowingVectors(bank.spec.pool), torch.from_numpy(vectors)
+    growing, tokens = GrowingHeads(bank), torch.from_numpy(vectors)
     each = [range(len(tokens))] if pieces is None or bank.spec.pool in PER_TOKEN else pieces
     scores: list[float | None] = [None] * len(tokens)
     distances: list[float | None] = [None] * len(tokens)
     for name, piece in enumerate(map(list, each)):
         if not piece:
             continue
-        pooled = torch.cat([growing.add([name], tokens[[place]]) for place in piece])
+        pooled = torch.cat([growing.pooled([name], tokens[[place]]) for place in piece])
         piece_scores = bank.score_states(as_stored(pooled, bank.spec.dtype)).tolist()
         far = domain_distances(bank, pooled) or [math.nan] * len(piece)
         for place, *values in zip(piece, piece_scores, far, strict=True):
             scores[place], distances[place] = values
     return scores, None if bank.domain is None else distances
-
-
-def check_aggregate(how: str) -> None:
-    """Refuse an unknown way to make a span's score from its tokens' scores (UserError)."""
-    if how not in AGGREGATES:
-        raise UserError(f"aggregate={how} is not one of {', '.join(AGGREGATES)}", code="unknown-choice")
 
 
 def check_spans(spans: Any, tokens: int) -> np.ndarray:
@@ -341,7 +318,6 @@ def check_spans(spans: Any, tokens: int) -> np.ndarray:
 
 def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
     """Compute values of spans, (n, ...) float64, from ``values`` (t, ...) of tokens."""
-    check_aggregate(how)
     values, bounds = np.asarray(values, dtype=np.float64), check_spans(spans, len(values))
     if how == "last":
         return values[bounds[:, 1] - 1]
@@ -349,10 +325,3 @@ def aggregate(values: np.ndarray, spans: Any, how: Aggregate) -> np.ndarray:
         return np.empty((0, *values.shape[1:]))
     reduce = np.max if how == "max" else np.mean
     return np.stack([reduce(values[start:end], axis=0) for start, end in bounds])
-
-
-def extend(before: float, tokens: int, score: float, how: Aggregate) -> float:
-    """Extend a span of ``tokens`` by one and return its value: ``aggregate`` without keeping the tokens."""
-    if not tokens or how == "last":
-        return score
-    return max(before, score) if how == "max" else before + (score - before) / (tokens + 1)

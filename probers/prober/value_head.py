@@ -34,11 +34,9 @@ _LARGEST, _WIDEST = 64 << 20, 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class ValueHead:
-    """A linear map from a token's state to the logit of "wrong".
+    """A linear map from a token's state to the logit of "wrong", with ``weight`` (d,) float32.
 
-    Attributes:
-        layer_idx: block whose output is read, from 0; layer ``layer_idx + 1`` of this package.
-        weight: (d,) float32.
+    It reads the output of block ``layer_idx``, from 0: layer ``layer_idx + 1`` of this package.
     """
 
     layer_idx: int
@@ -50,18 +48,12 @@ class ValueHead:
         return len(self.weight)
 
     def spec(self, model: ModelSpec, name: str) -> FeatureSpec:
-        """Specify the states that it reads of a model; ``name`` is the user's name for the probe.
-
-        Raises:
-            UserError: a model of another width, or with too few layers.
-        """
-        fix = "give the model that it was trained on"
+        """Specify the states that it reads of a model (UserError: another model); ``name`` is the user's."""
+        other = f"and the model is {model}: give the model that it was trained on"
         if self.width != model.width:
-            message = f"the probe {name} reads states of width {self.width}, and the model is {model}"
-            raise UserError(f"{message}: {fix}", "mismatch")
+            raise UserError(f"the probe {name} reads states of width {self.width}, {other}", "mismatch")
         if self.layer_idx >= model.layers:
-            message = f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0"
-            raise UserError(f"{message}, and the model is {model}: {fix}", "layers")
+            raise UserError(f"the probe {name} reads layer_idx={self.layer_idx}, {other}", "layers")
         # Not rounded to half precision, which cannot hold the largest coordinates of some models.
         layers = (self.layer_idx + 1,)
         return FeatureSpec(model, layers, self.width, pool="tokens", position="token", dtype="float32")
@@ -69,9 +61,8 @@ class ValueHead:
     def parts(self, model: ModelSpec | None, name: str) -> dict[str, Any]:
         """Make the arguments of a prober of this head for a model (UserError: none is given)."""
         if model is None:
-            message = f"{name} is a linear probe whose files do not name its model: make a prober of it with "
-            message += "probers-import, or pass model=lm.spec to from_pretrained"
-            raise UserError(message, "missing-value")
+            fix = "make a prober of it with probers-import, or pass model=lm.spec to from_pretrained"
+            raise UserError(f"the files of the probe {name} do not name its model: {fix}", "missing-value")
         return {"spec": self.spec(model, name), "head": self.head(name), "aggregate": "max"}
 
     def head(self, name: str) -> LinearHead:
@@ -82,8 +73,8 @@ class ValueHead:
         head = LinearHead([f"layer{self.layer_idx + 1}"], self.width)
         weight, bias = self.weight.half().float() / 2, torch.tensor(self.bias).half().float() / 2
         if not (weight.isfinite().all() and bias.isfinite()):
-            message = f"the probe {name} has weights beyond 65504, and probers are saved in half precision"
-            raise UserError(f"{message}: divide weight and bias by the same number", "unsupported")
+            fix = "divide weight and bias by the same number"
+            raise UserError(f"the probe {name} has weights beyond 65504 (float16): {fix}", "unsupported")
         signs = torch.zeros(2)
         signs[WRONG], signs[CORRECT] = 1, -1
         with torch.no_grad():
@@ -107,26 +98,22 @@ def is_value_head(folder: Path) -> bool:
 def read_value_head(folder: Path, name: str) -> ValueHead:
     """Read the value head in a folder, which the user called ``name``, without running code of its files.
 
-    Raises:
-        UserError: an absent or damaged file, an adapter beside it, or another shape than ``Linear(d, 1)``.
+    UserError: an absent or damaged file, an adapter beside it, or another shape than ``Linear(d, 1)``.
     """
     adapters = sorted(path.name for path in folder.glob("adapter_model.*"))
     if adapters or (folder / _ADAPTERS).exists():
         why = f"the probe {name} comes with a LoRA adapter ({next(iter(adapters), _ADAPTERS)})"
-        why += ", which changes the states and cannot be run yet: give a probe that was trained without one"
-        raise UserError(why, "unsupported")
+        raise UserError(f"{why}, which cannot be run: give a probe trained without one", "unsupported")
     layer_idx, width = _config(_read(read_json, folder, CONFIG, name), name)
     tensors = _read(_tensors, folder, WEIGHTS, name)
     parts = [key.rpartition(".") for key in tensors]  # any prefix is fine
     if sorted(part[2] for part in parts) != ["bias", "weight"] or parts[0][0] != parts[1][0]:
         message = f"the probe {name} has the tensors {shown(sorted(tensors))} in {WEIGHTS}"
-        why = "only a linear probe with one weight and one bias can be read"
-        raise UserError(f"{message}: {why}", "unsupported")
+        raise UserError(f"{message}, and only one weight and one bias can be read", "unsupported")
     bias, weight = (tensors[key] for key in sorted(tensors))
     if (shapes := (tuple(weight.shape), tuple(bias.shape))) != ((1, width), (1,)):
         message = f"the probe {name} has weight and bias of shapes {shapes[0]} and {shapes[1]} in {WEIGHTS}"
-        why = f"not (1, {width}) and (1,), as {CONFIG} says: only linear probes with one logit can be read"
-        raise UserError(f"{message}, {why}", "bad-file")
+        raise UserError(f"{message}, and {CONFIG} says (1, {width}) and (1,)", "bad-file")
     if not all(value.isfinite().all() for value in tensors.values()):
         raise UserError(f"the probe {name} has weights that are not finite in {WEIGHTS}", "damaged")
     return ValueHead(layer_idx, weight[0].float(), float(bias))
@@ -172,10 +159,8 @@ def _tensors(file: Path) -> Mapping[str, Tensor]:
 def fold(spec: FeatureSpec, head: ProbeHead, ensemble: Ensemble, layer: int | None = None) -> ValueHead:
     """Make a value head of the linear head of one layer, with its standardisation folded into the weights.
 
-    With one layer its logit is the prober's score, with several the margin of ``layer``.
-
-    Raises:
-        UserError: other heads, pools or sites, layer 0, or several layers without ``layer``.
+    With one layer its logit is the prober's score, with several the margin of ``layer``. UserError for other
+    heads, pools or sites, layer 0, or several layers without ``layer``.
     """
     for key, value, needed in (
         ("head", head_name(head), "linear"), ("pool", spec.pool, "tokens"), ("site", spec.site, "resid_post"),

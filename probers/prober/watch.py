@@ -114,14 +114,14 @@ class Scores(AbstractContextManager["Scores"]):
         batch = self._batch()
         batch.scores()
         ids: Tensor = getattr(sequences, "sequences", sequences)
-        read, columns = len(batch.tokens), batch.prompt.shape[1]
-        same = ids.dim() == 2 and len(ids) == batch.rows and 0 <= ids.shape[1] - columns - read <= 1
-        if same and read:
-            seen = torch.stack(batch.tokens, dim=1).to(ids.device)
-            same = torch.equal(ids[:, columns : columns + read], seen)
+        columns = batch.prompt.shape[1]
+        end = columns + len(batch.tokens)
+        same = ids.dim() == 2 and len(ids) == batch.rows and 0 <= ids.shape[1] - end <= 1
+        if same and batch.tokens:
+            same = torch.equal(ids[:, columns:end], torch.stack(batch.tokens, dim=1).to(ids.device))
         if not same:
             raise UserError("finish needs the sequences that generate returned, unchanged", "mismatch")
-        last = ids[:, columns + read :]
+        last = ids[:, end:]
         if last.shape[1] and bool(batch.counted(last[:, 0]).any()):
             batch.forward(self._watcher.model, last, self._watcher.cache)
             self._watcher.cache = None
@@ -135,10 +135,7 @@ class Scores(AbstractContextManager["Scores"]):
 class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
     """Stopping criterion that ends a row above a threshold: :meth:`.Prober.stopping`.
 
-    The model has hooks until the ``with`` block ends, :meth:`close` is called, or the object is collected.
-    With ``assess`` a row ends at the first of its units above the threshold, like the server's
-    ``on_high=stop``. With heads of ``pool=predicting`` a row ends as soon as an entity has begun whose score
-    was above the threshold; the text to keep ends before it, see :attr:`entities`.
+    With ``assess`` a row ends at the first of its units above the threshold.
     """
 
     def __init__(
@@ -194,8 +191,8 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
             return lambda ids: JudgedText(tokenizer, ids, assess)
         if self._watcher.bank.spec.pool != "predicting":
             return None
-        tokenizer, recognise = _finding(self._watcher)
-        return lambda ids: GrowingText(tokenizer, ids, recognise)
+        finding = _finding(self._watcher)
+        return lambda ids: GrowingText(*finding, ids)
 
     def close(self) -> None:
         """Remove the hooks from the model; the criterion cannot be used afterwards."""
@@ -227,7 +224,7 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
                 if counts[row]:
                     text.push(token)
                 if enough and text.hit is None and (counts[row] or ends[row]):
-                    text.first_above(self.threshold, scores[row], over=ends[row])
+                    text.read(self.threshold, scores[row], over=ends[row])
             batch.stopped |= torch.tensor([text.hit is not None for text in self._texts])
         elif enough:
             batch.stop_above(self.threshold)
@@ -236,37 +233,33 @@ class StopOnScore(StoppingCriteria, AbstractContextManager["StopOnScore"]):
 
 def _finding(watcher: GenerationWatcher) -> tuple[Any, Recogniser]:
     """Return tokenizer and recogniser to find entities (UserError: heads without the state before one)."""
-    bank = watcher.bank
-    if bank.spec.pool != "predicting":
-        why = f"this prober reads {bank.spec.pool} states and cannot score entities before they are written"
+    spec = watcher.bank.spec
+    if spec.pool != "predicting":
+        why = f"pool={spec.pool} of this prober gives no scores of entities before they are written"
         remedy = "train one on a store of 'probers-datagen --source wiki pool=predicting'"
         raise UserError(f"{why}: {remedy}", "unsupported")
     if watcher.tokenizer is None:
-        raise UserError("finding entities needs the model's tokenizer: pass tokenizer=", code="missing-value")
-    return watcher.tokenizer, Recogniser(bank.recogniser or "rules", quiet=True)
+        raise UserError("finding entities needs the model's tokenizer: pass tokenizer=", "missing-value")
+    return watcher.tokenizer, Recogniser(watcher.bank.recogniser or "rules", quiet=True)
 
 
 class GrowingText:
     """A row's text, searched for the first entity with too high a score after every whole word."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], recognise: Recognise) -> None:
+    def __init__(self, tokenizer: Any, recognise: Recognise, prompt: Sequence[int]) -> None:
         self._stream = TextStream(tokenizer, prompt)
         self._prompt, self._recognise = decode(tokenizer, prompt), recognise
-        self._read, self.push = "", self._stream.push
+        self._text, self.push = "", self._stream.push
         self.hit: WrittenEntity | None = None
 
-    def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> WrittenEntity | None:
+    def read(self, threshold: float, scores: Sequence[float], *, over: bool) -> None:
         """Find the first begun entity with a score above a threshold; ``over``: the last word is whole."""
-        text = self._stream.visible
-        if not over:
-            text = whole_words(text)
-        if text == self._read:
-            return None
-        self._read = text
-        entities = written_entities(text, self._recognise, prompt=self._prompt)
-        begun = with_scores(entities, self._stream.offsets(), scores)
-        self.hit = next((each for each in begun if each.score > threshold), None)
-        return self.hit
+        text = self._stream.visible if over else whole_words(self._stream.visible)
+        if text != self._text:
+            self._text = text
+            entities = written_entities(text, self._recognise, prompt=self._prompt)
+            begun = with_scores(entities, self._stream.offsets(), scores)
+            self.hit = next((each for each in begun if each.score > threshold), None)
 
 
 class JudgedText:
@@ -281,10 +274,8 @@ class JudgedText:
     def hit(self) -> ScoredSpan | None:
         return self._spans.high
 
-    def first_above(self, threshold: float, scores: Sequence[float], *, over: bool) -> ScoredSpan | None:
-        """Find the first unit with a score above the threshold of the assessor."""
-        offsets = self._stream.offsets()[: len(scores)]
-        if offsets:
+    def read(self, threshold: float, scores: Sequence[float], *, over: bool) -> None:
+        """Find the first unit with a score above the assessor's threshold."""
+        if offsets := self._stream.offsets()[: len(scores)]:
             text = self._stream.visible[: offsets[-1][1]]
             self._spans.read(text, offsets, scores[: len(offsets)], over=over)
-        return self.hit

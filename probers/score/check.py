@@ -34,6 +34,7 @@ _TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 _ROUNDED = 0.15
 #: Another layer matches clearly if its difference is below this share of the layer's own.
 _CLEARLY = 0.5
+_NORMED = -1  # in place of a layer's number: the last state after the final norm
 
 log = logging.getLogger(__name__)
 
@@ -98,26 +99,25 @@ def compare_states(
         absolute = float(np.abs(states - wide[layer]).max())
         distances = {k: relative_difference(expected, states) for k, expected in wide.items()}
         relative = distances.pop(layer)
-        after = np.inf if normed is None else relative_difference(np.asarray(normed, np.float64), states)
-        nearest = min(distances, key=lambda k: distances[k], default=None)
-        least = np.inf if nearest is None else distances[nearest]
-        same = relative <= tolerance and np.isfinite(relative)
-        clear = not same and min(least, after) < _CLEARLY * relative
-        is_layer = nearest if clear and least <= after else None
-        of_norm = bool(clear and after < least)
-        differences.append(LayerDifference(layer, absolute, relative, bool(same), is_layer, of_norm))
+        if normed is not None:
+            distances[_NORMED] = relative_difference(np.asarray(normed, dtype=np.float64), states)
+        nearest = min(distances, key=lambda k: distances[k], default=layer)
+        same = bool(relative <= tolerance)
+        clear = not same and distances.get(nearest, np.inf) < _CLEARLY * relative
+        is_layer = nearest if clear and nearest != _NORMED else None
+        found = LayerDifference(layer, absolute, relative, same, is_layer, clear and nearest == _NORMED)
+        differences.append(found)
     return differences
 
 
 def run(settings: Check) -> None:
     """Check an engine and log the result; RunError if it differs from ours or cannot be reached."""
-    engine = settings.engine
-    url = engine if engine.startswith(("http://", "https://")) else None
-    if url is None and engine not in ("transformers", "vllm"):
+    engine, bank = settings.engine, None
+    is_server = engine.startswith(("http://", "https://"))
+    if not is_server and engine not in ("transformers", "vllm"):
         message = f"engine={engine} is unknown: give transformers, vllm, or a server's address, http://.."
         raise UserError(message, "unknown-choice")
-    bank = None
-    if url is not None or settings.prober is not None:
+    if is_server or settings.prober is not None:
         prober = find_prober(settings, asks="probers-check")
         bank = Prober.from_pretrained(prober, allow_other=settings.allow_other)
     adapter = None if bank is None else bank.adapter
@@ -129,10 +129,9 @@ def run(settings: Check) -> None:
             reads = f"the prober reads {bank.spec.site}/{bank.spec.pool}"
             raise UserError(f"{reads}, and only site=resid_post can be checked", "unsupported")
     tolerance = settings.tolerance or _TOLERANCES.get(lm.spec.dtype, 0.1)
-    if url is not None:
+    if is_server:
         assert bank is not None
-        _check_server(url, lm, bank, settings.prompts, settings.max_new_tokens, tolerance)
-        return
+        return _check_server(settings, lm, bank, tolerance)
     texts = lm.generate(settings.prompts, max_new_tokens=settings.max_new_tokens)
     written = [text for text in texts if text.token_ids]
     if other is not None:
@@ -146,9 +145,8 @@ def run(settings: Check) -> None:
     tokens = sum(len(g.token_ids) for g in written)
     log.info("%d tokens of %d texts, %s, %s", tokens, len(written), lm.spec, lm.spec.dtype)
     log.info("layer  largest difference  relative")
-    for difference in differences:
-        figures = difference.layer, difference.absolute, difference.relative, difference.verdict
-        log.info("%5d  %18.3g  %8.2g  %s", *figures)
+    for each in differences:
+        log.info("%5d  %18.3g  %8.2g  %s", each.layer, each.absolute, each.relative, each.verdict)
     if wrong := [difference for difference in differences if not difference.same]:
         first = f"(relative difference above {tolerance:g}); its layer {wrong[0].layer}: {wrong[0].verdict}"
         why = f"differs from the states probers are trained on in {len(wrong)} of {len(differences)} layers"
@@ -175,22 +173,20 @@ def our_states(lm: CausalLM, written: Sequence[Generation]) -> tuple[dict[int, n
     """Read our states of written tokens: (n, d) of all texts by layer, and those after the final norm."""
     last = Feature((lm.num_layers,), pool="mind_tokens")
     every = Feature(tuple(range(lm.num_layers + 1)), pool="tokens")
-    needs = Needs((every, last))
-    read = lm.score([g.prompt for g in written], [g.token_ids for g in written], needs=needs)
+    read = lm.score([g.prompt for g in written], [g.token_ids for g in written], needs=Needs((every, last)))
     states, after = (np.concatenate([g.states[each] for g in read if g.states]) for each in (every, last))
     return {layer: states[:, layer] for layer in every.layers}, after[:, 0, lm.width :]
 
 
-def _check_server(
-    url: str, lm: CausalLM, bank: Prober, prompts: Sequence[str], length: int, tolerance: float
-) -> None:
+def _check_server(settings: Check, lm: CausalLM, bank: Prober, tolerance: float) -> None:
     """Compare the scores of a server with ours of the same tokens."""
     check_growing(bank)
+    url, length = settings.engine, settings.max_new_tokens
     # The prober's layers, and the ones above and below each.
     moved = {by: [min(max(k + by, 0), lm.num_layers) for k in bank.layers] for by in (0, 1, -1)}
     layers = sorted(set().union(*moved.values()))
     (feature,) = text_needs(bank).features
-    answers = [(p, *answer) for p in prompts if (answer := _completion(url, p, length))[0]]
+    answers = [(p, *answer) for p in settings.prompts if (answer := _completion(url, p, length))[0]]
     needs = Needs((replace(feature, layers=tuple(layers)),))
     read = lm.score([answer[0] for answer in answers], [answer[1] for answer in answers], needs=needs)
     alike = [
@@ -210,8 +206,7 @@ def _check_server(
     message = "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g"
     log.info(message, len(theirs), len(alike), lm.spec, largest, usual)
     if usual <= tolerance:
-        log.info("engine=%s gives the scores that this prober gives here", url)
-        return
+        return log.info("engine=%s gives the scores that this prober gives here", url)
     mistakes = {
         "layers one too high": ours[1], "layers one too low": ours[-1],
         "the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1),

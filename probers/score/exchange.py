@@ -53,11 +53,9 @@ class Span(NamedTuple):
 def run_import(settings: Import) -> Path:
     """Make a prober of a value head; return the folder written. UserErrors come before texts are read."""
     if settings.probe is None:
-        message = f"no probe is given: probers-import FOLDER, with {CONFIG} and {WEIGHTS} in it"
-        raise UserError(message, "missing-value")
+        raise UserError(f"no probe is given: probers-import FOLDER with {CONFIG}, {WEIGHTS}", "missing-value")
     rule, name = ThresholdRule.parse(settings.threshold), settings.probe
-    download = {} if settings.revision is None else {"revision": settings.revision}
-    place = locate(name, settings.subfolder, **download)  # type: ignore[arg-type]
+    place = locate(name, settings.subfolder, revision=settings.revision)
     probe = read_value_head(place, name)
     source = None
     if settings.texts.path is not None:
@@ -98,9 +96,8 @@ def check_labels(source: TextSource) -> None:
             kinds |= marks | ({False} if one.outside == "right" else set())
     if not {True, False} <= kinds:
         kind = "only wrong" if True in kinds else "only right" if False in kinds else "no"
-        message = f"texts={source.path}: the validation texts have {kind} labels"
-        fix = "texts.outside=right if all that is wrong is marked, or more texts"
-        raise UserError(f"{message}, and a calibration needs both: give {fix}", "labels")
+        fix = "give texts.outside=right if all that is wrong is marked, or more texts"
+        raise UserError(f"texts={source.path}: {kind} labels in the validation texts: {fix}", "labels")
 
 
 def calibrated(
@@ -110,10 +107,8 @@ def calibrated(
     """Calibrate a prober of single tokens, choose its threshold by ``rule``, and measure it.
 
     Calibration and threshold are fitted on spans of the validation texts, figures use the test texts, and
-    training texts are not read. Finished texts are kept in ``journal``, for a resumed run.
-
-    Raises:
-        UserError: validation texts with labels of only one kind (:func:`check_labels`, without the model).
+    training texts are not read. Finished texts are kept in ``journal``, for a resumed run. UserError for
+    validation texts with labels of only one kind (:func:`check_labels`, without the model).
     """
     given = [one for one in source.labelled("token") if one.split != "train"]
     texts = readable(source, given, bank, lm.tokenizer)
@@ -127,9 +122,8 @@ def calibrated(
         log.info("%s left out, without a token that is judged", count(silent, "text"))
     for line in [*source.survey("token").notes, *source.lines()]:
         log.info("%s", line)
-    sides: dict[str, list[Span]] = {"validation": [], "test": []}
-    for span in itertools.chain.from_iterable(by_text):
-        sides[span.split].append(span)
+    spans = list(itertools.chain.from_iterable(by_text))
+    sides = {side: [span for span in spans if span.split == side] for side in ("validation", "test")}
     wrong, scores = _columns(sides["validation"])
     chosen = rule.choose(wrong, scores, np.array([span.group for span in sides["validation"]]))
     members = {side: [one for one in texts if one.split == side] for side in sides}
@@ -224,17 +218,14 @@ def run_export(settings: Export) -> Path:
     bank = Prober.from_pretrained(settings.prober)
     probe = fold(bank.spec, bank.head, bank.ensemble, settings.layer)
     out, files = Path(settings.out or f"runs/export/{Path(settings.prober).name}"), probe.files()
-    there = {path.name: path for path in out.iterdir()} if out.is_dir() else {}
-    if out.exists() and (not out.is_dir() or there.keys() - files.keys()):
-        message = f"out={out} exists and holds something other than a probe: choose another out or remove it"
+    there = [*out.iterdir()] if out.is_dir() else [out] if out.exists() else []
+    if any(not path.is_file() or path.read_bytes() != files.get(path.name) for path in there):
+        message = f"out={out} holds something other than this probe: choose another out or remove it"
         raise UserError(message, "out-taken")
-    if any(there[name].read_bytes() != files[name] for name in there):
-        raise UserError(f"out={out} holds another probe: choose another out or remove it", "out-taken")
     for name, blob in files.items():
         write_bytes(out / name, blob)
-    message = f"threshold {bank.threshold:.4g} of its logit"
-    if len(bank.layers) > 1:
-        message = "no threshold of its own"
+    single, several = f"threshold {bank.threshold:.4g} of its logit", "no threshold of its own"
+    message = several if len(bank.layers) > 1 else single
     place = f"layer {probe.layer_idx + 1} of {settings.prober} as layer_idx={probe.layer_idx}"
     log.info("wrote %s to %s", place, out)
     log.info("the files hold neither threshold nor calibration: %s; model %s", message, bank.spec.model)

@@ -69,25 +69,23 @@ def run(settings: Score) -> Path:
     lm = load_model(settings, folder, adapter=bank.adapter)
     bank.check_model(lm.spec)
     texts = readable(source, given, bank, lm.tokenizer)
-    for line in glued_lines(sum(map(glued, texts)), len(texts)):
-        log.info("%s", line)
-    for line in source.lines():
+    for line in [*glued_lines(sum(map(glued, texts)), len(texts)), *source.lines()]:
         log.info("%s", line)
     journal = Journal(out / UNFINISHED)
     responses = score_texts(lm, bank, texts, threshold=settings.threshold, journal=journal)
     scored = [(one, response) for one, response in zip(texts, responses, strict=True) if response]
     results = _results(len(texts), scored, Assessor(bank, settings.threshold), bank, settings.seed)
     limit = float(bank.probability(np.array([results["threshold"]]))[0])
-    promised = _promised(results, known=bank.domain is not None)
+    shown = results | {"promised": _promised(results, known=bank.domain is not None)}
     about = {"texts": path, "model": str(lm.spec), "prober": name}
-    shown: dict[str, Any] = {"about": about, "results": results | {"promised": promised}, "limit": limit}
     lines = [
         {**one.record, "id": one.id, "text": one.answer, "hallucination": response and response.wire()}
         for one, response in zip(texts, responses, strict=True)
     ]
     write_text(out / _SCORES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     write_text(out / _RESULTS, canonical_json(results))
-    write_text(out / _PAGE, scores_html(scored, most=settings.shown, **shown))
+    page = scores_html(scored, about=about, results=shown, limit=limit, most=settings.shown)
+    write_text(out / _PAGE, page)
     journal.path.unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "n": len(texts), "fires": results["fires"]})
     for name in ("spans", "sentences", "claims"):
@@ -95,7 +93,7 @@ def run(settings: Score) -> Path:
         if marked and "pieces" not in results:
             what = count(marked, f"labelled {name.removesuffix('s')}")
             log.info("note: %s tell only which answers are wrong: this prober judges whole answers", what)
-    for line in _summary(scored, results, limit, promised):
+    for line in _summary(scored, shown, limit):
         log.info("%s", line)
     log.info("wrote %s to %s and a page to %s", count(len(texts), "line"), out / _SCORES, out / _PAGE)
     return out
@@ -118,7 +116,8 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
     """
     judged = [(one, response) for one, response in scored if response.score is not None]
     seen = Counter(_seen_in(bank, one) for one, _ in judged)
-    fresh = [pair for pair in judged if _fresh(bank, pair[0])]
+    unseen = [pair for pair in scored if _seen_in(bank, pair[0]) not in ("train", "validation")]
+    fresh = [(one, response) for one, response in unseen if response.score is not None]
     results: dict[str, Any] = {
         "n": n, "too_long": n - len(scored), "judged": len(judged),
         "fires": sum(response.fires for _, response in judged), "threshold": assessor.threshold,
@@ -126,8 +125,7 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
         "unlike": None if bank.domain is None else sum(r.domain.unlike for _, r in judged if r.domain),
         "seen": {side: seen[side] for side in SPLITS},
     }  # fmt: skip
-    curve = [(one.wrong, r.score) for one, r in scored if one.wrong is not None and _fresh(bank, one)]
-    if curve:
+    if curve := [(one.wrong, response.score) for one, response in unseen if one.wrong is not None]:
         results["risk_coverage"] = _risk_coverage(*zip(*curve, strict=True))
     if any(one.wrong is not None for one, _ in judged):
         results["labelled"] = _quality([(one.group, one.wrong, r.score, r.p_wrong) for one, r in fresh], seed)
@@ -144,11 +142,6 @@ def _results(n: int, scored: Sequence[Scored], assessor: Assessor, bank: Prober,
 
 def _seen_in(bank: Prober, one: Text) -> str:
     return "" if bank.seen is None else bank.seen.side(one.dataset, one.group, one.question or one.answer)
-
-
-def _fresh(bank: Prober, one: Text) -> bool:
-    """Tell whether the prober was neither trained nor validated on a text."""
-    return _seen_in(bank, one) not in ("train", "validation")
 
 
 def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dict[str, list[float]]:
@@ -170,13 +163,8 @@ def _risk_coverage(wrong: Sequence[bool], scores: Sequence[float | None]) -> dic
     }
 
 
-def _quality(
-    judged: Sequence[tuple[str, bool | None, float | None, float | None]], seed: int
-) -> dict[str, Any]:
-    """Measure AUROC and ECE with 95% intervals over groups; null without both right and wrong ones.
-
-    ``judged`` has group, label (None is left out), score and P(wrong) of each.
-    """
+def _quality(judged: Sequence[tuple[Any, ...]], seed: int) -> dict[str, Any]:
+    """Measure AUROC and ECE, with 95% intervals, of (group, label if known, score, P(wrong)) of each."""
     known = [(group, float(wrong), *rest) for group, wrong, *rest in judged if wrong is not None]
     figures: dict[str, Any] = {"n": len(known)}
     if not known:
@@ -192,10 +180,7 @@ def _quality(
 
 
 def _promised(results: Mapping[str, Any], *, known: bool) -> list[str]:
-    """Tell the threshold's promise, and the texts without it; empty without a promise.
-
-    ``known`` says that the prober can recognise texts unlike its training texts.
-    """
+    """Tell the threshold's promise, if any; ``known``: texts unlike the training texts are recognised."""
     if results["promise"] is None:
         return []
     lines = [f"promised for texts like those it was chosen on: {Promise(**results['promise'])}"]
@@ -206,14 +191,12 @@ def _promised(results: Mapping[str, Any], *, known: bool) -> list[str]:
     return lines
 
 
-def _summary(
-    scored: Sequence[Scored], results: Mapping[str, Any], limit: float, promised: Sequence[str]
-) -> list[str]:
+def _summary(scored: Sequence[Scored], results: Mapping[str, Any], limit: float) -> list[str]:
     """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
     lines = [
         f"{results['fires']:,} of {count(results['n'], 'text')} fire: "
         f"score above {results['threshold']:.3g}, P(wrong) above {limit:.0%}",
-        *promised,
+        *results["promised"],
     ]
     if silent := results["n"] - results["too_long"] - results["judged"]:
         lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
@@ -256,11 +239,7 @@ class Piece(NamedTuple):
 def scores_html(
     scored: Sequence[Scored], *, about: Mapping[str, str], results: Mapping[str, Any], limit: float, most: int
 ) -> str:
-    """Make the page: one file, without script or network.
-
-    ``about`` are facts for the head, ``results`` those of results.json, ``limit`` the threshold as a
-    probability; the ``most`` highest scores are shown.
-    """
+    """Make the page of the ``most`` highest scores, with the threshold as a probability, ``limit``."""
     highest = sorted(scored, key=lambda pair: (pair[1].score is None, -(pair[1].score or 0.0)))
     return render(
         "probers.score/scores.html.j2",

@@ -65,12 +65,10 @@ class Check(Settings):
     the newest of this model or the one that comes with the package"""
     prompts: Annotated[list[str], Limits("a list of texts", min_length=1)] = field(
         default_factory=lambda: [
-            "The capital of France is",
-            "Marie Curie was born in",
-            "Question: Who wrote Hamlet?\nAnswer:",
+            "The capital of France is", "Marie Curie was born in", "Question: Who wrote Hamlet?\nAnswer:",
             "In the year 1969, the first",
         ]
-    )
+    )  # fmt: skip
     """texts to continue"""
     max_new_tokens: Count = 24
     """tokens written after each prompt and compared"""

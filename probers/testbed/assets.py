@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ class Fact(NamedTuple):
 
 def model_path() -> Path:
     """Find the folder of the shipped checkpoint; UserError if the package was installed without it."""
-    path = Path(str(resources.files("probers.testbed").joinpath("model")))
+    path = Path(__file__).parent / "model"
     if not (path / "model.safetensors").is_file():
         remedy = "'python -m tools.testbed out=runs/testbed' in a checkout and pass model=runs/testbed/model"
         raise UserError(f"model=testbed has no checkpoint at {path}: make one with {remedy}", "no-file")
@@ -40,8 +39,8 @@ def model_path() -> Path:
 
 @cache
 def _records(name: str) -> list[dict[str, Any]]:
-    packed = resources.files("probers.testbed").joinpath(f"{name}.jsonl.gz").read_bytes()
-    return [json.loads(line) for line in gzip.decompress(packed).decode().strip().split("\n")]
+    with gzip.open(Path(__file__).parent / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def load_corpus() -> list[Passage]:

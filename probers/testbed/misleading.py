@@ -29,9 +29,7 @@ PREFIX = "testbed:misleading="
 class Misleading:
     """Corpus that misleads a share of the questions of each split, half of them in either condition.
 
-    Attributes:
-        passages: those of the corpus.
-        conditions: the condition of each entity whose passage is not true, by its id.
+    ``conditions`` has those of the entities whose passage is not true, by their ids.
     """
 
     passages: tuple[Passage, ...]
@@ -49,8 +47,7 @@ def load_misleading(name: str) -> list[Passage]:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        message = f"corpus={name} names no share of the questions from 0 to 1"
-        raise UserError(f"{message}: write it as {PREFIX}0.3", "bad-value")
+        raise UserError(f"corpus={name} names no share of the questions from 0 to 1, as {PREFIX}0.3 does")
     return [*misleading(share).passages]
 
 

@@ -63,7 +63,7 @@ class Ungrounded(ReadsApart):
         requests = [self._request(generations[i], states[i]) for i in judged]
         assess, lm = Assessor(self._bank, self._threshold), states[0].lm
         assert not isinstance(lm, RemoteLM)  # refused by check_readable: no server hands out attention
-        for batch in assessed_each(lm, self._bank, assess, requests):
+        for batch in assessed_each(lm, assess, requests):
             for number, response in batch.items():
                 place = judged[number]
                 if response is None or response.score is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from probers.adaptive import STRATEGIES, AdaptiveClassifier
-from probers.checksums import sha256, unsealed_lines
+from probers.checksums import Journal, sha256
 from probers.cli.command_lines import command_line, override
 from probers.cli.inputs import newest_store
 from probers.cli.runs import RunFolder, read_state
@@ -94,7 +94,11 @@ class Answers:
             message = f"data={path} compared no method of trigger {' or '.join(missing)}"
             raise UserError(f"{message}: head=adaptive learns from all three strategies, '{HOW}'", "labels")
         try:
-            lines = unsealed_lines(file)
+            read = Journal(file).read()
+            if read.cut or read.damaged or not read.records:
+                number = min(read.damaged, default=len(read.records) + 1)
+                raise ValueError(f"was altered or cut off in line {number}")
+            lines = read.records.values()
             right = {s: [line["right"].get(methods[t]) for line in lines] for s, t in TRIGGERS.items()}
             table = pd.DataFrame({c: [str(line[c]) for line in lines] for c in _COLUMNS} | right)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
