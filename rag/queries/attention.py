@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from probers.options import Count
 from probers.signals import Part, Variant, words
 from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.words.text import is_content, split_sentences
 from probers.words.vectors import load_vectors
 
-from ..protocol import PaperOrReleased, State, at_least, name_of, one_of
+from ..protocol import PaperOrReleased, State, name_of, one_of
 from .text import LimitedQuery, sentence_at, whole_text
 
 if TYPE_CHECKING:
@@ -47,11 +48,7 @@ class AttentionQuery(LimitedQuery):
         top_n: number of words in the query.
     """
 
-    top_n: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("query.top_n", self.top_n)
+    top_n: Count
 
     @property
     def needs(self) -> Needs:
@@ -85,11 +82,7 @@ class QFS(PaperOrReleased, AttentionQuery):
     """
 
     variant: Variant = "released"
-    top_n: int = 25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("query.variant", self.variant, "paper", "released")
+    top_n: Count = 25
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         hits = hit_tokens(generation, decision)
@@ -142,7 +135,7 @@ class ETCQuery(AttentionQuery):
         top_n: number of words.
     """
 
-    top_n: int = 35
+    top_n: Count = 35
 
     filters = True
 
@@ -233,13 +226,12 @@ class CIOQF(AttentionQuery):
     """
 
     norm: Literal["minmax", "zscore"] = "minmax"
-    top_n: int = 25
+    top_n: Count = 25
     vectors: str | None = None
     without: Literal["attention", "tf_idf", "cosine", "position"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("query.norm", self.norm, "minmax", "zscore")
         if self.without is not None:
             one_of("query.without", self.without, "attention", "tf_idf", "cosine", "position")
         if self.vectors is not None:

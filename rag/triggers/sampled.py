@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from probers.prompts import PromptTemplate
 from probers.signals.agreement import (
@@ -31,7 +31,7 @@ from probers.store.spec import ModelSpec
 from probers.types import Decision, Generation, UserError
 from probers.words import EntityMatcher
 
-from ..protocol import UNANSWERED, State, Trigger, has_places, one_of, verdict
+from ..protocol import UNANSWERED, State, Trigger, has_places, verdict
 
 #: A score, higher if the answer is likelier wrong, with the evidence behind it for the trace.
 Scored = tuple[float, dict[str, Any]]
@@ -46,14 +46,15 @@ class _OfAnswers(Trigger):
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         written = [i for i, generation in enumerate(generations) if generation.token_ids]
         decisions = [verdict(UNANSWERED, self.threshold)] * len(generations)
-        scored = self.scores([generations[i] for i in written], [states[i] for i in written])
-        for i, (score, evidence) in zip(written, scored, strict=True):
-            decisions[i] = verdict(score, self.threshold, evidence=evidence)
+        if written:
+            scored = self.scores([generations[i] for i in written], [states[i] for i in written])
+            for i, (score, evidence) in zip(written, scored, strict=True):
+                decisions[i] = verdict(score, self.threshold, evidence=evidence)
         return decisions
 
     @abstractmethod
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
-        """Score each answer."""
+        """Score each answer; there is at least one."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,18 @@ class _Sampled(Draws, _OfAnswers):
         return self.samples > 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.at_least(self.least, f"trigger={self.name}")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
-        drawn = self.drawn(generations, states)
-        scored = [self.score(each, state.answer or "") for each, state in zip(drawn, states, strict=True)]
-        pairs = zip(drawn, scored, strict=True)
-        return [(score, {"samples": list(each.texts)} | evidence) for each, (score, evidence) in pairs]
+        scored: list[Scored] = []
+        for samples, state in zip(self.drawn(generations, states), states, strict=True):
+            score, evidence = self.score(samples, state.answer or "")
+            scored.append((score, {"samples": list(samples.texts)} | evidence))
+        return scored
 
     def drawn(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Samples]:
         """Draw samples of each generation's prompt, counted as the question's costs."""
-        if not states:
-            return []
         one, layer = states[0], self.layer_of(states[0].lm.spec)
         prompts = [
             Prompt(generation.prompt, state.question.dataset, state.budget, state.question.id)
@@ -161,10 +162,6 @@ class SemanticEntropy(_ByMeaning):
     threshold: float = 0.5
     variant: Variant = "discrete"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("trigger.variant", self.variant, *get_args(Variant))
-
     def score(self, samples: Samples, answer: str) -> Scored:
         meanings, evidence = self.grouped(samples)
         value = semantic_entropy(meanings.of, samples.logprobs, samples.lengths, variant=self.variant)
@@ -213,10 +210,6 @@ class Eigenscore(_Sampled):
 
     reads_states = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("trigger.variant", self.variant, *get_args(EigenVariant))
-
     @property
     def pool(self) -> Literal["last", "predicting"]:  # type: ignore[override]
         return "predicting" if self.variant == "inside" else "last"
@@ -230,7 +223,7 @@ class Eigenscore(_Sampled):
 
     def drawn(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Samples]:
         drawn = super().drawn(generations, states)
-        if self.variant != "seakr" or not drawn:
+        if self.variant != "seakr":
             return drawn
         lm = states[0].lm
         read = states_at_end(lm, drawn, self.layer_of(lm.spec))
@@ -268,11 +261,8 @@ class PTrue(_Sampled):
         has_places("trigger.form", self.form, "question", "answer")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
-        if not states:
-            return []
         drawn = self.drawn(generations, states) if self.samples else []
-        shown = [samples.answers for samples in drawn] or [()] * len(states)
-        prompts = _asked(self.form, states, shown)
+        prompts = _asked(self.form, states, [samples.answers for samples in drawn])
         judged = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
         for state, each in zip(states, judged, strict=True):
             state.spend(each.call)
@@ -302,24 +292,20 @@ class Verbalised(_OfAnswers):
         has_places("trigger.form", self.form, "question", "answer")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
-        if not states:
-            return []
-        prompts = _asked(self.form, states, [()] * len(states))
-        names = [state.question.id for state in states]
-        ends = states[0].prompt.turn_ends
-        numbers, replies = verbalised(states[0].generate, prompts, ends, names=names)
-        for reply, state in zip(replies, states, strict=True):
+        prompts, names = _asked(self.form, states), [state.question.id for state in states]
+        replies = verbalised(states[0].generate, prompts, states[0].prompt.turn_ends, names=names)
+        scored: list[Scored] = []
+        for stated, reply, state in zip(*replies, states, strict=True):
             state.spend(reply)
-        return [
-            (0.5 if stated is None else 1.0 - stated, {"reply": reply.text, "stated": stated})
-            for stated, reply in zip(numbers, replies, strict=True)
-        ]
+            score = 0.5 if stated is None else 1.0 - stated
+            scored.append((score, {"reply": reply.text, "stated": stated}))
+        return scored
 
 
-def _asked(form: str, states: Sequence[State], samples: Sequence[Sequence[str]]) -> list[str]:
-    """Format the prompts that ask about each state's answer."""
+def _asked(form: str, states: Sequence[State], samples: Sequence[Sequence[str]] = ()) -> list[str]:
+    """Format the prompts that ask about each state's answer, beside its samples if there are any."""
     bare = states[0].prompt.bare(states[0].lm)
     return [
         bare.question(question_of(form, state.question.question, state.answer or "", drawn))
-        for state, drawn in zip(states, samples, strict=True)
+        for state, drawn in zip(states, samples or [()] * len(states), strict=True)
     ]
