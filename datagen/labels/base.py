@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
 from itertools import chain, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from probers.cli.components import Component
+from probers.cli.inputs import question_source
 from probers.cli.settings import TextFile, plain
 from probers.data import load_corpus
 from probers.data.articles import ArticleSource, Rules, open_articles
+from probers.data.questions import QuestionSet, QuestionSource, make_source, open_questions
+from probers.data.questions.jsonl import Given
 from probers.data.rows import FIELDS, records_of
 from probers.data.topics import Topic
 from probers.files import digest
 from probers.model.causal_lm import CausalLM
 from probers.options import Count, Name, check_keywords, check_value, field_types, shown
+from probers.parts import PARTS
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.types import Needs, Passage, Retriever, Unit, UserError
+from probers.types import Needs, Passage, Question, Retriever, Unit, UserError
 from probers.words import Language, Recogniser
 from probers.words.language import detect, language_named
 from probers.words.text import join_sentences
@@ -29,6 +35,8 @@ from probers.words.text import join_sentences
 from ..audit import draw, draw_undecided, sample_html
 from ..settings import Datagen, OfArticles, Options
 from .rows import Examples
+
+log = logging.getLogger(__name__)
 
 Made = TypeVar("Made", bound="Source")
 
@@ -250,6 +258,55 @@ class Corpus:
     def corpus_files(self) -> list[str]:
         existing = isinstance(self.retriever, Component) and self.retriever.get("existing")
         return [self.passages] if isinstance(self.passages, str) and not existing else []
+
+
+@dataclass(frozen=True)
+class AsksQuestions(Corpus, Source):
+    """Source that asks questions, with passages that it looks up.
+
+    Attributes:
+        questions: a file of questions, the name of a set, a :class:`.QuestionSource`, or rows: texts,
+            ``Question`` objects, or what :func:`probers.data.rows.records_of` reads.
+        k: number of passages.
+    """
+
+    questions: Any = "testbed"
+    _: KW_ONLY
+    k: Count = 3
+    chosen: QuestionSet = state()
+    open_passages: Callable[[], Retriever] = state()
+    retrieve: Retriever = state()
+
+    item_name = unit_name = "question"
+
+    def open_questions(self) -> Inputs:
+        """Draw the questions and open the passages (UserError)."""
+        source, options = self.questions, self.options
+        if isinstance(source, str):
+            path = {} if source in PARTS["questions"] else {"path": source}
+            source = Component.of("questions", "file" if path else source, **path)
+        elif not isinstance(source, (Component, QuestionSource)):
+            source = make_source(source)
+        if isinstance(source, Component):
+            source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
+        draw = {name: getattr(options, name) for name in ("limit", "seed", "on_bad_line")}
+        chosen = open_questions(source, **draw)
+        for line in chosen.lines():
+            log.info("%s", line)
+        self.keep(chosen=chosen, open_passages=self.open_retriever(options))
+        record = {"questions_read": digest(repr(source.given))} if isinstance(source, Given) else {}
+        return Inputs([*source.files, *self.corpus_files], record)
+
+    def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
+        super().begin(lm, needs, folder)
+        self.keep(retrieve=None if lm is None else self.open_passages())
+
+    @property
+    def total(self) -> int:
+        return len(self.chosen.questions)
+
+    def units(self) -> Iterator[Question]:
+        return iter(self.chosen.questions)
 
 
 @dataclass(frozen=True, kw_only=True)
