@@ -71,7 +71,7 @@ class Source(ABC):
 
     Attributes:
         name: name that users type; the dotted path of a class outside the package.
-        item_name, unit_name: names of an item of the progress bar, and of a piece of work: "article", "cut".
+        item_name: name of an item of the progress bar, as "article".
         wrong_name: name of the label 0.
         pools: poolings for which it has states.
         balance_by: columns; labels are balanced for each of their values, "split" first.
@@ -87,7 +87,6 @@ class Source(ABC):
 
     name: ClassVar[str] = "own"
     item_name: ClassVar[str]
-    unit_name: ClassVar[str]
     wrong_name: ClassVar[str]
     pools: ClassVar[tuple[str, ...]]
     balance_by: ClassVar[tuple[str, ...]] = ("split",)
@@ -164,8 +163,7 @@ class Source(ABC):
     def one_limit(self) -> int | None:
         """Return the limit of a source that draws before texts are split (UserError: a limit by split)."""
         if isinstance(limit := self.options.limit, Mapping):
-            message = f"limit={shown(limit)} is for source=cot: give one number with source={self.name}"
-            raise UserError(f"{message}; balance_to sets the examples per split", "conflict")
+            raise UserError(f"limit={shown(limit)} is for cot: give a number, or balance_to", "conflict")
         return limit
 
     @abstractmethod
@@ -241,8 +239,7 @@ class Corpus:
         component = component_of("retriever", self.retriever)
         if component.get("existing"):
             if self.passages != "testbed":
-                message = "retriever.existing=true searches an index without a corpus, and corpus= is given"
-                raise UserError(f"{message}: leave one out", "conflict")
+                raise UserError("retriever.existing=true searches no corpus: leave out corpus", "conflict")
             return component.make
         if isinstance(self.passages, str):
             passages: Sequence[Passage] = load_corpus(
@@ -277,7 +274,7 @@ class AsksQuestions(Corpus, Source):
     open_passages: Callable[[], Retriever] = state()
     retrieve: Retriever = state()
 
-    item_name = unit_name = "question"
+    item_name = "question"
 
     def open_questions(self) -> Inputs:
         """Draw the questions and open the passages (UserError)."""
@@ -384,9 +381,7 @@ def unit_for(options: Options, unit: Unit | None, default: Unit) -> Unit:
     tokens = "tokens" in options.pools
     chosen: Unit = unit or ("token" if tokens else default)
     if (chosen == "token") != tokens:
-        message = "unit=token goes with pool=tokens, and only with it"
-        raise UserError(f"unit={chosen} and pool={shown(options.pool)}: {message}", "conflict")
+        raise UserError(f"unit={chosen}, pool={shown(options.pool)}: give pool=tokens unit=token", "conflict")
     if chosen == "token" and (options.balance or options.balance_to):
-        message = "balance is for units with one label: leave it out with unit=token, and set span_weight"
-        raise UserError(message, "conflict")
+        raise UserError("unit=token has no balance: leave it out, and set span_weight", "conflict")
     return chosen

@@ -87,8 +87,7 @@ class Questions(AsksQuestions, OfCot):
         options, by_entropy = self.options, self.label == BY_ENTROPY
         self._check_draws()
         if self.reads != "both" and "prompt" in options.pools:
-            message = f"reads={self.reads} has no pool=prompt, the state before the whole text"
-            raise UserError(f"{message}: give reads=both, or another pool", "conflict")
+            raise UserError(f"reads={self.reads} excludes pool=prompt: choose another pool", "conflict")
         matcher = load_matcher(options) if self.label == "match" or self.samples else None
         # Labels by entropy are exact match until all entropies are known.
         right = parse_label("em" if by_entropy else self.label, self.acc, matcher)
@@ -97,8 +96,7 @@ class Questions(AsksQuestions, OfCot):
         read, questions = self.open_questions(), self.chosen.questions
         for question in questions:
             if not by_entropy and not any(a.strip() for a in question.answers):
-                message = f"question {question.id} has no gold answer, so it cannot be labelled"
-                raise UserError(message, "labels")
+                raise UserError(f"question {question.id} has no gold answer to be labelled by", "labels")
         self.keep(
             matcher=matcher, right=right, position=position_of(self.reads),
             # Heads trained without gold answers are also ranked by gold answers, if all questions have some.
@@ -121,16 +119,13 @@ class Questions(AsksQuestions, OfCot):
         """Refuse samples that are too few or cannot be drawn, and a label by entropy without any."""
         if self.label == BY_ENTROPY:
             if self.options.balance_to:
-                message = f"label={BY_ENTROPY} is known only when all examples are made"
-                raise UserError(f"{message}: give balance=true in place of balance_to", "conflict")
+                raise UserError(f"label={BY_ENTROPY} needs balance=true in place of balance_to", "conflict")
             if self.samples < 2:
-                message = f"label={BY_ENTROPY} compares samples, and samples={self.samples}"
-                raise UserError(f"{message}: draw two or more, as samples=10", "missing-value")
+                raise UserError(f"label={BY_ENTROPY} needs two samples, not {self.samples}", "missing-value")
         if self.samples:
             Draws(samples=self.samples, temperature=self.temperature).at_least(2, "the signals of samples")
         if self.samples and self.options.engine != "transformers":
-            message = f"samples={self.samples}: engine={self.options.engine} cannot draw"
-            raise UserError(f"{message}: give engine=transformers, or samples=0", "unsupported")
+            raise UserError(f"engine={self.options.engine} draws no samples: give samples=0", "unsupported")
 
     def units(self) -> Iterator[Question]:
         if not self.options.balance_to:
@@ -190,7 +185,6 @@ class Questions(AsksQuestions, OfCot):
         self._compare(rows)  # a shard is written once all of it is made
 
     def _read_part(self, generation: Generation) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-        """Compute signals and states of the read part of a text; None if it has no token."""
         if self.reads == "both":
             return recorded(generation), list(generation.states.values())
         span = part_of(generation.text, self.reads)
@@ -219,14 +213,21 @@ class Questions(AsksQuestions, OfCot):
         """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
         if self.label != BY_ENTROPY:
             return []
-        note, cut = self._entropy_cut(store)
+        tables = list(store.tables(["split", BY_ENTROPY]))
+        known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
+        if not len(known):
+            raise UserError(f"label={BY_ENTROPY} is chosen on training texts: raise limit", "labels")
+        cut = best_cut(known)
         for index in range(store.next_shard):
             rows, states, units, left_out = store.read_shard(index)
             for row in rows:
                 row["correct"] = int(row[BY_ENTROPY] <= cut)
             self._compare(rows)
             store.write_shard(index, rows, *states, units=units, left_out=left_out)
-        return [note]
+        return [
+            f"labels: right is a semantic entropy up to {cut:.3f} nats, which divides {len(known)} training "
+            f"texts into the groups of least variance ({np.mean(known > cut):.3f} of them are above it)"
+        ]
 
     def _compare(self, rows: Sequence[dict[str, Any]]) -> None:
         """Set ``helps`` of each answer without passages by the answer with passages, if both are there."""
@@ -235,20 +236,6 @@ class Questions(AsksQuestions, OfCot):
             opens, unit = self.place(row["id"])
             there = read.get((1, unit))
             row["helps"] = None if opens or there is None else float(there - row["correct"])
-
-    def _entropy_cut(self, store: FeatureStore) -> tuple[str, float]:
-        """Choose the best cut of the training texts' entropies; return it with a note on it."""
-        tables = list(store.tables(["split", BY_ENTROPY]))
-        known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
-        if not len(known):
-            message = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
-            raise UserError(f"{message}: raise limit", "labels")
-        cut = best_cut(known)
-        share = float((known > cut).mean())
-        return (
-            f"labels: right is a semantic entropy up to {cut:.3f} nats, which divides {len(known)} training "
-            f"texts into the groups of least variance ({share:.3f} of them are above it)"
-        ), cut
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)

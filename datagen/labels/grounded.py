@@ -76,8 +76,7 @@ class Grounded(AsksQuestions, OfGrounded):
             if any(map(tokenize, question.answers)):
                 kinds.setdefault(_kind(question), set()).add(question.answers[0])
         if not kinds:
-            message = "no question has a gold answer, and source=grounded changes the answers in passages"
-            raise UserError(message, "labels")
+            raise UserError("source=grounded changes gold answers, and no question has one", "labels")
         self.keep(others={kind: sorted(values) for kind, values in kinds.items()})
         return read
 
@@ -184,14 +183,12 @@ class Grounded(AsksQuestions, OfGrounded):
 
 
 def _text(case: Case, written: str, answer: str) -> Text:
-    """Make the labelled text of an answer; its record says what the answer rests on."""
     supported = bool(case.value) and exact_match(answer, [case.value])
     believed = _believed(case.question)
     remembered = bool(believed) and exact_match(answer, [believed])
-    elsewhere = any(_holds(passage, answer) for passage in case.passages)
     source = "both" if supported and remembered else "passage" if supported else "memory"
     if not supported and not remembered:
-        source = "other_passage" if elsewhere else "invented"
+        source = "other_passage" if any(_holds(p, answer) for p in case.passages) else "invented"
     start = written.find(answer)
     spans = (Mark(((start, start + len(answer)),), not supported),) if start >= 0 else ()
     question = case.question
@@ -211,7 +208,6 @@ def _believed(question: Question) -> str:
 
 
 def _holds(text: str, answer: str) -> bool:
-    """Tell whether a text has the words of an answer in a row."""
     return f" {normalize_answer(answer)} " in f" {normalize_answer(text)} "
 
 
@@ -220,6 +216,5 @@ def _replaced(text: str, answer: str, value: str) -> str:
 
 
 def _without(text: str, answer: str) -> str:
-    """Leave out the sentences of a text that have the answer."""
     sentences = [text[start:end] for start, end in split_sentences(text)]
     return " ".join(sentence for sentence in sentences if not _holds(sentence, answer))

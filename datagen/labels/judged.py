@@ -46,6 +46,10 @@ _UNJUDGED = _PROMPTED, _BEFORE, _REPEATED, _CUT = (
 )  # fmt: skip
 
 
+#: Fields of a part in a line of labelled texts.
+_ENTRY = ("start", "end", "wrong", "type", "rule", "evidence")
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     """Answer to a topic: the greedy one is number 0, the others are drawn."""
@@ -90,7 +94,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
 
     __repr__ = Source.__repr__
     name = "judged"
-    item_name = unit_name = "answer"
+    item_name = "answer"
     wrong_name = "contradicted"
     pools = ("mean", "last", "mind", "tokens", "predicting")
 
@@ -103,13 +107,10 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         if given.get("passages"):
             files += self.corpus_files
         elif judge and judge.target.endswith("ArticleJudge") and not any(t.reference for t in topics):
-            message = "judge=article compares with articles, and no prompt has one"
-            fix = "give articles=FILE with their titles, or judge.passages=3"
-            raise UserError(f"{message}: {fix}", "missing-value")
+            raise UserError("judge=article: no prompt has an article; give articles=FILE", "missing-value")
         language = self.language_of_topics(topics)
         if not language.english and "probers.datagen.judges.article." in json.dumps(plain(judge)):
-            message = f"judge=article reads facts of English, the language is {language.name}"
-            raise UserError(f"{message}: choose judge=openai or hand", "unsupported")
+            raise UserError(f"judge=article reads English, not {language.name}: choose openai", "unsupported")
         recognise = self.recogniser_in(language)
         matcher = load_matcher(options)
         matcher = matcher if language.english else matcher.in_language(language)
@@ -138,20 +139,16 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Choose the unit of the examples (UserError: one that no judge supports, or another pool)."""
         options, unit = self.options, unit_for(self.options, self.unit, "span")
         if unit == "claim":
-            message = "source=judged has no claims: choose unit=span, sentence, answer or token"
-            raise UserError(message, "conflict")
+            raise UserError("source=judged has no claims: give span, sentence, answer or token", "conflict")
         if unit in ("answer", "token") and "predicting" in options.pools:
             raise UserError(f"unit={unit} has no pool=predicting: give unit=span or sentence", "conflict")
         if self.answers_per_prompt > 1 and options.engine != "transformers":
-            message = f"answers_per_prompt={self.answers_per_prompt}: engine={options.engine} cannot draw"
-            raise UserError(f"{message}: give engine=transformers, or answers_per_prompt=1", "unsupported")
+            raise UserError(f"engine={options.engine} cannot draw: give answers_per_prompt=1", "unsupported")
         if unit == "span" and self.judge_units == "sentences":
-            message = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
-            raise UserError(message, "conflict")
+            raise UserError("judge_units=sentences judges no unit=span: give unit=sentence", "conflict")
         return unit
 
     def _topics(self) -> tuple[list[Topic], list[str]]:
-        """Read the topics, and list their files."""
         options, limit = self.options, self.one_limit()
         prompts = self.prompts
         source = self.open(options, limit if prompts is None else None)
@@ -247,16 +244,11 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         return sorted(chosen[self.judge_units], key=lambda mark: mark.ranges)
 
     def _line(self, request: _Request, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
-        """Make the line of labelled texts for an answer."""
         message = [{"role": "user", "content": answer.prompt}]
-        spans, sentences = (
-            [
-                {"start": m.start, "end": m.end, "wrong": m.wrong, "type": m.type, "rule": m.rule,
-                 "evidence": m.evidence}
-                for m in marks if (m.type == "sentence") is whole
-            ]
-            for whole in (False, True)
-        )  # fmt: skip
+        spans, sentences = list[dict[str, Any]](), list[dict[str, Any]]()
+        for mark in marks:
+            entry = {name: getattr(mark, name) for name in _ENTRY}
+            (sentences if mark.type == "sentence" else spans).append(entry)
         writer = "" if self.lm is None else self.lm.spec.id
         return {
             "id": request.id, **({"messages": message} if self.prompt.chat else {"prompt": answer.prompt}),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -42,7 +41,7 @@ from probers.words.vectors import FEW, TooFewError, train_vectors
 
 from ..settings import OfWiki
 from .base import TOO_LONG, VECTORS, Inputs, ReadsArticles, Source, state
-from .rows import Examples, WrittenSpan, read_again, span_needs, span_rows
+from .rows import Examples, WrittenSpan, counted, read_again, span_needs, span_rows
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +182,6 @@ class Articles(ReadsArticles, OfWiki, Source):
     __repr__ = Source.__repr__
     name = "wiki"
     item_name = "article"
-    unit_name = "cut"
     wrong_name = "hallucinated"
     pools = ("mean", "last", "predicting", "tokens", "mind")
     position = "entity"
@@ -192,8 +190,7 @@ class Articles(ReadsArticles, OfWiki, Source):
         """Check the options, read the articles and make the first cut."""
         options = self.options
         if self.background and options.pools != ["tokens"]:
-            message = f"background={self.background} stores tokens before an entity one by one"
-            raise UserError(f"{message}: give pool=tokens, or leave it out", "conflict")
+            raise UserError(f"background={self.background} stores tokens: give pool=tokens", "conflict")
         matching = options.matcher.options
         trains = matching["vectors"] == _OWN or self._tries_vectors
         vectors = "" if matching["vectors"] in (_OWN, _AUTO) else matching["vectors"]
@@ -210,7 +207,6 @@ class Articles(ReadsArticles, OfWiki, Source):
 
     @property
     def _tries_vectors(self) -> bool:
-        """Tell whether word vectors are trained if there are enough articles."""
         testbed = isinstance(self.articles, str) and self.articles == "testbed"
         return self.options.matcher.options["vectors"] == _AUTO and not testbed
 
@@ -272,7 +268,6 @@ class Articles(ReadsArticles, OfWiki, Source):
         return self.prompt.continuation(cut.article.title, cut.before)
 
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
-        """Add the example, or the reason why there is none."""
         leave_out = partial(examples.leave_out, cut.id, gold=cut.entity.text)
         if generation.stop == "skipped":
             return leave_out(TOO_LONG)
@@ -293,20 +288,19 @@ class Articles(ReadsArticles, OfWiki, Source):
         self._add(cut, generation, written, match, "generated", examples)
 
     def _read_articles(self, lm: CausalLM, cuts: Sequence[Cut], needs: Needs) -> Examples:
-        """Read the entities of the articles themselves with the model."""
         examples = Examples()
         readable, prompts, texts = [], [], []
         for cut in cuts:
-            prompt = self._prompt(cut)
+            prompt, text = self._prompt(cut), cut.between + cut.entity.text
             try:
                 (encoded,) = encode_prompts(lm.tokenizer, [prompt], [cut.id])
-                encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
+                encode_continuation(lm.tokenizer, encoded, text)
             except UserError as error:
                 examples.leave_out(cut.id + _UNTOUCHED, f"unreadable: {error}", gold=cut.entity.text)
                 continue
             readable.append(cut)
             prompts.append(prompt)
-            texts.append(cut.between + cut.entity.text)
+            texts.append(text)
         read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in readable]) if readable else []
         for cut, generation in zip(readable, read, strict=True):
             if generation.stop == "skipped":  # the entity exceeds the tokens asked for
@@ -353,10 +347,7 @@ class Articles(ReadsArticles, OfWiki, Source):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Report label balance, and the cuts without a label."""
-        labels: Counter[int] = Counter()
-        for table in store.tables(["correct", "token"]):
-            labels.update(table["correct"][table["token"] <= 0].tolist())
-        reasons = Counter(record["reason"].partition(":")[0] for record in store.left_out())
+        labels, reasons = counted(store)
         spans, cuts = labels.total(), len(store.units)
         figures = {
             "recogniser": self.recognise.name, "matcher_stages": list(self.matcher.active),

@@ -59,8 +59,7 @@ class AnswerQuery:
 
     def __post_init__(self) -> None:
         if self.with_passages and self.whole_output:
-            message = "query.with_passages=true and query.whole_output=true exclude each other"
-            raise UserError(f"{message}: the whole output contains the passages already", "conflict")
+            raise UserError("query.with_passages=true, query.whole_output=true: choose one", "conflict")
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if self.question_first and not state.retrievals:
@@ -290,7 +289,6 @@ class SeakrQuery(Draws):
         return [list(filter(None, passages))[-k:] for passages in chosen]
 
     def _read(self, read: Sequence[tuple[State, Passage]]) -> list[Generation]:
-        """Write an answer from each passage behind those that are shown."""
         prompt, prompts = read[0][0].prompt, []
         for state, passage in read:
             shown = [p.text for p in (*state.passages, passage)]

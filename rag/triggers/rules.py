@@ -188,9 +188,8 @@ class Adaptive(Trigger):
 
     def __post_init__(self) -> None:
         if self.classifier is None:
-            remedy = "train one with 'probers-train head=adaptive' and pass its folder as trigger.classifier"
-            message = f"trigger=adaptive needs a classifier of questions: {remedy}"
-            raise UserError(f"{message}, or a model with the labels no, single and multi", "no-artifact")
+            remedy = "train one with 'probers-train head=adaptive' and give trigger.classifier=FOLDER"
+            raise UserError(f"trigger=adaptive needs a classifier of questions: {remedy}", "no-artifact")
         from probers.adaptive import load_classifier
 
         given = self.classifier
@@ -209,7 +208,6 @@ class Adaptive(Trigger):
         return _after_a_sentence(generation, score) if name == "multi" else ruled(False, score)
 
     def _classified(self, questions: Sequence[Question]) -> list[tuple[str, float]]:
-        """Return strategy and score of every question."""
         from probers.adaptive import STRATEGIES
 
         texts = [q.question for q in questions]
