@@ -193,8 +193,8 @@ class MajorityJudge(Judge):
 
 
 def _component(given: str | Mapping[str, Any]) -> tuple[str, Component]:
-    options = {} if isinstance(given, str) else dict(given)
-    name = given if isinstance(given, str) else options.pop("name", None)
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    name = options.pop("name", None)
     if not isinstance(name, str):
         raise UserError(f"judge.judges holds {shown(given)}: name it, as {{name: openai}}", "missing-value")
     if "." in name:

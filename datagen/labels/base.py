@@ -342,12 +342,10 @@ class ReadsArticles(OfArticles):
 
     def language_of_topics(self, topics: Sequence[Topic]) -> Language:
         """Find the language of the topics: of the reference articles, or of the prompts without any."""
-        if (chosen := self._chosen_language()) is not None:
-            return chosen
         texts = [join_sentences(topic.reference) for topic in topics[:_LOOK] if topic.reference]
         prompts = [topic.prompt for topic in topics[:_LOOK] if topic.prompt and not topic.reference]
         blocks = (" ".join(prompts[i : i + _PROMPTS]) for i in range(0, len(prompts), _PROMPTS))
-        return detect([*texts, *blocks])
+        return self._chosen_language() or detect([*texts, *blocks])
 
     def _chosen_language(self) -> Language | None:
         """Return the language asked for, or that of the Wikipedia to read; None if it must be found."""

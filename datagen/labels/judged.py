@@ -195,7 +195,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Make the rows of a batch once its parts are judged, and its answers as lines of labelled texts."""
         lines = []
         examples = Examples(tokens=sum(len(generation.token_ids) for generation in written.values()))
-        marks, answers = dict[_Request, list[Mark]](), dict[_Request, Answer]()
+        asked: list[tuple[_Request, Answer, list[Mark]]] = []
         for request, generation in written.items():
             if not generation.text.strip():
                 examples.leave_out(request.id, TOO_LONG if generation.stop == "skipped" else "empty answer")
@@ -203,14 +203,14 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             message = self._message(request.topic)
             start, end = part_of(generation.text, self.reads) or (0, 0)
             everywhere = self._marks(generation, message, request.topic)
-            marks[request] = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
-            units = tuple(mark for mark in marks[request] if mark.rule not in _UNJUDGED)
+            marks = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
+            units = tuple(mark for mark in marks if mark.rule not in _UNJUDGED)
             about = request.topic.title, request.topic.reference
-            answers[request] = Answer(request.id, message, generation.text, units, *about)
-        rulings = self.judges.judge(list(answers.values()))
-        for (request, answer), given in zip(answers.items(), rulings, strict=True):
+            asked.append((request, Answer(request.id, message, generation.text, units, *about), marks))
+        rulings = self.judges.judge([answer for _, answer, _ in asked])
+        for (request, answer, marks), given in zip(asked, rulings, strict=True):
             judged = dict(zip(answer.units, given, strict=True))
-            ruled = [_ruled(mark, judged.get(mark)) for mark in marks[request]]
+            ruled = [_ruled(mark, judged.get(mark)) for mark in marks]
             lines.append(self._line(request, answer, [m for m in ruled if m.rule not in _UNJUDGED]))
             self._add(request, written[request], lines[-1], ruled, examples)
         return examples, lines

@@ -21,20 +21,11 @@ from probers.model.language_model import Decoding, GenerationRequest
 from probers.model.tokens import encode_continuation, encode_prompts
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, UserError
-from probers.words import (
-    Entity,
-    EntityMatcher,
-    Match,
-    Recognise,
-    Recogniser,
-    head_entity,
-    language_of,
-    same_kind,
-    tokens_of,
-)
+from probers.words import Entity, EntityMatcher, Match, Recognise, Recogniser, same_kind, tokens_of
 from probers.words.language import ENGLISH, Language
 from probers.words.numbers import read_number, same_unit
 from probers.words.persons import DIRECTIONS
+from probers.words.recogniser import head_entity, language_of
 from probers.words.spelling import name_words
 from probers.words.text import is_stop_word, join_sentences, split_sentences
 from probers.words.vectors import FEW, TooFewError, train_vectors
@@ -85,10 +76,7 @@ class Settled:
 
 def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
     """Choose the stop rule; a recogniser that is not ``cheap`` is not called at every word."""
-    if cheap:
-        return Settled(recognise)
-    language = language_of(recognise)
-    return one_sentence if language.english else partial(one_sentence, language=language)
+    return Settled(recognise) if cheap else partial(one_sentence, language=language_of(recognise))
 
 
 def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> bool:
@@ -356,10 +344,8 @@ class Articles(ReadsArticles, OfWiki, Source):
             "articles_left_out": dict(sorted(self.cuts.source.problems.counts.items())),
         }  # fmt: skip
         shown = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common())
-        lines = [
-            f"{self.cuts.articles} articles, {cuts} cuts, {spans} labelled spans, "
-            f"{labels[0] / spans:.3f} of them hallucinated; no label for {reasons.total()}"
-            + (f" ({shown})" if shown else ""),
-            *self.cuts.source.problems.lines(),
-        ]
-        return figures, lines
+        line = (
+            f"{self.cuts.articles} articles, {cuts} cuts, {spans} labelled spans, {labels[0] / spans:.3f} of "
+            f"them hallucinated; no label for {reasons.total()}{shown and f' ({shown})'}"
+        )
+        return figures, [line, *self.cuts.source.problems.lines()]

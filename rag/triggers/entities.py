@@ -37,6 +37,11 @@ class _AtEntities(Trigger):
     the fetched passages. An entity at the very beginning is then accepted, or the same place could fire for
     ever. A text's score is that of its highest entity, 0 without any. Like the training labels, it leaves out
     entities that begin a sentence (unless ``openings``) or that the question names (unless ``asked``).
+
+    Attributes:
+        recogniser: "rules" or "spacy:PIPELINE".
+        openings: also judge entities that begin a sentence, which heads never saw in training.
+        asked: also judge entities that the question names.
     """
 
     openings: bool
@@ -79,8 +84,6 @@ class BeforeEntity(_AtEntities, ReadsBank):
         threshold: fires where P(wrong) is above it, by the bank's calibration if that is increasing, else by
             the sigmoid of the score; None takes the one that the bank chose on its validation articles.
         recogniser: "rules" or "spacy:PIPELINE"; None takes the one that the bank's labels were made with.
-        openings: also judge entities that begin a sentence, which the heads never saw in training.
-        asked: also judge entities that the question names.
     """
 
     threshold: float | None = None
@@ -123,9 +126,6 @@ class EntitySignal(_AtEntities):
             distribution in nats, 1 minus the "probability" of that token, or 1 minus the "margin" between the
             two highest probabilities (Scheffer et al. 2001).
         threshold: fires where the signal is above it; probers-compare chooses it on validation questions.
-        recogniser: "rules" or "spacy:PIPELINE".
-        openings: also judge entities that begin a sentence.
-        asked: also judge entities that the question names.
     """
 
     signal: Literal["entropy", "probability", "margin"] = "entropy"

@@ -13,15 +13,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal
 
 from probers.prompts import PromptTemplate
-from probers.signals.agreement import (
-    ALPHA,
-    EigenVariant,
-    Variant,
-    eigenscore,
-    lexical_similarity,
-    self_consistency,
-    semantic_entropy,
-)
+from probers.signals import agreement
 from probers.signals.meaning import Clusters, Entailment, Same, by_matcher, clusters
 from probers.signals.samples import Draws, Prompt, Samples, draw, middle_layer, states_at_end
 from probers.signals.self_evaluation import CONFIDENCE_FORM as VERBALISED
@@ -38,7 +30,11 @@ Scored = tuple[float, dict[str, Any]]
 
 
 class _OfAnswers(Trigger):
-    """Base of triggers that score whole answers; an answer without a token fires at any threshold."""
+    """Base of triggers that score whole answers; an answer without a token fires at any threshold.
+
+    Attributes:
+        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
+    """
 
     threshold: float
     reads_answer = True
@@ -135,9 +131,6 @@ class SelfConsistency(_ByMeaning):
     """Trigger that fires where few drawn answers mean the same as the greedy one (Wang et al. 2022).
 
     Its score is 1 minus their share.
-
-    Attributes:
-        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
     """
 
     threshold: float = 0.5
@@ -145,7 +138,7 @@ class SelfConsistency(_ByMeaning):
     least = 1
 
     def score(self, samples: Samples, answer: str) -> Scored:
-        return 1.0 - self_consistency(answer, samples.answers, self.same), self.grouped(samples)[1]
+        return 1.0 - agreement.self_consistency(answer, samples.answers, self.same), self.grouped(samples)[1]
 
 
 @dataclass(frozen=True)
@@ -160,12 +153,12 @@ class SemanticEntropy(_ByMeaning):
     """
 
     threshold: float = 0.5
-    variant: Variant = "discrete"
+    variant: agreement.Variant = "discrete"
 
     def score(self, samples: Samples, answer: str) -> Scored:
         meanings, evidence = self.grouped(samples)
-        value = semantic_entropy(meanings.of, samples.logprobs, samples.lengths, variant=self.variant)
-        return value, evidence
+        about = meanings.of, samples.logprobs, samples.lengths
+        return agreement.semantic_entropy(*about, variant=self.variant), evidence
 
 
 @dataclass(frozen=True)
@@ -173,9 +166,6 @@ class LexicalSimilarity(_Sampled):
     """Trigger that fires where drawn texts have few words in common, by ROUGE-L (Fomicheva et al. 2020).
 
     Its score is 1 minus the mean over pairs.
-
-    Attributes:
-        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
     """
 
     threshold: float = 0.5
@@ -183,7 +173,7 @@ class LexicalSimilarity(_Sampled):
     reads_tokens = False
 
     def score(self, samples: Samples, answer: str) -> Scored:
-        return 1.0 - lexical_similarity(samples.texts), {}
+        return 1.0 - agreement.lexical_similarity(samples.texts), {}
 
 
 @dataclass(frozen=True)
@@ -205,8 +195,8 @@ class Eigenscore(_Sampled):
 
     threshold: float = -6.0
     layer: int | None = None
-    alpha: float = ALPHA
-    variant: EigenVariant = "paper"
+    alpha: float = agreement.ALPHA
+    variant: agreement.EigenVariant = "paper"
 
     reads_states = True
 
@@ -232,7 +222,7 @@ class Eigenscore(_Sampled):
     def score(self, samples: Samples, answer: str) -> Scored:
         if samples.states is None:
             return UNANSWERED, {}
-        return eigenscore(samples.states, self.alpha, variant=self.variant), {}
+        return agreement.eigenscore(samples.states, self.alpha, variant=self.variant), {}
 
 
 @dataclass(frozen=True)
@@ -242,7 +232,6 @@ class PTrue(_Sampled):
     Its score is 1 - P(True). The question to the model is a call of its own.
 
     Attributes:
-        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
         samples: drawn answers that are shown as well, in a line of possible answers; 0 shows none.
         form: prompt with ``{question}``, ``{answer}`` and, for the line of samples, ``{samples}``; sent
             without the answer prompt's exemplars.
@@ -279,7 +268,6 @@ class Verbalised(_OfAnswers):
     the report say so. The question to the model is a call of its own.
 
     Attributes:
-        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
         form: prompt with ``{question}`` and ``{answer}``, sent without the answer prompt's exemplars.
     """
 
