@@ -82,9 +82,9 @@ def label(
     if not isinstance(source, Source):
         raise UserError(f"label takes a source such as Texts(rows), found {type(source).__name__}")
     kind = SOURCES.get(source.name)
-    foreign = [name for name in ("matcher", "max_new_tokens") if name in options]
-    if foreign and kind is not None and foreign[0] not in kind.common:
-        raise UserError(f"{foreign[0]} does nothing with {type(source).__name__}: leave it out", "conflict")
+    for name in ("matcher", "max_new_tokens"):
+        if name in options and kind is not None and name not in kind.common:
+            raise UserError(f"{name} does nothing with {type(source).__name__}: leave it out", "conflict")
     read = source.plan(chosen)
     quotas_of(source)
     record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}

@@ -126,23 +126,18 @@ def recorded(
     ids, offsets = tuple(generation.token_ids[i] for i in part), tuple(generation.offsets[i] for i in part)
     logprobs, entropies = generation.logprobs[part], generation.entropies[part]
     span = replace(generation, token_ids=ids, offsets=offsets, logprobs=logprobs, entropies=entropies)
-    rind = None
+    rind, gain = None, {}
     if generation.needs.attention:
         scores = rind_scores(generation, variant="paper").scores
         rind = float(max(scores[i] for i in part))
+    if generation.needs.of_passages:  # how much the passages raised the log-probability, 0 without any
+        gains = None if generation.passages is None else generation.passages.gains
+        gain = {"context_gain": 0.0 if gains is None or not part else float(gains[part].mean())}
     return {
         "text": generation.text, "n_tokens": len(span.token_ids), **signals(span), "rind_max": rind,
         **signals_before(generation, first),
-        "surprise": surprise(generation.logprobs, generation.entropies), **_gain(generation, part),
+        "surprise": surprise(generation.logprobs, generation.entropies), **gain,
     }  # fmt: skip
-
-
-def _gain(generation: Generation, tokens: Sequence[int]) -> dict[str, float]:
-    """Compute by how much the passages raised the log-probability of some tokens; 0 without passages."""
-    if not generation.needs.of_passages:
-        return {}
-    gains = None if generation.passages is None else generation.passages.gains
-    return {"context_gain": 0.0 if gains is None or not tokens else float(gains[tokens].mean())}
 
 
 @dataclass
