@@ -107,7 +107,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         if given.get("passages"):
             files += self.corpus_files
         elif judge and judge.target.endswith("ArticleJudge") and not any(t.reference for t in topics):
-            raise UserError("judge=article: no prompt has an article; give articles=FILE", "missing-value")
+            message = "judge=article compares with articles, and no prompt has one"
+            raise UserError(f"{message}: give articles=FILE, or judge.passages=3", "missing-value")
         language = self.language_of_topics(topics)
         if not language.english and "probers.datagen.judges.article." in json.dumps(plain(judge)):
             raise UserError(f"judge=article reads English, not {language.name}: choose openai", "unsupported")
