@@ -80,13 +80,11 @@ def label(
     check_options(Options, {name: value for name, value in given.items() if name not in components})
     chosen = Options(**given | components)
     if not isinstance(source, Source):
-        message = f"label takes a source, found {type(source).__name__}"
-        raise UserError(f"{message}: Texts(rows), Questions(..), Articles(..) or Prompts(..)")
+        raise UserError(f"label takes a source such as Texts(rows), found {type(source).__name__}")
     kind = SOURCES.get(source.name)
-    foreign = [name for name in ("matcher", "max_new_tokens") if name in options]
-    if foreign and kind is not None and foreign[0] not in kind.common:
-        message = f"{foreign[0]} does nothing with {type(source).__name__}, whose texts exist already"
-        raise UserError(f"{message}: leave it out", "conflict")
+    for name in ("matcher", "max_new_tokens"):
+        if name in options and kind is not None and name not in kind.common:
+            raise UserError(f"{name} does nothing with {type(source).__name__}: leave it out", "conflict")
     read = source.plan(chosen)
     quotas_of(source)
     record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}
@@ -121,7 +119,6 @@ def _component(group: str, value: Any) -> Component:
 
 
 def _record(lm: CausalLM, source: Source, options: Options) -> dict[str, Any]:
-    """Describe a run by plain values, as its folder keeps them."""
     record: dict[str, Any] = {"source": source.name, "model": {"name": lm.spec.id, "weights": str(lm.spec)}}
     for part in (source, options):
         names = [f.name for f in fields(part) if f.init and not f.name.startswith("_")]  # type: ignore[arg-type]
@@ -219,8 +216,7 @@ def layers_to_read(
     joint = "pool=mind" if pool == "mind" else f"site={site}" if site in BESIDE else ""
     if joint:
         if value != "all":
-            message = f"{joint} makes one vector of all layers, so layers={value} does not apply"
-            raise UserError(f"{message}: leave layers out", "conflict")
+            raise UserError(f"{joint} makes one vector of all layers: leave out layers={value}", "conflict")
         return (depth,)
     control = (0,) if site == "resid_post" else ()
     stride = (*control, *range(depth // 3 + 1, depth + 1, 2))
@@ -243,7 +239,6 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     record |= {"own": settings.own} if settings.own else {}
     record |= {"inputs": inputs(*read.files, *prompt_files(settings)), **read.record}
     out, part = Path(settings.out), settings.partition
-
     quotas_of(source)
     folder = RunFolder(out if part is None else part.folder(out), "datagen", record)
     labelled = None if parts is None else LabelledParts(parts, source)
@@ -264,22 +259,19 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     audited = audit(store, seed=settings.seed)
     store.finish(figures | {"audit": audited.figures})
     page = folder.path / "sample.html"
-    about = {"Model": str(store.spec.model), "Source": settings.source}
     prompt = form_name(store.spec.prompt).removeprefix("prompt=")
     if source.rendered == source.prompt.fingerprint and settings.prompt.name != AUTO:
         prompt = settings.prompt.name
-    about |= {"Prompt": prompt, "Labels": lines[0]}
+    about = {
+        "Model": str(store.spec.model), "Source": settings.source, "Prompt": prompt, "Labels": lines[0],
+    }  # fmt: skip
     write_text(page, source.page(store, about, settings.seed))
     folder.finish({"model": settings.model.name, "source": settings.source, **figures})
     for line in [*lines, *audited.lines]:
         log.info(line)
     log.info("examples to read: %s", page)
-    size = f"{len(store):,} examples"
-    if len(store.features) > 1:
-        listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
-        log.info("wrote %s to %s, each as %s", size, folder.path, listed)
-    else:
-        log.info("wrote %s x %d layers to %s", size, len(store.spec.layers), folder.path)
+    listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
+    log.info("wrote %s examples to %s, each as %s", f"{len(store):,}", folder.path, listed)
     if figures.get("no_final_answer") == len(store):
         log.info("all labels are the same, as no answer was found: see above what was looked for")
     elif audited.figures["wrong"] in (0, 1):

@@ -282,17 +282,15 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
     def accepted(cls, typed: Sequence[str]) -> list[str]:
         """Write ``source.KEY`` as KEY; refuse the keys of sources that are not chosen (UserError)."""
         pairs = list(map(key_value, typed))
-        named = [f"{key}={value}" for key, value in pairs if key in ("experiment", "method", "source")]
-        name = str(compose("datagen", named)["source"]) if named else "cot"
-        keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
         names = {key.removeprefix("source.").partition(".")[0] for key, _ in pairs}
-        if foreign := [key for key in _ONLY_WITH if key in names and (keys is None or key in keys)]:
-            config = compose("datagen", [f"{key}={value}" for key, value in pairs if key in _CHOOSING])
-            for key in foreign:
-                option, needed = _ONLY_WITH[key]
-                if config[option] != needed:
-                    message = f"{key} belongs to {option}={needed}, and {option} is {config[option]}"
-                    raise UserError(f"{message}: leave it out, or give {option}={needed}", "conflict")
+        chosen = [f"{key}={value}" for key, value in pairs if key in _CHOOSING]
+        config = compose("datagen", chosen) if names & {*_ONLY_WITH, *_CHOOSING} else {"source": "cot"}
+        name = str(config["source"])
+        keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
+        for key, (option, needed) in _ONLY_WITH.items():
+            if key in names and (keys is None or key in keys) and config[option] != needed:
+                message = f"{key} belongs to {option}={needed}, and {option} is {config[option]}"
+                raise UserError(f"{message}: leave it out, or give {option}={needed}", "conflict")
         there, accepted = {f.name for f in fields(cls)}, []
         for (key, _), override in zip(pairs, typed, strict=True):
             plain = key.removeprefix("source.")
@@ -303,8 +301,7 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
                     message = f"{first} belongs to {' and '.join(owners)}, and the source is {name}"
                     raise UserError(f"{message}: leave it out, or choose another source", "conflict")
                 if plain != key:
-                    message = f"{key} is no option of source={name}: it has {', '.join(sorted(keys))}"
-                    raise UserError(message, "unknown-key")
+                    raise UserError(f"{name} has no {key}, but {', '.join(sorted(keys))}", "unknown-key")
             if first not in there and (keys is None or first in keys):
                 plain = f"+own.{plain}"
             accepted.append(override if plain == key else f"{plain}={override.partition('=')[2]}")

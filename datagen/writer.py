@@ -6,8 +6,6 @@ The shards of finished parts are joined in the same way, and the store is balanc
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -21,7 +19,7 @@ import numpy as np
 from probers.checksums import draw_key, sha256
 from probers.cli.merge import PartRuns
 from probers.data.splits import Partition
-from probers.files import write_text, writing
+from probers.files import write_bytes, write_text
 from probers.progress import Bar
 from probers.store.store import FeatureStore
 from probers.types import SPLITS, UserError
@@ -52,13 +50,20 @@ def fill(store: FeatureStore, source: Source, make: Make, part: Partition | None
     """
     quotas = quotas_of(source) if part is None else Quotas({}, by=source.balance_by, parts=source.parts)
     with Bar(total=source.total, unit=f" {source.item_name}s", dynamic_ncols=True) as bar:
-        progress = _Progress(source, bar)
+        started, labels, tokens = time.monotonic(), Counter[int](), 0
         for before, units in _shards(store, source, quotas, part):
             if not bar.n:  # what an earlier run has made
                 bar.initial = bar.n = bar.last_print_n = before
             whole = Examples()
             for batch in make(units):
-                progress.add(batch)
+                if batch.rows and not labels:
+                    bar.clear()
+                    for line in first_example(batch.rows, source.wrong_name):
+                        log.info("%s", line)
+                labels.update(batch.labels().values())
+                tokens += batch.tokens
+                seconds = max(1e-9, time.monotonic() - started)
+                bar.set_postfix_str(_progress(labels, tokens, seconds, source.wrong_name))
                 batch.states = [_rounded(states, store) for states in batch.states]
                 whole.extend(batch)
             _write(store, source, whole, [unit.id for unit in units])
@@ -99,7 +104,6 @@ def _shards(
 
 
 def _counted(source: Source) -> Iterator[Any]:
-    """Yield the units of a source, which keeps the number of items read for them."""
     number = 0
     for number, unit in enumerate(source.units(), 1):
         source.keep(items=source.items_of(number))
@@ -115,15 +119,13 @@ def _rounded(states: Sequence[np.ndarray], store: FeatureStore) -> list[np.ndarr
 
 
 def _write(store: FeatureStore, source: Source, examples: Examples, units: Sequence[str]) -> None:
-    """Write a shard, its rows by round and unit."""
     number = {name: place for place, name in enumerate(units)}
 
     def place(span: str) -> tuple[int, int]:
         turn, unit = source.place(span)
         return turn, number[unit]
 
-    places = [place(span_name(row)) for row in examples.rows]
-    order = sorted(range(len(places)), key=places.__getitem__)
+    order = sorted(range(len(examples.rows)), key=lambda row: place(span_name(examples.rows[row])))
     states = []
     for feature, spec in enumerate(store.features):
         # Layer by layer, like the file: a shard is large, and must not be copied again.
@@ -155,13 +157,11 @@ class LabelledParts:
             path = self._parts.owner(unit.group).path
             while unit.id not in self._current.get(path, {}):
                 if (shard := next(self._shards[path], None)) is None:
-                    message = f"{path} lacks {unit.id}, which its part of the run has"
-                    raise UserError(f"{message}: its inputs were others; make it again", "parts")
+                    raise UserError(f"{path} lacks {unit.id}: its inputs differ; make it again", "parts")
                 self._current[path] = shard
             yield self._current[path].pop(unit.id)
 
     def _read(self, store: FeatureStore) -> Iterator[dict[str, Examples]]:
-        """Yield the examples of each shard by unit."""
         for index in range(store.next_shard):
             rows, states, units, left_out = store.read_shard(index)
             shard = {unit: Examples() for unit in units}
@@ -174,14 +174,11 @@ class LabelledParts:
     def take_vectors(self, names: Sequence[str], folder: Path) -> None:
         """Copy the word vectors of the parts, if they have any; UserError if they differ."""
         for name in names:
-            paths = {run.path: run.path / name for run in self._parts.runs}
-            sums = {run: sha256(path) for run, path in paths.items() if path.exists()}
+            files = {run.path: run.path / name for run in self._parts.runs}
+            sums = {run: sha256(file) for run, file in files.items() if file.exists()}
             self._parts.of_one(f"word vectors ({name})", lambda run, sums=sums: sums.get(run.path))  # type: ignore[misc]
             if sums and not (folder / name).exists():
-                beside = folder / f".{name}.tmp"
-                with writing(folder / name):
-                    shutil.copyfile(paths[self._parts.runs[0].path], beside)
-                    os.replace(beside, folder / name)
+                write_bytes(folder / name, files[self._parts.runs[0].path].read_bytes())
 
     def join(self, name: str, folder: Path) -> None:
         """Concatenate the lines of a file of the parts, if they have it."""
@@ -190,25 +187,11 @@ class LabelledParts:
             write_text(folder / name, "".join(texts))
 
 
-class _Progress:
-    """Bar over a source's items; rates are of this run alone."""
-
-    def __init__(self, source: Source, bar: Bar) -> None:
-        self._source, self._bar, self._start = source, bar, time.monotonic()
-        self._tokens, self._labels = 0, Counter[int]()
-
-    def add(self, examples: Examples) -> None:
-        """Show a finished batch."""
-        if examples.rows and not self._labels:
-            self._bar.clear()
-            for line in first_example(examples.rows, self._source.wrong_name):
-                log.info("%s", line)
-        self._tokens += examples.tokens
-        self._labels.update(examples.labels().values())
-        seconds, total = max(1e-9, time.monotonic() - self._start), self._labels.total()
-        share = f"{self._labels[0] / total:.2f} {self._source.wrong_name}" if total else "no label"
-        rates = f"{total / seconds:.1f} labels/s, {self._tokens / seconds:.0f} tokens/s"
-        self._bar.set_postfix_str(f"{total} labels, {rates}, {share}")
+def _progress(labels: Counter[int], tokens: int, seconds: float, wrong: str) -> str:
+    """Describe what a run has made so far, without what an earlier one made."""
+    total = labels.total()
+    share = f"{labels[0] / total:.2f} {wrong}" if total else "no label"
+    return f"{total} labels, {total / seconds:.1f} labels/s, {tokens / seconds:.0f} tokens/s, {share}"
 
 
 def first_example(rows: Sequence[Mapping[str, Any]], wrong: str) -> list[str]:
@@ -235,27 +218,24 @@ def _kinds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[str, _K
 class Quotas:
     """Wanted and present numbers of examples of each label in every split.
 
-    ``wanted`` has examples by split, of both labels and all parts together; UserError for a number that
-    cannot be shared evenly. ``by`` and ``parts`` are as in :class:`.Source`.
+    ``wanted`` has examples by split, of both labels and all parts together, as an argument, and of each of
+    these as an attribute; UserError for a number that cannot be shared evenly. ``by`` and ``parts`` are as in
+    :class:`.Source`.
     """
 
     def __init__(self, wanted: Mapping[str, int], *, by: Sequence[str], parts: int) -> None:
         self.by, self._kinds_of_split = tuple(by), 2 * parts
-        self._wanted: dict[str, int] = {}
+        self.wanted: dict[str, int] = {}
         for split, examples in wanted.items():
             if examples % self._kinds_of_split:
                 message = f"balance_to.{split}={examples} must be a multiple of {self._kinds_of_split}"
                 of_each = f" for each {by[-1]}" if parts > 1 else ""
                 raise UserError(f"{message}, so that as many are right as wrong{of_each}")
-            self._wanted[split] = examples // self._kinds_of_split
+            self.wanted[split] = examples // self._kinds_of_split
         self._found: Counter[_Kind] = Counter()
 
     def __bool__(self) -> bool:
-        return bool(self._wanted)
-
-    def of(self, split: str) -> int | None:
-        """Return the examples wanted of each label and part of a split; None without a quota."""
-        return self._wanted.get(split)
+        return bool(self.wanted)
 
     def count(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Count the rows of a shard."""
@@ -263,7 +243,7 @@ class Quotas:
 
     def full(self, split: str) -> bool:
         """Tell whether a split has enough of each label in each part."""
-        wanted = self._wanted.get(split, np.inf)
+        wanted = self.wanted.get(split, np.inf)
         enough = [n for (values, _), n in self._found.items() if values[0] == split and n >= wanted]
         return len(enough) == self._kinds_of_split
 
@@ -293,7 +273,7 @@ def balance(store: FeatureStore, *, by: Sequence[str], seed: int, quotas: Quotas
             kind = "right" if keys[1] else "wrong"
             notes.append(f"balance: all labels of {where} are {kind}, so they stay as they are")
             continue
-        quota = quotas.of(values[0]) if quotas else None
+        quota = quotas.wanted.get(values[0]) if quotas else None
         if quota is not None and least < quota:
             notes.append(f"balance_to: {where} has {least} of each label and not {quota}: raise the limit")
         for correct, hashes in keys.items():

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin
 
 import numpy as np
 
 from probers.model.language_model import SentenceEnd
+from probers.options import check_value, field_types
 from probers.prompts import PromptTemplate
 from probers.signals import Variant
 from probers.signals.rarity import Counts
@@ -124,7 +125,22 @@ def _reach(stop: Sequence[str | EndToken]) -> int:
     return max((len(each) for each in stop if isinstance(each, str)), default=1) - 1
 
 
-class Trigger:
+class Checked:
+    """Base of triggers and queries: values that the types of their options forbid are refused (UserError)."""
+
+    group: ClassVar[str] = "query"
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, hint in field_types(kind).items():
+            key, value = f"{self.group}.{name}", getattr(self, name)
+            if get_origin(hint) is Literal:
+                one_of(key, value, *get_args(hint))
+            elif get_origin(hint) is Annotated:
+                check_value(key, value, hint)
+
+
+class Trigger(Checked):
     """Base class of triggers, which decide from a generation whether to retrieve, with a score.
 
     A subclass implements :meth:`__call__` for one generation, or :meth:`decide` for a batch. Its options are
@@ -150,6 +166,7 @@ class Trigger:
         counts: it counts phrases in the retriever's index (:class:`probers.signals.rarity.Counts`).
     """
 
+    group = "trigger"
     before: ClassVar[bool] = False
     after: ClassVar[bool] = True
     decides_by: ClassVar[Literal["text", "question", "rule", "chance"]] = "text"
@@ -368,9 +385,10 @@ def name_of(part: object) -> str:
 UNANSWERED = 1e4
 
 
-def verdict(score: float, threshold: float, **where: Any) -> Decision:
+def verdict(score: float, threshold: float, *, token_scores: Iterable[float] = (), **where: Any) -> Decision:
     """Make the decision that follows from a score, which fires above the threshold."""
-    return Decision(fire=score > threshold, score=score, threshold=threshold, **where)
+    shown = tuple(map(float, token_scores))
+    return Decision(fire=score > threshold, score=score, threshold=threshold, token_scores=shown, **where)
 
 
 def ruled(fire: bool, score: float = 1.0, **where: Any) -> Decision:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from probers.data.texts import TextSource
 from probers.evaluation.bootstrap import Bootstrap, Interval, bounds, few_groups, number
@@ -73,15 +75,12 @@ class Pair(NamedTuple):
 
 def judged_file(name: str) -> str:
     """Find a file of verdicts: that of a run's folder, a file, or ``hf:ID`` (UserError: none)."""
-    path = Path(name)
-    if name.startswith("hf:") or path.is_file():
+    if name.startswith("hf:") or Path(name).is_file():
         return name
-    if not path.is_dir():
-        raise UserError(f"{name} is not a file: give labelled texts or a run's folder", "no-file")
-    if not (path / JUDGED).is_file():
-        message = f"{name} holds no {JUDGED}: give a run of probers-datagen --source judged, or a file"
-        raise UserError(message, "no-file")
-    return str(path / JUDGED)
+    if not (path := Path(name) / JUDGED).is_file():
+        message = f"{name} is no file and no folder with {JUDGED}: give labelled texts"
+        raise UserError(f"{message}, or a run of probers-datagen --source judged", "no-file")
+    return str(path)
 
 
 def read_judged(source: TextSource) -> dict[str, Judged]:
@@ -170,8 +169,7 @@ def agreement(
     """
     shared = pairs(a, b, names)
     if not shared:
-        message = f"no span or sentence of {names[0]} is in {names[1]} too"
-        raise UserError(f"{message}: ids, answers and characters must be the same", "empty")
+        raise UserError(f"{names[0]} and {names[1]} judge no part of a text in common", "empty")
     table = _tables(np.array([len(VERDICTS) * p.a + p.b for p in shared]), np.ones(len(shared))).astype(int)
     sizes = {"kappa": len(shared), "kappa_decided": table[:2, :2].sum()}
     sizes |= {name: table[_cells(name, "+.")].sum() for name in _SHARES}
@@ -180,10 +178,7 @@ def agreement(
         "a": _side(names[0], a, both), "b": _side(names[1], b, both),
         "pairs": _by_kind(pair.part for pair in shared),
         "texts": len({pair.text for pair in shared}), "groups": len({pair.group for pair in shared}),
-        "table": {
-            row: dict(zip(VERDICTS, cells, strict=True))
-            for row, cells in zip(VERDICTS, table.tolist(), strict=True)
-        },
+        "table": pd.DataFrame(table.T, VERDICTS, VERDICTS).to_dict(),
         "figures": {
             name: {
                 "value": None if np.isnan(interval.value) else float(interval.value),
@@ -221,10 +216,10 @@ def lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for side in "ab":
         yield f"in {side.upper()} alone: {_counted(figures[side]['alone'])}"
     yield f"{'A':>16}{'B ' + VERDICTS[0]:>14}{''.join(f'{name:>14}' for name in (*VERDICTS[1:], 'all'))}"
-    for row, cells in figures["table"].items():
-        yield f"{row:>16}{''.join(f'{n:14,}' for n in (*cells.values(), sum(cells.values())))}"
-    columns = [sum(row[name] for row in figures["table"].values()) for name in VERDICTS]
-    yield f"{'all':>16}{''.join(f'{n:14,}' for n in (*columns, sum(columns)))}"
+    table = pd.DataFrame(figures["table"])  # a column for each verdict of A
+    table["all"] = table.sum(axis=1)
+    for row, cells in table.items():
+        yield f"{row:>16}{''.join(f'{n:14,}' for n in (*cells, cells.sum()))}"
     yield f"{'':36}{'':6}{'95% interval':14}{'of':>8}"
     for name, label in (_KAPPAS | {name: label for name, (label, _) in _SHARES.items()}).items():
         figure = figures["figures"][name]
@@ -249,14 +244,13 @@ def _counted(numbers: Mapping[str, int]) -> str:
 def run(settings: Judge) -> Path | None:
     """Compare two files; return the folder that agreement.json was written to, if any."""
     if len(settings.files) != 2:
-        message = f"probers-judge agreement takes two files, A and B, not {len(settings.files)}"
-        raise UserError(f"{message}: give labelled texts or runs' folders", "missing-value")
+        raise UserError(f"give two files of verdicts, A and B, not {len(settings.files)}", "missing-value")
     files = [judged_file(name) for name in settings.files]
     sources = [TextSource(file, on_bad_line=settings.on_bad_line) for file in files]
     out = None if settings.out is None else Path(settings.out)
     if out is not None:
         _check_free(out, files)
-    a, b = (read_judged(source) for source in sources)
+    a, b = map(read_judged, sources)
     figures = agreement(a, b, names=(files[0], files[1]), resamples=settings.resamples, seed=settings.seed)
     for line in [*chain.from_iterable(source.lines() for source in sources), *lines(figures)]:
         log.info("%s", line)
@@ -268,13 +262,11 @@ def run(settings: Judge) -> Path | None:
 
 def _check_free(out: Path, files: Sequence[str]) -> None:
     """Refuse to replace figures of other files (UserError)."""
-    path, remedy = out / FILE, "choose another out or remove it"
+    path, written = out / FILE, None
     if not path.exists():
         return
-    try:
-        written = read_json(path)
-        if [written[side]["file"] for side in "ab"] == list(files):
-            return
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a file of figures: {remedy}", "out-taken") from error
-    raise UserError(f"{path} holds the figures of other files: {remedy}", "out-taken")
+    with suppress(ValueError, OSError, KeyError, TypeError):
+        figures = read_json(path)
+        written = [figures[side]["file"] for side in "ab"]
+    if written != list(files):
+        raise UserError(f"{path} holds figures of something else: choose another out", "out-taken")

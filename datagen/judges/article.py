@@ -17,8 +17,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 
 from nltk.stem.porter import PorterStemmer
@@ -68,45 +67,23 @@ class ArticleJudge(Judge):
         return rulings
 
 
-@dataclass
 class _Compared:
-    """Answer beside its reference."""
+    """Answer beside its reference.
 
-    grounds: Grounds
-    answer: Answer
-    _recognised: dict[str, list[Entity]] = field(default_factory=dict, init=False)
+    Attributes:
+        borders: places of the answer's sentences.
+        another: two kinds of thing that cannot be one, that of the article and that of the answer, or "".
+    """
 
-    @cached_property
-    def borders(self) -> list[tuple[int, int]]:
-        """Places of the answer's sentences."""
-        return split_sentences(self.answer.text)
-
-    def _entities_of(self, sentence: str) -> list[Entity]:
-        """Find the entities of a sentence of the article or of a passage, which several units read."""
-        if sentence not in self._recognised:
-            self._recognised[sentence] = self.grounds.recognise(sentence)
-        return self._recognised[sentence]
-
-    @cached_property
-    def _entities(self) -> list[Entity]:
-        return self.grounds.recognise(self.answer.text)
-
-    @cached_property
-    def _facts(self) -> list[Fact]:
-        return list(facts(self.answer.text, self._entities, self.answer.subject))
-
-    @cached_property
-    def _article(self) -> str:
-        return " ".join(self.answer.reference)
-
-    @cached_property
-    def _known(self) -> list[Fact]:
-        """Facts of the article."""
-        return list(facts(self._article, self.grounds.recognise(self._article), self.answer.subject))
-
-    @cached_property
-    def _another(self) -> str:
-        return another_kind(self.answer.text, self._article, self.answer.subject)
+    def __init__(self, grounds: Grounds, answer: Answer) -> None:
+        self.answer, self._matcher = answer, grounds.matcher
+        self._article = " ".join(answer.reference)
+        self._entities = grounds.recognise(answer.text)
+        self._facts = list(facts(answer.text, self._entities, answer.subject))
+        self._known = list(facts(self._article, grounds.recognise(self._article), answer.subject))
+        self._recognise = cache(grounds.recognise)  # several units read a sentence of the article
+        self.borders = split_sentences(answer.text)
+        self.another = another_kind(answer.text, self._article, answer.subject)
 
     def sentence(self, unit: Mark, passages: Sequence[str]) -> Ruling:
         """Judge a sentence by its entities: contradicted if one is contradicted, supported if all are."""
@@ -123,7 +100,7 @@ class _Compared:
             return Ruling("unknown", "no reference article")
         mention = self.answer.text[unit.start : unit.end]
         ruling = self._by_facts(unit) or self._by_sentence(unit, mention, passages)
-        if ruling and not (ruling.verdict == "supported" and self._another):
+        if ruling and not (ruling.verdict == "supported" and self.another):
             return ruling
         return self._by_kind(unit, mention) or Ruling("unknown", "the article does not tell")
 
@@ -141,10 +118,9 @@ class _Compared:
     def _same(self, fact: Fact, other: Fact) -> bool | None:
         """Tell whether two values of one relation mean the same; None if that is not sure."""
         if fact.relation == "country" or fact.relation.endswith(IN_COUNTRY):
-            if fact.value == other.value:
-                return True
             both = {fact.value, other.value}
-            return None if "United Kingdom" in both and both <= _KINGDOM else False
+            parts = len(both) == 2 and "United Kingdom" in both and both <= _KINGDOM
+            return None if parts else len(both) == 1
         timed = fact.entity.type in ("date", "year")
         if not timed and not same_kind(fact.entity.type, other.entity.type):
             return None
@@ -152,7 +128,7 @@ class _Compared:
             return None  # one place may lie in the other
         if timed and not (_YEAR.search(fact.value) and _YEAR.search(other.value)):
             return None  # a day without its year
-        verdict = self.grounds.matcher.match(other.value, fact.value).verdict
+        verdict = self._matcher.match(other.value, fact.value).verdict
         return {"equivalent": True, "different": False}.get(verdict)
 
     def _by_sentence(self, unit: Mark, mention: str, passages: Iterable[str]) -> Ruling | None:
@@ -162,7 +138,7 @@ class _Compared:
         further = (text[start:end] for text in passages for start, end in split_sentences(text))
         for sentence in chain(self.answer.reference, further):
             enough = len(around & _stems(sentence)) >= min(_SHARED, max(1, len(around)))
-            if enough and self._stands_in(mention, self._entities_of(sentence)):
+            if enough and self._stands_in(mention, self._recognise(sentence)):
                 return Ruling("supported", sentence, "same sentence")
         return None
 
@@ -181,22 +157,21 @@ class _Compared:
         country = country_of(mention)
         return any(
             (country and country == country_of(entity.text))
-            or self.grounds.matcher.match(entity.text, mention).verdict == "equivalent"
+            or self._matcher.match(entity.text, mention).verdict == "equivalent"
             for entity in entities
         )
 
     def _by_kind(self, unit: Mark, mention: str) -> Ruling | None:
         # A unit at the beginning of its sentence is its subject: the sentence is not about the answer's.
         opens = self.answer.text[self._sentence_of(unit)[0] : unit.start].strip(' "“(') in ("", "The")
-        if not self._another or unit.type == "number" or opens:
+        if not self.another or unit.type == "number" or opens:
             return None
-        everywhere = chain.from_iterable(map(self._entities_of, self.answer.reference))
+        everywhere = chain.from_iterable(map(self._recognise, self.answer.reference))
         if self._stands_in(mention, everywhere) or self._named(mention):
             return None
-        return Ruling("contradicted", f"{self._another}: {self.answer.reference[0]}", "another subject")
+        return Ruling("contradicted", f"{self.another}: {self.answer.reference[0]}", "another subject")
 
     def _named(self, mention: str) -> bool:
-        """Tell whether a content word of a mention is in the article or the subject's name."""
         known = _stems(self._article) | _stems(self.answer.subject)
         return bool(_stems(mention.replace("-", " ")) & known)  # "German-Jewish"
 

@@ -118,8 +118,7 @@ class HandJudge(Judge):
 
     def __init__(self, grounds: Grounds, *, file: str | None = None) -> None:
         if file is None:
-            message = "judge=hand needs the file of verdicts: pass judge.file=FILE.jsonl"
-            raise UserError(message, "missing-value")
+            raise UserError("judge=hand needs verdicts: give judge.file=FILE.jsonl", "missing-value")
         given_file("judge.file", file, "JSON lines with id, answer and spans")
         self._file = file
         self._units = self._judged = 0
@@ -145,8 +144,7 @@ class HandJudge(Judge):
         text = self._texts.get(answer.id)
         if text is not None and text.answer != answer.text:
             message = f"judge.file={self._file} {text.where} has another answer for {answer.id!r}"
-            remedy = "judge this run's answer, or remove the line"
-            raise UserError(f"{message} than this run: {remedy}", "mismatch")
+            raise UserError(f"{message} than this run: remove the line", "mismatch")
         return text
 
     def _ruling(self, unit: Mark, text: Text | None) -> Ruling:
@@ -173,8 +171,7 @@ class MajorityJudge(Judge):
 
     def __init__(self, grounds: Grounds, *, judges: tuple[str | dict[str, Any], ...] = ()) -> None:
         if len(judges) < 2:
-            message = f"judge.judges={shown(list(judges))} must name two judges or more"
-            raise UserError(f"{message}, as judge.judges=[article,hand]", "missing-value")
+            raise UserError(f"judge.judges={shown(list(judges))}: name two, as article,hand", "missing-value")
         names, components = zip(*map(_component, judges), strict=True)
         numbered = [f"{name} {names[: place + 1].count(name)}" for place, name in enumerate(names)]
         self._names = [n if names.count(n) == 1 else m for n, m in zip(names, numbered, strict=True)]
@@ -196,12 +193,10 @@ class MajorityJudge(Judge):
 
 
 def _component(given: str | Mapping[str, Any]) -> tuple[str, Component]:
-    """Find the name and the class of a judge (UserError)."""
-    options = {} if isinstance(given, str) else dict(given)
-    name = given if isinstance(given, str) else options.pop("name", None)
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    name = options.pop("name", None)
     if not isinstance(name, str):
-        message = f"judge.judges holds {shown(given)} without a name: add one, as {{name: openai, url: ..}}"
-        raise UserError(message, "missing-value")
+        raise UserError(f"judge.judges holds {shown(given)}: name it, as {{name: openai}}", "missing-value")
     if "." in name:
         return name, Component.read("judge", {"_target_": name, **options})
     return name, Component.of("judge", name, **options)

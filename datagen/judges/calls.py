@@ -79,14 +79,10 @@ class Budget:
                 self.add(spent)
             self._changed.notify_all()
 
-    def start(self) -> None:
-        """Let calls begin, also after :meth:`stop`."""
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Let no further call begin."""
+    def stop(self, stopped: bool = True) -> None:
+        """Let no further call begin, or let them begin again."""
         with self._changed:
-            self._stopped = True
+            self._stopped = stopped
             self._changed.notify_all()
 
     def pause(self, seconds: float) -> None:
@@ -123,30 +119,24 @@ _CHARACTERS, _REPLY = 4, 100
 _AGAIN = (408, 409, 429)
 
 
-class Message(Body):
-    """Message that a chat model wrote."""
-
+class _Message(Body):
     content: str | None = None
     refusal: str | None = None
 
 
-class Choice(Body):
-    """Reply in a response."""
-
-    message: Message
+class _Choice(Body):
+    message: _Message
 
 
-class Usage(Body):
-    """Tokens of a request and its reply, by the server's count."""
-
+class _Usage(Body):
     total_tokens: int | None = Field(None, ge=0)
 
 
 class Completion(Body):
-    """Response of ``/v1/chat/completions``."""
+    """Response of ``/v1/chat/completions``; ``usage`` is by the server's count."""
 
-    choices: list[Choice] = Field(min_length=1)
-    usage: Usage | None = None
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
 
 
 class Reply(NamedTuple):
@@ -165,9 +155,6 @@ class Calls:
     since the server may have worked on it.
 
     Attributes:
-        server: server to send them to.
-        model: name of the model on the server.
-        system: system message.
         path: file of the replies, which several judges may share.
         budget: limits of calls and tokens, including earlier runs in the same folder.
         parallel: requests at a time.
@@ -183,9 +170,9 @@ class Calls:
     system: str
     path: Path
     budget: Budget
-    parallel: int = 4
-    timeout: float = 60.0
-    retries: int = 4
+    parallel: int
+    timeout: float
+    retries: int
     sent: int = field(default=0, init=False)
     replayed: int = field(default=0, init=False)
     estimated: int = field(default=0, init=False)
@@ -223,19 +210,19 @@ class Calls:
             RunError: a limit is reached (code "limit"), or the server fails or cannot be reached. Requests
                 in flight are awaited and kept.
         """
-        requests = {self._key(content): content for content in contents}
-        new = {key: content for key, content in requests.items() if key not in self._known}
-        self.replayed += len(requests) - len(new)
+        new = self.new(contents)
+        self.replayed += len(set(contents)) - len(new)
         if new:
             self._ask(new)
         return [self._known.get(self._key(content)) for content in contents]
 
-    def new(self, contents: Sequence[str]) -> int:
-        """Count the requests without a reply yet."""
-        return len({self._key(content) for content in contents} - self._known.keys())
+    def new(self, contents: Sequence[str]) -> dict[str, str]:
+        """Collect the contents without a reply yet, by the hash of their request."""
+        requests = {self._key(content): content for content in contents}
+        return {key: content for key, content in requests.items() if key not in self._known}
 
     def _ask(self, requests: Mapping[str, str]) -> None:
-        self.budget.start()
+        self.budget.stop(False)
         pool = ThreadPoolExecutor(self.parallel)
         try:
             futures = [pool.submit(self._one, key, content) for key, content in requests.items()]
@@ -265,7 +252,6 @@ class Calls:
             raise
 
     def _attempt(self, key: str, content: str) -> None:
-        """Send a request until it is answered, or every attempt has timed out."""
         import openai
 
         attempt = 0
@@ -274,9 +260,8 @@ class Calls:
             try:
                 return self._send(key, content, optional)
             except openai.APIError as error:
-                refused = []
-                if getattr(error, "status_code", 0) in (400, 422):
-                    refused = [name for name in optional if name in f"{error.message} {error.body}"]
+                may_name = getattr(error, "status_code", 0) in (400, 422)
+                refused = [n for n in optional if may_name and n in f"{error.message} {error.body}"]
                 for name in refused:
                     if self._optional.pop(name, None) is not None:
                         log.info("%s does not take %s: going on without", self.server.name, name)
@@ -290,7 +275,6 @@ class Calls:
                 attempt += 1
 
     def _send(self, key: str, content: str, optional: Mapping[str, Any]) -> None:
-        """Send a request once, and keep its reply."""
         import openai
 
         messages: Any = self._messages(content)
@@ -334,5 +318,4 @@ class Calls:
 
 
 def _unreached(error: openai.APIError) -> bool:
-    """Tell whether no connection was made at all."""
     return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")

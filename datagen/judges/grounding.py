@@ -56,13 +56,9 @@ class GroundingJudge(Judge):
     notes: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        needed = {
-            "prober": (self.prober, "a prober that reads passages"),
-            "validation": (self.validation, "labelled texts with passages"),
-        }
-        for name, (value, what) in needed.items():
-            if value is None:
-                raise UserError(f"judge=grounding needs {what}: pass judge.{name}=..", "missing-value")
+        for name, what in (("prober", "prober"), ("validation", "file of labelled texts")):
+            if getattr(self, name) is None:
+                raise UserError(f"judge=grounding needs a {what}: give judge.{name}", "missing-value")
         for name in ("precision", "confidence"):
             if not 0 < (getattr(self, name) or 0.5) < 1:
                 raise UserError(f"judge.{name}={getattr(self, name)} must be between 0 and 1", "bad-value")
@@ -122,39 +118,34 @@ class GroundingJudge(Judge):
         note = f"{int(right[last])} of {n[last]} validation sentences right, with no promise for others"
         return float(scores[order][last]), note
 
-    def _validated(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _validated(self) -> tuple[np.ndarray, ...]:
         """Score the labelled sentences of the validation texts: labels, scores and groups, (n,) each."""
+        from probers.prober.scoring import score_texts
+
         seen, texts = self._bank.seen, []
         for one in TextSource(str(self.validation)).all():
             question = one.question or one.answer
             if one.passages and (seen is None or seen.side(one.dataset, one.group, question) != "train"):
                 texts.append(one)
         if not texts:
-            message = f"judge.validation={self.validation} has no text with passages that the prober"
-            raise UserError(f"{message} was not trained on: give other texts", "labels")
+            raise UserError(f"judge.validation={self.validation} has no passages new to the prober", "labels")
         sentences = []
-        for one, response in zip(texts, self._responses(texts), strict=True):
+        for one, response in zip(texts, score_texts(self._lm, self._bank, texts), strict=True):
             labels = {mark.ranges[0]: mark.wrong for mark in one.units("sentence")}
             for span in () if response is None else response.spans:
                 if (wrong := labels.get((span.start, span.end))) is not None:
                     sentences.append((float(wrong), span.score, one.group))
         if not sentences:
-            message = f"judge.validation={self.validation} labels no sentence"
-            raise UserError(f"{message}: give texts with labels of sentences or spans", "labels")
-        labels_of, scores, groups = map(np.array, zip(*sentences, strict=True))
-        return labels_of, scores, groups
-
-    def _responses(self, texts: Sequence[Text]) -> list[Response | None]:
-        from probers.prober.scoring import score_texts
-
-        return score_texts(self._lm, self._bank, texts)
+            raise UserError(f"judge.validation={self.validation} labels no sentence or span", "labels")
+        return tuple(map(np.array, zip(*sentences, strict=True)))
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Ruling]]:
-        known = [answer for answer in answers if answer.reference]
-        texts = [_text(answer, self.parts) for answer in known]
-        responses = dict(zip((answer.id for answer in known), self._responses(texts), strict=True))
-        pairs = [(answer, responses.get(answer.id)) for answer in answers]
-        rulings = [[self._ruling(unit, response, one) for unit in one.units] for one, response in pairs]
+        from probers.prober.scoring import score_texts
+
+        texts = [_text(answer, self.parts) for answer in answers if answer.reference]
+        scored = zip(texts, score_texts(self._lm, self._bank, texts), strict=True)
+        responses = {text.id: response for text, response in scored}
+        rulings = [[self._ruling(unit, responses.get(one.id), one) for unit in one.units] for one in answers]
         self.verdicts.update(ruling.verdict for each in rulings for ruling in each)
         return rulings
 
@@ -165,11 +156,9 @@ class GroundingJudge(Judge):
         span = next((span for span in spans if span.start <= unit.start < span.end), None)
         if span is None:
             return Ruling("unknown", "not judged by the prober")
-        verdict: Verdict = "unknown"
-        if span.score <= self._limits["supported"]:
-            verdict = "supported"
-        elif span.score >= self._limits["contradicted"]:
-            verdict = "contradicted"
+        supported, contradicted = self._limits["supported"], self._limits["contradicted"]
+        verdict: Verdict = "contradicted" if span.score >= contradicted else "unknown"
+        verdict = "supported" if span.score <= supported else verdict
         return Ruling(verdict, f"P(unsupported) {span.p_wrong:.2f}", "grounding")
 
     def lines(self) -> list[str]:

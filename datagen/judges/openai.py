@@ -6,19 +6,19 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from probers.cli.openai_client import Server
-from probers.files import check_file
+from probers.files import read_text
 from probers.options import Count, Natural, Positive
-from probers.types import Passage, UserError, count, first_line
+from probers.types import Passage, UserError, count
 from probers.words.text import split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling, Verdict
@@ -43,12 +43,11 @@ _PLACEHOLDER = re.compile(r"\{\s*(question|passages|sentence|spans|answer)\s*\}"
 
 
 class _Request(NamedTuple):
-    """Sentence with its units, by their place in the answer, and the text of each different unit."""
+    """Sentence of an answer with its units: the text of each different one, and their places among all."""
 
     answer: Answer
     sentence: str
-    units: tuple[int, ...]
-    spans: tuple[str, ...]
+    spans: Mapping[str, Sequence[int]]
 
 
 @dataclass(repr=False, eq=False)
@@ -99,8 +98,7 @@ class OpenAIJudge(Judge):
     def __post_init__(self) -> None:
         if self.url is None or self.model is None:
             option, what = ("url", "http://HOST:PORT/v1") if self.url is None else ("model", "NAME")
-            message = f"judge=openai needs the judge's {option}: pass judge.{option}={what}"
-            raise UserError(message, "missing-value")
+            raise UserError(f"judge=openai needs its {option}: give judge.{option}={what}", "missing-value")
         self.calls = Calls(
             Server("judge.url", self.url, "judge.parallel"), self.model, self._instructions(),
             self.grounds.folder / REPLIES,
@@ -119,23 +117,23 @@ class OpenAIJudge(Judge):
         rulings: list[list[Ruling]] = [[Ruling("unknown")] * len(answer.units) for answer in answers]
         for (place, one), reply in zip(requests, self.calls.all(contents), strict=True):
             if reply is None or reply.refused:
-                reading = unread(one.spans, REFUSED if reply else TIMEOUT)
+                read, problems = unread(one.spans, REFUSED if reply else TIMEOUT)
             else:
-                reading = read_reply(reply.text, one.spans)
-            self.problems += reading.counts
-            for unit in one.units:
-                span = _text(one.answer, unit)
-                problem = reading.problems.get(span)
+                read, problems = read_reply(reply.text, one.spans)
+            self.problems += problems
+            for span, units in one.spans.items():
+                verdict, problem = read[span]
                 evidence = f"{self.model}: {problem}" if problem else f"by {self.model}"
-                rulings[place][unit] = Ruling(reading.verdicts.get(span, "unknown"), evidence)
+                for unit in units:
+                    rulings[place][unit] = Ruling(verdict, evidence)
         return rulings
 
     def lines(self) -> list[str]:
         """Report calls and tokens, replies that could not be used, and sentences that speak to a judge."""
-        calls, budget = self.calls, self.calls.budget
+        calls = self.calls
         by = f", {count(calls.estimated, 'call')} by an estimate" if calls.estimated else ""
         sent = f"{count(calls.sent, 'call')}, {calls.replayed:,} more from {REPLIES}"
-        lines = [f"judge {self.model}: {sent}; {budget.tokens:,} tokens in all{by}"]
+        lines = [f"judge {self.model}: {sent}; {calls.budget.tokens:,} tokens in all{by}"]
         if self.problems:
             listed = ", ".join(f"{n} {problem}" for problem, n in self.problems.most_common())
             lines.append(f"  without a verdict: {listed}")
@@ -147,31 +145,25 @@ class OpenAIJudge(Judge):
         return lines
 
     def _instructions(self) -> str:
-        """Read the system message: our own, or the file's."""
         if self.prompt is None:
             return (resources.files("probers.datagen.judges") / "openai.txt").read_text("utf-8")
         try:
-            check_file(self.prompt)
-            text = Path(self.prompt).read_text("utf-8")
+            text = read_text(Path(self.prompt))
         except OSError as error:
-            message = f"judge.prompt={self.prompt} cannot be read: {error.strerror or first_line(error)}"
-            raise UserError(message, "no-file") from error
-        except UnicodeDecodeError as error:
-            message = f"judge.prompt={self.prompt} is not UTF-8 (byte {error.start}): save it as UTF-8"
-            raise UserError(message, "bad-file") from error
+            raise UserError(f"judge.prompt={self.prompt}: {error.strerror}", "no-file") from error
+        except ValueError as error:
+            raise UserError(f"judge.prompt={self.prompt} {error}: save it as UTF-8", "bad-file") from error
         if not text.strip():
             raise UserError(f"judge.prompt={self.prompt} is empty: give instructions", "empty")
-        if placeholder := _PLACEHOLDER.search(text):
-            message = f"judge.prompt={self.prompt} holds {placeholder[0]}, but nothing is filled in"
-            remedy = "remove it, since each request is a JSON object of its own"
-            raise UserError(f"{message}: {remedy}", "bad-file")
+        if place := _PLACEHOLDER.search(text):
+            raise UserError(f"judge.prompt={self.prompt}: nothing fills in {place[0]}; remove it", "bad-file")
         return text
 
     def _announce(self, contents: Sequence[str]) -> None:
         if self._begun or not contents:
             return
         self._begun = True
-        new, budget = count(self.calls.new(contents), "request"), self.calls.budget
+        new, budget = count(len(self.calls.new(contents)), "request"), self.calls.budget
         limits = {"max_calls": self.max_calls, "max_tokens": self.max_tokens}
         listed = ", ".join(f"judge.{name}={'none' if n is None else f'{n:,}'}" for name, n in limits.items())
         log.info(
@@ -181,21 +173,17 @@ class OpenAIJudge(Judge):
         )  # fmt: skip
 
 
-def _text(answer: Answer, unit: int) -> str:
-    return answer.text[answer.units[unit].start : answer.units[unit].end]
-
-
 def _requests(answer: Answer) -> Iterator[_Request]:
     """Yield the sentences that hold units; one that reaches further takes the sentences up to its end."""
     borders = split_sentences(answer.text)
-    units: dict[tuple[int, int], list[int]] = {}
+    spans: dict[tuple[int, int], dict[str, list[int]]] = {}
     for place, unit in enumerate(answer.units):
         inside = [border for border in borders if border[0] < unit.end and border[1] > unit.start]
         starts, ends = zip((unit.start, unit.end), *inside, strict=True)
-        units.setdefault((min(starts), max(ends)), []).append(place)
-    for (start, end), places in units.items():
-        spans = tuple(dict.fromkeys(_text(answer, place) for place in places))
-        yield _Request(answer, answer.text[start:end], tuple(places), spans)
+        of_sentence = spans.setdefault((min(starts), max(ends)), {})
+        of_sentence.setdefault(answer.text[unit.start : unit.end], []).append(place)
+    for (start, end), units in spans.items():
+        yield _Request(answer, answer.text[start:end], units)
 
 
 def _content(request: _Request, passages: Sequence[Passage]) -> str:
@@ -206,10 +194,8 @@ def _content(request: _Request, passages: Sequence[Passage]) -> str:
     sources = [(passage.title, passage.text) for passage in passages]
     sources = [(answer.subject, reference), *sources] if reference else sources
     texts = [f"{title}: {text}" if title else text for title, text in sources]
-    content = {
-        "question": answer.prompt, "passages": texts, "sentence": request.sentence, "spans": request.spans,
-    }  # fmt: skip
-    return json.dumps(content, ensure_ascii=False)
+    content = {"question": answer.prompt, "passages": texts, "sentence": request.sentence}
+    return json.dumps(content | {"spans": list(request.spans)}, ensure_ascii=False)
 
 
 #: Problems of a reply, or of its entry for a span.
@@ -222,39 +208,25 @@ _FENCE = re.compile(r"```(?:json|JSON)?\s*\n(.*?)```", re.DOTALL)
 _VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Entry(_Strict):
+class _Entry(BaseModel, extra="forbid", strict=True):
     span: str
     verdict: str
 
 
-class _Verdicts(_Strict):
+class _Verdicts(BaseModel, extra="forbid", strict=True):
     verdicts: list[_Entry]
 
 
-class Reading(NamedTuple):
-    """Content of a reply about the spans.
-
-    Attributes:
-        verdicts: those that count.
-        problems: reason why each other span has none.
-        counts: number of times each problem occurs: once for a whole reply, else once for each span.
-    """
-
-    verdicts: dict[str, Verdict]
-    problems: dict[str, str]
-    counts: Counter[str]
+#: Verdict on each span, with the problem that leaves it "unknown", or ""; and the number of each problem.
+Reading = tuple[dict[str, tuple[Verdict, str]], Counter[str]]
 
 
-def unread(spans: Sequence[str], problem: str) -> Reading:
-    """Make the reading of a reply without anything usable."""
-    return Reading({}, dict.fromkeys(spans, problem), Counter([problem]))
+def unread(spans: Iterable[str], problem: str) -> Reading:
+    """Make the reading of a reply without anything usable, whose problem counts once."""
+    return dict.fromkeys(spans, ("unknown", problem)), Counter([problem])
 
 
-def read_reply(text: str, spans: Sequence[str]) -> Reading:
+def read_reply(text: str, spans: Iterable[str]) -> Reading:
     """Read the entries of a reply on the requested spans; it must name each span once."""
     try:
         entries = _Verdicts.model_validate(_object(text)).verdicts
@@ -264,16 +236,13 @@ def read_reply(text: str, spans: Sequence[str]) -> Reading:
         return unread(spans, NO_JSON)
     times = Counter(entry.span for entry in entries)
     words = {entry.span: entry.verdict for entry in entries}
-    counts = Counter({NOT_ASKED: len(words.keys() - set(spans))})
-    verdicts: dict[str, Verdict] = {}
-    problems: dict[str, str] = {}
+    read: dict[str, tuple[Verdict, str]] = {}
     for span in spans:
         verdict = next((word for word in _VERDICTS if word == words.get(span)), None)
-        if times[span] == 1 and verdict is not None:
-            verdicts[span] = verdict
-        else:
-            problems[span] = MISSING if not times[span] else TWICE if times[span] > 1 else WORD
-    return Reading(verdicts, problems, +(counts + Counter(problems.values())))
+        problem = MISSING if not times[span] else TWICE if times[span] > 1 else "" if verdict else WORD
+        read[span] = (verdict, "") if verdict and not problem else ("unknown", problem)
+    problems = Counter(problem for _, problem in read.values() if problem)
+    return read, +(problems + Counter({NOT_ASKED: len(words.keys() - read.keys())}))
 
 
 class _RepeatedKeyError(ValueError):

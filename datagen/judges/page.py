@@ -76,7 +76,6 @@ def draw_verdicts(texts: Sequence[Text], count: int = 100, seed: int = 0) -> lis
 
 
 def _apart(marks: Sequence[Mark]) -> list[Mark]:
-    """Keep the marks that begin after the end of all earlier ones."""
     apart: list[Mark] = []
     for mark in marks:
         if not apart or mark.start >= apart[-1].end:
@@ -146,7 +145,6 @@ def _shown(drawn: Drawn) -> dict[str, Any]:
 
 
 def _pieces(text: str, start: int, end: int, mark: Mark) -> list[tuple[str, bool]]:
-    """Cut text[start:end] into pieces; tell whether each is marked."""
     pieces = []
     for low, high in mark.ranges:
         pieces += [(text[start:low], False), (text[low:high], True)]

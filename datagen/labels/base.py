@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
 from itertools import chain, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from probers.cli.components import Component
+from probers.cli.inputs import question_source
 from probers.cli.settings import TextFile, plain
 from probers.data import load_corpus
 from probers.data.articles import ArticleSource, Rules, open_articles
+from probers.data.questions import QuestionSet, QuestionSource, make_source, open_questions
+from probers.data.questions.jsonl import Given
 from probers.data.rows import FIELDS, records_of
 from probers.data.topics import Topic
 from probers.files import digest
 from probers.model.causal_lm import CausalLM
 from probers.options import Count, Name, check_keywords, check_value, field_types, shown
+from probers.parts import PARTS
 from probers.prompts import PromptTemplate
 from probers.store.store import FeatureStore
-from probers.types import Needs, Passage, Retriever, Unit, UserError
+from probers.types import Needs, Passage, Question, Retriever, Unit, UserError
 from probers.words import Language, Recogniser
 from probers.words.language import detect, language_named
 from probers.words.text import join_sentences
@@ -29,6 +35,8 @@ from probers.words.text import join_sentences
 from ..audit import draw, draw_undecided, sample_html
 from ..settings import Datagen, OfArticles, Options
 from .rows import Examples
+
+log = logging.getLogger(__name__)
 
 Made = TypeVar("Made", bound="Source")
 
@@ -63,7 +71,7 @@ class Source(ABC):
 
     Attributes:
         name: name that users type; the dotted path of a class outside the package.
-        item_name, unit_name: names of an item of the progress bar, and of a piece of work: "article", "cut".
+        item_name: name of an item of the progress bar, as "article".
         wrong_name: name of the label 0.
         pools: poolings for which it has states.
         balance_by: columns; labels are balanced for each of their values, "split" first.
@@ -79,7 +87,6 @@ class Source(ABC):
 
     name: ClassVar[str] = "own"
     item_name: ClassVar[str]
-    unit_name: ClassVar[str]
     wrong_name: ClassVar[str]
     pools: ClassVar[tuple[str, ...]]
     balance_by: ClassVar[tuple[str, ...]] = ("split",)
@@ -156,8 +163,7 @@ class Source(ABC):
     def one_limit(self) -> int | None:
         """Return the limit of a source that draws before texts are split (UserError: a limit by split)."""
         if isinstance(limit := self.options.limit, Mapping):
-            message = f"limit={shown(limit)} is for source=cot: give one number with source={self.name}"
-            raise UserError(f"{message}; balance_to sets the examples per split", "conflict")
+            raise UserError(f"limit={shown(limit)} is for cot: give a number, or balance_to", "conflict")
         return limit
 
     @abstractmethod
@@ -233,8 +239,7 @@ class Corpus:
         component = component_of("retriever", self.retriever)
         if component.get("existing"):
             if self.passages != "testbed":
-                message = "retriever.existing=true searches an index without a corpus, and corpus= is given"
-                raise UserError(f"{message}: leave one out", "conflict")
+                raise UserError("retriever.existing=true searches no corpus: leave out corpus", "conflict")
             return component.make
         if isinstance(self.passages, str):
             passages: Sequence[Passage] = load_corpus(
@@ -250,6 +255,55 @@ class Corpus:
     def corpus_files(self) -> list[str]:
         existing = isinstance(self.retriever, Component) and self.retriever.get("existing")
         return [self.passages] if isinstance(self.passages, str) and not existing else []
+
+
+@dataclass(frozen=True)
+class AsksQuestions(Corpus, Source):
+    """Source that asks questions, with passages that it looks up.
+
+    Attributes:
+        questions: a file of questions, the name of a set, a :class:`.QuestionSource`, or rows: texts,
+            ``Question`` objects, or what :func:`probers.data.rows.records_of` reads.
+        k: number of passages.
+    """
+
+    questions: Any = "testbed"
+    _: KW_ONLY
+    k: Count = 3
+    chosen: QuestionSet = state()
+    open_passages: Callable[[], Retriever] = state()
+    retrieve: Retriever = state()
+
+    item_name = "question"
+
+    def open_questions(self) -> Inputs:
+        """Draw the questions and open the passages (UserError)."""
+        source, options = self.questions, self.options
+        if isinstance(source, str):
+            path = {} if source in PARTS["questions"] else {"path": source}
+            source = Component.of("questions", "file" if path else source, **path)
+        elif not isinstance(source, (Component, QuestionSource)):
+            source = make_source(source)
+        if isinstance(source, Component):
+            source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
+        draw = {name: getattr(options, name) for name in ("limit", "seed", "on_bad_line")}
+        chosen = open_questions(source, **draw)
+        for line in chosen.lines():
+            log.info("%s", line)
+        self.keep(chosen=chosen, open_passages=self.open_retriever(options))
+        record = {"questions_read": digest(repr(source.given))} if isinstance(source, Given) else {}
+        return Inputs([*source.files, *self.corpus_files], record)
+
+    def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
+        super().begin(lm, needs, folder)
+        self.keep(retrieve=None if lm is None else self.open_passages())
+
+    @property
+    def total(self) -> int:
+        return len(self.chosen.questions)
+
+    def units(self) -> Iterator[Question]:
+        return iter(self.chosen.questions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,12 +342,10 @@ class ReadsArticles(OfArticles):
 
     def language_of_topics(self, topics: Sequence[Topic]) -> Language:
         """Find the language of the topics: of the reference articles, or of the prompts without any."""
-        if (chosen := self._chosen_language()) is not None:
-            return chosen
         texts = [join_sentences(topic.reference) for topic in topics[:_LOOK] if topic.reference]
         prompts = [topic.prompt for topic in topics[:_LOOK] if topic.prompt and not topic.reference]
         blocks = (" ".join(prompts[i : i + _PROMPTS]) for i in range(0, len(prompts), _PROMPTS))
-        return detect([*texts, *blocks])
+        return self._chosen_language() or detect([*texts, *blocks])
 
     def _chosen_language(self) -> Language | None:
         """Return the language asked for, or that of the Wikipedia to read; None if it must be found."""
@@ -327,9 +379,7 @@ def unit_for(options: Options, unit: Unit | None, default: Unit) -> Unit:
     tokens = "tokens" in options.pools
     chosen: Unit = unit or ("token" if tokens else default)
     if (chosen == "token") != tokens:
-        message = "unit=token goes with pool=tokens, and only with it"
-        raise UserError(f"unit={chosen} and pool={shown(options.pool)}: {message}", "conflict")
+        raise UserError(f"unit={chosen}, pool={shown(options.pool)}: give pool=tokens unit=token", "conflict")
     if chosen == "token" and (options.balance or options.balance_to):
-        message = "balance is for units with one label: leave it out with unit=token, and set span_weight"
-        raise UserError(message, "conflict")
+        raise UserError("unit=token has no balance: leave it out, and set span_weight", "conflict")
     return chosen

@@ -6,27 +6,21 @@ Every question gives two examples, which share its split. The states are those o
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pandas as pd
 
 from probers.checksums import draw_key
-from probers.cli.components import Component
-from probers.cli.inputs import load_matcher, question_source, wordnet_found
+from probers.cli.inputs import load_matcher, wordnet_found
 from probers.data.corpus import search
-from probers.data.questions import QuestionSet, QuestionSource, make_source, open_questions
-from probers.data.questions.jsonl import Given
 from probers.evaluation.answers import Rule, accuracy_contains, exact_match, f1_score, final_answer, right_by
-from probers.files import digest
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Decoding, GenerationRequest
-from probers.options import Count
-from probers.parts import PARTS
 from probers.prompts import passages_that_fit
 from probers.signals.agreement import best_cut
 from probers.signals.detectors import Asked, Detectors
@@ -34,12 +28,12 @@ from probers.signals.meaning import by_matcher
 from probers.signals.rarity import Counts, lowest_frequencies, retriever_ranks
 from probers.signals.samples import Draws
 from probers.store.store import FeatureStore
-from probers.types import Generation, Needs, Question, Retriever, UserError
+from probers.types import Generation, Needs, Question, UserError
 from probers.words import EntityMatcher, Recogniser, tokens_of
 from probers.words.thinking import answer_in, part_of, position_of
 
 from ..settings import OfCot
-from .base import NO_ROOM, TOO_LONG, Corpus, Inputs, Source, state
+from .base import NO_ROOM, TOO_LONG, AsksQuestions, Inputs, Source, state
 from .rows import Examples, recorded, recorded_needs, span_needs, span_rows
 
 log = logging.getLogger(__name__)
@@ -74,28 +68,16 @@ _CELLS = {"both": (1, 1), "only_with": (0, 1), "only_without": (1, 0), "neither"
 
 
 @dataclass(frozen=True)
-class Questions(Corpus, OfCot, Source):
-    """Questions with at least one gold answer each, answered without and with ``k`` retrieved passages.
+class Questions(AsksQuestions, OfCot):
+    """Questions with at least one gold answer each, answered without and with ``k`` retrieved passages."""
 
-    Attributes:
-        questions: a file of questions, the name of a set, a :class:`.QuestionSource`, or rows: texts,
-            ``Question`` objects, or what :func:`probers.data.rows.records_of` reads.
-    """
-
-    questions: Any = "testbed"
-    _: KW_ONLY
-    k: Count = 3
-    chosen: QuestionSet = state()
     matcher: EntityMatcher | None = state()
-    open_passages: Callable[[], Retriever] = state()
-    retrieve: Retriever = state()
     right: Rule = state()
     all_gold: bool = state()
     detectors: Detectors | None = state()
 
     __repr__ = Source.__repr__
     name = "cot"
-    item_name = unit_name = "question"
     wrong_name = "wrong"
     pools = ("mean", "last", "mind", "prompt")
     balance_by = ("split", "condition")
@@ -105,40 +87,24 @@ class Questions(Corpus, OfCot, Source):
         options, by_entropy = self.options, self.label == BY_ENTROPY
         self._check_draws()
         if self.reads != "both" and "prompt" in options.pools:
-            message = f"reads={self.reads} has no pool=prompt, the state before the whole text"
-            raise UserError(f"{message}: give reads=both, or another pool", "conflict")
+            raise UserError(f"reads={self.reads} excludes pool=prompt: choose another pool", "conflict")
         matcher = load_matcher(options) if self.label == "match" or self.samples else None
         # Labels by entropy are exact match until all entropies are known.
         right = parse_label("em" if by_entropy else self.label, self.acc, matcher)
         if matcher is not None:
             log.info("%s", matcher.described())
-        source = self.questions
-        if isinstance(source, str):
-            path = {} if source in PARTS["questions"] else {"path": source}
-            source = Component.of("questions", "file" if path else source, **path)
-        elif not isinstance(source, (Component, QuestionSource)):
-            source = make_source(source)
-        if isinstance(source, Component):
-            source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
-        limit, seed, on_bad_line = options.limit, options.seed, options.on_bad_line
-        chosen = open_questions(source, limit=limit, seed=seed, on_bad_line=on_bad_line)
-        for line in chosen.lines():
-            log.info("%s", line)
-        for question in chosen.questions:
+        read, questions = self.open_questions(), self.chosen.questions
+        for question in questions:
             if not by_entropy and not any(a.strip() for a in question.answers):
-                message = f"question {question.id} has no gold answer, so it cannot be labelled"
-                raise UserError(message, "labels")
+                raise UserError(f"question {question.id} has no gold answer to be labelled by", "labels")
         self.keep(
-            chosen=chosen, matcher=matcher, right=right, open_passages=self.open_retriever(options),
-            position=position_of(self.reads),
+            matcher=matcher, right=right, position=position_of(self.reads),
             # Heads trained without gold answers are also ranked by gold answers, if all questions have some.
-            all_gold=by_entropy and all(question.answers for question in chosen.questions),
+            all_gold=by_entropy and all(question.answers for question in questions),
         )  # fmt: skip
         named = (options.matcher.options["aliases"], options.matcher.options["vectors"])
-        record: dict[str, Any] = dict(wordnet_found(options)) if matcher is not None else {}
-        if isinstance(source, Given):
-            record["questions_read"] = digest(repr(source.given))
-        return Inputs([*source.files, *self.corpus_files, *filter(None, named)], record)
+        record = dict(wordnet_found(options)) if matcher is not None else {}
+        return Inputs([*read.files, *filter(None, named)], record | dict(read.record))
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         super().begin(lm, needs, folder)
@@ -147,30 +113,23 @@ class Questions(Corpus, OfCot, Source):
             draws = Draws(samples=self.samples, temperature=self.temperature, seed=self.options.seed)
             same = by_matcher(self.matcher or EntityMatcher())
             detectors = Detectors(draws, same, self.prompt, self.options.max_new_tokens)
-        self.keep(detectors=detectors, retrieve=None if lm is None else self.open_passages())
+        self.keep(detectors=detectors)
 
     def _check_draws(self) -> None:
         """Refuse samples that are too few or cannot be drawn, and a label by entropy without any."""
         if self.label == BY_ENTROPY:
             if self.options.balance_to:
-                message = f"label={BY_ENTROPY} is known only when all examples are made"
-                raise UserError(f"{message}: give balance=true in place of balance_to", "conflict")
+                raise UserError(f"label={BY_ENTROPY} needs balance=true in place of balance_to", "conflict")
             if self.samples < 2:
-                message = f"label={BY_ENTROPY} compares samples, and samples={self.samples}"
-                raise UserError(f"{message}: draw two or more, as samples=10", "missing-value")
+                raise UserError(f"label={BY_ENTROPY} needs two samples, not {self.samples}", "missing-value")
         if self.samples:
             Draws(samples=self.samples, temperature=self.temperature).at_least(2, "the signals of samples")
         if self.samples and self.options.engine != "transformers":
-            message = f"samples={self.samples}: engine={self.options.engine} cannot draw"
-            raise UserError(f"{message}: give engine=transformers, or samples=0", "unsupported")
-
-    @property
-    def total(self) -> int:
-        return len(self.chosen.questions)
+            raise UserError(f"engine={self.options.engine} draws no samples: give samples=0", "unsupported")
 
     def units(self) -> Iterator[Question]:
         if not self.options.balance_to:
-            return iter(self.chosen.questions)
+            return super().units()
         # The same in whatever order they come.
         return iter(sorted(self.chosen.questions, key=lambda q: draw_key("balance", self.options.seed, q.id)))
 
@@ -226,7 +185,6 @@ class Questions(Corpus, OfCot, Source):
         self._compare(rows)  # a shard is written once all of it is made
 
     def _read_part(self, generation: Generation) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-        """Compute signals and states of the read part of a text; None if it has no token."""
         if self.reads == "both":
             return recorded(generation), list(generation.states.values())
         span = part_of(generation.text, self.reads)
@@ -255,14 +213,21 @@ class Questions(Corpus, OfCot, Source):
         """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""
         if self.label != BY_ENTROPY:
             return []
-        note, cut = self._entropy_cut(store)
+        tables = list(store.tables(["split", BY_ENTROPY]))
+        known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
+        if not len(known):
+            raise UserError(f"label={BY_ENTROPY} is chosen on training texts: raise limit", "labels")
+        cut = best_cut(known)
         for index in range(store.next_shard):
             rows, states, units, left_out = store.read_shard(index)
             for row in rows:
                 row["correct"] = int(row[BY_ENTROPY] <= cut)
             self._compare(rows)
             store.write_shard(index, rows, *states, units=units, left_out=left_out)
-        return [note]
+        return [
+            f"labels: right is a semantic entropy up to {cut:.3f} nats, which divides {len(known)} training "
+            f"texts into the groups of least variance ({np.mean(known > cut):.3f} of them are above it)"
+        ]
 
     def _compare(self, rows: Sequence[dict[str, Any]]) -> None:
         """Set ``helps`` of each answer without passages by the answer with passages, if both are there."""
@@ -271,20 +236,6 @@ class Questions(Corpus, OfCot, Source):
             opens, unit = self.place(row["id"])
             there = read.get((1, unit))
             row["helps"] = None if opens or there is None else float(there - row["correct"])
-
-    def _entropy_cut(self, store: FeatureStore) -> tuple[str, float]:
-        """Choose the best cut of the training texts' entropies; return it with a note on it."""
-        tables = list(store.tables(["split", BY_ENTROPY]))
-        known = np.concatenate([t.loc[t["split"] == "train", BY_ENTROPY].to_numpy(float) for t in tables])
-        if not len(known):
-            message = f"label={BY_ENTROPY} chooses its cut on training texts, and there are none"
-            raise UserError(f"{message}: raise limit", "labels")
-        cut = best_cut(known)
-        share = float((known > cut).mean())
-        return (
-            f"labels: right is a semantic entropy up to {cut:.3f} nats, which divides {len(known)} training "
-            f"texts into the groups of least variance ({share:.3f} of them are above it)"
-        ), cut
 
     def _row(self, question: Question, condition: str, generation: Generation) -> dict[str, Any]:
         answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
@@ -305,43 +256,39 @@ class Questions(Corpus, OfCot, Source):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Compute scores per data set and condition, and the shares that retrieval helps, hurts or leaves."""
-        scores: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
-        known: dict[tuple[str, str], list[int]] = defaultdict(list)
-        both: dict[str, dict[str, int]] = defaultdict(dict)
         columns = ["id", "dataset", "condition", "knowledge", "passages", "correct", *_SCORES]
-        cut, silent, example, written = 0, 0, "", 0
+        tables, silent, example, written = [], 0, "", 0
         for table in store.tables([*columns, "answer", "text"]):
             unanswered = table["text"][table["answer"] == ""]
             example = example or next(iter(unanswered), "")
             silent, written = silent + len(unanswered), written + len(table)
-            for id, dataset, condition, knowledge, passages, correct, *rest in table[columns].itertuples(
-                index=False
-            ):
-                cut += condition == "with_passages" and passages < self.k
-                scores[dataset or "questions", condition].append((correct, *rest))
-                known[condition, knowledge].append(correct)
-                both[id.rpartition("/")[0]][condition] = correct
+            tables.append(table[columns])
+        answers = pd.concat(tables)
+        answers["dataset"] = answers["dataset"].replace("", "questions")
+        known = answers[answers["knowledge"] != ""]
         figures: dict[str, Any] = {"questions": self.chosen.record, "scores": {}}
         lines: list[str] = []
-        for (dataset, condition), values in sorted(scores.items()):
-            averages = zip(("correct", *_SCORES), np.array(values, dtype=float).mean(axis=0), strict=True)
-            # NaN without gold answers.
-            means = {name: round(float(mean), 6) for name, mean in averages if not np.isnan(mean)}
-            figures["scores"].setdefault(dataset, {})[condition] = {"n": len(values), **means}
-            kinds = [(k, v) for (c, k), v in sorted(known.items()) if c == condition and k]
-            shown = ", ".join(f"{kind} {sum(v) / len(v):.2f} (n={len(v)})" for kind, v in kinds)
+        for (dataset, condition), rows in answers.groupby(["dataset", "condition"]):
+            averages = rows[["correct", *_SCORES]].astype(float).mean(skipna=False)
+            means = averages.dropna().round(6).to_dict()  # NaN without gold answers
+            figures["scores"].setdefault(dataset, {})[condition] = {"n": len(rows), **means}
+            kinds = known[known["condition"] == condition].groupby("knowledge")["correct"]
+            shown = ", ".join(f"{kind} {right.mean():.2f} (n={len(right)})" for kind, right in kinds)
             lines.append(
-                f"{dataset}, {condition}: {means['correct']:.3f} of {len(values)} right"
+                f"{dataset}, {condition}: {means['correct']:.3f} of {len(rows)} right"
                 + "".join(f"; {n.upper()} {means[n]:.3f}" for n in _SCORES if n in means)
                 + (f" | {shown}" if shown else "")
             )
-        if cut:
-            figures["fewer_passages"] = int(cut)
+        opens = answers["condition"] == _CONDITIONS[1]
+        if cut := int((opens & (answers["passages"] < self.k)).sum()):
+            figures["fewer_passages"] = cut
             lines.append(f"{cut} prompts show fewer than k={self.k} passages: no more were found, or fit")
         if silent:
             figures["no_final_answer"] = silent
             lines.append(self._unanswered(silent, written, example))
-        pairs = Counter(tuple(pair[c] for c in _CONDITIONS) for pair in both.values() if len(pair) == 2)
+        units = answers.assign(id=answers["id"].str.rpartition("/")[0])
+        both = units.pivot(index="id", columns="condition", values="correct").reindex(columns=_CONDITIONS)
+        pairs = Counter(both.dropna().itertuples(index=False, name=None))
         if pairs:
             shares = {name: round(pairs[cell] / pairs.total(), 6) for name, cell in _CELLS.items()}
             shares |= {"helps": shares["only_with"], "hurts": shares["only_without"]}

@@ -12,29 +12,23 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 from probers.checksums import draw_key
-from probers.cli.components import Component
-from probers.cli.inputs import question_source
-from probers.data.questions import QuestionSet, open_questions
 from probers.data.texts import Mark, Text
 from probers.evaluation.answers import exact_match, final_answer, normalize_answer
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Decoding, GenerationRequest, Scoring
 from probers.model.passages import request
-from probers.options import Count
-from probers.parts import PARTS
 from probers.store.store import FeatureStore
-from probers.types import Needs, Passage, Question, Retriever, UserError
+from probers.types import Needs, Passage, Question, UserError
 from probers.words.text import split_sentences, tokenize
 
 from ..settings import Condition, OfGrounded
-from .base import NO_ROOM, TOO_LONG, Corpus, Inputs, Source, state, unit_for
+from .base import NO_ROOM, TOO_LONG, AsksQuestions, Inputs, state, unit_for
 from .rows import Examples, MarkedRows
 
 log = logging.getLogger(__name__)
@@ -58,66 +52,37 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Grounded(Corpus, OfGrounded, Source):
+class Grounded(AsksQuestions, OfGrounded):
     """Questions with gold answers, answered from passages that support one value, or none.
 
-    Attributes:
-        questions: a file of questions, the name of a set, or a :class:`.QuestionSource`. Gold passages are
-            those of the question, or those of the corpus that ``truth["gold"]`` names.
+    Gold passages are those of the question, or those of the corpus that ``truth["gold"]`` names.
     """
 
-    questions: Any = "testbed"
-    _: KW_ONLY
-    k: Count = 3
-    chosen: QuestionSet = state()
-    open_passages: Callable[[], Retriever] = state()
-    retrieve: Retriever = state()
     others: Mapping[str, Sequence[str]] = state()
     marked: MarkedRows = state()
 
     name = "grounded"
-    item_name = unit_name = "question"
     wrong_name = "unsupported"
     pools = ("mean", "last", "tokens")
     balance_by = ("split", "condition")
     parts = len(CONDITIONS)
+    position = "answer"
 
     def inputs(self) -> Inputs:
-        options = self.options
-        source = self.questions
-        if isinstance(source, str):
-            path = {} if source in PARTS["questions"] else {"path": source}
-            source = Component.of("questions", "file" if path else source, **path)
-        if isinstance(source, Component):
-            source = question_source(SimpleNamespace(questions=source, prompt=options.prompt))
-        draw = {name: getattr(options, name) for name in ("limit", "seed", "on_bad_line")}
-        chosen = open_questions(source, **draw)
-        answered = [question for question in chosen.questions if any(map(tokenize, question.answers))]
-        if not answered:
-            message = "no question has a gold answer, and source=grounded changes the answers in passages"
-            raise UserError(message, "labels")
-        unit_for(options, None, "answer")
+        unit_for(self.options, None, "answer")
+        read = self.open_questions()
         kinds: dict[str, set[str]] = {}
-        for question in answered:
-            kinds.setdefault(_kind(question), set()).add(question.answers[0])
-        self.keep(
-            chosen=chosen, open_passages=self.open_retriever(options), position="answer",
-            others={kind: sorted(values) for kind, values in kinds.items()},
-        )  # fmt: skip
-        return Inputs([*source.files, *self.corpus_files])
+        for question in self.chosen.questions:
+            if any(map(tokenize, question.answers)):
+                kinds.setdefault(_kind(question), set()).add(question.answers[0])
+        if not kinds:
+            raise UserError("source=grounded changes gold answers, and no question has one", "labels")
+        self.keep(others={kind: sorted(values) for kind, values in kinds.items()})
+        return read
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
         super().begin(lm, needs, folder)
-        unit = unit_for(self.options, None, "answer")
-        retrieve = None if lm is None else self.open_passages()
-        self.keep(marked=MarkedRows(unit, needs), retrieve=retrieve)
-
-    @property
-    def total(self) -> int:
-        return len(self.chosen.questions)
-
-    def units(self) -> Iterator[Question]:
-        return iter(self.chosen.questions)
+        self.keep(marked=MarkedRows(unit_for(self.options, None, "answer"), needs))
 
     def place(self, span: str) -> tuple[int, str]:
         return 0, span.partition("#")[0].rpartition("/")[0]
@@ -127,26 +92,28 @@ class Grounded(Corpus, OfGrounded, Source):
         cases = [case for each in zip(units, hits, strict=True) for case in self.cases(*each)]
         texts = [self.prompt.question(case.question.question, case.passages) for case in cases]
         limit = self.options.max_new_tokens
-        requests = [GenerationRequest(text, limit, case.id) for text, case in zip(texts, cases, strict=True)]
+        examples, asked, requests = Examples(), [], []
         fits = lm.fits(texts, [limit] * len(texts))
-        room = [place for place, fit in enumerate(fits) if fit]
-        examples = Examples()
-        for place in set(range(len(cases))).difference(room):
-            examples.leave_out(cases[place].id, NO_ROOM)
+        for case, text, fit in zip(cases, texts, fits, strict=True):
+            if fit:
+                asked.append(case)
+                requests.append(GenerationRequest(text, limit, case.id))
+            else:
+                examples.leave_out(case.id, NO_ROOM)
+        written: dict[int, tuple[Case, Text]] = {}
         how = Decoding(prefix=self.prompt.prefix, stop=self.prompt.stop)
-        written: dict[int, Text] = {}
-        for batch in lm.generate_each([requests[place] for place in room], how):
+        for batch in lm.generate_each(requests, how):
             for number, generation in batch.items():
-                case = cases[room[number]]
+                case = asked[number]
                 examples.tokens += len(generation.token_ids)
                 answer = final_answer(generation.text, self.prompt.answer_cue, case.question.dataset)
-                if not generation.token_ids or not tokenize(answer):
+                if generation.token_ids and tokenize(answer):
+                    written[number] = case, _text(case, generation.text, answer)
+                else:
                     skipped = generation.stop == "skipped"
                     examples.leave_out(case.id, TOO_LONG if skipped else "empty answer")
-                    continue
-                written[room[number]] = _text(case, generation.text, answer)
         yield examples
-        yield from self._read(lm, [(cases[place], written[place]) for place in sorted(written)])
+        yield from self._read(lm, [written[number] for number in sorted(written)])
 
     def _read(self, lm: CausalLM, texts: Sequence[tuple[Case, Text]]) -> Iterator[Examples]:
         needs = self.marked.recording
@@ -163,17 +130,16 @@ class Grounded(Corpus, OfGrounded, Source):
             yield examples
 
     def cases(self, question: Question, hits: Sequence[Passage]) -> Iterator[Case]:
-        """Yield the conditions that a question's passages allow; ``found`` are distractors, best first."""
-        gold = self._gold(question, hits)
-        names = {passage.id for passage in gold}
-        texts = [passage.text for passage in gold]
+        """Yield the conditions that a question's passages allow; ``hits`` are distractors, best first."""
+        named = question.truth.get("gold") or ()
+        gold = [p for p in question.passages if p.is_gold] or [p for p in hits if p.id in named]
+        texts, names = [p.text for p in gold[: self.k]], {p.id for p in gold[: self.k]}
         stated = (a for a in question.answers if tokenize(a) and any(_holds(text, a) for text in texts))
-        answer = next(stated, "")
+        if not (answer := next(stated, "")):
+            return
         new = (p.text for p in hits if p.id not in names and p.text not in texts)
         distractors = [text for text in new if not _holds(text, answer)]
-        if not answer:
-            return
-        shown: dict[Condition, tuple[list[str], str]] = {"gold": (texts, answer)}
+        shown: dict[Condition, tuple[list[str], str]] = {"gold": (texts, answer), "missing": ([], "")}
         others: dict[Condition, str] = {"changed": self._other(question), "memory": _believed(question)}
         for condition, value in others.items():
             changed = [_replaced(text, answer, value) for text in texts]
@@ -183,7 +149,6 @@ class Grounded(Corpus, OfGrounded, Source):
         removed = [_without(text, answer) for text in texts]
         if all(removed):
             shown["removed"] = removed, ""
-        shown["missing"] = [], ""
         for condition in CONDITIONS:
             if condition in shown and condition in self.conditions:
                 passages, value = shown[condition]
@@ -193,16 +158,10 @@ class Grounded(Corpus, OfGrounded, Source):
                     together.sort(key=lambda text: draw_key("place", self.options.seed, question.id + text))
                     yield Case(question, condition, tuple(together), value)
 
-    def _gold(self, question: Question, hits: Sequence[Passage]) -> list[Passage]:
-        named = question.truth.get("gold") or ()
-        gold = [p for p in question.passages if p.is_gold] or [p for p in hits if p.id in named]
-        return gold[: self.k]
-
     def _other(self, question: Question) -> str:
         """Draw the answer of another question of the same kind, "" if there is none."""
-        values = [v for v in self.others.get(_kind(question), ()) if not exact_match(v, question.answers)]
-        believed = _believed(question)
-        values = [v for v in values if not exact_match(v, [believed])]
+        taken = [*question.answers, _believed(question)]
+        values = [v for v in self.others.get(_kind(question), ()) if not exact_match(v, taken)]
         return min(values, key=lambda v: draw_key("other", self.options.seed, question.id + v), default="")
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
@@ -210,7 +169,7 @@ class Grounded(Corpus, OfGrounded, Source):
         figures, line = self.marked.summarise(store, len(self.chosen.questions))
         table = Counter[tuple[str, str]]()
         for rows in store.tables(["condition", "source"]):
-            table.update(zip(rows["condition"], rows["source"], strict=True))
+            table.update(rows.itertuples(index=False, name=None))
         sources = sorted({source for _, source in table})
         figures["source"] = {
             condition: {source: table[condition, source] for source in sources}
@@ -224,14 +183,12 @@ class Grounded(Corpus, OfGrounded, Source):
 
 
 def _text(case: Case, written: str, answer: str) -> Text:
-    """Make the labelled text of an answer; its record says what the answer rests on."""
     supported = bool(case.value) and exact_match(answer, [case.value])
     believed = _believed(case.question)
     remembered = bool(believed) and exact_match(answer, [believed])
-    elsewhere = any(_holds(passage, answer) for passage in case.passages)
     source = "both" if supported and remembered else "passage" if supported else "memory"
     if not supported and not remembered:
-        source = "other_passage" if elsewhere else "invented"
+        source = "other_passage" if any(_holds(p, answer) for p in case.passages) else "invented"
     start = written.find(answer)
     spans = (Mark(((start, start + len(answer)),), not supported),) if start >= 0 else ()
     question = case.question
@@ -251,7 +208,6 @@ def _believed(question: Question) -> str:
 
 
 def _holds(text: str, answer: str) -> bool:
-    """Tell whether a text has the words of an answer in a row."""
     return f" {normalize_answer(answer)} " in f" {normalize_answer(text)} "
 
 
@@ -260,6 +216,5 @@ def _replaced(text: str, answer: str, value: str) -> str:
 
 
 def _without(text: str, answer: str) -> str:
-    """Leave out the sentences of a text that have the answer."""
     sentences = [text[start:end] for start, end in split_sentences(text)]
     return " ".join(sentence for sentence in sentences if not _holds(sentence, answer))

@@ -46,6 +46,10 @@ _UNJUDGED = _PROMPTED, _BEFORE, _REPEATED, _CUT = (
 )  # fmt: skip
 
 
+#: Fields of a part in a line of labelled texts.
+_ENTRY = ("start", "end", "wrong", "type", "rule", "evidence")
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     """Answer to a topic: the greedy one is number 0, the others are drawn."""
@@ -90,7 +94,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
 
     __repr__ = Source.__repr__
     name = "judged"
-    item_name = unit_name = "answer"
+    item_name = "answer"
     wrong_name = "contradicted"
     pools = ("mean", "last", "mind", "tokens", "predicting")
 
@@ -104,12 +108,10 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             files += self.corpus_files
         elif judge and judge.target.endswith("ArticleJudge") and not any(t.reference for t in topics):
             message = "judge=article compares with articles, and no prompt has one"
-            fix = "give articles=FILE with their titles, or judge.passages=3"
-            raise UserError(f"{message}: {fix}", "missing-value")
+            raise UserError(f"{message}: give articles=FILE, or judge.passages=3", "missing-value")
         language = self.language_of_topics(topics)
         if not language.english and "probers.datagen.judges.article." in json.dumps(plain(judge)):
-            message = f"judge=article reads facts of English, the language is {language.name}"
-            raise UserError(f"{message}: choose judge=openai or hand", "unsupported")
+            raise UserError(f"judge=article reads English, not {language.name}: choose openai", "unsupported")
         recognise = self.recogniser_in(language)
         matcher = load_matcher(options)
         matcher = matcher if language.english else matcher.in_language(language)
@@ -138,20 +140,16 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Choose the unit of the examples (UserError: one that no judge supports, or another pool)."""
         options, unit = self.options, unit_for(self.options, self.unit, "span")
         if unit == "claim":
-            message = "source=judged has no claims: choose unit=span, sentence, answer or token"
-            raise UserError(message, "conflict")
+            raise UserError("source=judged has no claims: give span, sentence, answer or token", "conflict")
         if unit in ("answer", "token") and "predicting" in options.pools:
             raise UserError(f"unit={unit} has no pool=predicting: give unit=span or sentence", "conflict")
         if self.answers_per_prompt > 1 and options.engine != "transformers":
-            message = f"answers_per_prompt={self.answers_per_prompt}: engine={options.engine} cannot draw"
-            raise UserError(f"{message}: give engine=transformers, or answers_per_prompt=1", "unsupported")
+            raise UserError(f"engine={options.engine} cannot draw: give answers_per_prompt=1", "unsupported")
         if unit == "span" and self.judge_units == "sentences":
-            message = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
-            raise UserError(message, "conflict")
+            raise UserError("judge_units=sentences judges no unit=span: give unit=sentence", "conflict")
         return unit
 
     def _topics(self) -> tuple[list[Topic], list[str]]:
-        """Read the topics, and list their files."""
         options, limit = self.options, self.one_limit()
         prompts = self.prompts
         source = self.open(options, limit if prompts is None else None)
@@ -198,7 +196,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Make the rows of a batch once its parts are judged, and its answers as lines of labelled texts."""
         lines = []
         examples = Examples(tokens=sum(len(generation.token_ids) for generation in written.values()))
-        marks, answers = dict[_Request, list[Mark]](), dict[_Request, Answer]()
+        asked: list[tuple[_Request, Answer, list[Mark]]] = []
         for request, generation in written.items():
             if not generation.text.strip():
                 examples.leave_out(request.id, TOO_LONG if generation.stop == "skipped" else "empty answer")
@@ -206,14 +204,14 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             message = self._message(request.topic)
             start, end = part_of(generation.text, self.reads) or (0, 0)
             everywhere = self._marks(generation, message, request.topic)
-            marks[request] = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
-            units = tuple(mark for mark in marks[request] if mark.rule not in _UNJUDGED)
+            marks = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
+            units = tuple(mark for mark in marks if mark.rule not in _UNJUDGED)
             about = request.topic.title, request.topic.reference
-            answers[request] = Answer(request.id, message, generation.text, units, *about)
-        rulings = self.judges.judge(list(answers.values()))
-        for (request, answer), given in zip(answers.items(), rulings, strict=True):
+            asked.append((request, Answer(request.id, message, generation.text, units, *about), marks))
+        rulings = self.judges.judge([answer for _, answer, _ in asked])
+        for (request, answer, marks), given in zip(asked, rulings, strict=True):
             judged = dict(zip(answer.units, given, strict=True))
-            ruled = [_ruled(mark, judged.get(mark)) for mark in marks[request]]
+            ruled = [_ruled(mark, judged.get(mark)) for mark in marks]
             lines.append(self._line(request, answer, [m for m in ruled if m.rule not in _UNJUDGED]))
             self._add(request, written[request], lines[-1], ruled, examples)
         return examples, lines
@@ -247,16 +245,11 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         return sorted(chosen[self.judge_units], key=lambda mark: mark.ranges)
 
     def _line(self, request: _Request, answer: Answer, marks: Sequence[Mark]) -> dict[str, Any]:
-        """Make the line of labelled texts for an answer."""
         message = [{"role": "user", "content": answer.prompt}]
-        spans, sentences = (
-            [
-                {"start": m.start, "end": m.end, "wrong": m.wrong, "type": m.type, "rule": m.rule,
-                 "evidence": m.evidence}
-                for m in marks if (m.type == "sentence") is whole
-            ]
-            for whole in (False, True)
-        )  # fmt: skip
+        spans, sentences = list[dict[str, Any]](), list[dict[str, Any]]()
+        for mark in marks:
+            entry = {name: getattr(mark, name) for name in _ENTRY}
+            (sentences if mark.type == "sentence" else spans).append(entry)
         writer = "" if self.lm is None else self.lm.spec.id
         return {
             "id": request.id, **({"messages": message} if self.prompt.chat else {"prompt": answer.prompt}),

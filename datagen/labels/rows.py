@@ -126,23 +126,18 @@ def recorded(
     ids, offsets = tuple(generation.token_ids[i] for i in part), tuple(generation.offsets[i] for i in part)
     logprobs, entropies = generation.logprobs[part], generation.entropies[part]
     span = replace(generation, token_ids=ids, offsets=offsets, logprobs=logprobs, entropies=entropies)
-    rind = None
+    rind, gain = None, {}
     if generation.needs.attention:
         scores = rind_scores(generation, variant="paper").scores
         rind = float(max(scores[i] for i in part))
+    if generation.needs.of_passages:  # how much the passages raised the log-probability, 0 without any
+        gains = None if generation.passages is None else generation.passages.gains
+        gain = {"context_gain": 0.0 if gains is None or not part else float(gains[part].mean())}
     return {
         "text": generation.text, "n_tokens": len(span.token_ids), **signals(span), "rind_max": rind,
         **signals_before(generation, first),
-        "surprise": surprise(generation.logprobs, generation.entropies), **_gain(generation, part),
+        "surprise": surprise(generation.logprobs, generation.entropies), **gain,
     }  # fmt: skip
-
-
-def _gain(generation: Generation, tokens: Sequence[int]) -> dict[str, float]:
-    """Compute by how much the passages raised the log-probability of some tokens; 0 without passages."""
-    if not generation.needs.of_passages:
-        return {}
-    gains = None if generation.passages is None else generation.passages.gains
-    return {"context_gain": 0.0 if gains is None or not tokens else float(gains[tokens].mean())}
 
 
 @dataclass
@@ -250,13 +245,7 @@ class MarkedRows:
 
     def summarise(self, store: FeatureStore, texts: int) -> tuple[dict[str, Any], str]:
         """Compute figures of the labels of a store of so many texts; format them, with what is left out."""
-        labels: Counter[int] = Counter()
-        tokens: Counter[int] = Counter()
-        of_tokens = ["token_wrong"] if self.unit == "token" else []
-        for table in store.tables(["correct", "token", *of_tokens]):
-            labels.update(table["correct"][table["token"] <= 0].tolist())
-            tokens.update(table[of_tokens].to_numpy().ravel().tolist())
-        reasons = Counter(record["reason"].partition(":")[0] for record in store.left_out())
+        labels, reasons = counted(store)
         n = labels.total()
         figures: dict[str, Any] = {
             "unit": self.unit, "texts": texts, "units": n, "wrong": round(labels[0] / n, 6),
@@ -265,6 +254,9 @@ class MarkedRows:
         noun = "labelled answer" if self.unit == "token" else f"labelled {self.unit}"
         line = f"{count(texts, 'text')}, {count(n, noun)}, {labels[0] / n:.3f} wrong"
         if self.unit == "token":
+            tokens = Counter(
+                n for table in store.tables(["token_wrong"]) for n in table["token_wrong"].tolist()
+            )
             judged = tokens[0] + tokens[1]
             figures["tokens"] = {"wrong": tokens[1], "right": tokens[0], "undecided": tokens[-1]}
             line += f"; {judged:,} tokens, {tokens[1] / judged:.3f} of them wrong"
@@ -273,6 +265,13 @@ class MarkedRows:
         if shown := ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common()):
             line += f"; left out: {shown}"
         return figures, line
+
+
+def counted(store: FeatureStore) -> tuple[Counter[int], Counter[str]]:
+    """Count the labels of the spans of a store, and the reasons for leaving out others."""
+    tables = store.tables(["correct", "token"])
+    labels = Counter(label for table in tables for label in table["correct"][table["token"] <= 0].tolist())
+    return labels, Counter(record["reason"].partition(":")[0] for record in store.left_out())
 
 
 class WrittenSpan(NamedTuple):

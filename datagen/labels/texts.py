@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probers.data.texts import Text, TextSource
+from probers.data.texts.source import Survey
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Scoring
 from probers.model.passages import request
@@ -44,12 +45,13 @@ class Texts(OfTexts, Source):
     format: str = "auto"
     outside: Literal["auto"] | Outside = "auto"
     source: TextSource = state()
+    survey: Survey = state()
     example_unit: Unit = state()
     marked: MarkedRows = state()
 
     __repr__ = Source.__repr__
     name = "texts"
-    item_name = unit_name = "text"
+    item_name = "text"
     wrong_name = "wrong"
     pools = ("mean", "last", "mind", "tokens")
 
@@ -60,9 +62,8 @@ class Texts(OfTexts, Source):
             self.texts, self.columns, self.format, self.outside, on_bad_line=options.on_bad_line,
             limit=self.one_limit(), seed=options.seed,
         )  # fmt: skip
-        source.survey(unit)
         position = position_of(self.reads) if unit == "answer" else unit
-        self.keep(source=source, example_unit=unit, position=position)
+        self.keep(source=source, survey=source.survey(unit), example_unit=unit, position=position)
         return Inputs(record={"texts_read": source.inputs})
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
@@ -73,23 +74,21 @@ class Texts(OfTexts, Source):
 
     @property
     def total(self) -> int:
-        return self.source.survey(self.example_unit).texts
+        return self.survey.texts
 
     @property
     def rendered(self) -> str:
         """The template's fingerprint if it shows passages; prompts and messages are read as they stand."""
-        form = self.source.survey(self.example_unit).form
-        return super().rendered if form == "passages" else form
+        return super().rendered if self.survey.form == "passages" else self.survey.form
 
     def rows(self) -> int:
-        survey = self.source.survey(self.example_unit)
         if self.example_unit != "token":
-            return survey.units
+            return self.survey.units
         assert self.lm is not None
         first = [one.answer for one in islice(self.source.all(), _MEASURED)]
         read = self.lm.tokenizer(first, add_special_tokens=False, verbose=False)
         tokens = sum(map(len, read["input_ids"]))
-        return round(survey.characters * tokens / sum(map(len, first)))
+        return round(self.survey.characters * tokens / sum(map(len, first)))
 
     def units(self) -> Iterator[Text]:
         for one in self.source.labelled(self.example_unit):
@@ -118,9 +117,8 @@ class Texts(OfTexts, Source):
                 if generation.stop == "skipped":
                     self._leave_out(one, TOO_LONG, examples)
                 else:
-                    columns = self.source.survey(self.example_unit).columns
-                    known: dict[str, Any] = {name: one.record.get(name) for name in columns}
-                    about = {"condition": "read", "writer": one.writer, **known}
+                    about: dict[str, Any] = {"condition": "read", "writer": one.writer}
+                    about |= {name: one.record.get(name) for name in self.survey.columns}
                     self.marked.add(one, one.id, generation, about, examples, whole=whole)
             yield examples
 
@@ -130,10 +128,10 @@ class Texts(OfTexts, Source):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Report figures of the labels, how splits were made, and the texts that could not be read."""
-        survey = self.source.survey(self.example_unit)
+        survey, form = self.survey, self.options.prompt.name
         figures, line = self.marked.summarise(store, survey.texts)
         figures["lines_left_out"] = dict(self.source.left_out.counts)
-        form = self.options.prompt.name
-        unused = [f"prompt={form} is not used: it shows passages, and these texts have none"]
-        unused = [] if form == AUTO or survey.form == "passages" else unused
-        return figures, [line, *unused, *survey.notes, *self.source.lines()]
+        lines = [line, *survey.notes, *self.source.lines()]
+        if form != AUTO and survey.form != "passages":
+            lines.insert(1, f"prompt={form} is not used: it shows passages, and these texts have none")
+        return figures, lines

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -22,27 +21,18 @@ from probers.model.language_model import Decoding, GenerationRequest
 from probers.model.tokens import encode_continuation, encode_prompts
 from probers.store.store import FeatureStore
 from probers.types import Generation, Needs, UserError
-from probers.words import (
-    Entity,
-    EntityMatcher,
-    Match,
-    Recognise,
-    Recogniser,
-    head_entity,
-    language_of,
-    same_kind,
-    tokens_of,
-)
+from probers.words import Entity, EntityMatcher, Match, Recognise, Recogniser, same_kind, tokens_of
 from probers.words.language import ENGLISH, Language
 from probers.words.numbers import read_number, same_unit
 from probers.words.persons import DIRECTIONS
+from probers.words.recogniser import head_entity, language_of
 from probers.words.spelling import name_words
 from probers.words.text import is_stop_word, join_sentences, split_sentences
 from probers.words.vectors import FEW, TooFewError, train_vectors
 
 from ..settings import OfWiki
 from .base import TOO_LONG, VECTORS, Inputs, ReadsArticles, Source, state
-from .rows import Examples, WrittenSpan, read_again, span_needs, span_rows
+from .rows import Examples, WrittenSpan, counted, read_again, span_needs, span_rows
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +76,7 @@ class Settled:
 
 def stop_rule(recognise: Recognise, *, cheap: bool) -> Callable[[str], bool]:
     """Choose the stop rule; a recogniser that is not ``cheap`` is not called at every word."""
-    if cheap:
-        return Settled(recognise)
-    language = language_of(recognise)
-    return one_sentence if language.english else partial(one_sentence, language=language)
+    return Settled(recognise) if cheap else partial(one_sentence, language=language_of(recognise))
 
 
 def may_go_on(generation: Generation, entity: Entity, recognise: Recognise) -> bool:
@@ -183,7 +170,6 @@ class Articles(ReadsArticles, OfWiki, Source):
     __repr__ = Source.__repr__
     name = "wiki"
     item_name = "article"
-    unit_name = "cut"
     wrong_name = "hallucinated"
     pools = ("mean", "last", "predicting", "tokens", "mind")
     position = "entity"
@@ -192,8 +178,7 @@ class Articles(ReadsArticles, OfWiki, Source):
         """Check the options, read the articles and make the first cut."""
         options = self.options
         if self.background and options.pools != ["tokens"]:
-            message = f"background={self.background} stores tokens before an entity one by one"
-            raise UserError(f"{message}: give pool=tokens, or leave it out", "conflict")
+            raise UserError(f"background={self.background} stores tokens: give pool=tokens", "conflict")
         matching = options.matcher.options
         trains = matching["vectors"] == _OWN or self._tries_vectors
         vectors = "" if matching["vectors"] in (_OWN, _AUTO) else matching["vectors"]
@@ -210,7 +195,6 @@ class Articles(ReadsArticles, OfWiki, Source):
 
     @property
     def _tries_vectors(self) -> bool:
-        """Tell whether word vectors are trained if there are enough articles."""
         testbed = isinstance(self.articles, str) and self.articles == "testbed"
         return self.options.matcher.options["vectors"] == _AUTO and not testbed
 
@@ -272,7 +256,6 @@ class Articles(ReadsArticles, OfWiki, Source):
         return self.prompt.continuation(cut.article.title, cut.before)
 
     def _label(self, cut: Cut, generation: Generation, examples: Examples) -> None:
-        """Add the example, or the reason why there is none."""
         leave_out = partial(examples.leave_out, cut.id, gold=cut.entity.text)
         if generation.stop == "skipped":
             return leave_out(TOO_LONG)
@@ -293,20 +276,19 @@ class Articles(ReadsArticles, OfWiki, Source):
         self._add(cut, generation, written, match, "generated", examples)
 
     def _read_articles(self, lm: CausalLM, cuts: Sequence[Cut], needs: Needs) -> Examples:
-        """Read the entities of the articles themselves with the model."""
         examples = Examples()
         readable, prompts, texts = [], [], []
         for cut in cuts:
-            prompt = self._prompt(cut)
+            prompt, text = self._prompt(cut), cut.between + cut.entity.text
             try:
                 (encoded,) = encode_prompts(lm.tokenizer, [prompt], [cut.id])
-                encode_continuation(lm.tokenizer, encoded, cut.between + cut.entity.text)
+                encode_continuation(lm.tokenizer, encoded, text)
             except UserError as error:
                 examples.leave_out(cut.id + _UNTOUCHED, f"unreadable: {error}", gold=cut.entity.text)
                 continue
             readable.append(cut)
             prompts.append(prompt)
-            texts.append(cut.between + cut.entity.text)
+            texts.append(text)
         read = lm.score(prompts, texts, needs=needs, names=[cut.id for cut in readable]) if readable else []
         for cut, generation in zip(readable, read, strict=True):
             if generation.stop == "skipped":  # the entity exceeds the tokens asked for
@@ -353,10 +335,7 @@ class Articles(ReadsArticles, OfWiki, Source):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Report label balance, and the cuts without a label."""
-        labels: Counter[int] = Counter()
-        for table in store.tables(["correct", "token"]):
-            labels.update(table["correct"][table["token"] <= 0].tolist())
-        reasons = Counter(record["reason"].partition(":")[0] for record in store.left_out())
+        labels, reasons = counted(store)
         spans, cuts = labels.total(), len(store.units)
         figures = {
             "recogniser": self.recognise.name, "matcher_stages": list(self.matcher.active),
@@ -365,10 +344,8 @@ class Articles(ReadsArticles, OfWiki, Source):
             "articles_left_out": dict(sorted(self.cuts.source.problems.counts.items())),
         }  # fmt: skip
         shown = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common())
-        lines = [
-            f"{self.cuts.articles} articles, {cuts} cuts, {spans} labelled spans, "
-            f"{labels[0] / spans:.3f} of them hallucinated; no label for {reasons.total()}"
-            + (f" ({shown})" if shown else ""),
-            *self.cuts.source.problems.lines(),
-        ]
-        return figures, lines
+        line = (
+            f"{self.cuts.articles} articles, {cuts} cuts, {spans} labelled spans, {labels[0] / spans:.3f} of "
+            f"them hallucinated; no label for {reasons.total()}{shown and f' ({shown})'}"
+        )
+        return figures, [line, *self.cuts.source.problems.lines()]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from probers.options import Count
 from probers.signals import Part, Variant, words
 from probers.types import Decision, Generation, Needs, Question, RunError
 from probers.words.text import is_content, split_sentences
 from probers.words.vectors import load_vectors
 
-from ..protocol import PaperOrReleased, State, at_least, name_of, one_of
+from ..protocol import PaperOrReleased, State, name_of, one_of
 from .text import LimitedQuery, sentence_at, whole_text
 
 if TYPE_CHECKING:
@@ -47,11 +48,7 @@ class AttentionQuery(LimitedQuery):
         top_n: number of words in the query.
     """
 
-    top_n: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("query.top_n", self.top_n)
+    top_n: Count
 
     @property
     def needs(self) -> Needs:
@@ -65,8 +62,7 @@ class AttentionQuery(LimitedQuery):
     def rows(self, generation: Generation) -> np.ndarray:
         """Return the recorded attention (n + 1, p + n), see :class:`~probers.types.AttentionRows`."""
         if generation.attention is None:
-            message = f"query={name_of(self)} needs attention, but the generation has none recorded"
-            raise RunError(message, "mismatch")
+            raise RunError(f"query={name_of(self)} needs attention, and none was recorded", "mismatch")
         return generation.attention.rows
 
 
@@ -85,11 +81,7 @@ class QFS(PaperOrReleased, AttentionQuery):
     """
 
     variant: Variant = "released"
-    top_n: int = 25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("query.variant", self.variant, "paper", "released")
+    top_n: Count = 25
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         hits = hit_tokens(generation, decision)
@@ -142,7 +134,7 @@ class ETCQuery(AttentionQuery):
         top_n: number of words.
     """
 
-    top_n: int = 35
+    top_n: Count = 35
 
     filters = True
 
@@ -233,13 +225,12 @@ class CIOQF(AttentionQuery):
     """
 
     norm: Literal["minmax", "zscore"] = "minmax"
-    top_n: int = 25
+    top_n: Count = 25
     vectors: str | None = None
     without: Literal["attention", "tf_idf", "cosine", "position"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("query.norm", self.norm, "minmax", "zscore")
         if self.without is not None:
             one_of("query.without", self.without, "attention", "tf_idf", "cosine", "position")
         if self.vectors is not None:
@@ -275,8 +266,7 @@ class CIOQF(AttentionQuery):
     def _cosines(
         self, words: list[ContextWord], others: list[ContextWord], generation: Generation, state: State
     ) -> np.ndarray:
-        """Compute the cosine (N,) of each word's vector with the mean vector of ``others``."""
-        vectors: list[np.ndarray | None]
+        """Compute the cosine (N,) of each word's vector with the mean vector of ``others``, 0 without one."""
         every = [*words, *others]
         if self.vectors is not None:
             table = load_vectors(self.vectors)
@@ -286,10 +276,10 @@ class CIOQF(AttentionQuery):
             columns = [c for w in every for c in w.columns]
             rows = dict(zip(columns, _embeddings(cast("CausalLM", state.lm), ids[columns]), strict=True))
             vectors = [np.stack([rows[c] for c in w.columns]).mean(axis=0, dtype=np.float64) for w in every]
-        about = [v for v in vectors[len(words) :] if v is not None]
-        mean = np.stack(about).mean(axis=0) if about else None
-        cosines = [0.0 if v is None or mean is None else _cosine(v, mean) for v in vectors[: len(words)]]
-        return np.array(cosines)
+        of_words, about = np.split(np.stack(vectors), [len(words)])
+        mean = about.sum(axis=0) / max(1, len(about))
+        sizes = np.linalg.norm(of_words, axis=1) * np.linalg.norm(mean)
+        return np.divide(of_words @ mean, sizes, out=np.zeros(len(words)), where=sizes > 0)
 
 
 def tf_idf(words: Sequence[str], documents: Sequence[str]) -> np.ndarray:
@@ -309,11 +299,6 @@ def _scaled(values: np.ndarray, norm: str) -> np.ndarray:
     return (values - low) / spread if spread > 1e-12 * np.abs(values).max() else np.zeros(len(values))
 
 
-def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size else 0.0
-
-
 def _embeddings(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
     """Return the rows (tokens, d) of the model's input embedding."""
     import torch
@@ -325,7 +310,7 @@ def _embeddings(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
     return rows.float().cpu().numpy()[places]
 
 
-def _look_up(table: Any, word: str) -> np.ndarray | None:
-    """Look up a word's vector as written, in lower case or capitalised; None if there is none."""
+def _look_up(table: Any, word: str) -> np.ndarray:
+    """Look up a word's vector as written, in lower case or capitalised; zeros, whose cosine is 0, without."""
     forms = [f for f in (word, word.lower(), word.capitalize()) if f in table.key_to_index]
-    return np.asarray(table.get_vector(forms[0]), dtype=np.float64) if forms else None
+    return np.asarray(table.get_vector(forms[0]) if forms else np.zeros(table.vector_size), np.float64)

@@ -11,12 +11,13 @@ from itertools import accumulate, groupby, takewhile
 from typing import TYPE_CHECKING, Literal
 
 from probers.data.corpus import search
+from probers.options import Count, Share
 from probers.signals.agreement import EigenVariant
 from probers.signals.samples import Draws
 from probers.types import Decision, Generation, Needs, Passage, Question, Retriever, UserError
 from probers.words.text import split_sentences
 
-from ..protocol import QueryFormulator, State, at_least, has_places, one_of
+from ..protocol import Checked, QueryFormulator, State, has_places
 from ..retrievers.lexical import tokenize
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class AnswerQuery:
 
     def __post_init__(self) -> None:
         if self.with_passages and self.whole_output:
-            message = "query.with_passages=true and query.whole_output=true exclude each other"
-            raise UserError(f"{message}: the whole output contains the passages already", "conflict")
+            raise UserError("query.with_passages=true, query.whole_output=true: choose one", "conflict")
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if self.question_first and not state.retrievals:
@@ -73,17 +73,14 @@ class AnswerQuery:
 
 
 @dataclass(frozen=True)
-class LimitedQuery(ABC):
+class LimitedQuery(Checked, ABC):
     """A text cut to its last words; the question if the retriever would find no word in it.
 
     Attributes:
         max_tokens: number of last words for the retriever that are kept.
     """
 
-    max_tokens: int = field(default=QUERY_TOKENS, kw_only=True)
-
-    def __post_init__(self) -> None:
-        at_least("query.max_tokens", self.max_tokens)
+    max_tokens: Count = field(default=QUERY_TOKENS, kw_only=True)
 
     @property
     def needs(self) -> Needs:
@@ -129,11 +126,7 @@ class LastTokensQuery(LimitedQuery):
         n: number of last tokens of the model.
     """
 
-    n: int = 25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("query.n", self.n)
+    n: Count = 25
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         shift = len(generation.prompt)
@@ -160,16 +153,10 @@ class FlareQuery(LimitedQuery):
         masks: leave out "improbable" tokens, or those that "fired" whatever their probability.
     """
 
-    beta: float = 0.4
+    beta: Share = 0.4
     masks: Literal["improbable", "fired"] = "improbable"
 
     reads_tokens = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.beta <= 1:
-            raise UserError(f"query.beta={self.beta} is not a probability: give one from 0 to 1")
-        one_of("query.masks", self.masks, "improbable", "fired")
 
     def text(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         text, shift = state.partial + generation.text, len(state.partial)
@@ -188,7 +175,7 @@ class FlareQuery(LimitedQuery):
 
 
 @dataclass(frozen=True)
-class DTRQuery:
+class DTRQuery(Checked):
     """A passage that the model writes for the question; it and the question are both searched for.
 
     The passages of both searches with the highest sum of both scores are shown (Decide Then Retrieve, Chen et
@@ -205,15 +192,14 @@ class DTRQuery:
     """
 
     form: str | None = "Write a short passage that answers this question.\nQuestion: {question}\nPassage:"
-    passage_tokens: int = 64
-    n: int = 5
-    depth: int = 100
+    passage_tokens: Count = 64
+    n: Count = 5
+    depth: Count = 100
 
     needs = Needs()
 
     def __post_init__(self) -> None:
-        for name in ("passage_tokens", "n", "depth"):
-            at_least(f"query.{name}", getattr(self, name))
+        super().__post_init__()
         if self.form is not None:
             has_places("query.form", self.form, "question")
 
@@ -291,7 +277,7 @@ class SeakrQuery(Draws):
         """Put the best of the ``k`` passages that each search finds behind those that are shown."""
         pairs = [(s, p) for s, hits in zip(states, search(retriever, queries, k), strict=True) for p in hits]
         read = [(state, p) for state, p in pairs if p.id not in {shown.id for shown in state.passages}]
-        written = self._read(read)
+        written = self._read(read) if read else []
         for (state, _), generation in zip(read, written, strict=True):
             state.spend(generation)
         decisions = self._trigger.decide(written, [state for state, _ in read])
@@ -303,9 +289,6 @@ class SeakrQuery(Draws):
         return [list(filter(None, passages))[-k:] for passages in chosen]
 
     def _read(self, read: Sequence[tuple[State, Passage]]) -> list[Generation]:
-        """Write an answer from each passage behind those that are shown."""
-        if not read:
-            return []
         prompt, prompts = read[0][0].prompt, []
         for state, passage in read:
             shown = [p.text for p in (*state.passages, passage)]

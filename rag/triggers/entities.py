@@ -11,10 +11,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from probers.options import Limits, Natural
 from probers.prober.calibration import Platt, Temperature, sigmoid
 from probers.signals import Part, margins
 from probers.signals.rarity import Counts, pair_rarity, question_rarity
@@ -22,7 +23,7 @@ from probers.types import Decision, Generation, Needs, Question, RunError, count
 from probers.words import Entity, Recogniser, tokens_of, with_scores, written_entities
 from probers.words.recogniser import HEAD
 
-from ..protocol import State, Trigger, at_least, one_of, verdict
+from ..protocol import State, Trigger, verdict
 from ..retrievers.lexical import tokenize
 from .probing import ReadsBank
 from .uncertainty import sentences
@@ -36,6 +37,11 @@ class _AtEntities(Trigger):
     the fetched passages. An entity at the very beginning is then accepted, or the same place could fire for
     ever. A text's score is that of its highest entity, 0 without any. Like the training labels, it leaves out
     entities that begin a sentence (unless ``openings``) or that the question names (unless ``asked``).
+
+    Attributes:
+        recogniser: "rules" or "spacy:PIPELINE".
+        openings: also judge entities that begin a sentence, which heads never saw in training.
+        asked: also judge entities that the question names.
     """
 
     openings: bool
@@ -65,7 +71,7 @@ class _AtEntities(Trigger):
         top = float(np.max([each.score for each in scored], initial=0.0))
         hit = next((each for each in scored if each.score > self._threshold), None)
         place = {} if hit is None else {"position": hit.entity.start, "tokens": hit.tokens}
-        return verdict(top, self._threshold, token_scores=tuple(map(float, scores)), **place)
+        return verdict(top, self._threshold, token_scores=scores, **place)
 
 
 @dataclass
@@ -78,8 +84,6 @@ class BeforeEntity(_AtEntities, ReadsBank):
         threshold: fires where P(wrong) is above it, by the bank's calibration if that is increasing, else by
             the sigmoid of the score; None takes the one that the bank chose on its validation articles.
         recogniser: "rules" or "spacy:PIPELINE"; None takes the one that the bank's labels were made with.
-        openings: also judge entities that begin a sentence, which the heads never saw in training.
-        asked: also judge entities that the question names.
     """
 
     threshold: float | None = None
@@ -122,9 +126,6 @@ class EntitySignal(_AtEntities):
             distribution in nats, 1 minus the "probability" of that token, or 1 minus the "margin" between the
             two highest probabilities (Scheffer et al. 2001).
         threshold: fires where the signal is above it; probers-compare chooses it on validation questions.
-        recogniser: "rules" or "spacy:PIPELINE".
-        openings: also judge entities that begin a sentence.
-        asked: also judge entities that the question names.
     """
 
     signal: Literal["entropy", "probability", "margin"] = "entropy"
@@ -134,7 +135,7 @@ class EntitySignal(_AtEntities):
     asked: bool = False
 
     def __post_init__(self) -> None:
-        one_of("trigger.signal", self.signal, "entropy", "probability", "margin")
+        super().__post_init__()
         self._recognise = Recogniser(self.recogniser, quiet=True)
         self._threshold = self.threshold
 
@@ -198,9 +199,9 @@ class Rarity(Trigger):
     """
 
     threshold: float = 0.5
-    frequency: int = 10
+    frequency: Natural = 10
     reduction: Literal["lowest", "mean"] = "lowest"
-    together: int = 0
+    together: Annotated[int, Limits(ge=-1)] = 0
     partners: Literal["sentence", "text"] = "sentence"
     recogniser: str = "rules"
     _recognise: Callable[[str], list[Entity]] = field(init=False, repr=False, compare=False)
@@ -209,10 +210,7 @@ class Rarity(Trigger):
     counts = True
 
     def __post_init__(self) -> None:
-        one_of("trigger.reduction", self.reduction, "lowest", "mean")
-        one_of("trigger.partners", self.partners, "sentence", "text")
-        at_least("trigger.frequency", self.frequency, 0)
-        at_least("trigger.together", self.together, -1)
+        super().__post_init__()
         self._recognise = lru_cache(1024)(Recogniser(self.recogniser, quiet=True))
 
     def notes(self, questions: Sequence[Question]) -> list[str]:
@@ -225,8 +223,6 @@ class Rarity(Trigger):
         return [verdict(score, self.threshold) for score in self._of_questions(states)]
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        if not generations:
-            return []
         texts = [list(self._sentences(*each)) for each in zip(generations, states, strict=True)]
         news = [new for text in texts for _, of_sentence in text for new in of_sentence]
         pairs = list(dict.fromkeys(pair for new in news for pair in new.pairs))
@@ -235,16 +231,16 @@ class Rarity(Trigger):
         return [self._decide(*one, known) for one in each]
 
     def _decide(
-        self, generation: Generation, state: State, before: float, text: list[tuple[Part, list[_New]]],
+        self, generation: Generation, state: State, top: float, text: list[tuple[Part, list[_New]]],
         known: dict[Pair, int],
     ) -> Decision:  # fmt: skip
+        """Judge a text by the score of its question, ``top``, and of its entities."""
         shown = np.zeros(len(generation.token_ids))
         place: dict[str, Any] = {}
-        if state.verdict is None and before > self.threshold:  # not judged before the text was written
+        if state.verdict is None and top > self.threshold:  # not judged before the text was written
             place = {"position": 0}
         elif state.verdict is not None and state.verdict.fire:
-            before = 0.0
-        top = before
+            top = 0.0
         for sentence, news in text:
             hits: list[int] = []
             for new in news:
@@ -254,17 +250,15 @@ class Rarity(Trigger):
                 hits += new.tokens if score > self.threshold else ()
             if hits and not place:
                 place = {"position": sentence.start, "tokens": tuple(sorted(set(hits)))}
-        return verdict(top, self.threshold, token_scores=tuple(map(float, shown)), **place)
+        return verdict(top, self.threshold, token_scores=shown, **place)
 
     def _of_questions(self, states: Sequence[State]) -> list[float]:
-        """Score each question."""
         named = [self._named(state.question) for state in states]
         phrases = list(dict.fromkeys(each for names in named for each in names))
         known = dict(zip(phrases, _index(states).frequency(phrases), strict=True)) if phrases else {}
         return [question_rarity([known[n] for n in ns], self.frequency, self.reduction) for ns in named]
 
     def _named(self, question: Question) -> list[str]:
-        """List the entities of a question."""
         return list(dict.fromkeys(entity.text for entity in self._recognise(question.question)))
 
     def _sentences(self, generation: Generation, state: State) -> Iterator[tuple[Part, list[_New]]]:
@@ -297,7 +291,6 @@ class Rarity(Trigger):
 
 
 def _index(states: Sequence[State]) -> Counts:
-    """Return the retriever that counts."""
     retriever = states[0].retriever
     if not isinstance(retriever, Counts):
         raise RunError("trigger=rarity was asked without a retriever that counts phrases", "mismatch")

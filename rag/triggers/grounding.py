@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from probers.data.texts.shown import place_passages, subjects
 from probers.model.language_model import ScoreRequest
 from probers.types import Decision, Generation, Passages
 
-from ..protocol import UNANSWERED, State, one_of, verdict
+from ..protocol import UNANSWERED, State, verdict
 from ..remote import RemoteLM
 from .probing import ReadsApart
 
@@ -37,19 +37,15 @@ class Ungrounded(ReadsApart):
 
     then: Then = "drop"
 
-    reads_texts = True
+    reads_texts = reads_states = True
     prober = "grounding"
 
     def __post_init__(self) -> None:
-        one_of("trigger.then", self.then, *get_args(Then))
+        super().__post_init__()
         bank = self.load()
         if not bank.needs.of_passages:
             raise self.unfit("what an answer takes from its passages", f"{bank.spec.site} states alone")
         self.take(bank)
-
-    @property
-    def reads_states(self) -> bool:
-        return True
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         from probers.prober.assessment import Assessor  # loads torch
@@ -77,9 +73,8 @@ class Ungrounded(ReadsApart):
                     abstain=self.then == "abstain" and response.score > self._threshold,
                     evidence={} if ground is None else {"source": ground.source, "passage": ground.passage},
                 )  # fmt: skip
-        for i in judged:
-            for _ in range(2):
-                states[i].spend(generations[i])
+        for i in 2 * judged:
+            states[i].spend(generations[i])
         return decisions
 
     def _request(self, one: Generation, state: State) -> ScoreRequest:

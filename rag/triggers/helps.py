@@ -38,12 +38,6 @@ def known_to(states: Sequence[State]) -> dict[str, np.ndarray]:
     return known_of(columns)
 
 
-def _check_known(bank: Prober, *, wanted: bool) -> None:
-    if wanted and bank.entropy_model is None:
-        message = "trigger.with_entropy=true: the prober was trained without what is known of the question"
-        raise UserError(f"{message}; use with_entropy=false", "mismatch")
-
-
 @dataclass
 class HelpsBefore(ProbingBefore):
     """Trigger that retrieves once, with the question, if heads expect that this turns the answer right.
@@ -66,7 +60,9 @@ class HelpsBefore(ProbingBefore):
 
     def take(self, bank: Prober) -> None:
         super().take(bank)
-        _check_known(bank, wanted=self.with_entropy)
+        if self.with_entropy and bank.entropy_model is None:
+            message = "trigger.with_entropy=true: the prober learned nothing of questions"
+            raise UserError(f"{message}; use with_entropy=false", "mismatch")
         if self.with_entropy and self.threshold is None and bank.entropy_model is not None:
             self._threshold = bank.entropy_model.threshold
 

@@ -70,9 +70,9 @@ class ReadsBank(Trigger):
         return UserError(f"{message}: {self.make}", "mismatch")
 
     def states(self, generation: Generation) -> np.ndarray:
-        """Return the states that the bank reads, rounded as its training features were.
+        """Return the states that the bank reads, rounded as its training features were, float32.
 
-        The shape is (layers of the bank, d) float32, or (n, layers, d) if every token's states are kept.
+        The shape is (layers of the bank, d), or (n, layers, d) if every token's states are kept.
         """
         from probers.model.pooling import as_stored  # loads torch
 
@@ -166,14 +166,12 @@ class Probing(ReadsBank):
             bank, recombined = replace(bank, ensemble=Ensemble(self.combine)), True
         if self.with_entropy and (recombined or bank.entropy_model is None):
             reason = "was fitted with another combine" if recombined else "was trained without signals"
-            message = f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false"
-            raise UserError(message, "mismatch")
-        chosen = 0.0 if recombined else bank.threshold
-        if self.with_entropy and bank.entropy_model is not None:
-            chosen = bank.entropy_model.threshold
-        self._bank, self._recombined = bank, recombined
+            raise UserError(f"trigger.with_entropy=true: the prober {reason}; leave it out", "mismatch")
+        if given is None:
+            model = bank.entropy_model if self.with_entropy else None
+            given = 0.0 if recombined else bank.threshold if model is None else model.threshold
+        self._bank, self._recombined, self._threshold = bank, recombined, given
         self._recognise = Recogniser(bank.recogniser or "rules", quiet=True) if of_tokens else None
-        self._threshold = chosen if given is None else given
         self._part = part_at(bank.spec.position)
 
     @property
@@ -251,16 +249,12 @@ class ReadsApart(ReadsBank):
     _threshold: float = field(init=False, repr=False)
 
     before = True
+    needs = Needs()
 
     def take(self, bank: Prober) -> None:
         """Keep the prober, and the threshold that holds."""
         self._bank = bank
         self._threshold = bank.threshold if self.threshold is None else float(self.threshold)
-
-    @property
-    def needs(self) -> Needs:
-        """Record nothing of what the loop generates."""
-        return Needs()
 
     @property
     def probability(self) -> Callable[[np.ndarray], np.ndarray]:
@@ -313,13 +307,11 @@ class ProbingBefore(ReadsApart):
         for generation, state in zip(read, states, strict=True):
             state.spend(generation)
         known = [i for i, generation in enumerate(read) if generation.stop != "skipped"]
-        decisions = [Decision(False, self._threshold, self._threshold) for _ in states]
+        scores = np.full(len(states), self._threshold)
         if known:
             vectors = np.stack([self.states(read[i]) for i in known])
-            scores = self.scores(vectors, [states[i] for i in known])
-            for i, score in zip(known, scores.tolist(), strict=True):
-                decisions[i] = verdict(score, self._threshold)
-        return decisions
+            scores[known] = self.scores(vectors, [states[i] for i in known])
+        return [verdict(float(score), self._threshold) for score in scores]
 
     def scores(self, vectors: np.ndarray, states: Sequence[State]) -> np.ndarray:
         """Score questions by their states (n, layers, d)."""
@@ -377,4 +369,4 @@ class Radio(ReadsBank):
         score = float(np.where(may_fire, chances, 0.0).max(initial=0.0))
         hits = np.flatnonzero(may_fire & (chances > self.threshold)).tolist()
         place = {"position": home[hits[0]], "tokens": (hits[0],)} if hits else {}
-        return verdict(score, self.threshold, token_scores=tuple(map(float, chances)), **place)
+        return verdict(score, self.threshold, token_scores=chances, **place)

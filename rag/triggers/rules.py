@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from probers.evaluation.answers import RULES, right_by
+from probers.options import Count, NotNegative
 from probers.types import Decision, Generation, Question, RunError, UserError
 from probers.words import EntityMatcher
 
 from ..completions import ServedGeneration
-from ..protocol import UNANSWERED, LookAhead, State, Trigger, at_least, has_places, ruled, verdict
+from ..protocol import UNANSWERED, LookAhead, State, Trigger, has_places, ruled, verdict
 from .probing import threshold_in_force
 from .uncertainty import sentences
 
@@ -37,7 +38,7 @@ class Never(Trigger):
     decides_by = "rule"
 
     def __call__(self, generation: Generation, state: State) -> Decision:
-        return Decision(fire=False, score=0.0, threshold=0.5)
+        return verdict(0.0, 0.5)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Always(Trigger):
     decides_by = "rule"
 
     def __call__(self, generation: Generation, state: State) -> Decision:
-        return Decision(fire=False, score=0.0, threshold=0.5)
+        return verdict(0.0, 0.5)
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,11 @@ class FixedLength(Trigger):
         n: tokens between two retrievals; the first is made with the question.
     """
 
-    n: int = 16
+    n: Count = 16
 
     before = True
     decides_by = "rule"
     sweep_option = "n"
-
-    def __post_init__(self) -> None:
-        at_least("trigger.n", self.n)
 
     def look_ahead(self, question: Question) -> LookAhead:
         return LookAhead(tokens=self.n)
@@ -120,14 +118,11 @@ class Random(Trigger):
         seed: another seed picks other questions.
     """
 
-    rate: float = 0.5
+    rate: NotNegative = 0.5
     seed: int = 0
 
     reads_tokens = False
     decides_by = "chance"
-
-    def __post_init__(self) -> None:
-        at_least("trigger.rate", self.rate, 0)
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         drawn = random.Random(f"random:{self.seed}:{state.question.id}").random()
@@ -193,9 +188,8 @@ class Adaptive(Trigger):
 
     def __post_init__(self) -> None:
         if self.classifier is None:
-            remedy = "train one with 'probers-train head=adaptive' and pass its folder as trigger.classifier"
-            message = f"trigger=adaptive needs a classifier of questions: {remedy}"
-            raise UserError(f"{message}, or a model with the labels no, single and multi", "no-artifact")
+            remedy = "train one with 'probers-train head=adaptive' and give trigger.classifier=FOLDER"
+            raise UserError(f"trigger=adaptive needs a classifier of questions: {remedy}", "no-artifact")
         from probers.adaptive import load_classifier
 
         given = self.classifier
@@ -214,12 +208,10 @@ class Adaptive(Trigger):
         return _after_a_sentence(generation, score) if name == "multi" else ruled(False, score)
 
     def _classified(self, questions: Sequence[Question]) -> list[tuple[str, float]]:
-        """Return strategy and score of every question."""
         from probers.adaptive import STRATEGIES
 
         texts = [q.question for q in questions]
-        new = [t for t in dict.fromkeys(texts) if t not in self._known]
-        if new:
+        if new := [t for t in dict.fromkeys(texts) if t not in self._known]:
             chances = self._classifier.probabilities(new)
             # The first of equally probable strategies is the cheapest.
             for text, row, best in zip(new, chances, chances.argmax(axis=1), strict=True):
@@ -240,7 +232,7 @@ class LlmJudge(Trigger):
     """
 
     prompt: str = PROMPT
-    max_new_tokens: int = 8
+    max_new_tokens: Count = 8
 
     reads_tokens = False
     before = True
@@ -248,8 +240,8 @@ class LlmJudge(Trigger):
     decides_by = "question"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         has_places("trigger.prompt", self.prompt, "question")
-        at_least("trigger.max_new_tokens", self.max_new_tokens)
 
     def decide_before(self, states: Sequence[State]) -> list[Decision]:
         """Read the model's reply about every question; the model is asked about all of them at once."""
@@ -258,8 +250,9 @@ class LlmJudge(Trigger):
         form = states[0].prompt.bare(states[0].lm)
         prompts = [form.question(self.prompt.replace("{question}", s.question.question)) for s in states]
         names = [state.question.id for state in states]
-        most, generate = self.max_new_tokens, states[0].generate
-        replies = generate(prompts, max_new_tokens=most, stop=form.turn_ends, names=names)
+        replies = states[0].generate(
+            prompts, max_new_tokens=self.max_new_tokens, stop=form.turn_ends, names=names
+        )
         for reply, state in zip(replies, states, strict=True):
             state.spend(reply)
         words = [re.findall(r"\b(yes|no)\b", reply.text, re.IGNORECASE) for reply in replies]

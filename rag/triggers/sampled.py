@@ -10,18 +10,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from probers.prompts import PromptTemplate
-from probers.signals.agreement import (
-    ALPHA,
-    EigenVariant,
-    Variant,
-    eigenscore,
-    lexical_similarity,
-    self_consistency,
-    semantic_entropy,
-)
+from probers.signals import agreement
 from probers.signals.meaning import Clusters, Entailment, Same, by_matcher, clusters
 from probers.signals.samples import Draws, Prompt, Samples, draw, middle_layer, states_at_end
 from probers.signals.self_evaluation import CONFIDENCE_FORM as VERBALISED
@@ -31,14 +23,18 @@ from probers.store.spec import ModelSpec
 from probers.types import Decision, Generation, UserError
 from probers.words import EntityMatcher
 
-from ..protocol import UNANSWERED, State, Trigger, has_places, one_of, verdict
+from ..protocol import UNANSWERED, State, Trigger, has_places, verdict
 
 #: A score, higher if the answer is likelier wrong, with the evidence behind it for the trace.
 Scored = tuple[float, dict[str, Any]]
 
 
 class _OfAnswers(Trigger):
-    """Base of triggers that score whole answers; an answer without a token fires at any threshold."""
+    """Base of triggers that score whole answers; an answer without a token fires at any threshold.
+
+    Attributes:
+        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
+    """
 
     threshold: float
     reads_answer = True
@@ -46,14 +42,15 @@ class _OfAnswers(Trigger):
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         written = [i for i, generation in enumerate(generations) if generation.token_ids]
         decisions = [verdict(UNANSWERED, self.threshold)] * len(generations)
-        scored = self.scores([generations[i] for i in written], [states[i] for i in written])
-        for i, (score, evidence) in zip(written, scored, strict=True):
-            decisions[i] = verdict(score, self.threshold, evidence=evidence)
+        if written:
+            scored = self.scores([generations[i] for i in written], [states[i] for i in written])
+            for i, (score, evidence) in zip(written, scored, strict=True):
+                decisions[i] = verdict(score, self.threshold, evidence=evidence)
         return decisions
 
     @abstractmethod
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
-        """Score each answer."""
+        """Score each answer; there is at least one."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +65,18 @@ class _Sampled(Draws, _OfAnswers):
         return self.samples > 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.at_least(self.least, f"trigger={self.name}")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
-        drawn = self.drawn(generations, states)
-        scored = [self.score(each, state.answer or "") for each, state in zip(drawn, states, strict=True)]
-        pairs = zip(drawn, scored, strict=True)
-        return [(score, {"samples": list(each.texts)} | evidence) for each, (score, evidence) in pairs]
+        scored: list[Scored] = []
+        for samples, state in zip(self.drawn(generations, states), states, strict=True):
+            score, evidence = self.score(samples, state.answer or "")
+            scored.append((score, {"samples": list(samples.texts)} | evidence))
+        return scored
 
     def drawn(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Samples]:
         """Draw samples of each generation's prompt, counted as the question's costs."""
-        if not states:
-            return []
         one, layer = states[0], self.layer_of(states[0].lm.spec)
         prompts = [
             Prompt(generation.prompt, state.question.dataset, state.budget, state.question.id)
@@ -134,9 +131,6 @@ class SelfConsistency(_ByMeaning):
     """Trigger that fires where few drawn answers mean the same as the greedy one (Wang et al. 2022).
 
     Its score is 1 minus their share.
-
-    Attributes:
-        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
     """
 
     threshold: float = 0.5
@@ -144,7 +138,7 @@ class SelfConsistency(_ByMeaning):
     least = 1
 
     def score(self, samples: Samples, answer: str) -> Scored:
-        return 1.0 - self_consistency(answer, samples.answers, self.same), self.grouped(samples)[1]
+        return 1.0 - agreement.self_consistency(answer, samples.answers, self.same), self.grouped(samples)[1]
 
 
 @dataclass(frozen=True)
@@ -159,16 +153,12 @@ class SemanticEntropy(_ByMeaning):
     """
 
     threshold: float = 0.5
-    variant: Variant = "discrete"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("trigger.variant", self.variant, *get_args(Variant))
+    variant: agreement.Variant = "discrete"
 
     def score(self, samples: Samples, answer: str) -> Scored:
         meanings, evidence = self.grouped(samples)
-        value = semantic_entropy(meanings.of, samples.logprobs, samples.lengths, variant=self.variant)
-        return value, evidence
+        about = meanings.of, samples.logprobs, samples.lengths
+        return agreement.semantic_entropy(*about, variant=self.variant), evidence
 
 
 @dataclass(frozen=True)
@@ -176,9 +166,6 @@ class LexicalSimilarity(_Sampled):
     """Trigger that fires where drawn texts have few words in common, by ROUGE-L (Fomicheva et al. 2020).
 
     Its score is 1 minus the mean over pairs.
-
-    Attributes:
-        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
     """
 
     threshold: float = 0.5
@@ -186,7 +173,7 @@ class LexicalSimilarity(_Sampled):
     reads_tokens = False
 
     def score(self, samples: Samples, answer: str) -> Scored:
-        return 1.0 - lexical_similarity(samples.texts), {}
+        return 1.0 - agreement.lexical_similarity(samples.texts), {}
 
 
 @dataclass(frozen=True)
@@ -208,14 +195,10 @@ class Eigenscore(_Sampled):
 
     threshold: float = -6.0
     layer: int | None = None
-    alpha: float = ALPHA
-    variant: EigenVariant = "paper"
+    alpha: float = agreement.ALPHA
+    variant: agreement.EigenVariant = "paper"
 
     reads_states = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("trigger.variant", self.variant, *get_args(EigenVariant))
 
     @property
     def pool(self) -> Literal["last", "predicting"]:  # type: ignore[override]
@@ -230,7 +213,7 @@ class Eigenscore(_Sampled):
 
     def drawn(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Samples]:
         drawn = super().drawn(generations, states)
-        if self.variant != "seakr" or not drawn:
+        if self.variant != "seakr":
             return drawn
         lm = states[0].lm
         read = states_at_end(lm, drawn, self.layer_of(lm.spec))
@@ -239,7 +222,7 @@ class Eigenscore(_Sampled):
     def score(self, samples: Samples, answer: str) -> Scored:
         if samples.states is None:
             return UNANSWERED, {}
-        return eigenscore(samples.states, self.alpha, variant=self.variant), {}
+        return agreement.eigenscore(samples.states, self.alpha, variant=self.variant), {}
 
 
 @dataclass(frozen=True)
@@ -249,7 +232,6 @@ class PTrue(_Sampled):
     Its score is 1 - P(True). The question to the model is a call of its own.
 
     Attributes:
-        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
         samples: drawn answers that are shown as well, in a line of possible answers; 0 shows none.
         form: prompt with ``{question}``, ``{answer}`` and, for the line of samples, ``{samples}``; sent
             without the answer prompt's exemplars.
@@ -268,11 +250,8 @@ class PTrue(_Sampled):
         has_places("trigger.form", self.form, "question", "answer")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
-        if not states:
-            return []
         drawn = self.drawn(generations, states) if self.samples else []
-        shown = [samples.answers for samples in drawn] or [()] * len(states)
-        prompts = _asked(self.form, states, shown)
+        prompts = _asked(self.form, states, [samples.answers for samples in drawn])
         judged = p_true(states[0].lm, prompts, names=[state.question.id for state in states])
         for state, each in zip(states, judged, strict=True):
             state.spend(each.call)
@@ -289,7 +268,6 @@ class Verbalised(_OfAnswers):
     the report say so. The question to the model is a call of its own.
 
     Attributes:
-        threshold: fires above it, from 0 to 1; probers-compare chooses it on validation questions.
         form: prompt with ``{question}`` and ``{answer}``, sent without the answer prompt's exemplars.
     """
 
@@ -302,24 +280,20 @@ class Verbalised(_OfAnswers):
         has_places("trigger.form", self.form, "question", "answer")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
-        if not states:
-            return []
-        prompts = _asked(self.form, states, [()] * len(states))
-        names = [state.question.id for state in states]
-        ends = states[0].prompt.turn_ends
-        numbers, replies = verbalised(states[0].generate, prompts, ends, names=names)
-        for reply, state in zip(replies, states, strict=True):
+        prompts, names = _asked(self.form, states), [state.question.id for state in states]
+        replies = verbalised(states[0].generate, prompts, states[0].prompt.turn_ends, names=names)
+        scored: list[Scored] = []
+        for stated, reply, state in zip(*replies, states, strict=True):
             state.spend(reply)
-        return [
-            (0.5 if stated is None else 1.0 - stated, {"reply": reply.text, "stated": stated})
-            for stated, reply in zip(numbers, replies, strict=True)
-        ]
+            score = 0.5 if stated is None else 1.0 - stated
+            scored.append((score, {"reply": reply.text, "stated": stated}))
+        return scored
 
 
-def _asked(form: str, states: Sequence[State], samples: Sequence[Sequence[str]]) -> list[str]:
-    """Format the prompts that ask about each state's answer."""
+def _asked(form: str, states: Sequence[State], samples: Sequence[Sequence[str]] = ()) -> list[str]:
+    """Format the prompts that ask about each state's answer, beside its samples if there are any."""
     bare = states[0].prompt.bare(states[0].lm)
     return [
         bare.question(question_of(form, state.question.question, state.answer or "", drawn))
-        for state, drawn in zip(states, samples, strict=True)
+        for state, drawn in zip(states, samples or [()] * len(states), strict=True)
     ]

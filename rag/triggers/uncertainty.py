@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from probers.signals import Part, Variant, parts, rind_scores, trend_scores, wor
 from probers.types import AttentionRows, Decision, Generation, Needs
 from probers.words.text import split_sentences
 
-from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, one_of, verdict
+from ..protocol import UNANSWERED, PaperOrReleased, Share, State, Trigger, verdict
 from ..remote import RemoteLM
 
 
@@ -35,17 +35,12 @@ class Entropy(Trigger):
     reduction: Literal["mean", "max"] = "mean"
     scope: Literal["answer", "sentence"] = "answer"
 
-    def __post_init__(self) -> None:
-        one_of("trigger.reduction", self.reduction, "mean", "max")
-        one_of("trigger.scope", self.scope, "answer", "sentence")
-
     def __call__(self, generation: Generation, state: State) -> Decision:
         entropies = generation.entropies
         reduce = np.nanmean if self.reduction == "mean" else np.nanmax
         if self.scope == "sentence":
             return _first_above(generation, state, entropies, reduce, self.threshold)
-        score = _reduced(entropies, reduce, state) if len(entropies) else UNANSWERED
-        return verdict(score, self.threshold, token_scores=_shown(entropies))
+        return verdict(_reduced(entropies, reduce, state), self.threshold, token_scores=_shown(entropies))
 
 
 @dataclass(frozen=True)
@@ -71,8 +66,8 @@ class Flare(Trigger):
     variant: Literal["paper", "dragin"] = "paper"
     theta: InitVar[float | None] = None
 
-    def __post_init__(self, theta: float | None) -> None:
-        one_of("trigger.variant", self.variant, "paper", "dragin")
+    def __post_init__(self, theta: float | None) -> None:  # type: ignore[override]
+        super().__post_init__()
         if theta is not None:
             # From 0.8, make 0.2 and not 0.19999999999999996.
             object.__setattr__(self, "threshold", round(1.0 - theta, 12))
@@ -104,8 +99,7 @@ class DTR(Trigger):
         if state.retrievals:
             return verdict(-UNANSWERED, self.threshold)
         surprise = -generation.logprobs.astype(np.float64)
-        score = _reduced(surprise, np.nanmean, state) if len(surprise) else UNANSWERED
-        return verdict(score, self.threshold, token_scores=_shown(surprise))
+        return verdict(_reduced(surprise, np.nanmean, state), self.threshold, token_scores=_shown(surprise))
 
 
 @dataclass(frozen=True)
@@ -125,20 +119,17 @@ class ETC(Trigger):
 
     needs = Needs(attention=True)
     filters = True
-
-    @property
-    def takes(self) -> Share:
-        return "sentence"
+    takes = "sentence"
 
     def __call__(self, generation: Generation, state: State) -> Decision:
         trend = trend_scores(generation)
         if self.absolute:
             trend = replace(trend, scores=np.abs(trend.scores))
-        hits, place = trend.hits(self.threshold), {}
-        if hits:
+        place: dict[str, Any] = {}
+        if hits := trend.hits(self.threshold):
             tokens = sorted({t for i in hits for t in trend.tokens[i]})
             place = {"position": trend.spans[hits[0]][0], "tokens": tuple(tokens)}
-        shown = tuple(map(float, trend.per_token(len(generation.token_ids))))
+        shown = trend.per_token(len(generation.token_ids))
         return verdict(trend.max(), self.threshold, token_scores=shown, **place)
 
 
@@ -161,40 +152,34 @@ class Rind(PaperOrReleased, Trigger):
     threshold: float = 1.0
     variant: Variant = "released"
 
-    def __post_init__(self) -> None:
-        one_of("trigger.variant", self.variant, "paper", "released")
-
     @property
     def takes(self) -> Share:
         return "sentence" if self.variant == "released" else "nothing"
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        if not generations:
-            return []
         alone: Sequence[AttentionRows | None] = [None] * len(generations)
-        if self.variant == "released":
+        if self.variant == "released" and states:
             alone = states[0].lm.attention_alone(generations)
         return [self._decide(*each) for each in zip(generations, states, alone, strict=True)]
 
     def _decide(self, generation: Generation, state: State, alone: AttentionRows | None) -> Decision:
         rind = rind_scores(generation, self.variant, attention_alone=alone)
-        shown = tuple(map(float, rind.per_token(len(generation.token_ids))))
         in_text = words(generation.text, generation.offsets)
         taken = 0  # units of the text's first word, which may not fire
         if state.fresh and self.variant == "paper" and in_text:
             taken = sum(start < in_text[0].end for start, _ in rind.spans)
-        score, hits = rind.max(taken), rind.hits(self.threshold, taken)
-        if not hits:
-            return verdict(score, self.threshold, token_scores=shown)
-        if self.variant == "paper":
+        place: dict[str, Any] = {}
+        if hits := rind.hits(self.threshold, taken):
             start, end = rind.spans[hits[0]]
-            position = next((w.start for w in in_text if w.end > start and w.start < end), start)
-            tokens = set(rind.tokens[hits[0]])
-        else:
-            position = rind.sentences[rind.sentence(hits[0])][0]
-            tokens = {t for i in hits for t in rind.tokens[i]}
-        hit = tuple(sorted(tokens))
-        return verdict(score, self.threshold, position=position, tokens=hit, token_scores=shown)
+            if self.variant == "paper":
+                hits = hits[:1]
+                position = next((w.start for w in in_text if w.end > start and w.start < end), start)
+            else:
+                position = rind.sentences[rind.sentence(hits[0])][0]
+            tokens = sorted({t for i in hits for t in rind.tokens[i]})
+            place = {"position": position, "tokens": tuple(tokens)}
+        shown = rind.per_token(len(generation.token_ids))
+        return verdict(rind.max(taken), self.threshold, token_scores=shown, **place)
 
 
 def sentences(generation: Generation) -> list[Part]:
@@ -220,11 +205,13 @@ def _first_above(
 
 def _reduced(values: np.ndarray, reduce: Callable[[np.ndarray], float], state: State) -> float:
     """Reduce the known of ``values`` (n,); 0 where a server returns none of them, which fires nowhere."""
+    if not len(values):
+        return UNANSWERED
     if not isinstance(state.lm, RemoteLM) and np.isnan(values).any():
         return math.nan  # of a model here, NaN is a fault that is told
     return 0.0 if np.isnan(values).all() else float(reduce(values))
 
 
-def _shown(values: np.ndarray) -> tuple[float, ...]:
+def _shown(values: np.ndarray) -> np.ndarray:
     """Return values (n,) for display, with 0 for the unknown."""
-    return tuple(map(float, np.nan_to_num(values, posinf=np.inf)))
+    return np.nan_to_num(values, posinf=np.inf)
