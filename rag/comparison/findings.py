@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: Figures of a row of :attr:`Comparison.frame`, and those with the limits of their 95% interval.
 _COLUMNS = (*GAINS, *OUTCOMES, MATCH, *ABSTAINING, *COSTS, "consistency")
 _LIMITS = (*GAINS, "em", "f1", "acc", MATCH, "retrievals", "auroc")
+#: Figures of a prober alone.
+_MEASURED = ("accuracy", "accuracy_ci", "auroc", "auroc_ci")
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,9 +143,8 @@ class Findings:
         results = _results(config, self, evaluation, gains)
         page = dict(heading) | _page(terms, results, self, evaluation, gains)
         page["verdict"] = conclusion(results, page)
-
         answers = {name: run.answers for name, run in self.runs.items()}
-        return Comparison(results, answers, page, list(outcomes(self.runs, terms.wrong)))
+        return Comparison(results, answers, page, outcomes(self.runs, terms.wrong))
 
 
 def _results(
@@ -186,25 +187,22 @@ def _prober_figures(findings: Findings) -> dict[str, dict[str, Any]]:
                 figures[name] = {
                     "prober": path, "site": bank.spec.site, "layers": list(bank.layers),
                     "texts": training.get("n"), "groups": training.get("groups"),
-                    **_picked(measured or {}, "accuracy", "accuracy_ci", "auroc", "auroc_ci"),
+                    **{key: (measured or {}).get(key) for key in _MEASURED},
                 }  # fmt: skip
     return figures
 
 
-def _picked(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: entry.get(key) for key in keys}
-
-
-def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of outcomes.jsonl: a question, and which methods were right, if it has gold answers."""
-    questions = next(iter(runs.values())).questions
+def outcomes(runs: Mapping[str, Outcomes], rule: str) -> list[dict[str, Any]]:
+    """List the lines of outcomes.jsonl: a question, and which methods were right, if it has gold answers."""
     verdicts = {name: dict(zip(run.scored, run.right(rule), strict=True)) for name, run in runs.items()}
-    for i, q in enumerate(questions):
-        yield {
+    return [
+        {
             "id": q.id, "dataset": q.dataset, "group": q.group or q.id, "split": q.split,
             "question": q.question,
             "right": {name: bool(right[i]) for name, right in verdicts.items() if i in right},
-        }  # fmt: skip
+        }
+        for i, q in enumerate(next(iter(runs.values())).questions)
+    ]  # fmt: skip
 
 
 def _page(
@@ -354,16 +352,16 @@ def _shown_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]
     edges = [*(a for a, _ in done.tokens), len(done.text)]
     pieces = [done.text[a:b] for a, b in pairwise(edges)] or [done.text] * bool(done.text)
     scores = decision.token_scores if decision is not None else ()
-    hits = decision.tokens if decision is not None and decision.fire else ()
+    fired = decision is not None and decision.fire
+    hits = decision.tokens if decision is not None and fired else ()
     shown = [passages[each] for each in done.passage_ids if each in passages]
     return {
         "tokens": [
             {"text": piece, "score": scores[i] if scores else None, "fired": i in hits}
             for i, piece in enumerate(pieces)
         ],
-        "score": None if decision is None else decision.score,
-        "threshold": None if decision is None else decision.threshold,
-        "fired": decision is not None and decision.fire,
+        **{name: getattr(decision, name, None) for name in ("score", "threshold")},
+        "fired": fired,
         "query": done.query,
         "passages": [{"title": passage.title, "text": passage.text} for passage in shown],
     }

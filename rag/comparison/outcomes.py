@@ -268,33 +268,31 @@ def correct(family: Sequence[dict[str, Any]]) -> None:
         entry["p_holm"] = p
 
 
+#: Columns of a text table: title, figure and digits; and the figure from which it must differ for some method
+#: to be shown, "" for one that must be known of some method.
+_COLUMNS = [
+    ("saved", "retrievals_saved", 2, ""), ("gained", "accuracy_gained", 3, ""), ("EM", "em", 3, None),
+    ("F1", "f1", 3, None), ("match", MATCH, 3, ""), ("ACC", "acc", 3, "em"),
+    ("ACC chars", "acc_substring", 3, "acc"), ("answered", "answered", 2, ""),
+    ("right of answered", "right_of_answered", 3, ""), ("retrievals", "retrievals", 2, None),
+    ("calls", "generations", 2, None), ("tokens", "tokens", 1, None), ("kept", "kept_tokens", 1, "tokens"),
+    ("read", "read_tokens", 0, None), ("s/question", "seconds", 3, None),
+    ("consistency", "consistency", 3, None), ("agreement", "agreement", 3, None),
+    ("AUROC", "trigger.auroc", 3, None),
+]  # fmt: skip
+
+
 def table_lines(
     methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None,
     headline: str = "em",
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
-    beside = {"acc": "em", "acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
-    optional = (
-        MATCH,
-        "retrievals_saved",
-        "accuracy_gained",
-        *ABSTAINING,
-    )  # shown if they are known of a method
-    columns = [
-        ("saved", "retrievals_saved", 2), ("gained", "accuracy_gained", 3),
-        ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
-        ("ACC chars", "acc_substring", 3), ("answered", "answered", 2),
-        ("right of answered", "right_of_answered", 3), ("retrievals", "retrievals", 2),
-        ("calls", "generations", 2), ("tokens", "tokens", 1), ("kept", "kept_tokens", 1),
-        ("read", "read_tokens", 0),
-        ("s/question", "seconds", 3), ("consistency", "consistency", 3), ("agreement", "agreement", 3),
-        ("AUROC", "trigger.auroc", 3),
-    ]  # fmt: skip
     columns = [
         (title, key, digits)
-        for title, key, digits in columns
-        if key not in optional or any(e.get(key) is not None for e in methods.values())
-        if key == headline or key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
+        for title, key, digits, beside in _COLUMNS
+        if key == headline
+        or beside is None
+        or any(e.get(key) != (e[beside] if beside else None) for e in methods.values())
     ]
     width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)

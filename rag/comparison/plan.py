@@ -34,19 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """Loop, methods, closed-book method, all that one pass records, questions, workload, and the one bar."""
-
-    rag: SharedRAG
-    methods: Sequence[Method]
-    closed: Method
-    every: Needs
-    questions: Sequence[Question]
-    work: workload.Workload
-    bar: Whole
-
-
 #: File of chosen thresholds in a comparison.
 THRESHOLDS = "thresholds.json"
 
@@ -69,8 +56,8 @@ class Choice:
 
     @classmethod
     def of(
-        cls, source: QuestionSource | str, methods: Sequence[Method], contamination: Contamination, *,
-        draw: Mapping[str, Any], split: str = "test", validation: QuestionSource | str | int | None = None,
+        cls, source: QuestionSource, methods: Sequence[Method], contamination: Contamination, *,
+        draw: Mapping[str, Any], split: str, validation: QuestionSource | int | None,
     ) -> Choice:  # fmt: skip
         """Choose the questions of a split that no trained part has seen.
 
@@ -80,7 +67,7 @@ class Choice:
             validation: other questions to choose thresholds on, without those asked; or the largest
                 number of the source's own.
         """
-        others = validation if isinstance(validation, (QuestionSource, str)) else None
+        others = validation if isinstance(validation, QuestionSource) else None
         deal = others is None and (bool(contamination.silent) or any(method.tunable for method in methods))
         find = partial(open_questions, source, unfit=contamination.not_asked, **draw)
         if split == "all":
@@ -120,9 +107,8 @@ class Choice:
         if self.chosen.record["dealt"]:
             splits = self.chosen.record["splits"]
             dealt = ", ".join(f"{splits[name]} {name}" for name in SPLITS if name in splits)
-            why = f"thresholds are chosen on {self.tuned_on} questions"
-            asks = f", for {why}: asked are {self.split} questions"
-            asks = ": all are asked" if self.split == "all" else asks
+            why = f"thresholds are chosen on {self.tuned_on} questions: asked are {self.split} questions"
+            asks = ": all are asked" if self.split == "all" else f", for {why}"
             notes.append(f"The questions name no splits and were dealt ({dealt}){asks}.")
             log.info("%s", notes[-1])
         if self.split == "all":
@@ -160,26 +146,26 @@ class Plan:
         finished ``parts`` of a run are taken from them.
         """
         notes = list(self.notes)
-        with self._begun(lm, out, notes) as begun:
-            rag, reference, runs, tuned = self._answer(begun, out, notes)
-            begun.bar.stage(workload.REPLAY)
+        with self._answered(lm, out, notes) as (rag, reference, runs, tuned, bar):
+            bar.stage(workload.REPLAY)
             recorded = record_all(rag, runs.values(), out / REPLAY, parts=parts)
-            begun.bar.stage(workload.CURVES)
+            bar.stage(workload.CURVES)
             reruns = rerun_all(rag, runs.values(), reference, recorded, out / REPLAY, points=self.terms.sweep)
         findings = Findings(runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned))
         return findings.compared(self.terms, config, heading)
 
     def run_part(self, lm: Any, out: Path, part: Partition) -> int:
         """Answer the questions of a part into ``out``; return their number."""
-        with self._begun(lm, out, [], part) as begun:
-            rag, _, runs, _ = self._answer(begun, out, [], part)
-            begun.bar.stage(workload.REPLAY)
+        with self._answered(lm, out, [], part) as (rag, reference, runs, _, bar):
+            bar.stage(workload.REPLAY)
             index(record_all(rag, runs.values(), out / REPLAY, every=True), out / REPLAY)
-        return len(begun.questions)
+        return len(reference.questions)
 
     @contextmanager
-    def _begun(self, lm: Any, out: Path, notes: list[str], part: Partition | None = None) -> Iterator[_Begun]:
-        """Make the loop, say how many texts will be written and how long that takes, and show one bar."""
+    def _answered(
+        self, lm: Any, out: Path, notes: list[str], part: Partition | None = None
+    ) -> Iterator[tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned], Whole]]:
+        """Answer with every method; give loop, closed-book run, all runs, chosen thresholds, and the bar."""
         retriever, cache = self.retriever, GenerationCache(megabytes=self.terms.memory)
         retriever = retriever.make(self.passages) if isinstance(retriever, Component) else retriever
         rag = SharedRAG(lm, retriever, Never(), **self.terms.loop, cache=cache)
@@ -204,25 +190,27 @@ class Plan:
         )  # fmt: skip
         log.info("%s", work.summary(len(methods), len(questions)))
         with Whole(work.lengths) as bar:
-            yield _Begun(rag, methods, closed, every, questions, work, bar)
-
-    def _answer(
-        self, begun: _Begun, out: Path, notes: list[str], part: Partition | None = None
-    ) -> tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned]]:
-        """Choose thresholds, and answer with every method; return also the loop and the closed-book run."""
-        started = time.monotonic()
-        tuned = self._tune(begun, out / THRESHOLDS, notes)
-        rag, methods = begun.rag, begun.methods
-        begun.bar.stage(begun.closed.name)
-        reference = self._run(replace(rag, also=begun.every), begun.closed, None, begun.questions, out)
-        if left := begun.work.left(begun.closed.name, time.monotonic() - started):
-            log.info("%s", left)
-        # Attention is large, and read in the middle of answers, which methods hardly ever share.
-        rag = replace(rag, also=replace(begun.every, attention=False, attention_layer=None))
-        if part is not None and any(method.name == self.terms.match for method in methods):
-            methods = [method for method in methods if not method.matched]  # run when the parts are joined
-        begun = replace(begun, rag=rag, methods=methods)
-        return rag, reference, self._run_all(begun, tuned, reference, out, notes), tuned
+            started = time.monotonic()
+            bar.stage(workload.THRESHOLDS)
+            tuned = self._tune(rag, methods, out / THRESHOLDS, notes)
+            bar.stage(closed.name)
+            reference = self._run(replace(rag, also=every), closed, None, questions, out)
+            if left := work.left(closed.name, time.monotonic() - started):
+                log.info("%s", left)
+            # Attention is large, and read in the middle of answers, which methods hardly ever share.
+            rag = replace(rag, also=replace(every, attention=False, attention_layer=None))
+            matches = any(method.name == self.terms.match for method in methods)
+            if part is not None and matches:
+                methods = [method for method in methods if not method.matched]  # run when parts are joined
+            runs = {closed.name: reference}
+            # A method with a matched budget runs after the method that it is matched to.
+            for method in sorted(methods, key=lambda m: m.matched and matches):
+                if method is not closed:
+                    bar.stage(method.name)
+                    calibration = tuned.get(method.name) if method.calibrated else None
+                    set_up = self._set_up(method, tuned, runs if matches else {}, notes)
+                    runs[method.name] = self._run(rag, set_up, calibration, questions, out)
+            yield rag, reference, {m.name: runs[m.name] for m in methods}, tuned, bar
 
     @cached_property
     def _tuned_on(self) -> list[Question]:
@@ -232,16 +220,16 @@ class Plan:
         except EmptySplitError:  # a file that marks every question as test
             return []
 
-    def _tune(self, begun: _Begun, file: Path, notes: list[str]) -> Mapping[str, Tuned]:
+    def _tune(
+        self, rag: SharedRAG, methods: Sequence[Method], file: Path, notes: list[str]
+    ) -> Mapping[str, Tuned]:
         """Choose thresholds and calibration on questions of another split, for triggers that bring none."""
-        methods = begun.methods
         triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
         if not triggers:
             return {}
         tunable = [m.name for m in methods if m.tunable]
         split, questions = self.choice.tuned_on, self._tuned_on
-        begun.bar.stage(workload.THRESHOLDS)
-        tuned = tune_once(file, begun.rag, triggers, questions, self.terms.right, self.terms.rule)
+        tuned = tune_once(file, rag, triggers, questions, self.terms.right, self.terms.rule)
         if tuned and tunable:
             chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
             log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
@@ -253,30 +241,21 @@ class Plan:
             notes.append(f"No score is calibrated: there are no {split} questions.")
         return tuned
 
-    def _run_all(
-        self, begun: _Begun, tuned: Mapping[str, Tuned], reference: MethodRun, out: Path, notes: list[str]
-    ) -> dict[str, MethodRun]:  # fmt: skip
-        """Answer the questions with every method, each into its trace file; keep the order of the methods."""
-        methods = begun.methods
-        done, wanted = {reference.name: reference}, self.terms.match
-        match = wanted if any(method.name == wanted for method in methods) else None
-        # A method with a matched budget runs after the method that it is matched to.
-        for method in sorted(methods, key=lambda m: m.matched and match is not None):
-            if method is reference.method:
-                continue
-            calibration = tuned.get(method.name) if method.calibrated else None
-            if method.tunable and method.name in tuned:
-                method = method.with_options(threshold=tuned[method.name].threshold)
-            if method.matched and match is not None:
-                rate = float(done[match].cost("retrievals").mean())
-                method = method.with_options(rate=rate)
-                budget = f"{rate:.3f} retrievals per question"
-                notes.append(f"The budget of {method.name} is matched to {match}: {budget}.")
-            elif method.matched and wanted is not None:
-                notes.append(f"The budget of {method.name} is its own rate: {wanted} was not run.")
-            begun.bar.stage(method.name)
-            done[method.name] = self._run(begun.rag, method, calibration, reference.questions, out)
-        return {m.name: done[m.name] for m in methods}
+    def _set_up(
+        self, method: Method, tuned: Mapping[str, Tuned], runs: Mapping[str, MethodRun], notes: list[str]
+    ) -> Method:
+        """Give a method its chosen threshold, and the budget of the run that it is matched to."""
+        if method.tunable and method.name in tuned:
+            method = method.with_options(threshold=tuned[method.name].threshold)
+        match = self.terms.match
+        if method.matched and match in runs:
+            rate = float(runs[match].cost("retrievals").mean())
+            method = method.with_options(rate=rate)
+            budget = f"{rate:.3f} retrievals per question"
+            notes.append(f"The budget of {method.name} is matched to {match}: {budget}.")
+        elif method.matched and match is not None:
+            notes.append(f"The budget of {method.name} is its own rate: {match} was not run.")
+        return method
 
     def _run(
         self, rag: SharedRAG, method: Method, tuned: Tuned | None, questions: Sequence[Question], out: Path

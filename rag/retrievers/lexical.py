@@ -18,9 +18,9 @@ import importlib.util
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -32,13 +32,15 @@ from probers.types import Passage, UserError
 from probers.words.text import tokenize as tokenize
 
 from ..protocol import at_least
-from .places import NOWHERE, PhraseCounts, Places
+from .places import NOWHERE, Places, among
 
 log = logging.getLogger(__name__)
 
 #: Defaults of Lucene and Elasticsearch.
 K1, B = 1.2, 0.75
 
+#: Phrases whose passages are kept in memory.
+_PHRASES = 2048
 #: Version of :func:`tokenize` and :func:`tokens_of`; an index of an earlier version is made again.
 TOKENS_VERSION = 2
 
@@ -51,23 +53,14 @@ def tokens_of(passage: Passage) -> list[str]:
 def document_tokens(passages: Sequence[Passage]) -> list[list[str]]:
     """Tokenize every passage; a corpus without a word is a UserError."""
     documents = [tokens_of(p) for p in passages]
-    if not any(documents):
-        raise no_word(len(documents))
+    check_words(any(documents), len(documents))
     return documents
 
 
-def no_word(passages: int) -> UserError:
-    """Make the error for a corpus without a token."""
-    return UserError(f"none of the {passages} passages of the corpus contains a word", "empty")
-
-
-def inverted(documents: Iterable[Iterable[str]]) -> dict[str, np.ndarray]:
-    """Make the postings of documents, each given by its distinct tokens."""
-    postings = defaultdict[str, list[int]](list)
-    for number, tokens in enumerate(documents):
-        for token in tokens:
-            postings[token].append(number)
-    return {token: np.array(numbers, dtype=np.int32) for token, numbers in postings.items()}
+def check_words(words: object, passages: int) -> None:
+    """Refuse a corpus without a token."""
+    if not words:
+        raise UserError(f"none of the {passages} passages of the corpus contains a word", "empty")
 
 
 class LexicalRetriever:
@@ -84,17 +77,29 @@ class LexicalRetriever:
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
         """Count the passages that hold each phrase, like :class:`~probers.signals.rarity.Counts`."""
-        return [self._counts.count([phrase]) for phrase in phrases]
+        return [len(self._holding(phrase)) for phrase in phrases]
 
     def together(self, pairs: Sequence[tuple[str, str]]) -> list[int]:
         """Count the passages that hold both phrases of each pair."""
-        return list(map(self._counts.count, pairs))
+        rows = (sorted(map(self._holding, pair), key=len) for pair in pairs)
+        return [int(among(fewer, more).sum()) for fewer, more in rows]
 
     @cached_property
-    def _counts(self) -> PhraseCounts:
-        return PhraseCounts(self._rows, self._make_places)
+    def _holding(self) -> Callable[[str], np.ndarray]:
+        """Function that lists the rows of the passages that hold a phrase; none for one without a token."""
+        return lru_cache(_PHRASES)(self._find)
 
-    def _make_places(self) -> Places:
+    def _find(self, phrase: str) -> np.ndarray:
+        tokens = tokenize(phrase)
+        if len(tokens) == 1:
+            return self._rows(tokens[0])
+        # A phrase with a token that is nowhere needs no places.
+        known = all(len(self._rows(token)) for token in set(tokens))
+        return self._places.rows(tokens) if tokens and known else NOWHERE
+
+    @cached_property
+    def _places(self) -> Places:
+        """Places of all tokens, made when the first phrase of several tokens is counted."""
         return Places.of(map(tokens_of, self._passages))
 
     def _scores(self, tokens: list[str]) -> np.ndarray | None:
@@ -163,7 +168,11 @@ class RankBM25(LexicalRetriever):
 
     @cached_property
     def _postings(self) -> dict[str, np.ndarray]:
-        return inverted(self._index.doc_freqs)
+        postings = defaultdict[str, list[int]](list)
+        for row, tokens in enumerate(self._index.doc_freqs):
+            for token in tokens:
+                postings[token].append(row)
+        return {token: np.array(rows, dtype=np.int32) for token, rows in postings.items()}
 
     def _rows(self, token: str) -> np.ndarray:
         return self._postings.get(token, NOWHERE)

@@ -17,14 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from probers.words.text import tokenize
-
 #: Files of the places of a stored corpus: of all tokens, where each token's begin, where each passage begins.
 PLACES, POINTERS, BEGINNINGS = "places.npy", "pointers.npy", "beginnings.npy"
 #: Approximate number of tokens read at a time from a stored corpus, which bounds the memory of making.
 BLOCK = 8_000_000
-#: Phrases with their passages, and tokens with their numbers, kept in memory.
-_PHRASES, _NUMBERS = 2048, 1_000_000
+#: Numbers of tokens kept in memory.
+_NUMBERS = 1_000_000
 
 #: The passages of an unknown token.
 NOWHERE = np.zeros(0, dtype=np.int32)
@@ -59,7 +57,9 @@ class Places:
         ids = np.frombuffer(flat, dtype=np.int32)
         beginnings = _beginnings(lengths)
         pointers = np.concatenate([[0], np.cumsum(np.bincount(ids, minlength=len(numbers)))])
-        ordered = _places_of(lengths, beginnings)[np.argsort(ids, kind="stable")]
+        # One empty place stands after every passage.
+        places = np.arange(len(ids)) + np.repeat(np.arange(len(lengths)), np.frombuffer(lengths, np.int32))
+        ordered = places[np.argsort(ids, kind="stable")].astype(beginnings.dtype)
         return cls(numbers.get, ordered, pointers, beginnings)
 
     @classmethod
@@ -78,8 +78,7 @@ class Places:
         (places, first), *others = each
         for longer, offset in others:
             wanted = places + np.array(offset - first).astype(places.dtype)  # below 0 wraps around, and back
-            at = np.minimum(np.searchsorted(longer, wanted), len(longer) - 1)
-            places = places[longer[at] == wanted]
+            places = places[among(wanted, longer)]
         rows = np.searchsorted(self._beginnings, places, side="right") - 1
         return np.unique(rows).astype(np.int32)
 
@@ -88,42 +87,10 @@ class Places:
         return self._places[start:end]
 
 
-class PhraseCounts:
-    """Counts of passages that hold phrases.
-
-    Args:
-        postings: the rows of the passages that hold a token, in order; empty for an unknown one.
-        places: makes the places of tokens, when the first phrase of several tokens is counted.
-    """
-
-    def __init__(self, postings: Callable[[str], np.ndarray], places: Callable[[], Places]) -> None:
-        self._postings, self._places = postings, lru_cache(places)
-        self._rows = lru_cache(_PHRASES)(self._find)
-
-    def count(self, group: Sequence[str]) -> int:
-        """Count the passages that hold all phrases of a group; 0 for an empty phrase."""
-        return len(intersection([self._rows(phrase) for phrase in group]))
-
-    def _find(self, text: str) -> np.ndarray:
-        phrase = tokenize(text)
-        if len(phrase) == 1:
-            return self._postings(phrase[0])
-        # A phrase with a token that is nowhere needs no places.
-        known = all(len(self._postings(token)) for token in set(phrase))
-        return self._places().rows(phrase) if phrase and known else NOWHERE
-
-
-def intersection(lists: Sequence[np.ndarray]) -> np.ndarray:
-    """Intersect sorted arrays without repeats; no arrays give an empty one.
-
-    Each element of the shortest is looked up in the others by bisection, so that a frequent token costs
-    little beside a rare one.
-    """
-    common, *longer = sorted(lists, key=len) or [NOWHERE]
-    for rows in longer if len(common) else ():
-        places = np.minimum(np.searchsorted(rows, common), len(rows) - 1)
-        common = common[rows[places] == common]
-    return common
+def among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Tell which values are in a sorted array; bisection makes a frequent token cheap beside a rare one."""
+    found: np.ndarray = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return found
 
 
 def write_places(
@@ -181,9 +148,3 @@ def _beginnings(lengths: array[int]) -> np.ndarray:
     sizes = np.frombuffer(lengths, dtype=np.int32).astype(np.int64) + 1
     ends = np.concatenate([[0], np.cumsum(sizes)])
     return ends.astype(np.uint32 if ends[-1] < 2**31 else np.uint64)
-
-
-def _places_of(lengths: array[int], beginnings: np.ndarray) -> np.ndarray:
-    """Compute the places (P,) of the tokens of all passages, in their order."""
-    rows = np.repeat(np.arange(len(lengths)), np.frombuffer(lengths, dtype=np.int32))
-    return np.arange(len(rows), dtype=beginnings.dtype) + rows.astype(beginnings.dtype)

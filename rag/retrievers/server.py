@@ -69,10 +69,6 @@ _MENDED: dict[str, tuple[str, Code | None]] = {
 }  # fmt: skip
 
 
-def _whole(body: Any) -> Any:
-    return body
-
-
 class PassingError(Exception):
     """A failure that may pass by itself: what to raise if it does not, and seconds to wait at least."""
 
@@ -131,7 +127,9 @@ class Server:
         self._waited = self._answered = False
         self._connect((user, password) if user else None, key)
 
-    def ask(self, call: Callable[..., Any], *, read: Callable[[Any], Any] = _whole, **options: Any) -> Any:
+    def ask(
+        self, call: Callable[..., Any], *, read: Callable[[Any], Any] = lambda body: body, **options: Any
+    ) -> Any:
         """Call a method of the client as in :meth:`once`; repeat what may pass by itself."""
         return self.patiently(lambda: self.once(call, read=read, **options))
 
@@ -153,7 +151,9 @@ class Server:
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def once(self, call: Callable[..., Any], *, read: Callable[[Any], Any] = _whole, **options: Any) -> Any:
+    def once(
+        self, call: Callable[..., Any], *, read: Callable[[Any], Any] = lambda body: body, **options: Any
+    ) -> Any:
         """Call a method of the client and return what ``read`` takes of the answer's body.
 
         Failures become one sentence, and so do answers of another form than ``read`` expects.
