@@ -114,15 +114,16 @@ class _Rounds:
             if decision.fire and room and not decision.abstain:
                 searches.append((each, rag.query(each.question, each.written, decision, state), state))
         self._retrieve(searches)
-        for each in judged:
-            if each.query is not None:
-                following = each.prompt(rag.prompt, each.before_hit.text)
-                # After the same prompt the model would write the same text.
-                again = not reads and not each.cut and following == each.written.prompt
-                each.truncate(reading=reads, again=again)
-            elif each.cut and not each.abstains:
+        going_on = [each for each in judged if each.query is not None or (each.cut and not each.abstains)]
+        for each in going_on:
+            if each.query is None:
                 each.extend()
-        return [each for each in judged if each.query is not None or (each.cut and not each.abstains)]
+                continue
+            following = each.prompt(rag.prompt, each.before_hit.text)
+            # After the same prompt the model would write the same text.
+            again = not reads and not each.cut and following == each.written.prompt
+            each.truncate(reading=reads, again=again)
+        return going_on
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """Generate the continuation of every open question, up to its look-ahead and token limit."""
@@ -230,6 +231,7 @@ class _Rounds:
         )  # fmt: skip
 
 
+_NEEDED = {"passages": '["..", ".."], a file or a retriever', "trigger": '"entropy", or a prober'}
 _LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, "draft": 0}
 
 
@@ -274,10 +276,7 @@ class RAG:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, form in (
-            ("passages", '["..", ".."], a file or a retriever'),
-            ("trigger", '"entropy", or a prober'),
-        ):
+        for name, form in _NEEDED.items():
             if vars(self)[name] is None:
                 problem = f"RAG(lm, passages=.., trigger=..) lacks {name}"
                 raise UserError(f"{problem}: give {form}", "missing-value")
@@ -344,9 +343,8 @@ class RAG:
 
         file = TraceFile(path)
         answers = file.resume(questions)
-        total, known = len(questions), sum(answer is not None for answer in answers)
-        options = {"desc": progress, "unit": "question", "disable": progress is None}
-        with Bar(total=total, initial=known, **options) as bar:
+        total, options = len(questions), {"desc": progress, "unit": "question", "disable": progress is None}
+        with Bar(total=total, initial=total - answers.count(None), **options) as bar:
             # Use the chunks of an uninterrupted run: the last digits of scores depend on the batch.
             for start in range(0, total, _CHUNK):
                 chunk = [i for i in range(start, min(start + _CHUNK, total)) if answers[i] is None]

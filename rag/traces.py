@@ -207,9 +207,8 @@ class OpenQuestion:
 
     def write(self, generation: Generation, *, cut: bool) -> None:
         """Begin a round with the text that the model wrote."""
-        self.written, self.cut, self.query, self.again = generation, cut, None, None
-        self.ending, self.final = "", None
-        self.decision, self.before_hit, self.end = None, Accepted(), None
+        self.written, self.cut, self.before_hit, self.ending = generation, cut, Accepted(), ""
+        self.query = self.again = self.final = self.decision = self.end = None
         self.counters.add(generation)
 
     def complete(self, announcing: str, generation: Generation) -> None:
@@ -291,6 +290,11 @@ class OpenQuestion:
             self.listener.round(self.question, done, passages, left_out)
 
 
+def listed(names: Sequence[object]) -> str:
+    """Name the first five, and say how many more there are."""
+    return ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 class TraceFile:
     """File of answers as checksummed JSON lines in the order of the questions, from which a run resumes."""
 
@@ -305,9 +309,7 @@ class TraceFile:
         """
         answers, damaged, cut = self._read(questions)
         if damaged:
-            more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-            listed = ", ".join(map(str, damaged[:5])) + more
-            log.info("%s is damaged in line %s: answering those questions again", self.path, listed)
+            log.info("%s is damaged in line %s: answering those questions again", self.path, listed(damaged))
         if damaged or cut:
             self.rewrite(answers)
         return answers

@@ -20,7 +20,7 @@ from probers.data.corpus import as_passages, fingerprint, load_corpus
 from probers.data.questions import QuestionSource, make_source
 from probers.data.questions.jsonl import Given
 from probers.files import digest
-from probers.options import check_options, nearest, refuse_unknown
+from probers.options import check_options, refuse_unknown
 from probers.types import Passage, Retriever, UserError
 
 from ..build import (
@@ -83,16 +83,12 @@ def compare(
         UserError: a wrong request, before the model runs.
         RunError: a model that gives NaN, or files that cannot be written.
     """
-    source = make_source(questions)
+    source, settings, notes = make_source(questions), _settings(lm, options), []
     if validation is None and isinstance(source, Given):
         source = source.all_asked()
-    settings, unanswered = _settings(lm, options), isinstance(source, Given) and not source.answered
-    notes = []
-    if triggers is None:
-        triggers = _TRIGGERS
-        if unanswered:
-            triggers = [name for name in _TRIGGERS if name != "oracle"]
-            notes = ["oracle left out: it needs gold answers, and some questions have none"]
+    if triggers is None and isinstance(source, Given) and not source.answered:
+        triggers = [name for name in _TRIGGERS if name != "oracle"]
+        notes = ["oracle left out: it needs gold answers, and some questions have none"]
     others: Any = settings.validation if validation is None else validation
     if validation is not None and not isinstance(validation, int):
         others = make_source(validation)
@@ -105,13 +101,13 @@ def compare(
     else:
         corpus = load_corpus(passages) if isinstance(passages, (str, Path)) else as_passages(passages)
     plan = plan_of(
-        settings, source, corpus, retriever=common, triggers=triggers, validation=others,
-        given={"prober": options.get("prober")},
+        settings, source, corpus, retriever=common, validation=others,
+        triggers=_TRIGGERS if triggers is None else triggers, given={"prober": options.get("prober")},
     )  # fmt: skip
-    plan = replace(plan, notes=[*plan.notes, *notes])
+    loop = {**plan.terms.loop}
     if "prompt" in options:
-        loop = {**plan.terms.loop, "prompt": make_prompt(options["prompt"])}
-        plan = replace(plan, terms=replace(plan.terms, loop=loop))
+        loop["prompt"] = make_prompt(options["prompt"])
+    plan = replace(plan, notes=[*plan.notes, *notes], terms=replace(plan.terms, loop=loop))
     name = str(passages) if isinstance(passages, (str, Path)) else f"{len(corpus)} passages" if corpus else ""
     heading = {
         "command": f"probers.rag.compare with {source.spec}", "model": lm.spec.id,
@@ -172,13 +168,12 @@ def plan_of(
     """
     from probers.prober.prober import Prober
 
-    prober = given.get("prober")
+    prober, probers = given.get("prober"), named(settings.probers)
     banks, objects, trained = dict[str, Prober](), dict[str, Prober](), dict[str, str]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
     names = ("wrong", "threshold", "match", "sweep", "resamples", "seed", "examples", "memory")
     options = {name: getattr(settings, name) for name in names}
     terms = Terms(loop=loop_options(settings), matcher=matcher, **options)
-    probers = named(settings.probers)
     if probers and settings.prober is not None:
         message = f"prober={settings.prober} and probers are both given: name every prober in probers"
         raise UserError(message, "conflict")
@@ -250,13 +245,10 @@ def _with_objects(
             names.append(each)
             continue
         trigger, query = each if isinstance(each, tuple) and len(each) == 2 else (each, None)
-        read_by = None if isinstance(trigger, str) else method_of(trigger)
-        if (name := trigger if isinstance(trigger, str) else read_by) is not None:
-            if name not in selection.table:
-                known, hint = ", ".join(selection.table), nearest(name, selection.table)
-                problem = f"unknown method {name!r} in triggers{hint}: choose from {known}"
-                raise UserError(problem, "unknown-choice")
-            load = bank if read_by is None else lambda: trigger  # noqa: B023 (called at once)
+        of_prober = method_of(trigger)
+        if (name := trigger if isinstance(trigger, str) else of_prober) is not None:
+            selection.check_known([name])
+            load = bank if of_prober is None else lambda: trigger  # noqa: B023 (called at once)
             (method,) = selection.make(name, {"": load})
         else:
             chosen = make_trigger(trigger)
@@ -269,6 +261,6 @@ def _with_objects(
         taken.add(label)
         names.append(label)
         methods[label] = replace(method, name=label)
-        if read_by is not None:
+        if of_prober is not None:
             objects[label] = trigger
     return replace(selection, names=names, made=methods)

@@ -248,7 +248,7 @@ class Plan:
         if method.tunable and method.name in tuned:
             method = method.with_options(threshold=tuned[method.name].threshold)
         match = self.terms.match
-        if method.matched and match in runs:
+        if method.matched and match is not None and match in runs:
             rate = float(runs[match].cost("retrievals").mean())
             method = method.with_options(rate=rate)
             budget = f"{rate:.3f} retrievals per question"

@@ -58,10 +58,9 @@ class Findings:
             for figure, entry in figures.items()
             if "diff" in entry
         ]
-        # It is no news that these never or always fired.
-        fixed = ("never", "always")
         flags: Mapping[str, str] = self.data.get("flags", {})
-        self.flags = {name: flag for name, flag in flags.items() if stem(name) not in fixed}
+        # It is no news that these never or always fired.
+        self.flags = {name: flag for name, flag in flags.items() if stem(name) not in ("never", "always")}
         names = [*self.methods]
         for part in ("knowledge_em", "roc", "replay", "reruns", "points"):
             names += self.data.get(part, {})
@@ -71,15 +70,12 @@ class Findings:
 
     def figure(self, method: str, name: str) -> float | None:
         """Look up one figure of a method; ``trigger.x`` reaches into its trigger part."""
-        part, _, last = name.rpartition(".")
-        figures = self.methods[method]
+        figures, (part, _, last) = self.methods[method], name.rpartition(".")
         return (figures.get(part, {}) if part else figures).get(last)
 
     def by_gain(self) -> list[tuple[str, Json]]:
         """Sort the methods by their share of the oracle's gain, highest first, those without one last."""
-        shares = {name: entry.get("gain_share") for name, entry in self.methods.items()}
-        ranks = {name: math.inf if share is None else -share for name, share in shares.items()}
-        return sorted(self.methods.items(), key=lambda item: ranks[item[0]])
+        return sorted(self.methods.items(), key=lambda item: -item[1].get("gain_share", -math.inf))
 
     def interval(self, method: str, name: str) -> Sequence[float] | None:
         """Look up the 95% interval of a figure."""
@@ -269,6 +265,8 @@ def shown_at_once(example: Json) -> tuple[str, ...]:
     """Choose methods to unfold so that readers see the colours: a prober, and one that fired on a token."""
     rounds = {method["method"]: method.get("rounds", ()) for method in example.get("methods", ())}
     probers = [name for name in rounds if stem(name) == "probing"]
-    tokens = {n: [t for entry in entries for t in entry.get("tokens", ())] for n, entries in rounds.items()}
-    fired = [name for name, each in tokens.items() if any(token.get("fired") for token in each)]
+    tokens = (
+        (n, token) for n, entries in rounds.items() for each in entries for token in each.get("tokens", ())
+    )
+    fired = [name for name, token in tokens if token.get("fired")]
     return (*probers[:1], *fired[:1])

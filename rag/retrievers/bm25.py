@@ -40,7 +40,7 @@ from probers.progress import Bar
 from probers.types import Passage, first_line
 
 from . import lexical
-from .places import NOWHERE, Places, write_places
+from .lexical import NOWHERE, Places, write_places
 
 # Importing bm25s starts JAX where that is installed, and JAX takes three quarters of a GPU's memory.
 sys.modules.setdefault("jax", None)  # type: ignore[arg-type]
