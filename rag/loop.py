@@ -304,11 +304,6 @@ class RAG:
         """The retriever of the passages."""
         return self.passages  # type: ignore[no-any-return]
 
-    @property
-    def filter(self) -> str | None:
-        """Name of the content-word filter of trigger or query; None if neither uses one."""
-        return filter_of(self.trigger, self.query)
-
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
         if isinstance(question, str):
             question = Question("question", question)
@@ -335,7 +330,8 @@ class RAG:
         started = time.perf_counter()
         everyone = _Rounds(self, listener, ended).answer(questions)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
-        return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
+        words = filter_of(self.trigger, self.query)
+        return [each.answer(self.prompt.answer_cue, seconds, words) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
         """Answer questions into a trace file, in its order; resume where an earlier run of it stopped."""

@@ -19,8 +19,10 @@ from probers.cli.settings import Model
 from probers.data.corpus import as_passages, fingerprint, load_corpus
 from probers.data.questions import QuestionSource, make_source
 from probers.data.questions.jsonl import Given
+from probers.evaluation.answers import RULES, right_by
 from probers.files import digest
 from probers.options import check_options, refuse_unknown
+from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Retriever, UserError
 
 from ..build import (
@@ -36,7 +38,7 @@ from ..build import (
 from ..protocol import TRAINED, check_counts, name_of
 from ..settings import Compare
 from .findings import Comparison
-from .methods import Method, Selection, Terms, available
+from .methods import Method, Selection, available
 from .plan import Choice, Plan
 
 if TYPE_CHECKING:
@@ -104,10 +106,10 @@ def compare(
         settings, source, corpus, retriever=common, validation=others,
         triggers=_TRIGGERS if triggers is None else triggers, given={"prober": options.get("prober")},
     )  # fmt: skip
-    loop = {**plan.terms.loop}
+    loop = {**plan.loop}
     if "prompt" in options:
         loop["prompt"] = make_prompt(options["prompt"])
-    plan = replace(plan, notes=[*plan.notes, *notes], terms=replace(plan.terms, loop=loop))
+    plan = replace(plan, notes=[*plan.notes, *notes], loop=loop)
     name = str(passages) if isinstance(passages, (str, Path)) else f"{len(corpus)} passages" if corpus else ""
     heading = {
         "command": f"probers.rag.compare with {source.spec}", "model": lm.spec.id,
@@ -171,9 +173,9 @@ def plan_of(
     prober, probers = given.get("prober"), named(settings.probers)
     banks, objects, trained = dict[str, Prober](), dict[str, Prober](), dict[str, str]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
-    names = ("wrong", "threshold", "match", "sweep", "resamples", "seed", "examples", "memory")
-    options = {name: getattr(settings, name) for name in names}
-    terms = Terms(loop=loop_options(settings), matcher=matcher, **options)
+    if (right := right_by(settings.wrong, matcher)) is None:
+        raise UserError(f"wrong={settings.wrong} is unknown: choose {RULES}", "unknown-choice")
+    rule = ThresholdRule.parse(settings.threshold)
     if probers and settings.prober is not None:
         message = f"prober={settings.prober} and probers are both given: name every prober in probers"
         raise UserError(message, "conflict")
@@ -202,8 +204,7 @@ def plan_of(
     if prober is None and settings.prober is not None and settings.prober not in banks:
         left_out = [*left_out, f"prober={settings.prober} is not used: no method reads it"]
     contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
-    draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
-    choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
+    choice = Choice.of(source, methods, contamination, settings, validation)
     judged = [] if matcher is None else [f"Of match: {matcher.described()}."]
     notes = [*contamination.notes(choice.questions), *notes, *left_out, *judged, *choice.notes()]
     for method in methods:
@@ -211,7 +212,8 @@ def plan_of(
         check_counts(method.trigger, method.searches.kind if method.searches else searched)
     notes += dict.fromkeys(note for method in methods for note in method.trigger.notes(choice.questions))
     return Plan(
-        terms=terms, methods=methods, choice=choice, passages=passages, retriever=retriever,
+        settings=settings, loop=loop_options(settings), matcher=matcher, right=right, rule=rule,
+        methods=methods, choice=choice, passages=passages, retriever=retriever,
         banks=banks | objects, notes=notes, read=read,
         trained={k: part for k, part in {**selection.parts, **trained}.items() if isinstance(part, str)},
     )  # fmt: skip
@@ -227,7 +229,7 @@ def _record(
     methods = {m.name: {**m.trigger.record, **parts[m.name]} for m in plan.methods}
     files = others.files if isinstance(others, QuestionSource) else ()
     return plain | {
-        "model": str(lm.spec), "prompt": plan.terms.loop["prompt"].fingerprint, "compared": methods,
+        "model": str(lm.spec), "prompt": plan.loop["prompt"].fingerprint, "compared": methods,
         "asked": plan.choice.chosen.record, "validation": digest(repr(others)),
         "passages": fingerprint(corpus), "inputs": inputs(*files, *plan.read),
     }  # fmt: skip

@@ -23,7 +23,7 @@ from ..report import LEVEL, conclusion, write_report
 from ..traces import Answer
 from .curves import QueryTrajectory, Rerun, at_random, replays
 from .gains import GAINS, SHARE, Gains
-from .methods import MethodRun, Terms, grouped
+from .methods import MethodRun, grouped
 from .outcomes import ABSTAINING, COSTS, OUTCOMES, TOKENS, Evaluation, Outcomes, table_lines
 from .trajectories import thinned
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from probers.prober.prober import Prober
+
+    from ..settings import Compare
 
 
 #: Figures of a row of :attr:`Comparison.frame`, and those with the limits of their 95% interval.
@@ -120,10 +122,12 @@ class Comparison:
 class Findings:
     """Runs of a comparison by name of the method, and everything else that the report needs.
 
-    ``reference`` is the closed-book run, ``banks`` the probers by name. Thresholds and random retrieval are
-    replayed from ``recorded`` answers; ``reruns`` are curves of methods that were run again.
+    ``settings`` have the terms that are equal for all methods, ``reference`` is the closed-book run,
+    ``banks`` are the probers by name. Thresholds and random retrieval are replayed from ``recorded``
+    answers; ``reruns`` are curves of methods that were run again.
     """
 
+    settings: Compare
     runs: Mapping[str, MethodRun]
     reference: Outcomes
     recorded: Sequence[QueryTrajectory]
@@ -133,18 +137,16 @@ class Findings:
     notes: Sequence[str]
     tuned: bool
 
-    def compared(self, terms: Terms, config: Mapping[str, Any], heading: Mapping[str, Any]) -> Comparison:
+    def compared(self, config: Mapping[str, Any], heading: Mapping[str, Any]) -> Comparison:
         """Compute the figures, with ``config`` as their record and ``heading`` on the report."""
-        evaluation = Evaluation(
-            self.reference.questions, self.reference,
-            wrong=terms.wrong, resamples=terms.resamples, seed=terms.seed,
-        )  # fmt: skip
+        how = {name: getattr(self.settings, name) for name in ("wrong", "resamples", "seed")}
+        evaluation = Evaluation(self.reference.questions, self.reference, **how)
         gains = Gains.of(self.recorded, self.runs, self.reruns, evaluation)
         results = _results(config, self, evaluation, gains)
-        page = dict(heading) | _page(terms, results, self, evaluation, gains)
+        page = dict(heading) | _page(results, self, evaluation, gains)
         page["verdict"] = conclusion(results, page)
         answers = {name: run.answers for name, run in self.runs.items()}
-        return Comparison(results, answers, page, outcomes(self.runs, terms.wrong))
+        return Comparison(results, answers, page, outcomes(self.runs, self.settings.wrong))
 
 
 def _results(
@@ -206,15 +208,15 @@ def outcomes(runs: Mapping[str, Outcomes], rule: str) -> list[dict[str, Any]]:
 
 
 def _page(
-    terms: Terms, results: Mapping[str, Any], findings: Findings, evaluation: Evaluation, gains: Gains
+    results: Mapping[str, Any], findings: Findings, evaluation: Evaluation, gains: Gains
 ) -> dict[str, Any]:
     """Collect the report's data beside results.json: how it was run, curves and examples."""
-    runs, wrong, headline = findings.runs, evaluation.wrong, evaluation.headline
+    runs, settings, wrong, headline = findings.runs, findings.settings, evaluation.wrong, evaluation.headline
     shown = dict.fromkeys((headline, "acc"))
     several = len(gains.curves) > 1
     oracles = {f"oracle of helps{f', {n}' if several else ''}": curve for n, curve in gains.curves.items()}
-    balanced = terms.threshold == "balanced_accuracy"
-    rule = "best balanced accuracy" if balanced else f"threshold={terms.threshold}"
+    balanced = settings.threshold == "balanced_accuracy"
+    rule = "best balanced accuracy" if balanced else f"threshold={settings.threshold}"
     data = {
         "title": "Which trigger knows when to retrieve?",
         "n": results["n"],
@@ -222,11 +224,13 @@ def _page(
         "flags": _flags(runs),
         "notes": [
             *([f"{evaluation.few}."] if evaluation.few else []),
-            *_notes(terms, findings, wrong),
+            *_notes(findings, wrong),
             *unlike_random(results),
             *gains.notes(),
         ],
-        "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
+        "examples": _examples(
+            runs, findings.corpus, count=settings.examples, seed=settings.seed, by=headline
+        ),
         "replay": replays(findings.recorded) | oracles,
         "reruns": {name: rerun.curve for name, rerun in findings.reruns.items()},
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
@@ -250,8 +254,8 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     return {name: "always fired" if fired else "never fired" for name, fired in alike.items()}
 
 
-def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[str]:
-    notes, questions = list(findings.notes), findings.reference.questions
+def _notes(findings: Findings, wrong: np.ndarray | None) -> list[str]:
+    settings, notes, questions = findings.settings, list(findings.notes), findings.reference.questions
     filters = {name: run.method.filter for name, run in findings.runs.items() if run.method.filter}
     for kind, names in grouped(filters).items():
         notes.append(f"Content words of {', '.join(names)} are those of this filter: {kind}.")
@@ -260,11 +264,11 @@ def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[s
             f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}, so that there is nothing for a "
             "trigger to tell apart: its AUPRC and ECE here say nothing of it."
         )
-    if terms.wrong != "em":
-        notes.append(f"Answers are wrong by {terms.wrong} here: for thresholds, AUROC and consistency.")
+    if settings.wrong != "em":
+        notes.append(f"Answers are wrong by {settings.wrong} here: for thresholds, AUROC and consistency.")
     pairs = len(findings.runs) * (len(findings.runs) - 1) // 2
-    if pairs > LEVEL * (1 + terms.resamples):
-        few = f"resamples={terms.resamples} are too few to settle any of {pairs} pairs"
+    if pairs > LEVEL * (1 + settings.resamples):
+        few = f"resamples={settings.resamples} are too few to settle any of {pairs} pairs"
         notes.append(f"{few} when all are considered: give {math.ceil(pairs / LEVEL)} or more.")
     if missing := sum(not q.answers for q in questions):
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
@@ -291,10 +295,8 @@ def unlike_random(results: Mapping[str, Any]) -> list[str]:
             tokens = sum(entry[key] for key in TOKENS)
             uses = f"{times:.2f} times" if unlike else f"uses {times:.2f} times its tokens"
             unlike.append(f"{name} {uses} ({times * tokens:,.0f} against {tokens:,.0f})")
-    if not unlike:
-        return []
     matched = "Random retrieval is matched to each method by retrievals, not by tokens"
-    return [f"{matched} (written and read, per question): {', '.join(unlike)}."]
+    return [f"{matched} (written and read, per question): {', '.join(unlike)}."] if unlike else []
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:

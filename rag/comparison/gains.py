@@ -96,7 +96,6 @@ def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
 
 
 def _area(points: Points) -> np.ndarray:
-    """Integrate the figure (points, r) over retrievals."""
     x, y = points
     return (np.diff(x, axis=0) * (y[1:] + y[:-1]) / 2).sum(axis=0)
 
@@ -256,10 +255,8 @@ def _measured(
 def _measured_with(recorded: Sequence[QueryTrajectory], run: MethodRun) -> QueryTrajectory | None:
     """Choose the recorded answers that a method is measured with: its own, or those of whole answers."""
     alike = [entry for entry in recorded if entry.retriever is run.method.retriever]
-    with_curves = [entry for entry in alike if entry.trajectory.triggers]
-    mine = [entry for entry in alike if run.name in entry.methods]
-    judged = [entry for entry in mine if entry.trajectory.triggers]
-    return next(iter([*judged, *with_curves, *mine, *alike]), None)
+    order = [(bool(entry.trajectory.triggers), run.name in entry.methods) for entry in alike]
+    return alike[order.index(max(order))] if alike else None
 
 
 def _curve(

@@ -1,4 +1,4 @@
-"""Methods of a comparison, from the table of methods or as given, and the terms that are equal for all."""
+"""Methods of a comparison, from the table of methods or as given."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from probers.cli.components import Component
 from probers.cli.inputs import TrainedKind, how_to_make, newest_classifier, newest_prober
-from probers.evaluation.answers import RULES, Rule, right_by
 from probers.options import nearest
-from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Pool, Retriever, UserError
 from probers.words import EntityMatcher
 
@@ -34,35 +32,6 @@ _POOLS: dict[TrainedKind, Pool] = {"tokens": "tokens", "entities": "predicting",
 _MAY_HAVE = ("trigger_options", "query_options", "retriever", "retriever_options", "if_given", "tune")
 #: Loads the prober or classifier of a method.
 Load = Callable[[], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """Terms that are equal for all methods: options of probers-compare under their names.
-
-    ``loop`` are the arguments of :class:`~probers.rag.loop.RAG` for prompt and limits; ``matcher`` judges
-    answers by meaning, if given. UserError for an unknown rule of wrong answers or of thresholds.
-    """
-
-    loop: Mapping[str, Any]
-    matcher: EntityMatcher | None = None
-    wrong: str = "em"
-    threshold: str = "balanced_accuracy"
-    match: str | None = "probing"
-    sweep: int = 0
-    resamples: int = 10000
-    seed: int = 0
-    examples: int = 10
-    memory: int = 1024
-    right: Rule = field(init=False)
-    rule: ThresholdRule = field(init=False)
-
-    def __post_init__(self) -> None:
-        right = right_by(self.wrong, self.matcher)
-        if right is None:
-            raise UserError(f"wrong={self.wrong} is unknown: choose {RULES}", "unknown-choice")
-        object.__setattr__(self, "right", right)
-        object.__setattr__(self, "rule", ThresholdRule.parse(self.threshold))
 
 
 @dataclass(frozen=True)
@@ -211,11 +180,10 @@ class Selection:
         UserError if none is left.
         """
         chosen = [name for name in self.names if name in self.table and name not in self.made]
-        needed = {name: self.table[name].get("if_given") for name in chosen}
+        needed = {name: key for name in chosen if (key := self.table[name].get("if_given"))}
         parts = {key: self.parts.get(key) for key in TRAINED}
-        for key in [key for key, part in parts.items() if part is None and key in needed.values()]:
-            parts[key] = find(key)
-        missing = {name: str(key) for name, key in needed.items() if key and parts[key] is None}
+        parts |= {key: find(key) for key in TRAINED if parts[key] is None and key in needed.values()}
+        missing = {name: str(key) for name, key in needed.items() if parts[key] is None}
         notes = []
         for key, lacking in grouped(missing).items():
             are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
@@ -300,8 +268,8 @@ class Selection:
 
 
 def _with_queries(methods: Sequence[Method], names: Sequence[str | Mapping[str, Any]]) -> list[Method]:
-    formulators = [(name, named_part("query", name, {}).make()) for name in names]
-    queries = {name if isinstance(name, str) else name_of(query): query for name, query in formulators}
+    made = [(name, named_part("query", name, {}).make()) for name in names]
+    queries = {name if isinstance(name, str) else name_of(query): query for name, query in made}
     if not queries:
         raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own", "empty")
     asking = []
@@ -313,7 +281,6 @@ def _with_queries(methods: Sequence[Method], names: Sequence[str | Mapping[str, 
 
 
 def _part(group: str, entry: Mapping[str, Any]) -> Component:
-    """Read the trigger, query or retriever of a method."""
     return named_part(group, entry[group], entry.get(f"{group}_options") or {})
 
 

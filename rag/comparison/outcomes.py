@@ -165,22 +165,22 @@ class Evaluation:
         """Compute one method's entry in results.json; figures that do not apply are null."""
         known = [name for name in COSTS if name != "read_tokens" or run.read_known]
         intervals = {name: self._all.interval(run.cost(name)) for name in known}
-        if self._scored is not None:
-            intervals |= {name: self._scored.interval(values) for name, values in run.table.items()}
-        if self._scored is not None and not run.answered.all():
-            rights = self._scored.interval(run.right(self.rule), partial(_share_of, run.answered))
-            intervals |= {"answered": self._scored.interval(run.answered), "right_of_answered": rights}
-        if self._scored is not None and self.wrong is not None:
+        if (scored := self._scored) is not None:
             right = run.right(self.rule)
-            intervals["consistency"] = self._scored.interval(right, partial(_share_of, 1.0 - self.wrong))
-            intervals["agreement"] = self._scored.interval((right != self.wrong).astype(float))
-            intervals["trigger.base_rate"] = self._scored.interval(self.wrong)
-            if run.scores is not None:
-                ranked = self._scored.intervals(run.scores[run.scored], partial(ranking, self.wrong))
+            intervals |= {name: scored.interval(values) for name, values in run.table.items()}
+            if not run.answered.all():
+                intervals["answered"] = scored.interval(run.answered)
+                intervals["right_of_answered"] = scored.interval(right, partial(_share_of, run.answered))
+            if self.wrong is not None:
+                intervals["consistency"] = scored.interval(right, partial(_share_of, 1.0 - self.wrong))
+                intervals["agreement"] = scored.interval((right != self.wrong).astype(float))
+                intervals["trigger.base_rate"] = scored.interval(self.wrong)
+            if self.wrong is not None and run.scores is not None:
+                ranked = scored.intervals(run.scores[run.scored], partial(ranking, self.wrong))
                 intervals |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
                 if run.calibration is not None:
                     chances = run.calibration(run.scores)[run.scored]
-                    intervals["trigger.ece"] = ece_interval(self._scored, self.wrong, chances)
+                    intervals["trigger.ece"] = ece_interval(scored, self.wrong, chances)
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         named += tuple(name for name in ABSTAINING if name in intervals)
@@ -219,7 +219,6 @@ class Evaluation:
         return differences
 
     def _samples(self, run: Outcomes) -> dict[str, Sample]:
-        """Compute the figures that methods are compared in, with their resamples."""
         samples = {"retrievals": self._all.sample(run.cost("retrievals"))}
         if self._scored is not None:
             samples |= {n: self._scored.sample(run.table[n]) for n in _COMPARED if n in run.table}

@@ -22,14 +22,19 @@ from ..triggers.rules import Never
 from . import workload
 from .curves import REPLAY, index, record_all, rerun_all
 from .findings import Comparison, Findings
-from .methods import Method, MethodRun, Terms, with_retrievers
+from .methods import Method, MethodRun, with_retrievers
 from .shared_generations import GenerationCache, SharedRAG, joined
 from .trajectories import Tuned, tune_once
 
 if TYPE_CHECKING:
     from probers.cli.merge import PartRuns
     from probers.data.splits import Partition
+    from probers.evaluation.answers import Rule
+    from probers.prober.decision import ThresholdRule
     from probers.prober.prober import Prober
+    from probers.words import EntityMatcher
+
+    from ..settings import Compare
 
 log = logging.getLogger(__name__)
 
@@ -56,23 +61,23 @@ class Choice:
 
     @classmethod
     def of(
-        cls, source: QuestionSource, methods: Sequence[Method], contamination: Contamination, *,
-        draw: Mapping[str, Any], split: str, validation: QuestionSource | int | None,
+        cls, source: QuestionSource, methods: Sequence[Method], contamination: Contamination,
+        settings: Compare, validation: QuestionSource | int | None,
     ) -> Choice:  # fmt: skip
         """Choose the questions of a split that no trained part has seen.
 
-        Args:
-            draw: ``limit``, ``seed`` and ``on_bad_line`` of :func:`open_questions`.
-            split: "test", or "all" for methods without a threshold to choose.
-            validation: other questions to choose thresholds on, without those asked; or the largest
-                number of the source's own.
+        ``settings`` have their number, seed and split: "test", or "all" for methods without a threshold to
+        choose. ``validation`` are other questions to choose thresholds on, without those asked; or the
+        largest number of the source's own.
         """
-        others = validation if isinstance(validation, QuestionSource) else None
-        deal = others is None and (bool(contamination.silent) or any(method.tunable for method in methods))
-        find = partial(open_questions, source, unfit=contamination.not_asked, **draw)
+        split = str(settings.split)
+        draw: dict[str, Any] = {"seed": settings.seed, "on_bad_line": settings.on_bad_line}
+        own = not isinstance(validation, QuestionSource)
+        deal = own and (bool(contamination.silent) or any(method.tunable for method in methods))
+        find = partial(open_questions, source, limit=settings.limit, unfit=contamination.not_asked, **draw)
         if split == "all":
             tuned = [method.name for method in methods if method.tunable or method.calibrated]
-            if tuned and others is None:
+            if tuned and own:
                 names = ", ".join(tuned)
                 message = f"split=all also asks questions on which thresholds of {names} are chosen"
                 raise UserError(f"{message}: leave them out of triggers, or give split=test", "conflict")
@@ -88,13 +93,13 @@ class Choice:
                     chosen = find(split=split, deal_splits=deal)
                 except EmptySplitError:
                     raise problem from None
-        draw = {**draw, "deal_splits": deal, "limit": None, "unfit": contamination.not_tuned_on}
-        if others is None:
-            tuning = partial(open_questions, source, split=tuned_on, **draw | {"limit": validation})
+        draw |= {"deal_splits": deal, "unfit": contamination.not_tuned_on}
+        if not isinstance(validation, QuestionSource):
+            tuning = partial(open_questions, source, split=tuned_on, limit=validation, **draw)
         else:
             texts = {question.question for question in chosen.questions}
             draw["unfit"] = lambda q: q.question in texts or contamination.not_tuned_on(q)
-            tuned_on, tuning = "validation", partial(open_questions, others, **draw)
+            tuned_on, tuning = "validation", partial(open_questions, validation, limit=None, **draw)
         return cls(chosen=chosen, split=split, tuned_on=tuned_on, validation=tuning)
 
     @property
@@ -122,11 +127,18 @@ class Choice:
 class Plan:
     """Methods, questions and passages of a comparison on equal terms.
 
+    ``settings`` have the terms that are equal for all methods, ``loop`` are the arguments of
+    :class:`~probers.rag.loop.RAG` for prompt and limits. ``matcher`` judges answers by meaning, if given, and
+    ``right`` whether they are right; ``rule`` chooses thresholds.
     ``retriever`` is made from the passages if it is a component; ``banks`` are the probers by name, ``read``
     the folders and hub ids of all trained parts, and ``trained`` those of the keys that name one.
     """
 
-    terms: Terms
+    settings: Compare
+    loop: Mapping[str, Any]
+    matcher: EntityMatcher | None
+    right: Rule
+    rule: ThresholdRule
     methods: Sequence[Method]
     choice: Choice
     passages: Sequence[Passage]
@@ -150,9 +162,13 @@ class Plan:
             bar.stage(workload.REPLAY)
             recorded = record_all(rag, runs.values(), out / REPLAY, parts=parts)
             bar.stage(workload.CURVES)
-            reruns = rerun_all(rag, runs.values(), reference, recorded, out / REPLAY, points=self.terms.sweep)
-        findings = Findings(runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned))
-        return findings.compared(self.terms, config, heading)
+            reruns = rerun_all(
+                rag, runs.values(), reference, recorded, out / REPLAY, points=self.settings.sweep
+            )
+        findings = Findings(
+            self.settings, runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned)
+        )
+        return findings.compared(config, heading)
 
     def run_part(self, lm: Any, out: Path, part: Partition) -> int:
         """Answer the questions of a part into ``out``; return their number."""
@@ -166,9 +182,9 @@ class Plan:
         self, lm: Any, out: Path, notes: list[str], part: Partition | None = None
     ) -> Iterator[tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned], Whole]]:
         """Answer with every method; give loop, closed-book run, all runs, chosen thresholds, and the bar."""
-        retriever, cache = self.retriever, GenerationCache(megabytes=self.terms.memory)
+        retriever, cache = self.retriever, GenerationCache(megabytes=self.settings.memory)
         retriever = retriever.make(self.passages) if isinstance(retriever, Component) else retriever
-        rag = SharedRAG(lm, retriever, Never(), **self.terms.loop, cache=cache)
+        rag = SharedRAG(lm, retriever, Never(), **self.loop, cache=cache)
         methods = with_retrievers(self.methods, self.passages)
         for method in methods:  # a model is refused before anything runs
             method.loop(rag)
@@ -185,7 +201,7 @@ class Plan:
         tunes = any(m.tunable or m.calibrated for m in methods) and not (out / THRESHOLDS).exists()
         work = workload.Workload.of(
             methods, len(questions), tuned_on=len(self._tuned_on) if tunes else 0, reference=closed.name,
-            retrievals=rag.max_retrievals, sweep=0 if part is not None else self.terms.sweep,
+            retrievals=rag.max_retrievals, sweep=0 if part is not None else self.settings.sweep,
             traces=out / "traces",
         )  # fmt: skip
         log.info("%s", work.summary(len(methods), len(questions)))
@@ -199,7 +215,7 @@ class Plan:
                 log.info("%s", left)
             # Attention is large, and read in the middle of answers, which methods hardly ever share.
             rag = replace(rag, also=replace(every, attention=False, attention_layer=None))
-            matches = any(method.name == self.terms.match for method in methods)
+            matches = any(method.name == self.settings.match for method in methods)
             if part is not None and matches:
                 methods = [method for method in methods if not method.matched]  # run when parts are joined
             runs = {closed.name: reference}
@@ -214,7 +230,6 @@ class Plan:
 
     @cached_property
     def _tuned_on(self) -> list[Question]:
-        """Questions of another split, for thresholds and calibration."""
         try:
             return self.choice.validation().questions
         except EmptySplitError:  # a file that marks every question as test
@@ -229,7 +244,7 @@ class Plan:
             return {}
         tunable = [m.name for m in methods if m.tunable]
         split, questions = self.choice.tuned_on, self._tuned_on
-        tuned = tune_once(file, rag, triggers, questions, self.terms.right, self.terms.rule)
+        tuned = tune_once(file, rag, triggers, questions, self.right, self.rule)
         if tuned and tunable:
             chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
             log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
@@ -247,7 +262,7 @@ class Plan:
         """Give a method its chosen threshold, and the budget of the run that it is matched to."""
         if method.tunable and method.name in tuned:
             method = method.with_options(threshold=tuned[method.name].threshold)
-        match = self.terms.match
+        match = self.settings.match
         if method.matched and match is not None and match in runs:
             rate = float(runs[match].cost("retrievals").mean())
             method = method.with_options(rate=rate)
@@ -264,4 +279,4 @@ class Plan:
         file.parent.mkdir(parents=True, exist_ok=True)
         answers = method.loop(rag).run(questions, file, progress=method.name)
         calibration = tuned or method.trigger.probability
-        return MethodRun(questions, answers, calibration, self.terms.matcher, method=method)
+        return MethodRun(questions, answers, calibration, self.matcher, method=method)

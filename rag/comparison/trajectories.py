@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -214,9 +215,10 @@ class _Recorder(Trigger):
         return replace(state, spend=self._spent[state.question.id, name].add)
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        every: dict[str, list[float]] = {}
-        for name, trigger in self.triggers.items():
-            every[name] = _scores(trigger, generations, [self.charged(state, name) for state in states])
+        every = {
+            name: _scores(trigger, generations, [self.charged(state, name) for state in states])
+            for name, trigger in self.triggers.items()
+        }
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
             scores = {name: values[i] for name, values in every.items()}
             texts = self._spent[state.question.id, None]
@@ -266,11 +268,9 @@ def together(triggers: Mapping[str, Trigger], needs: Needs | None = None) -> lis
     groups: list[tuple[dict[str, Trigger], Needs]] = []
     for name, trigger in triggers.items():
         for i, (group, known) in enumerate(groups):
-            try:
+            with suppress(ValueError):
                 groups[i] = (group | {name: trigger}, known.union(trigger.needs))
-            except ValueError:
-                continue
-            break
+                break
         else:
             groups.append(({name: trigger}, (needs or Needs()).union(trigger.needs)))
     return [group for group, _ in groups]

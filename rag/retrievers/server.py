@@ -195,7 +195,11 @@ class Server:
             inner = next((cause["reason"] for cause in causes if cause.get("reason")), "")
             reasons = dict.fromkeys([first.get("reason") or "", inner])
             error = f"{first.get('type')}: {' '.join(reasons)}"
-        text = _page(str(error))
+        text = str(error)
+        if re.search(r"<(html|!doctype|head|title)\b", text, re.IGNORECASE):  # the page of a proxy
+            title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+            page = html.unescape(title[1] if title else re.sub("<[^>]*>", " ", text))
+            text = f"a page: {page.strip()}"
         text = re.sub(r"Basic \S+", "Basic ***", text)  # a header holds the password encoded
         for secret in self._secrets:
             text = text.replace(secret, "***")
@@ -284,14 +288,6 @@ def _lack(body: Any) -> str | None:
             if answer.get("timed_out"):
                 return "the search timed out on the server"
     return None
-
-
-def _page(text: str) -> str:
-    """Reduce the HTML page of a proxy to its title."""
-    if not re.search(r"<(html|!doctype|head|title)\b", text, re.IGNORECASE):
-        return text
-    title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
-    return f"a page: {html.unescape(title[1] if title else re.sub('<[^>]*>', ' ', text)).strip()}"
 
 
 def _speaks_tls(address: str) -> bool:

@@ -112,11 +112,10 @@ class ServerIndex:
             self.searched, self.earlier, self.places, self.tokens = self._old, True, False, False
             return
         before = self._complete(there) if rebuild else None
-        while (complete := self._complete(there)) in (None, before):
+        while (complete := self._complete(there)) is None or complete == before:
             self._advance(there, complete, anew=rebuild)
             there = self._there()
-        assert complete is not None
-        self._wait_for_shards(complete)
+        self.server.ask(self.server.client.cluster.health, index=complete)  # waits for its shards
         self._fill(complete)
 
     def drop(self) -> None:
@@ -176,7 +175,7 @@ class ServerIndex:
         if begun or not self._create(index):
             if self._progress(index):
                 return
-            self._wait_for_shards(index)
+            self.server.ask(self.server.client.cluster.health, index=index)  # waits for its shards
             self.server.ask(self.server.client.indices.refresh, index=index)
             if anew and self._count(index) > len(self.passages):
                 self._delete([index])
@@ -234,9 +233,6 @@ class ServerIndex:
                 raise
             return False
         return True
-
-    def _wait_for_shards(self, index: str) -> None:
-        self.server.ask(self.server.client.cluster.health, index=index)
 
     def _count(self, index: str) -> int:
         count = self.server.client.count
