@@ -46,13 +46,11 @@ class _Rounds:
         self._cache = PrefixCache()
 
     def answer(self, questions: Sequence[Question]) -> list[OpenQuestion]:
-        everyone = [OpenQuestion(question, self._listener) for question in questions]
+        everyone = active = [OpenQuestion(question, self._listener) for question in questions]
         if self._rag.max_retrievals and self._rag.trigger.before:
             self._begin(everyone)
-        active = everyone
         while active:
-            before = len(active)
-            active = self._round(active)
+            before, active = len(active), self._round(active)
             if self._ended is not None:
                 self._ended(before - len(active))
         return everyone
@@ -178,7 +176,6 @@ class _Rounds:
         self, open_: Sequence[OpenQuestion], partials: Sequence[str], limits: Sequence[int], *,
         stop: Sequence[Stop], needs: Needs = _NOTHING,
     ) -> list[Generation]:  # fmt: skip
-        """Generate after each question's prompt and accepted text."""
         rag = self._rag
         prompts = [each.prompt(rag.prompt, text) for each, text in zip(open_, partials, strict=True)]
         return rag.generate(
@@ -219,9 +216,8 @@ class _Rounds:
     def _state(self, each: OpenQuestion, shown: str, *, completed: bool = False) -> State:
         """Build the state of a question whose prompt is ``shown``."""
         rag, question, written = self._rag, each.question, each.accepted.text
-        answer = None
-        if completed:
-            answer = final_answer(each.text + each.ending, rag.prompt.answer_cue, question.dataset)
+        text = each.text + each.ending if completed else ""
+        answer = final_answer(text, rag.prompt.answer_cue, question.dataset) if completed else None
         return State(
             question, rag.lm, rag.prompt, rag.prompt.question_span(shown, question.question, written),
             written, passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,

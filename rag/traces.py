@@ -282,7 +282,6 @@ class OpenQuestion:
     def _record(
         self, text: str, stays: str, decision: Decision | None = None, tokens: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Add a round to the trace and tell the listener."""
         passages, left_out = ((), 0) if self.query is None else (self.passages, self.left_out)
         done = Round(text, decision, self.query, tuple(p.id for p in passages), stays, tuple(tokens))
         self.rounds.append(done)

@@ -31,7 +31,8 @@ from .trajectories import thinned
 #: Share of the oracle's gain, retrievals per question saved at the accuracy of ``always``, and accuracy
 #: gained at its number of retrievals.
 SHARE, SAVED, GAINED = GAINS = ("gain_share", "retrievals_saved", "accuracy_gained")
-#: Figures of the oracle: its mean gain over random retrieval, its highest figure, the retrievals for that.
+#: Figures of the oracle: its gain over random retrieval, averaged over the budgets, the highest figure on its
+#: curve, and the fewest retrievals with that.
 _OF_ORACLE = ("gain", "highest", "retrievals")
 #: Oracle's gain below which nothing can be a share of it.
 _NONE = 1e-9
@@ -158,9 +159,8 @@ class Gains:
     Attributes:
         by_method: samples of :data:`GAINS` of each method that retrieves and does not go by chance; the last
             two only beside a run of ``always``.
-        by_query: samples of the oracle's figures for each query that methods are measured with: its gain
-            over random retrieval (averaged over the budgets), the highest figure on its curve, and the
-            fewest retrievals with that.
+        by_query: samples of the oracle's figures (:data:`_OF_ORACLE`) for each query that methods are
+            measured with.
         curves: the oracle's curve for each of these.
     """
 

@@ -148,9 +148,8 @@ class Evaluation:
         resamples: int = 1000, seed: int = 0,
     ) -> None:  # fmt: skip
         groups = [q.group or q.id for q in questions]
-        answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
-        self.rule, self._answered = wrong, len(answered)
-        units = len(set(groups))
+        answered = [q.group or q.id for q in questions if q.answers]
+        self.rule, self._answered, units = wrong, len(answered), len({*groups})
         unit = "question" if units == len(groups) else "group"
         self.unit = {"unit": unit, "units": units, "resamples": resamples}
         self.few = few_groups(units, unit)
@@ -220,11 +219,11 @@ class Evaluation:
 
     def _samples(self, run: Outcomes) -> dict[str, Sample]:
         samples = {"retrievals": self._all.sample(run.cost("retrievals"))}
-        if self._scored is not None:
-            samples |= {n: self._scored.sample(run.table[n]) for n in _COMPARED if n in run.table}
+        if (scored := self._scored) is not None:
+            samples |= {n: scored.sample(run.table[n]) for n in _COMPARED if n in run.table}
             if self.wrong is not None and run.scores is not None:
                 rank = partial(auroc, self.wrong)
-                samples["trigger.auroc"] = self._scored.sample(run.scores[run.scored], rank)
+                samples["trigger.auroc"] = scored.sample(run.scores[run.scored], rank)
         return samples
 
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:

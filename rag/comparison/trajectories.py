@@ -6,8 +6,6 @@ the answer of that step. Every threshold of such a trigger and the expected resu
 budget follow without generating again.
 
 Thresholds and calibration of triggers that bring none come from the same recordings on validation questions.
-The rule is one of those that choose a prober's threshold in training, by default the highest balanced
-accuracy for "the closed-book answer is wrong".
 """
 
 from __future__ import annotations
@@ -311,8 +309,9 @@ def tune(
 ) -> dict[str, Tuned]:  # fmt: skip
     """Choose threshold and calibration of every trigger from the closed-book answers to validation questions.
 
-    A trigger for which the ``rule`` can promise nothing gets a threshold at which it always fires.
-    The result is empty unless there are both right and wrong answers to questions with gold answers.
+    The ``rule`` is one of those that choose a prober's threshold in training, for "the answer is wrong". A
+    trigger for which it can promise nothing gets a threshold at which it always fires. The result is empty
+    unless there are both right and wrong answers to questions with gold answers.
     """
     answered = [q for q in questions if q.answers]
     closed_book = replace(rag, max_retrievals=0)

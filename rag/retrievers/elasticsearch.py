@@ -147,8 +147,8 @@ class Elasticsearch:
         if isinstance(self._index, ServerIndex):
             self._index.check([hit["_index"] for each in hits for hit in each])
         results: list[list[Passage]] = [[] for _ in queries]
-        for i, each in zip(texts, hits, strict=True):
-            results[i] = list(map(self._index.passage, each))
+        for (i, query), each in zip(texts.items(), hits, strict=True):
+            results[i] = [self._index.passage(hit, query) for hit in each]
         return results
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
@@ -175,14 +175,13 @@ class Elasticsearch:
         given = [name for name in unfit if getattr(self, name) != default[name]]
         if self.existing and self.fields == "separate":  # which they are
             given.remove("fields")
-        if given:
-            value = f"retriever.{given[0]}={getattr(self, given[0])}"
-            other = "retriever.existing=true, which takes an index as it is"
-            only = "is for retriever.existing=true" if not self.existing else f"does not go with {other}"
-            raise UserError(f"{value} {only}: leave one out", "conflict")
+        only = "takes an index as it is, without" if self.existing else "is missing for"
+        given = [f"retriever.{name}={getattr(self, name)}" for name in given]
         if self.existing and self.passages is not None and len(self.passages):
-            message = "retriever.existing=true searches an index without a corpus, and passages are given"
-            raise UserError(f"{message}: leave one out", "conflict")
+            given.append("passages")
+        if given:
+            remedy = "leave one out" if self.existing else f"add it, or leave {given[0]} out"
+            raise UserError(f"retriever.existing=true {only} {given[0]}: {remedy}", "conflict")
         if self.existing and not self.index:
             problem = "retriever.existing=true needs the index's name as retriever.index"
             raise UserError(problem, "missing-value")

@@ -42,9 +42,9 @@ class ExistingIndex:
 
     Attributes:
         searched: its name.
-        title: field of titles; an index without a field "title" has none.
-        text: field of texts; ``doc.body`` is the field "body" of an object "doc".
-        fields: names of the fields to search, known at once.
+        title, text: their fields; an index without a field "title" has no titles, and ``doc.body`` is the
+            field "body" of an object "doc".
+        fields: names of the fields to search.
         places: True if the index keeps the places of words in all of them.
         tokens: False, as the index makes its tokens itself.
         documents: number of documents with a text.
@@ -76,9 +76,24 @@ class ExistingIndex:
         self._title, self._text = None if title is None else title.path, text.path
         self.body = {"_source": [".".join(each.path) for each in searched]}
         self._warned = False
-        self._look()
+        # One document shows whether texts can be read; all with a text are counted.
+        body = {
+            "query": {"exists": {"field": text.name}}, "size": 1, "track_total_hits": True, **self.body,
+        }  # fmt: skip
 
-    def passage(self, hit: Mapping[str, Any]) -> Passage:
+        def read(answer: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], int]:
+            return list(answer["hits"]["hits"]), answer["hits"]["total"]["value"]
+
+        search = self.server.client.search
+        hits, self.documents = self.server.ask(search, read=read, index=self.searched, body=body)
+        if not hits:
+            message = f"index {self.searched} ({self.server.name}) holds no document with {self.text}"
+            raise UserError(f"{message}: check retriever.index and retriever.text", "empty")
+        if not self._read(hits[0], self._text):
+            message = f"documents of index {self.searched} do not keep {self.text} in their _source"
+            raise UserError(f"{message}: name another field as retriever.text", "unsupported")
+
+    def passage(self, hit: Mapping[str, Any], query: str) -> Passage:
         """Make a passage of a document found."""
         if "_source" not in hit:
             raise self._no_source()
@@ -95,25 +110,6 @@ class ExistingIndex:
     def _no_source(self) -> UserError:
         message = f"index {self.searched} ({self.server.name}) keeps no _source, so its texts cannot be read"
         return UserError(f"{message}: name an index that does as retriever.index", "unsupported")
-
-    def _look(self) -> None:
-        """Read one document, and count those with a text."""
-        body = {
-            "query": {"exists": {"field": self.fields[-1]}}, "size": 1, "track_total_hits": True,
-            **self.body,
-        }  # fmt: skip
-
-        def read(answer: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], int]:
-            return list(answer["hits"]["hits"]), answer["hits"]["total"]["value"]
-
-        search = self.server.client.search
-        hits, self.documents = self.server.ask(search, read=read, index=self.searched, body=body)
-        if not hits:
-            message = f"index {self.searched} ({self.server.name}) holds no document with {self.text}"
-            raise UserError(f"{message}: check retriever.index and retriever.text", "empty")
-        if not self._read(hits[0], self._text):
-            message = f"documents of index {self.searched} do not keep {self.text} in their _source"
-            raise UserError(f"{message}: name another field as retriever.text", "unsupported")
 
     def _field(self, option: str, name: str, mappings: Mapping[str, Any]) -> Field | None:
         """Find a field in the mappings of all indexes; UserError if it cannot be searched by words."""

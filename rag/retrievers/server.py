@@ -81,19 +81,9 @@ class PassingError(Exception):
 class Server:
     """The official client of the server that answers, with pauses between further attempts.
 
-    ES_API_KEY, or ES_USERNAME and ES_PASSWORD, are sent if set; no message holds them.
-
-    Args:
-        url: http(s)://HOST:PORT, or several of one cluster; None is ES_URL, where spaces separate them.
-        timeout: seconds without an answer before a request counts as failed.
-        retries: further attempts after a temporary failure. One at another address begins at once, the others
-            after pauses that double from :data:`FIRST_PAUSE`.
-        verify: whether the server's certificate is checked.
-        ca_file: PEM file of the authority that signed it; None uses the authorities the clients know.
-
-    Raises:
-        UserError: an unusable address, option or credential; no such server.
-        RunError: the server does not answer.
+    Options and errors are those of :class:`~probers.rag.retrievers.Elasticsearch`. An attempt at another
+    address begins at once, the others after pauses that double from :data:`FIRST_PAUSE`. No message holds
+    ES_API_KEY or ES_PASSWORD.
     """
 
     url: str | Sequence[str] | None = None

@@ -80,8 +80,7 @@ class ServerIndex:
 
     Attributes:
         plain: name that the user gave, None for one by the recipe alone.
-        shards: of a new index.
-        replicas: copies of every shard on other nodes; "auto" is one where there is a second node.
+        shards, replicas: of a new index.
         searched: name to search, known after :meth:`open`.
         earlier: True for an index of version 0.2, which has the server's tokens and no places of words.
     """
@@ -131,12 +130,12 @@ class ServerIndex:
             problem = "has become that of another corpus or setting: start again"
             raise RunError(f"index {self.searched} ({self.server.name}) {problem}", "changed")
 
-    def passage(self, hit: Mapping[str, Any]) -> Passage:
+    def passage(self, hit: Mapping[str, Any], query: str) -> Passage:
         """Take a passage found from the corpus, with its score (RunError for one that is not there)."""
         score, row = hit["sort"]
         if str(row) != hit["_id"] or not 0 <= row < len(self.passages):
-            message = f"index {self.searched} ({self.server.name}) holds documents not in the corpus"
-            raise RunError(f"{message}: rebuild it with retriever.rebuild=true", "server")
+            message = f"{self.server.name} answered {query[:80]!r} with documents not in the corpus"
+            raise RunError(f"{message}: rebuild index {self.searched} with retriever.rebuild=true", "server")
         return replace(self.passages[row], score=float(score))
 
     def _there(self) -> dict[str, Any]:
@@ -244,29 +243,24 @@ class ServerIndex:
             self.server.ask(delete, index=",".join(indexes), ignore_unavailable=True)
 
     def _fill(self, index: str) -> None:
-        """Send the passages that an index lacks, and count them all."""
-        total = len(self.passages)
+        """Send all passages unless they are there; replace none: the idf would count deleted versions."""
+        total, refused = len(self.passages), list[str]()
         if (holds := self._count(index)) < total:
-            self._load(index)
+            with Bar(desc="index", total=total, disable=total <= 20_000) as bar:
+                for documents in _chunks(self._documents()):
+                    refused += self._send(index, documents)
+                    bar.update(len(documents))
+                    if len(refused) >= _MOST_REFUSED:
+                        break
+            if refused:
+                listed = ", ".join(refused[:_MOST_REFUSED])
+                raise self.server.error(f"{len(refused)} passages are refused: {listed}")
             self.server.ask(self.server.client.indices.refresh, index=index)
             holds = self._count(index)
         if holds != total:
             message = f"index {index} ({self.server.name}) holds {holds} passages and the corpus has {total}"
             remedy = "the same command loads what is missing, with retriever.rebuild=true all"
             raise RunError(f"{message}: check its disk; {remedy}", "server")
-
-    def _load(self, index: str) -> None:
-        """Send all passages; replace none, as the idf would still count a deleted version."""
-        refused: list[str] = []
-        with Bar(desc="index", total=len(self.passages), disable=len(self.passages) <= 20_000) as bar:
-            for documents in _chunks(self._documents()):
-                refused += self._send(index, documents)
-                bar.update(len(documents))
-                if len(refused) >= _MOST_REFUSED:
-                    break
-        if refused:
-            listed = ", ".join(refused[:_MOST_REFUSED])
-            raise self.server.error(f"{len(refused)} passages are refused: {listed}")
 
     def _send(self, index: str, documents: Sequence[Document]) -> list[str]:
         """Send documents, again those that the server postpones; describe those that it refuses."""
