@@ -115,8 +115,7 @@ def remote(settings: Answering) -> RemoteLM | None:
     )  # fmt: skip
     log.info("engine: %s, model %s (%s)", engine, model.name, lm.description)
     if settings.prompt.name == AUTO:
-        reason = "a URL does not hand out the chat template of its model"
-        log.info("note: prompt=auto takes the plain form: %s", reason)
+        log.info("note: prompt=auto takes the plain form: a URL does not hand out its model's chat template")
     return lm
 
 

@@ -57,10 +57,8 @@ class _Rounds:
 
     def _begin(self, everyone: Sequence[OpenQuestion]) -> None:
         """Retrieve with the question if the trigger wants that before anything is generated."""
-        trigger, prompt = self._rag.trigger, self._rag.prompt
-        states = [self._state(each, each.prompt(prompt, "")) for each in everyone]
-        verdicts = decide_before(trigger, states)
-        for each, verdict in zip(everyone, verdicts, strict=True):
+        states = [self._state(each, each.prompt(self._rag.prompt, "")) for each in everyone]
+        for each, verdict in zip(everyone, decide_before(self._rag.trigger, states), strict=True):
             each.verdict = verdict
         fired = [each for each in everyone if each.verdict is None or each.verdict.fire]
         self._retrieve([(each, each.question.question, None) for each in fired])
@@ -139,11 +137,8 @@ class _Rounds:
             self._write_together(group, reading)
 
     def _write_together(self, group: Sequence[tuple[OpenQuestion, LookAhead]], reading: bool) -> None:
-        rag = self._rag
-        stop: list[Stop] = list(rag.prompt.ends)
-        over = group[0][1].over(rag.prompt.ends)
-        if over is not None:
-            stop.append(over)
+        rag, over = self._rag, group[0][1].over(self._rag.prompt.ends)
+        stop: list[Stop] = [*rag.prompt.ends, *([] if over is None else [over])]
         if reading and rag.trigger.takes == "sentence":
             stop.append(SentenceEnd())
         if self._listener is not None and len(group) == 1:
@@ -161,8 +156,7 @@ class _Rounds:
 
     def _complete(self, passes: Sequence[OpenQuestion]) -> None:
         """Append the announcing words to texts that ended without an answer, and let the model go on."""
-        rag = self._rag
-        cue = rag.prompt.answer_cue
+        rag, cue = self._rag, self._rag.prompt.answer_cue
         short = [each for each in passes if cue.lower() not in each.text.lower() and rag.answer_tokens]
         if not short:
             return

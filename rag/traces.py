@@ -116,8 +116,7 @@ class Answer:
 
 
 def _round(record: dict[str, Any]) -> Round:
-    decision = record["decision"]
-    if decision is not None:
+    if (decision := record["decision"]) is not None:
         lists = [key for key in ("tokens", "token_scores", "left_out") if key in decision]
         decision = Decision(**decision | {key: tuple(decision[key]) for key in lists})
     ids, tokens = tuple(record["passage_ids"]), tuple((a, b) for a, b in record["tokens"])

@@ -77,9 +77,7 @@ class ExistingIndex:
         self.body = {"_source": [".".join(each.path) for each in searched]}
         self._warned = False
         # One document shows whether texts can be read; all with a text are counted.
-        body = {
-            "query": {"exists": {"field": text.name}}, "size": 1, "track_total_hits": True, **self.body,
-        }  # fmt: skip
+        body = {"query": {"exists": {"field": text.name}}, "size": 1, "track_total_hits": True} | self.body
 
         def read(answer: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], int]:
             return list(answer["hits"]["hits"]), answer["hits"]["total"]["value"]
