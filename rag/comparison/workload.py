@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,8 +49,9 @@ class Workload:
                 texts = (retrievals if first else 0) if whole else 1 + retrievals
                 if method.trigger.draws:
                     texts += int(method.trigger.options.get("samples", 1)) * (1 + retrievals)
-            file = traces / f"{name}.jsonl"
-            written = file.read_bytes().count(b"\n") if file.exists() else 0
+            written = 0
+            with suppress(FileNotFoundError), (traces / f"{name}.jsonl").open("rb") as lines:
+                written = sum(1 for _ in lines)
             stages[name] = texts * max(0, questions - written)
         adaptive = [method for method in methods if method.adaptive]
         if adaptive and retrievals:
