@@ -115,8 +115,7 @@ def remote(settings: Answering) -> RemoteLM | None:
     )  # fmt: skip
     log.info("engine: %s, model %s (%s)", engine, model.name, lm.description)
     if settings.prompt.name == AUTO:
-        reason = "a URL does not hand out the chat template of its model"
-        log.info("note: prompt=auto takes the plain form: %s", reason)
+        log.info("note: prompt=auto takes the plain form: a URL does not hand out its model's chat template")
     return lm
 
 
@@ -193,12 +192,10 @@ def unreadable(lm: Any, trigger: Trigger | None, query: Any) -> str | None:
     """Say what a trigger or query reads that a server does not tell, as part of a sentence, or None."""
     if trigger is not None and trigger.served and getattr(lm, "prober", None) is None:
         return f"trigger={trigger.name} reads a server's scores, but this server has no prober"
-    named = {f"query={name_of(query)}": getattr(query, "reads_tokens", False)}
-    if trigger is not None:
-        named = {f"trigger={trigger.name}": trigger.reads_tokens, **named}
-    reading = " and ".join(name for name, reads in named.items() if reads)
+    reading = [f"trigger={trigger.name}"] if trigger is not None and trigger.reads_tokens else []
+    reading += [f"query={name_of(query)}"] if getattr(query, "reads_tokens", False) else []
     if reading and getattr(lm, "top", None) == 0:
-        return f"{reading} read log-probabilities of tokens, but {lm.without}"
+        return f"{' and '.join(reading)} read log-probabilities of tokens, but {lm.without}"
     return None
 
 
@@ -282,9 +279,8 @@ class Contamination:
 
     def notes(self, questions: Sequence[Question]) -> list[str]:
         """List notes on allowed overlap, and on probers without a record, for reports."""
-        sides = [self.seen.split_of(question) for question in questions]
         notes = []
-        if known := sum(side in ("train", "validation") for side in sides):
+        if known := sum(self.seen.split_of(question) in ("train", "validation") for question in questions):
             notes.append(
                 f"Overlap: {known} of the {len(questions)} questions are among those that a part of this run "
                 "was trained or tuned on (allow_overlap=true); figures of that part are too good."

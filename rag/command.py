@@ -107,11 +107,10 @@ class Terminal:
             mark = self._paint("green", "right") if right else self._paint("red", "wrong")
             self._write(f"  ({mark}; gold: {_safe(' or '.join(gold))})")
         c = answer.counters
-        counts = f"{count(c.retrievals, 'retrieval')}, {count(c.generations, 'generation')}, "
-        if c.passages_cut:
-            counts += f"{count(c.passages_cut, 'passage')} left out for want of room, "
+        cut = f"{count(c.passages_cut, 'passage')} left out for want of room, " if c.passages_cut else ""
         read = f" written, {c.read_tokens:,} read" if c.read_known else ""
-        counts += f"{count(c.tokens, 'token')}{read}, {c.seconds:.2f} s"
+        calls = f"{count(c.retrievals, 'retrieval')}, {count(c.generations, 'generation')}"
+        counts = f"{calls}, {cut}{count(c.tokens, 'token')}{read}, {c.seconds:.2f} s"
         self._write(f"\n{self._paint('dim', counts)}\n")
 
     def _verdict(self, done: Round, decision: Decision) -> tuple[str, str]:
@@ -166,8 +165,7 @@ def _kept(done: Round) -> str:
     """Format a round's kept text, and the beginning of its discarded text."""
     text, gone = done.accepted.strip(), done.text[len(done.accepted) :].split()
     first = " ".join(gone[:_DISCARDED]) + (" …" if len(gone) > _DISCARDED else "")
-    discarded = f" | discarded: {first}" if gone else ""
-    return f"kept: {text}{discarded}" if text else "kept: nothing of it"
+    return f"kept: {text}{f' | discarded: {first}' if gone else ''}" if text else "kept: nothing of it"
 
 
 def _place(done: Round, decision: Decision) -> str:
@@ -208,8 +206,7 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         raise UserError(message, "conflict")
     source, corpus = question_source(settings), load_passages(settings)
     trigger, trained = _trigger(settings)
-    name, query = trigger.name, settings.query.make()
-    server = settings.engine if trigger.served else None
+    name, query, server = trigger.name, settings.query.make(), settings.engine if trigger.served else None
     contamination = Contamination.of(trained, allowed=settings.allow_overlap or one, server=server)
     questions, record = ([_known(settings, source)], {}) if one else _many(settings, source, contamination)
     for note in [*contamination.notes(questions), *trigger.notes(questions)]:
@@ -222,8 +219,8 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         config = settings.record | {"inputs": files, "asked": record}
         out = Path(settings.out or f"runs/rag/{name}")
         folder = RunFolder(out if part is None else part.folder(out), "rag", config)
-    if folder is not None and not (folder.begin() if parts is None else parts.begin(folder)):
-        return folder.path
+        if not (folder.begin() if parts is None else parts.begin(folder)):
+            return folder.path
     what = "the question typed" if one else source.spec
     passages = f", {count(len(corpus), 'passage')}" if corpus else ""
     log.info("%s, corpus: %s%s", what, settings.searched, passages)
@@ -237,12 +234,10 @@ def run(settings: Rag, parts: PartRuns | None = None) -> Path | None:
         answers = [_show(rag, questions[0])] if one else []
         if folder is None:
             return None
-        traces = folder.path / _TRACES
         if one:
-            traces.unlink(missing_ok=True)
-            TraceFile(traces).append(answers)
+            TraceFile(folder.path / _TRACES).rewrite(answers)
         else:
-            answers = rag.run(questions_of(questions, part), traces, progress=name)
+            answers = rag.run(questions_of(questions, part), folder.path / _TRACES, progress=name)
     if part is not None:
         folder.finish({"trigger": name, "n": len(answers), "part": settings.part})
         log.info("wrote %s of part %s to %s", count(len(answers), "trace"), part, folder.path / _TRACES)

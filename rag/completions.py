@@ -160,11 +160,15 @@ def generation(
     whole = count == len(spans)
     stopped |= whole and not lost and len(tokens) > count
     logs = np.array([-math.inf if p is None else p for p in chances[:count]], dtype=np.float32)
-    tops = [_likeliest(each) for each in (logprobs.top_logprobs or [None] * len(chances))[:count]]
+    # Those of each place, the highest first; None is minus infinity, or no place.
+    given: list[Any] = [*(logprobs.top_logprobs or [None] * len(chances))][:count]
+    tops = [sorted((-math.inf if p is None else p for p in each or ()), reverse=True) for each in given]
     if len(tops) < count:
         raise ValueError(f"the likeliest tokens of {len(tops)} of {count} places")
-    entropies = exact_entropies(response) or [_entropy(each, top or 0) for each in tops]
-    highest = [[*map(math.exp, each[:2]), 0.0, 0.0][:2] for each in tops]
+    shares = [[math.exp(p) for p in each] for each in tops]
+    estimates = (entropy_of_top(each) if len(each) >= (top or 0) else math.nan for each in shares)
+    entropies = exact_entropies(response) or [*estimates]
+    highest = [[*each[:2], 0.0, 0.0][:2] for each in shares]
     scores = () if response is None else response.token_scores[:count]
     return ServedGeneration(
         prompt, (-1,) * read, (), (-1,) * count, text[: spans[count - 1][1]] if count else "",
@@ -178,16 +182,6 @@ def generation(
         lost=lost if whole else 0,
         unlikely=sum(bool(each) and each[0] - p > _TIED for each, p in zip(tops, logs, strict=True)),
     )  # fmt: skip
-
-
-def _likeliest(top: Any) -> list[float]:
-    """Sort the log-probabilities of a place, the highest first; None is minus infinity, or no place."""
-    return sorted((-math.inf if p is None else p for p in top or ()), reverse=True)
-
-
-def _entropy(top: Sequence[float], least: int) -> float:
-    """Estimate the entropy of a place from its likeliest tokens, nats; NaN if fewer than ``least`` came."""
-    return entropy_of_top(list(map(math.exp, top))) if len(top) >= least else math.nan
 
 
 def nothing_written(prompt: str, needs: Needs) -> ServedGeneration:

@@ -46,23 +46,19 @@ class _Rounds:
         self._cache = PrefixCache()
 
     def answer(self, questions: Sequence[Question]) -> list[OpenQuestion]:
-        everyone = [OpenQuestion(question, self._listener) for question in questions]
+        everyone = active = [OpenQuestion(question, self._listener) for question in questions]
         if self._rag.max_retrievals and self._rag.trigger.before:
             self._begin(everyone)
-        active = everyone
         while active:
-            before = len(active)
-            active = self._round(active)
+            before, active = len(active), self._round(active)
             if self._ended is not None:
                 self._ended(before - len(active))
         return everyone
 
     def _begin(self, everyone: Sequence[OpenQuestion]) -> None:
         """Retrieve with the question if the trigger wants that before anything is generated."""
-        trigger, prompt = self._rag.trigger, self._rag.prompt
-        states = [self._state(each, each.prompt(prompt, "")) for each in everyone]
-        verdicts = decide_before(trigger, states)
-        for each, verdict in zip(everyone, verdicts, strict=True):
+        states = [self._state(each, each.prompt(self._rag.prompt, "")) for each in everyone]
+        for each, verdict in zip(everyone, decide_before(self._rag.trigger, states), strict=True):
             each.verdict = verdict
         fired = [each for each in everyone if each.verdict is None or each.verdict.fire]
         self._retrieve([(each, each.question.question, None) for each in fired])
@@ -114,15 +110,16 @@ class _Rounds:
             if decision.fire and room and not decision.abstain:
                 searches.append((each, rag.query(each.question, each.written, decision, state), state))
         self._retrieve(searches)
-        for each in judged:
-            if each.query is not None:
-                following = each.prompt(rag.prompt, each.before_hit.text)
-                # After the same prompt the model would write the same text.
-                again = not reads and not each.cut and following == each.written.prompt
-                each.truncate(reading=reads, again=again)
-            elif each.cut and not each.abstains:
+        going_on = [each for each in judged if each.query is not None or (each.cut and not each.abstains)]
+        for each in going_on:
+            if each.query is None:
                 each.extend()
-        return [each for each in judged if each.query is not None or (each.cut and not each.abstains)]
+                continue
+            following = each.prompt(rag.prompt, each.before_hit.text)
+            # After the same prompt the model would write the same text.
+            again = not reads and not each.cut and following == each.written.prompt
+            each.truncate(reading=reads, again=again)
+        return going_on
 
     def _write(self, active: Sequence[OpenQuestion]) -> None:
         """Generate the continuation of every open question, up to its look-ahead and token limit."""
@@ -140,11 +137,8 @@ class _Rounds:
             self._write_together(group, reading)
 
     def _write_together(self, group: Sequence[tuple[OpenQuestion, LookAhead]], reading: bool) -> None:
-        rag = self._rag
-        stop: list[Stop] = list(rag.prompt.ends)
-        over = group[0][1].over(rag.prompt.ends)
-        if over is not None:
-            stop.append(over)
+        rag, over = self._rag, group[0][1].over(self._rag.prompt.ends)
+        stop: list[Stop] = [*rag.prompt.ends, *([] if over is None else [over])]
         if reading and rag.trigger.takes == "sentence":
             stop.append(SentenceEnd())
         if self._listener is not None and len(group) == 1:
@@ -162,8 +156,7 @@ class _Rounds:
 
     def _complete(self, passes: Sequence[OpenQuestion]) -> None:
         """Append the announcing words to texts that ended without an answer, and let the model go on."""
-        rag = self._rag
-        cue = rag.prompt.answer_cue
+        rag, cue = self._rag, self._rag.prompt.answer_cue
         short = [each for each in passes if cue.lower() not in each.text.lower() and rag.answer_tokens]
         if not short:
             return
@@ -177,7 +170,6 @@ class _Rounds:
         self, open_: Sequence[OpenQuestion], partials: Sequence[str], limits: Sequence[int], *,
         stop: Sequence[Stop], needs: Needs = _NOTHING,
     ) -> list[Generation]:  # fmt: skip
-        """Generate after each question's prompt and accepted text."""
         rag = self._rag
         prompts = [each.prompt(rag.prompt, text) for each, text in zip(open_, partials, strict=True)]
         return rag.generate(
@@ -218,9 +210,8 @@ class _Rounds:
     def _state(self, each: OpenQuestion, shown: str, *, completed: bool = False) -> State:
         """Build the state of a question whose prompt is ``shown``."""
         rag, question, written = self._rag, each.question, each.accepted.text
-        answer = None
-        if completed:
-            answer = final_answer(each.text + each.ending, rag.prompt.answer_cue, question.dataset)
+        text = each.text + each.ending if completed else ""
+        answer = final_answer(text, rag.prompt.answer_cue, question.dataset) if completed else None
         return State(
             question, rag.lm, rag.prompt, rag.prompt.question_span(shown, question.question, written),
             written, passages=each.passages, retrievals=each.counters.retrievals, fresh=each.accepted.fresh,
@@ -230,6 +221,7 @@ class _Rounds:
         )  # fmt: skip
 
 
+_NEEDED = {"passages": '["..", ".."], a file or a retriever', "trigger": '"entropy", or a prober'}
 _LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, "draft": 0}
 
 
@@ -274,10 +266,7 @@ class RAG:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, form in (
-            ("passages", '["..", ".."], a file or a retriever'),
-            ("trigger", '"entropy", or a prober'),
-        ):
+        for name, form in _NEEDED.items():
             if vars(self)[name] is None:
                 problem = f"RAG(lm, passages=.., trigger=..) lacks {name}"
                 raise UserError(f"{problem}: give {form}", "missing-value")
@@ -305,11 +294,6 @@ class RAG:
         """The retriever of the passages."""
         return self.passages  # type: ignore[no-any-return]
 
-    @property
-    def filter(self) -> str | None:
-        """Name of the content-word filter of trigger or query; None if neither uses one."""
-        return filter_of(self.trigger, self.query)
-
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
         if isinstance(question, str):
             question = Question("question", question)
@@ -336,7 +320,8 @@ class RAG:
         started = time.perf_counter()
         everyone = _Rounds(self, listener, ended).answer(questions)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
-        return [each.answer(self.prompt.answer_cue, seconds, self.filter) for each in everyone]
+        words = filter_of(self.trigger, self.query)
+        return [each.answer(self.prompt.answer_cue, seconds, words) for each in everyone]
 
     def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
         """Answer questions into a trace file, in its order; resume where an earlier run of it stopped."""
@@ -344,9 +329,8 @@ class RAG:
 
         file = TraceFile(path)
         answers = file.resume(questions)
-        total, known = len(questions), sum(answer is not None for answer in answers)
-        options = {"desc": progress, "unit": "question", "disable": progress is None}
-        with Bar(total=total, initial=known, **options) as bar:
+        total, options = len(questions), {"desc": progress, "unit": "question", "disable": progress is None}
+        with Bar(total=total, initial=total - answers.count(None), **options) as bar:
             # Use the chunks of an uninterrupted run: the last digits of scores depend on the batch.
             for start in range(0, total, _CHUNK):
                 chunk = [i for i in range(start, min(start + _CHUNK, total)) if answers[i] is None]

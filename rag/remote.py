@@ -41,6 +41,7 @@ from .completions import (
     generation,
     nothing_written,
 )
+from .traces import listed
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class RemoteLM(LanguageModel):
         server refuses a request, RunError if it cannot be reached, fails, or sends nothing that can be read.
         """
         if how.needs.features or how.needs.attention:
-            raise UserError(self._lacks("hidden states or attention"), "unsupported")
+            raise self._lacks("hidden states or attention")
         stops = Stops.of(frozenset(), how.stop)
         common = {"stop": list(stops.strings[:_STOPS])} if stops.strings else {}
         drawing = _drawing(how.sampling, requests)
@@ -163,8 +164,8 @@ class RemoteLM(LanguageModel):
                 return Unreadable(message, "server")
 
         answers = dict(zip(places, self._server.all(ask, places, self._at_once, self._timeout), strict=True))
-        failed = {place: each for place, each in answers.items() if not isinstance(each, ServedGeneration)}
         written = {place: each for place, each in answers.items() if isinstance(each, ServedGeneration)}
+        failed = {place: each for place, each in answers.items() if place not in written}
         self._leave_out({requests[place].name or str(place): each for place, each in failed.items()}, written)
         self._notice(requests, written, how.sampling)
         empty = {place: nothing_written(requests[place].prompt, how.needs) for place in failed}
@@ -173,34 +174,31 @@ class RemoteLM(LanguageModel):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> NoReturn:
-        raise UserError(self._lacks("scores of given texts"), "unsupported")
+        raise self._lacks("scores of given texts")
 
     def attention_alone(self, generations: Sequence[Generation], *, progress: str | None = None) -> NoReturn:
-        raise UserError(self._lacks("attention"), "unsupported")
+        raise self._lacks("attention")
 
     def attention_of(self, texts: Sequence[str]) -> NoReturn:
-        raise UserError(self._lacks("attention"), "unsupported")
+        raise self._lacks("attention")
 
-    def _lacks(self, what: str) -> str:
-        return f"engine={self.url} does not hand out {what}"
+    def _lacks(self, what: str) -> UserError:
+        return UserError(f"engine={self.url} does not hand out {what}", "unsupported")
 
     def _leave_out(self, failed: Mapping[str, Any], written: Mapping[int, Any]) -> None:
         """Say which texts are left out and why; stop where the options or the server leave no choice."""
         long = [name for name, error in failed.items() if isinstance(error, TooLong)]
         if long:
-            named = ", ".join(long[:5]) + (f" and {len(long) - 5} more" if len(long) > 5 else "")
             why = failed[long[0]]
             if self._on_too_long == "error":
                 remedy = "give a smaller k, or model.on_too_long=skip; what is written is kept"
-                raise UserError(f"the prompt of {named} is too long: {why}; {remedy}", "too-long")
-            log.warning("left out prompts longer than the server's context: %s (%s)", named, why)
-        odd = {name: error for name, error in failed.items() if name not in long}
-        if odd:
-            name, error = next(iter(odd.items()))
+                raise UserError(f"the prompt of {listed(long)} is too long: {why}; {remedy}", "too-long")
+            log.warning("left out prompts longer than the server's context: %s (%s)", listed(long), why)
+        if odd := [name for name in failed if name not in long]:
+            error = failed[odd[0]]
             if len(odd) > 1 and not written:
                 raise error
-            more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-            log.warning("the text of %s%s is left out: %s", name, more, error)
+            log.warning("the text of %s is left out: %s", listed(odd), error)
 
     def _notice(
         self, requests: Sequence[GenerationRequest], written: Mapping[int, ServedGeneration],
@@ -219,18 +217,14 @@ class RemoteLM(LanguageModel):
             self._tell(f"{message}: their entropy is unknown and not judged")
         if unlikely:
             share = f"{unlikely} of {places} ({unlikely / places:.1%})"
+            remedy = "a penalty by engine_options={repeat_penalty: 1.0}, or a generation_config"
             message = f"does not take the likeliest tokens: {share} are not"
-            self._tell(
-                f"{message}. Switch off what changes its greedy texts, such as a penalty by "
-                "engine_options={repeat_penalty: 1.0}, or a generation_config"
-            )
-        if sampling is None:
-            return
+            self._tell(f"{message}. Switch off what changes its greedy texts, such as {remedy}")
         drawn = defaultdict[str, list[str]](list)
         for place, text in written.items():
             drawn[requests[place].prompt].append(text.text)
-        several = [each for each in drawn.values() if len(each) > 1]
-        if several and all(len({*each}) == 1 for each in several):
+        several = [{*each} for each in drawn.values() if len(each) > 1]
+        if sampling is not None and several and all(len(each) == 1 for each in several):
             self._tell("drew equal texts for every prompt: it may ignore seed or temperature")
 
     def _tell(self, message: str) -> None:
@@ -246,10 +240,8 @@ class RemoteLM(LanguageModel):
             raw = self._patiently(lambda left: self._client.models.with_raw_response.list(timeout=left))
         except NotThere:  # a server without a list
             return None, []
-        models = {each.id: each for each in self._server.read(Models, raw).data}
-        if self.name in models:
-            return models[self.name].prober, []
-        return None, list(models)
+        probers = {each.id: each.prober for each in self._server.read(Models, raw).data}
+        return probers.get(self.name), [] if self.name in probers else list(probers)
 
     def _first(self, others: Sequence[str]) -> tuple[int, Choice]:
         """Return the number of likeliest tokens to ask for, and a text of one token.

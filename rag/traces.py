@@ -116,8 +116,7 @@ class Answer:
 
 
 def _round(record: dict[str, Any]) -> Round:
-    decision = record["decision"]
-    if decision is not None:
+    if (decision := record["decision"]) is not None:
         lists = [key for key in ("tokens", "token_scores", "left_out") if key in decision]
         decision = Decision(**decision | {key: tuple(decision[key]) for key in lists})
     ids, tokens = tuple(record["passage_ids"]), tuple((a, b) for a, b in record["tokens"])
@@ -207,9 +206,8 @@ class OpenQuestion:
 
     def write(self, generation: Generation, *, cut: bool) -> None:
         """Begin a round with the text that the model wrote."""
-        self.written, self.cut, self.query, self.again = generation, cut, None, None
-        self.ending, self.final = "", None
-        self.decision, self.before_hit, self.end = None, Accepted(), None
+        self.written, self.cut, self.before_hit, self.ending = generation, cut, Accepted(), ""
+        self.query = self.again = self.final = self.decision = self.end = None
         self.counters.add(generation)
 
     def complete(self, announcing: str, generation: Generation) -> None:
@@ -283,12 +281,16 @@ class OpenQuestion:
     def _record(
         self, text: str, stays: str, decision: Decision | None = None, tokens: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Add a round to the trace and tell the listener."""
         passages, left_out = ((), 0) if self.query is None else (self.passages, self.left_out)
         done = Round(text, decision, self.query, tuple(p.id for p in passages), stays, tuple(tokens))
         self.rounds.append(done)
         if self.listener is not None:
             self.listener.round(self.question, done, passages, left_out)
+
+
+def listed(names: Sequence[object]) -> str:
+    """Name the first five, and say how many more there are."""
+    return ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 class TraceFile:
@@ -305,9 +307,7 @@ class TraceFile:
         """
         answers, damaged, cut = self._read(questions)
         if damaged:
-            more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-            listed = ", ".join(map(str, damaged[:5])) + more
-            log.info("%s is damaged in line %s: answering those questions again", self.path, listed)
+            log.info("%s is damaged in line %s: answering those questions again", self.path, listed(damaged))
         if damaged or cut:
             self.rewrite(answers)
         return answers

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from probers.checksums import inputs
 from probers.cli.command_lines import command_line, for_reading, for_shell, merge_line
@@ -77,13 +77,13 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
 def _typed(settings: Compare, plan: Plan) -> str:
     """Format the command as typed, with the trained parts that it found by itself, and limit and seed."""
     typed = for_reading(settings._typed)
-    more: dict[str, Any] = {**plan.trained, "limit": settings.limit, "seed": settings.seed}
-    given = {key_value(option)[0] for option in typed}
-    return command_line("compare", *typed, **{key: more[key] for key in more if key not in given})
+    more = {**plan.trained, "limit": settings.limit, "seed": settings.seed}
+    for option in typed:
+        more.pop(key_value(option)[0], None)
+    return command_line("compare", *typed, **more)
 
 
 def _report(comparison: Comparison, out: Path, took: str) -> None:
-    """Log the verdict, the table, the notes, and the next step."""
     log.info("%s\n\n%s", comparison.verdict, "\n".join(comparison.lines))
     for flag, names in grouped(comparison.page["flags"]).items():
         them = "it" if len(names) == 1 else "them"

@@ -19,8 +19,10 @@ from probers.cli.settings import Model
 from probers.data.corpus import as_passages, fingerprint, load_corpus
 from probers.data.questions import QuestionSource, make_source
 from probers.data.questions.jsonl import Given
+from probers.evaluation.answers import RULES, right_by
 from probers.files import digest
-from probers.options import check_options, nearest, refuse_unknown
+from probers.options import check_options, refuse_unknown
+from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Retriever, UserError
 
 from ..build import (
@@ -36,7 +38,7 @@ from ..build import (
 from ..protocol import TRAINED, check_counts, name_of
 from ..settings import Compare
 from .findings import Comparison
-from .methods import Method, Selection, Terms, available
+from .methods import Method, Selection, available
 from .plan import Choice, Plan
 
 if TYPE_CHECKING:
@@ -83,16 +85,12 @@ def compare(
         UserError: a wrong request, before the model runs.
         RunError: a model that gives NaN, or files that cannot be written.
     """
-    source = make_source(questions)
+    source, settings, notes = make_source(questions), _settings(lm, options), []
     if validation is None and isinstance(source, Given):
         source = source.all_asked()
-    settings, unanswered = _settings(lm, options), isinstance(source, Given) and not source.answered
-    notes = []
-    if triggers is None:
-        triggers = _TRIGGERS
-        if unanswered:
-            triggers = [name for name in _TRIGGERS if name != "oracle"]
-            notes = ["oracle left out: it needs gold answers, and some questions have none"]
+    if triggers is None and isinstance(source, Given) and not source.answered:
+        triggers = [name for name in _TRIGGERS if name != "oracle"]
+        notes = ["oracle left out: it needs gold answers, and some questions have none"]
     others: Any = settings.validation if validation is None else validation
     if validation is not None and not isinstance(validation, int):
         others = make_source(validation)
@@ -105,13 +103,13 @@ def compare(
     else:
         corpus = load_corpus(passages) if isinstance(passages, (str, Path)) else as_passages(passages)
     plan = plan_of(
-        settings, source, corpus, retriever=common, triggers=triggers, validation=others,
-        given={"prober": options.get("prober")},
+        settings, source, corpus, retriever=common, validation=others,
+        triggers=_TRIGGERS if triggers is None else triggers, given={"prober": options.get("prober")},
     )  # fmt: skip
-    plan = replace(plan, notes=[*plan.notes, *notes])
+    loop = {**plan.loop}
     if "prompt" in options:
-        loop = {**plan.terms.loop, "prompt": make_prompt(options["prompt"])}
-        plan = replace(plan, terms=replace(plan.terms, loop=loop))
+        loop["prompt"] = make_prompt(options["prompt"])
+    plan = replace(plan, notes=[*plan.notes, *notes], loop=loop)
     name = str(passages) if isinstance(passages, (str, Path)) else f"{len(corpus)} passages" if corpus else ""
     heading = {
         "command": f"probers.rag.compare with {source.spec}", "model": lm.spec.id,
@@ -172,13 +170,12 @@ def plan_of(
     """
     from probers.prober.prober import Prober
 
-    prober = given.get("prober")
+    prober, probers = given.get("prober"), named(settings.probers)
     banks, objects, trained = dict[str, Prober](), dict[str, Prober](), dict[str, str]()
     matcher = load_matcher(settings) if source.mentions or settings.wrong == "match" else None
-    names = ("wrong", "threshold", "match", "sweep", "resamples", "seed", "examples", "memory")
-    options = {name: getattr(settings, name) for name in names}
-    terms = Terms(loop=loop_options(settings), matcher=matcher, **options)
-    probers = named(settings.probers)
+    if (right := right_by(settings.wrong, matcher)) is None:
+        raise UserError(f"wrong={settings.wrong} is unknown: choose {RULES}", "unknown-choice")
+    rule = ThresholdRule.parse(settings.threshold)
     if probers and settings.prober is not None:
         message = f"prober={settings.prober} and probers are both given: name every prober in probers"
         raise UserError(message, "conflict")
@@ -207,8 +204,7 @@ def plan_of(
     if prober is None and settings.prober is not None and settings.prober not in banks:
         left_out = [*left_out, f"prober={settings.prober} is not used: no method reads it"]
     contamination = Contamination.of(read, allowed=settings.allow_overlap, server=server, banks=objects)
-    draw = {"limit": settings.limit, "seed": settings.seed, "on_bad_line": settings.on_bad_line}
-    choice = Choice.of(source, methods, contamination, draw=draw, split=settings.split, validation=validation)
+    choice = Choice.of(source, methods, contamination, settings, validation)
     judged = [] if matcher is None else [f"Of match: {matcher.described()}."]
     notes = [*contamination.notes(choice.questions), *notes, *left_out, *judged, *choice.notes()]
     for method in methods:
@@ -216,7 +212,8 @@ def plan_of(
         check_counts(method.trigger, method.searches.kind if method.searches else searched)
     notes += dict.fromkeys(note for method in methods for note in method.trigger.notes(choice.questions))
     return Plan(
-        terms=terms, methods=methods, choice=choice, passages=passages, retriever=retriever,
+        settings=settings, loop=loop_options(settings), matcher=matcher, right=right, rule=rule,
+        methods=methods, choice=choice, passages=passages, retriever=retriever,
         banks=banks | objects, notes=notes, read=read,
         trained={k: part for k, part in {**selection.parts, **trained}.items() if isinstance(part, str)},
     )  # fmt: skip
@@ -232,7 +229,7 @@ def _record(
     methods = {m.name: {**m.trigger.record, **parts[m.name]} for m in plan.methods}
     files = others.files if isinstance(others, QuestionSource) else ()
     return plain | {
-        "model": str(lm.spec), "prompt": plan.terms.loop["prompt"].fingerprint, "compared": methods,
+        "model": str(lm.spec), "prompt": plan.loop["prompt"].fingerprint, "compared": methods,
         "asked": plan.choice.chosen.record, "validation": digest(repr(others)),
         "passages": fingerprint(corpus), "inputs": inputs(*files, *plan.read),
     }  # fmt: skip
@@ -250,13 +247,10 @@ def _with_objects(
             names.append(each)
             continue
         trigger, query = each if isinstance(each, tuple) and len(each) == 2 else (each, None)
-        read_by = None if isinstance(trigger, str) else method_of(trigger)
-        if (name := trigger if isinstance(trigger, str) else read_by) is not None:
-            if name not in selection.table:
-                known, hint = ", ".join(selection.table), nearest(name, selection.table)
-                problem = f"unknown method {name!r} in triggers{hint}: choose from {known}"
-                raise UserError(problem, "unknown-choice")
-            load = bank if read_by is None else lambda: trigger  # noqa: B023 (called at once)
+        of_prober = method_of(trigger)
+        if (name := trigger if isinstance(trigger, str) else of_prober) is not None:
+            selection.check_known([name])
+            load = bank if of_prober is None else lambda: trigger  # noqa: B023 (called at once)
             (method,) = selection.make(name, {"": load})
         else:
             chosen = make_trigger(trigger)
@@ -269,6 +263,6 @@ def _with_objects(
         taken.add(label)
         names.append(label)
         methods[label] = replace(method, name=label)
-        if read_by is not None:
+        if of_prober is not None:
             objects[label] = trigger
     return replace(selection, names=names, made=methods)

@@ -62,21 +62,17 @@ def record_all(
     if not rag.max_retrievals or not fired or not len(fired[0].scored):
         return []
     answered = [q for q in fired[0].questions if q.answers]
-    asked_alike: list[list[MethodRun]] = []
-    for run in fired:
-        asks = run.method.query, id(run.method.retriever)
-        alike = (g for g in asked_alike if (g[0].method.query, id(g[0].method.retriever)) == asks)
-        if (group := next(alike, None)) is None:
-            asked_alike.append(group := [])
-        group.append(run)
-    trajectories = []
-    for i, asking in enumerate(asked_alike):
+    asks = [(run.method.query, id(run.method.retriever)) for run in fired]
+    trajectories, queries = list[QueryTrajectory](), list[Any]()
+    for first in sorted({asks.index(each) for each in asks}):
+        asking = [run for run, each in zip(fired, asks, strict=True) if each == asks[first]]
         method, names = asking[0].method, tuple(run.name for run in asking)
         whole = {run.name: run.method.trigger for run in asking if _judges_whole_answers(run, every)}
         # One pass records the needs of all these triggers; a rare one that needs another pass has no curve.
         triggers = next(iter(together(whole, method.query.needs)), {})
-        others = sum(type(group[0].method.query) is type(method.query) for group in asked_alike[:i])
-        name = name_of(method.query) + (f"_{others + 1}" if others else "")
+        queries.append(type(method.query))
+        number = queries.count(queries[-1])
+        name = name_of(method.query) + (f"_{number}" if number > 1 else "")
         file = out / f"{name}.json"
         if parts is not None and not file.exists():
             _join(parts, file, {*names}, list(triggers), answered)
@@ -89,8 +85,10 @@ def record_all(
 
 def index(recorded: Sequence[QueryTrajectory], out: Path) -> None:
     """Write a part's index of recorded answers."""
-    parts = ((each.name, list(each.methods), each.trajectory.triggers) for each in recorded)
-    entries = [{"file": f"{n}.json", "methods": methods, "triggers": names} for n, methods, names in parts]
+    entries = [
+        {"file": f"{each.name}.json", "methods": [*each.methods], "triggers": each.trajectory.triggers}
+        for each in recorded
+    ]
     write_text(out / _INDEX, sealed({"recorded": entries}))
 
 
@@ -106,9 +104,9 @@ def _join(
         if entry is None or not set(triggers) <= set(entry["triggers"]):
             return
         for each in _recorded(run, entry["file"])["questions"]:
-            scores = ({name: step["scores"][name] for name in triggers} for step in each["steps"])
-            pairs = zip(each["steps"], scores, strict=True)
-            steps[each["id"]] = [{**step, "scores": of_triggers} for step, of_triggers in pairs]
+            for step in each["steps"]:
+                step["scores"] = {name: step["scores"][name] for name in triggers}
+            steps[each["id"]] = each["steps"]
     write_text(file, sealed({"questions": [{"id": q.id, "steps": steps[q.id]} for q in questions]}))
 
 

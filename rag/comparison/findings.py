@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..report import LEVEL, conclusion, write_report
 from ..traces import Answer
 from .curves import QueryTrajectory, Rerun, at_random, replays
 from .gains import GAINS, SHARE, Gains
-from .methods import MethodRun, Terms, grouped
+from .methods import MethodRun, grouped
 from .outcomes import ABSTAINING, COSTS, OUTCOMES, TOKENS, Evaluation, Outcomes, table_lines
 from .trajectories import thinned
 
@@ -32,10 +32,14 @@ if TYPE_CHECKING:
 
     from probers.prober.prober import Prober
 
+    from ..settings import Compare
+
 
 #: Figures of a row of :attr:`Comparison.frame`, and those with the limits of their 95% interval.
 _COLUMNS = (*GAINS, *OUTCOMES, MATCH, *ABSTAINING, *COSTS, "consistency")
 _LIMITS = (*GAINS, "em", "f1", "acc", MATCH, "retrievals", "auroc")
+#: Figures of a prober alone.
+_MEASURED = ("accuracy", "accuracy_ci", "auroc", "auroc_ci")
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,10 +122,12 @@ class Comparison:
 class Findings:
     """Runs of a comparison by name of the method, and everything else that the report needs.
 
-    ``reference`` is the closed-book run, ``banks`` the probers by name. Thresholds and random retrieval are
-    replayed from ``recorded`` answers; ``reruns`` are curves of methods that were run again.
+    ``settings`` have the terms that are equal for all methods, ``reference`` is the closed-book run,
+    ``banks`` are the probers by name. Thresholds and random retrieval are replayed from ``recorded``
+    answers; ``reruns`` are curves of methods that were run again.
     """
 
+    settings: Compare
     runs: Mapping[str, MethodRun]
     reference: Outcomes
     recorded: Sequence[QueryTrajectory]
@@ -131,19 +137,16 @@ class Findings:
     notes: Sequence[str]
     tuned: bool
 
-    def compared(self, terms: Terms, config: Mapping[str, Any], heading: Mapping[str, Any]) -> Comparison:
+    def compared(self, config: Mapping[str, Any], heading: Mapping[str, Any]) -> Comparison:
         """Compute the figures, with ``config`` as their record and ``heading`` on the report."""
-        evaluation = Evaluation(
-            self.reference.questions, self.reference,
-            wrong=terms.wrong, resamples=terms.resamples, seed=terms.seed,
-        )  # fmt: skip
+        how = {name: getattr(self.settings, name) for name in ("wrong", "resamples", "seed")}
+        evaluation = Evaluation(self.reference.questions, self.reference, **how)
         gains = Gains.of(self.recorded, self.runs, self.reruns, evaluation)
         results = _results(config, self, evaluation, gains)
-        page = dict(heading) | _page(terms, results, self, evaluation, gains)
+        page = dict(heading) | _page(results, self, evaluation, gains)
         page["verdict"] = conclusion(results, page)
-
         answers = {name: run.answers for name, run in self.runs.items()}
-        return Comparison(results, answers, page, list(outcomes(self.runs, terms.wrong)))
+        return Comparison(results, answers, page, outcomes(self.runs, self.settings.wrong))
 
 
 def _results(
@@ -186,37 +189,34 @@ def _prober_figures(findings: Findings) -> dict[str, dict[str, Any]]:
                 figures[name] = {
                     "prober": path, "site": bank.spec.site, "layers": list(bank.layers),
                     "texts": training.get("n"), "groups": training.get("groups"),
-                    **_picked(measured or {}, "accuracy", "accuracy_ci", "auroc", "auroc_ci"),
+                    **{key: (measured or {}).get(key) for key in _MEASURED},
                 }  # fmt: skip
     return figures
 
 
-def _picked(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: entry.get(key) for key in keys}
-
-
-def outcomes(runs: Mapping[str, Outcomes], rule: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of outcomes.jsonl: a question, and which methods were right, if it has gold answers."""
-    questions = next(iter(runs.values())).questions
+def outcomes(runs: Mapping[str, Outcomes], rule: str) -> list[dict[str, Any]]:
+    """List the lines of outcomes.jsonl: a question, and which methods were right, if it has gold answers."""
     verdicts = {name: dict(zip(run.scored, run.right(rule), strict=True)) for name, run in runs.items()}
-    for i, q in enumerate(questions):
-        yield {
+    return [
+        {
             "id": q.id, "dataset": q.dataset, "group": q.group or q.id, "split": q.split,
             "question": q.question,
             "right": {name: bool(right[i]) for name, right in verdicts.items() if i in right},
-        }  # fmt: skip
+        }
+        for i, q in enumerate(next(iter(runs.values())).questions)
+    ]  # fmt: skip
 
 
 def _page(
-    terms: Terms, results: Mapping[str, Any], findings: Findings, evaluation: Evaluation, gains: Gains
+    results: Mapping[str, Any], findings: Findings, evaluation: Evaluation, gains: Gains
 ) -> dict[str, Any]:
     """Collect the report's data beside results.json: how it was run, curves and examples."""
-    runs, wrong, headline = findings.runs, evaluation.wrong, evaluation.headline
+    runs, settings, wrong, headline = findings.runs, findings.settings, evaluation.wrong, evaluation.headline
     shown = dict.fromkeys((headline, "acc"))
     several = len(gains.curves) > 1
     oracles = {f"oracle of helps{f', {n}' if several else ''}": curve for n, curve in gains.curves.items()}
-    balanced = terms.threshold == "balanced_accuracy"
-    rule = "best balanced accuracy" if balanced else f"threshold={terms.threshold}"
+    balanced = settings.threshold == "balanced_accuracy"
+    rule = "best balanced accuracy" if balanced else f"threshold={settings.threshold}"
     data = {
         "title": "Which trigger knows when to retrieve?",
         "n": results["n"],
@@ -224,11 +224,13 @@ def _page(
         "flags": _flags(runs),
         "notes": [
             *([f"{evaluation.few}."] if evaluation.few else []),
-            *_notes(terms, findings, wrong),
+            *_notes(findings, wrong),
             *unlike_random(results),
             *gains.notes(),
         ],
-        "examples": _examples(runs, findings.corpus, count=terms.examples, seed=terms.seed, by=headline),
+        "examples": _examples(
+            runs, findings.corpus, count=settings.examples, seed=settings.seed, by=headline
+        ),
         "replay": replays(findings.recorded) | oracles,
         "reruns": {name: rerun.curve for name, rerun in findings.reruns.items()},
         "knowledge_em": {name: kinds for name, run in runs.items() if (kinds := by_knowledge(run, headline))},
@@ -252,8 +254,8 @@ def _flags(runs: Mapping[str, MethodRun]) -> dict[str, str]:
     return {name: "always fired" if fired else "never fired" for name, fired in alike.items()}
 
 
-def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[str]:
-    notes, questions = list(findings.notes), findings.reference.questions
+def _notes(findings: Findings, wrong: np.ndarray | None) -> list[str]:
+    settings, notes, questions = findings.settings, list(findings.notes), findings.reference.questions
     filters = {name: run.method.filter for name, run in findings.runs.items() if run.method.filter}
     for kind, names in grouped(filters).items():
         notes.append(f"Content words of {', '.join(names)} are those of this filter: {kind}.")
@@ -262,11 +264,11 @@ def _notes(terms: Terms, findings: Findings, wrong: np.ndarray | None) -> list[s
             f"Every closed-book answer is {'wrong' if wrong[0] else 'right'}, so that there is nothing for a "
             "trigger to tell apart: its AUPRC and ECE here say nothing of it."
         )
-    if terms.wrong != "em":
-        notes.append(f"Answers are wrong by {terms.wrong} here: for thresholds, AUROC and consistency.")
+    if settings.wrong != "em":
+        notes.append(f"Answers are wrong by {settings.wrong} here: for thresholds, AUROC and consistency.")
     pairs = len(findings.runs) * (len(findings.runs) - 1) // 2
-    if pairs > LEVEL * (1 + terms.resamples):
-        few = f"resamples={terms.resamples} are too few to settle any of {pairs} pairs"
+    if pairs > LEVEL * (1 + settings.resamples):
+        few = f"resamples={settings.resamples} are too few to settle any of {pairs} pairs"
         notes.append(f"{few} when all are considered: give {math.ceil(pairs / LEVEL)} or more.")
     if missing := sum(not q.answers for q in questions):
         notes.append(f"{missing} of {len(questions)} questions have no gold answer and are in no score.")
@@ -293,10 +295,8 @@ def unlike_random(results: Mapping[str, Any]) -> list[str]:
             tokens = sum(entry[key] for key in TOKENS)
             uses = f"{times:.2f} times" if unlike else f"uses {times:.2f} times its tokens"
             unlike.append(f"{name} {uses} ({times * tokens:,.0f} against {tokens:,.0f})")
-    if not unlike:
-        return []
     matched = "Random retrieval is matched to each method by retrievals, not by tokens"
-    return [f"{matched} (written and read, per question): {', '.join(unlike)}."]
+    return [f"{matched} (written and read, per question): {', '.join(unlike)}."] if unlike else []
 
 
 def roc(wrong: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
@@ -354,16 +354,16 @@ def _shown_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]
     edges = [*(a for a, _ in done.tokens), len(done.text)]
     pieces = [done.text[a:b] for a, b in pairwise(edges)] or [done.text] * bool(done.text)
     scores = decision.token_scores if decision is not None else ()
-    hits = decision.tokens if decision is not None and decision.fire else ()
+    fired = decision is not None and decision.fire
+    hits = decision.tokens if decision is not None and fired else ()
     shown = [passages[each] for each in done.passage_ids if each in passages]
     return {
         "tokens": [
             {"text": piece, "score": scores[i] if scores else None, "fired": i in hits}
             for i, piece in enumerate(pieces)
         ],
-        "score": None if decision is None else decision.score,
-        "threshold": None if decision is None else decision.threshold,
-        "fired": decision is not None and decision.fire,
+        **{name: getattr(decision, name, None) for name in ("score", "threshold")},
+        "fired": fired,
         "query": done.query,
         "passages": [{"title": passage.title, "text": passage.text} for passage in shown],
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,7 +31,8 @@ from .trajectories import thinned
 #: Share of the oracle's gain, retrievals per question saved at the accuracy of ``always``, and accuracy
 #: gained at its number of retrievals.
 SHARE, SAVED, GAINED = GAINS = ("gain_share", "retrievals_saved", "accuracy_gained")
-#: Figures of the oracle: its mean gain over random retrieval, its highest figure, the retrievals for that.
+#: Figures of the oracle: its gain over random retrieval, averaged over the budgets, the highest figure on its
+#: curve, and the fewest retrievals with that.
 _OF_ORACLE = ("gain", "highest", "retrievals")
 #: Oracle's gain below which nothing can be a share of it.
 _NONE = 1e-9
@@ -95,7 +97,6 @@ def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
 
 
 def _area(points: Points) -> np.ndarray:
-    """Integrate the figure (points, r) over retrievals."""
     x, y = points
     return (np.diff(x, axis=0) * (y[1:] + y[:-1]) / 2).sum(axis=0)
 
@@ -158,9 +159,8 @@ class Gains:
     Attributes:
         by_method: samples of :data:`GAINS` of each method that retrieves and does not go by chance; the last
             two only beside a run of ``always``.
-        by_query: samples of the oracle's figures for each query that methods are measured with: its gain
-            over random retrieval (averaged over the budgets), the highest figure on its curve, and the
-            fewest retrievals with that.
+        by_query: samples of the oracle's figures (:data:`_OF_ORACLE`) for each query that methods are
+            measured with.
         curves: the oracle's curve for each of these.
     """
 
@@ -179,9 +179,9 @@ class Gains:
         by_method: dict[str, Mapping[str, Sample]] = {}
         by_query: dict[str, Mapping[str, Sample]] = {}
         for name, run in runs.items():
-            if run.method.trigger.decides_by == "chance" or not run.cost("retrievals").any():
-                continue
-            if (entry := _measured_with(recorded, run)) is None:
+            entry = _measured_with(recorded, run)
+            chance = run.method.trigger.decides_by == "chance"
+            if chance or entry is None or not run.cost("retrievals").any():
                 continue
             if entry.name not in references:
                 references[entry.name] = Reference.of(entry, figure)
@@ -189,10 +189,9 @@ class Gains:
                 by_query[entry.name] = dict(zip(_OF_ORACLE, measured, strict=True))
             reference = references[entry.name]
             curve = _curve(run, entry, reruns.get(name), reference, figure)
-            other = None if run is always else always
-            names = GAINS if other is not None else GAINS[:1]
-            measure = _Measure(curve, reference, None if other is None else _point(other, figure))
-            by_method[name] = dict(zip(names, evaluation.samples(measure), strict=True))
+            other = None if always is None or run is always else _point(always, figure)
+            samples = evaluation.samples(partial(_measured, curve, reference, other))
+            by_method[name] = dict(zip(GAINS, samples, strict=False))
         curves = {}
         for name, reference in references.items():
             x, y = (v[:, 0] for v in reference.oracle.means(np.ones((reference.steps.figure.shape[1], 1))))
@@ -203,8 +202,7 @@ class Gains:
     def figures(self, method: str) -> dict[str, float | None]:
         """Return the values of :data:`GAINS`; null where one is undefined."""
         samples = self.by_method.get(method, {})
-        values = {name: samples[name].value if name in samples else np.nan for name in GAINS}
-        return {name: _known(value) for name, value in values.items()}
+        return {name: _known(samples[name].value) if name in samples else None for name in GAINS}
 
     def intervals(self, method: str) -> dict[str, list[float]]:
         """Return the 95% limits of each gain that has them."""
@@ -216,16 +214,15 @@ class Gains:
         notes = []
         for name, samples in self.by_query.items():
             gain, highest, retrievals = (samples[key].value for key in _OF_ORACLE)
-            if gain > _NONE:
-                notes.append(
-                    f"With the query {name}, the oracle of helps reaches {highest:.3f} with {retrievals:.2f} "
-                    f"retrievals per question, and gains {gain:.3f} over random retrieval on average."
-                )
-            else:
-                notes.append(
-                    f"With the query {name}, retrieving for the right questions gains nothing over "
-                    "retrieving at random: no method has a share of the oracle's gain."
-                )
+            reached = (
+                f"the oracle of helps reaches {highest:.3f} with {retrievals:.2f} retrievals per question, "
+                f"and gains {gain:.3f} over random retrieval on average"
+            )
+            nothing = (
+                "retrieving for the right questions gains nothing over retrieving at random: no method has a "
+                "share of the oracle's gain"
+            )
+            notes.append(f"With the query {name}, {reached if gain > _NONE else nothing}.")
         return notes
 
     @property
@@ -242,31 +239,24 @@ def _known(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-@dataclass(frozen=True)
-class _Measure:
-    """Figures of a curve, for weights of the questions; ``always`` is its point."""
-
-    curve: Curve
-    reference: Reference
-    always: Curve | None
-
-    def __call__(self, weights: np.ndarray) -> list[np.ndarray]:
-        points = self.curve.means(weights)
-        oracle, gained = self.reference.of_oracle(weights)[0], self.reference.gained(points, weights)
-        share = _share(gained, oracle, np.nan)
-        if self.always is None:
-            return [share]
-        (budget,), (level,) = self.always.means(weights)
-        return [share, budget - _reached(points, level), _at(points, budget) - level]
+def _measured(
+    curve: Curve, reference: Reference, always: Curve | None, weights: np.ndarray
+) -> list[np.ndarray]:
+    """Compute :data:`GAINS` of a curve for weights of the questions; ``always`` is the point of that run."""
+    points = curve.means(weights)
+    oracle, gained = reference.of_oracle(weights)[0], reference.gained(points, weights)
+    share = _share(gained, oracle, np.nan)
+    if always is None:
+        return [share]
+    (budget,), (level,) = always.means(weights)
+    return [share, budget - _reached(points, level), _at(points, budget) - level]
 
 
 def _measured_with(recorded: Sequence[QueryTrajectory], run: MethodRun) -> QueryTrajectory | None:
     """Choose the recorded answers that a method is measured with: its own, or those of whole answers."""
     alike = [entry for entry in recorded if entry.retriever is run.method.retriever]
-    with_curves = [entry for entry in alike if entry.trajectory.triggers]
-    mine = [entry for entry in alike if run.name in entry.methods]
-    judged = [entry for entry in mine if entry.trajectory.triggers]
-    return next(iter([*judged, *with_curves, *mine, *alike]), None)
+    order = [(bool(entry.trajectory.triggers), run.name in entry.methods) for entry in alike]
+    return alike[order.index(max(order))] if alike else None
 
 
 def _curve(

@@ -1,8 +1,9 @@
-"""Methods of a comparison, from the table of methods or as given, and the terms that are equal for all."""
+"""Methods of a comparison, from the table of methods or as given."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -11,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from probers.cli.components import Component
 from probers.cli.inputs import TrainedKind, how_to_make, newest_classifier, newest_prober
-from probers.evaluation.answers import RULES, Rule, right_by
 from probers.options import nearest
-from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Pool, Retriever, UserError
 from probers.words import EntityMatcher
 
@@ -33,35 +32,6 @@ _POOLS: dict[TrainedKind, Pool] = {"tokens": "tokens", "entities": "predicting",
 _MAY_HAVE = ("trigger_options", "query_options", "retriever", "retriever_options", "if_given", "tune")
 #: Loads the prober or classifier of a method.
 Load = Callable[[], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """Terms that are equal for all methods: options of probers-compare under their names.
-
-    ``loop`` are the arguments of :class:`~probers.rag.loop.RAG` for prompt and limits; ``matcher`` judges
-    answers by meaning, if given. UserError for an unknown rule of wrong answers or of thresholds.
-    """
-
-    loop: Mapping[str, Any]
-    matcher: EntityMatcher | None = None
-    wrong: str = "em"
-    threshold: str = "balanced_accuracy"
-    match: str | None = "probing"
-    sweep: int = 0
-    resamples: int = 10000
-    seed: int = 0
-    examples: int = 10
-    memory: int = 1024
-    right: Rule = field(init=False)
-    rule: ThresholdRule = field(init=False)
-
-    def __post_init__(self) -> None:
-        right = right_by(self.wrong, self.matcher)
-        if right is None:
-            raise UserError(f"wrong={self.wrong} is unknown: choose {RULES}", "unknown-choice")
-        object.__setattr__(self, "right", right)
-        object.__setattr__(self, "rule", ThresholdRule.parse(self.threshold))
 
 
 @dataclass(frozen=True)
@@ -165,29 +135,27 @@ class Selection:
                 raise UserError(message, "conflict")
             if empty := next((option for option, each in options.items() if not each), None):
                 raise UserError(f"vary.{name}.{empty}=[] has no value: name at least one", "empty")
-        names: list[str] = []
-        table = dict(self.table)
+        names, table = list[str](), dict(self.table)
         for name in self.names:
             options = values.get(name) or {}
             for chosen in product(*options.values()):
-                changed: dict[str, dict[str, Any]] = {"trigger_options": {}, "query_options": {}}
-                for option, value in zip(options, chosen, strict=True):
-                    part = "query_options" if option.startswith("query.") else "trigger_options"
-                    changed[part][option.removeprefix("query.")] = value
-                label = ",".join(f"{o}={_label(v)}" for o, v in zip(options, chosen, strict=True))
+                given = dict(zip(options, chosen, strict=True))
+                label = ",".join(f"{option}={_label(value)}" for option, value in given.items())
                 names.append(f"{name}_{label}" if label else name)
                 if label:
-                    entry = table[name]
-                    parts = {part: {**(entry.get(part) or {}), **more} for part, more in changed.items()}
-                    table[names[-1]] = {**entry, **parts}
+                    entry = {**table[name]}
+                    for part in ("trigger_options", "query_options"):
+                        entry[part] = {**(entry.get(part) or {})}
+                    for option, value in given.items():
+                        part = "query_options" if option.startswith("query.") else "trigger_options"
+                        entry[part][option.removeprefix("query.")] = value
+                    table[names[-1]] = entry
         return replace(self, names=names, table=table)
 
     def supported(self, retriever: Any, server: RemoteLM | None = None) -> tuple[Selection, list[str]]:
         """Leave out methods that the engine or the ``retriever`` (a class, or an object) does not support.
 
-        ``server`` is the model of an engine behind a URL.
-
-        Returns a note on each of them; UserError if none is left.
+        ``server`` is the model of an engine behind a URL. Returns a note on each; UserError if none is left.
         """
         names, notes = list(self.names), []
         for name in self.names:
@@ -197,8 +165,7 @@ class Selection:
             trigger, searches = _part("trigger", entry), _own_retriever(entry)
             searched = retriever if searches is None else searches.kind
             why = unsupported(self.engine, trigger, _part("query", entry), server)
-            why = why or uncounted(trigger.kind, searched)
-            if why is not None:
+            if why := why or uncounted(trigger.kind, searched):
                 names.remove(name)
                 notes.append(f"{name} is left out: {why}.")
                 log.info("%s", notes[-1])
@@ -213,11 +180,10 @@ class Selection:
         UserError if none is left.
         """
         chosen = [name for name in self.names if name in self.table and name not in self.made]
-        needed = {name: self.table[name].get("if_given") for name in chosen}
+        needed = {name: key for name in chosen if (key := self.table[name].get("if_given"))}
         parts = {key: self.parts.get(key) for key in TRAINED}
-        for key in [key for key, part in parts.items() if part is None and key in needed.values()]:
-            parts[key] = find(key)
-        missing = {name: str(key) for name, key in needed.items() if key and parts[key] is None}
+        parts |= {key: find(key) for key in TRAINED if parts[key] is None and key in needed.values()}
+        missing = {name: str(key) for name, key in needed.items() if parts[key] is None}
         notes = []
         for key, lacking in grouped(missing).items():
             are = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} left out"
@@ -249,23 +215,26 @@ class Selection:
         method is built once with each, unless it asks nothing after the text began. UserError for an unknown
         method, trigger, query or option.
         """
-        known = ", ".join(self.table)
         if not self.names:
+            known = ", ".join(self.table)
             raise UserError(f"triggers=[] compares nothing: name at least one of {known}", "empty")
-        if unknown := [name for name in self.names if name not in self.table and name not in self.made]:
-            problem = f"unknown method {unknown[0]!r} in triggers{nearest(unknown[0], self.table)}"
-            raise UserError(f"{problem}: choose from {known}", "unknown-choice")
+        self.check_known([name for name in self.names if name not in self.made])
         given, methods = probers or {"": bank}, list[Method]()
         for name in self.names:
             methods += [self.made[name]] if name in self.made else self.make(name, given)
         if probers and [method.name for method in methods] == list(self.names):
             message = f"probers are given, but none of triggers=[{','.join(self.names)}] reads one"
             raise UserError(f"{message}: add probing", "conflict")
-        labels = [method.name for method in methods]
-        if twice := [label for label in labels if labels.count(label) > 1]:
+        if twice := [name for name, n in Counter(method.name for method in methods).items() if n > 1]:
             message = f"two methods would be called {twice[0]}: name it once in triggers"
             raise UserError(f"{message}, or rename one, or the folder of its prober", "conflict")
         return methods if queries is None else _with_queries(methods, queries)
+
+    def check_known(self, names: Sequence[str]) -> None:
+        """Refuse a method that the table does not have (UserError)."""
+        if unknown := [name for name in names if name not in self.table]:
+            problem = f"unknown method {unknown[0]!r} in triggers{nearest(unknown[0], self.table)}"
+            raise UserError(f"{problem}: choose from {', '.join(self.table)}", "unknown-choice")
 
     def make(self, name: str, probers: Mapping[str, Load]) -> list[Method]:
         """Build a method, once with each of the probers if it reads one and they have names ("" is none)."""
@@ -299,8 +268,8 @@ class Selection:
 
 
 def _with_queries(methods: Sequence[Method], names: Sequence[str | Mapping[str, Any]]) -> list[Method]:
-    formulators = [(name, named_part("query", name, {}).make()) for name in names]
-    queries = {name if isinstance(name, str) else name_of(query): query for name, query in formulators}
+    made = [(name, named_part("query", name, {}).make()) for name in names]
+    queries = {name if isinstance(name, str) else name_of(query): query for name, query in made}
     if not queries:
         raise UserError("queries=[] asks nothing: name at least one, or null for the methods' own", "empty")
     asking = []
@@ -312,7 +281,6 @@ def _with_queries(methods: Sequence[Method], names: Sequence[str | Mapping[str, 
 
 
 def _part(group: str, entry: Mapping[str, Any]) -> Component:
-    """Read the trigger, query or retriever of a method."""
     return named_part(group, entry[group], entry.get(f"{group}_options") or {})
 
 

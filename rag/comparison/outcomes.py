@@ -148,9 +148,8 @@ class Evaluation:
         resamples: int = 1000, seed: int = 0,
     ) -> None:  # fmt: skip
         groups = [q.group or q.id for q in questions]
-        answered = [g for g, q in zip(groups, questions, strict=True) if q.answers]
-        self.rule, self._answered = wrong, len(answered)
-        units = len(set(groups))
+        answered = [q.group or q.id for q in questions if q.answers]
+        self.rule, self._answered, units = wrong, len(answered), len({*groups})
         unit = "question" if units == len(groups) else "group"
         self.unit = {"unit": unit, "units": units, "resamples": resamples}
         self.few = few_groups(units, unit)
@@ -165,22 +164,22 @@ class Evaluation:
         """Compute one method's entry in results.json; figures that do not apply are null."""
         known = [name for name in COSTS if name != "read_tokens" or run.read_known]
         intervals = {name: self._all.interval(run.cost(name)) for name in known}
-        if self._scored is not None:
-            intervals |= {name: self._scored.interval(values) for name, values in run.table.items()}
-        if self._scored is not None and not run.answered.all():
-            rights = self._scored.interval(run.right(self.rule), partial(_share_of, run.answered))
-            intervals |= {"answered": self._scored.interval(run.answered), "right_of_answered": rights}
-        if self._scored is not None and self.wrong is not None:
+        if (scored := self._scored) is not None:
             right = run.right(self.rule)
-            intervals["consistency"] = self._scored.interval(right, partial(_share_of, 1.0 - self.wrong))
-            intervals["agreement"] = self._scored.interval((right != self.wrong).astype(float))
-            intervals["trigger.base_rate"] = self._scored.interval(self.wrong)
-            if run.scores is not None:
-                ranked = self._scored.intervals(run.scores[run.scored], partial(ranking, self.wrong))
+            intervals |= {name: scored.interval(values) for name, values in run.table.items()}
+            if not run.answered.all():
+                intervals["answered"] = scored.interval(run.answered)
+                intervals["right_of_answered"] = scored.interval(right, partial(_share_of, run.answered))
+            if self.wrong is not None:
+                intervals["consistency"] = scored.interval(right, partial(_share_of, 1.0 - self.wrong))
+                intervals["agreement"] = scored.interval((right != self.wrong).astype(float))
+                intervals["trigger.base_rate"] = scored.interval(self.wrong)
+            if self.wrong is not None and run.scores is not None:
+                ranked = scored.intervals(run.scores[run.scored], partial(ranking, self.wrong))
                 intervals |= {f"trigger.{n}": i for n, i in zip(Ranking._fields, ranked, strict=True)}
                 if run.calibration is not None:
                     chances = run.calibration(run.scores)[run.scored]
-                    intervals["trigger.ece"] = ece_interval(self._scored, self.wrong, chances)
+                    intervals["trigger.ece"] = ece_interval(scored, self.wrong, chances)
         retrievals = run.cost("retrievals")
         named = (*OUTCOMES, *(() if run.matcher is None else (MATCH,)), *COSTS, *_AGAINST)
         named += tuple(name for name in ABSTAINING if name in intervals)
@@ -219,13 +218,12 @@ class Evaluation:
         return differences
 
     def _samples(self, run: Outcomes) -> dict[str, Sample]:
-        """Compute the figures that methods are compared in, with their resamples."""
         samples = {"retrievals": self._all.sample(run.cost("retrievals"))}
-        if self._scored is not None:
-            samples |= {n: self._scored.sample(run.table[n]) for n in _COMPARED if n in run.table}
+        if (scored := self._scored) is not None:
+            samples |= {n: scored.sample(run.table[n]) for n in _COMPARED if n in run.table}
             if self.wrong is not None and run.scores is not None:
                 rank = partial(auroc, self.wrong)
-                samples["trigger.auroc"] = self._scored.sample(run.scores[run.scored], rank)
+                samples["trigger.auroc"] = scored.sample(run.scores[run.scored], rank)
         return samples
 
     def against_random(self, run: Outcomes, expected: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -268,33 +266,31 @@ def correct(family: Sequence[dict[str, Any]]) -> None:
         entry["p_holm"] = p
 
 
+#: Columns of a text table: title, figure and digits; and the figure from which it must differ for some method
+#: to be shown, "" for one that must be known of some method.
+_COLUMNS = [
+    ("saved", "retrievals_saved", 2, ""), ("gained", "accuracy_gained", 3, ""), ("EM", "em", 3, None),
+    ("F1", "f1", 3, None), ("match", MATCH, 3, ""), ("ACC", "acc", 3, "em"),
+    ("ACC chars", "acc_substring", 3, "acc"), ("answered", "answered", 2, ""),
+    ("right of answered", "right_of_answered", 3, ""), ("retrievals", "retrievals", 2, None),
+    ("calls", "generations", 2, None), ("tokens", "tokens", 1, None), ("kept", "kept_tokens", 1, "tokens"),
+    ("read", "read_tokens", 0, None), ("s/question", "seconds", 3, None),
+    ("consistency", "consistency", 3, None), ("agreement", "agreement", 3, None),
+    ("AUROC", "trigger.auroc", 3, None),
+]  # fmt: skip
+
+
 def table_lines(
     methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None,
     headline: str = "em",
 ) -> list[str]:  # fmt: skip
     """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
-    beside = {"acc": "em", "acc_substring": "acc", "kept_tokens": "tokens"}  # shown if they differ
-    optional = (
-        MATCH,
-        "retrievals_saved",
-        "accuracy_gained",
-        *ABSTAINING,
-    )  # shown if they are known of a method
-    columns = [
-        ("saved", "retrievals_saved", 2), ("gained", "accuracy_gained", 3),
-        ("EM", "em", 3), ("F1", "f1", 3), ("match", MATCH, 3), ("ACC", "acc", 3),
-        ("ACC chars", "acc_substring", 3), ("answered", "answered", 2),
-        ("right of answered", "right_of_answered", 3), ("retrievals", "retrievals", 2),
-        ("calls", "generations", 2), ("tokens", "tokens", 1), ("kept", "kept_tokens", 1),
-        ("read", "read_tokens", 0),
-        ("s/question", "seconds", 3), ("consistency", "consistency", 3), ("agreement", "agreement", 3),
-        ("AUROC", "trigger.auroc", 3),
-    ]  # fmt: skip
     columns = [
         (title, key, digits)
-        for title, key, digits in columns
-        if key not in optional or any(e.get(key) is not None for e in methods.values())
-        if key == headline or key not in beside or any(e[key] != e[beside[key]] for e in methods.values())
+        for title, key, digits, beside in _COLUMNS
+        if key == headline
+        or beside is None
+        or any(e.get(key) != (e[beside] if beside else None) for e in methods.values())
     ]
     width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)

@@ -22,29 +22,21 @@ from ..triggers.rules import Never
 from . import workload
 from .curves import REPLAY, index, record_all, rerun_all
 from .findings import Comparison, Findings
-from .methods import Method, MethodRun, Terms, with_retrievers
+from .methods import Method, MethodRun, with_retrievers
 from .shared_generations import GenerationCache, SharedRAG, joined
 from .trajectories import Tuned, tune_once
 
 if TYPE_CHECKING:
     from probers.cli.merge import PartRuns
     from probers.data.splits import Partition
+    from probers.evaluation.answers import Rule
+    from probers.prober.decision import ThresholdRule
     from probers.prober.prober import Prober
+    from probers.words import EntityMatcher
+
+    from ..settings import Compare
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """Loop, methods, closed-book method, all that one pass records, questions, workload, and the one bar."""
-
-    rag: SharedRAG
-    methods: Sequence[Method]
-    closed: Method
-    every: Needs
-    questions: Sequence[Question]
-    work: workload.Workload
-    bar: Whole
 
 
 #: File of chosen thresholds in a comparison.
@@ -69,23 +61,23 @@ class Choice:
 
     @classmethod
     def of(
-        cls, source: QuestionSource | str, methods: Sequence[Method], contamination: Contamination, *,
-        draw: Mapping[str, Any], split: str = "test", validation: QuestionSource | str | int | None = None,
+        cls, source: QuestionSource, methods: Sequence[Method], contamination: Contamination,
+        settings: Compare, validation: QuestionSource | int | None,
     ) -> Choice:  # fmt: skip
         """Choose the questions of a split that no trained part has seen.
 
-        Args:
-            draw: ``limit``, ``seed`` and ``on_bad_line`` of :func:`open_questions`.
-            split: "test", or "all" for methods without a threshold to choose.
-            validation: other questions to choose thresholds on, without those asked; or the largest
-                number of the source's own.
+        ``settings`` have their number, seed and split: "test", or "all" for methods without a threshold to
+        choose. ``validation`` are other questions to choose thresholds on, without those asked; or the
+        largest number of the source's own.
         """
-        others = validation if isinstance(validation, (QuestionSource, str)) else None
-        deal = others is None and (bool(contamination.silent) or any(method.tunable for method in methods))
-        find = partial(open_questions, source, unfit=contamination.not_asked, **draw)
+        split = str(settings.split)
+        draw: dict[str, Any] = {"seed": settings.seed, "on_bad_line": settings.on_bad_line}
+        own = not isinstance(validation, QuestionSource)
+        deal = own and (bool(contamination.silent) or any(method.tunable for method in methods))
+        find = partial(open_questions, source, limit=settings.limit, unfit=contamination.not_asked, **draw)
         if split == "all":
             tuned = [method.name for method in methods if method.tunable or method.calibrated]
-            if tuned and others is None:
+            if tuned and own:
                 names = ", ".join(tuned)
                 message = f"split=all also asks questions on which thresholds of {names} are chosen"
                 raise UserError(f"{message}: leave them out of triggers, or give split=test", "conflict")
@@ -101,13 +93,13 @@ class Choice:
                     chosen = find(split=split, deal_splits=deal)
                 except EmptySplitError:
                     raise problem from None
-        draw = {**draw, "deal_splits": deal, "limit": None, "unfit": contamination.not_tuned_on}
-        if others is None:
-            tuning = partial(open_questions, source, split=tuned_on, **draw | {"limit": validation})
+        draw |= {"deal_splits": deal, "unfit": contamination.not_tuned_on}
+        if not isinstance(validation, QuestionSource):
+            tuning = partial(open_questions, source, split=tuned_on, limit=validation, **draw)
         else:
             texts = {question.question for question in chosen.questions}
             draw["unfit"] = lambda q: q.question in texts or contamination.not_tuned_on(q)
-            tuned_on, tuning = "validation", partial(open_questions, others, **draw)
+            tuned_on, tuning = "validation", partial(open_questions, validation, limit=None, **draw)
         return cls(chosen=chosen, split=split, tuned_on=tuned_on, validation=tuning)
 
     @property
@@ -120,9 +112,8 @@ class Choice:
         if self.chosen.record["dealt"]:
             splits = self.chosen.record["splits"]
             dealt = ", ".join(f"{splits[name]} {name}" for name in SPLITS if name in splits)
-            why = f"thresholds are chosen on {self.tuned_on} questions"
-            asks = f", for {why}: asked are {self.split} questions"
-            asks = ": all are asked" if self.split == "all" else asks
+            why = f"thresholds are chosen on {self.tuned_on} questions: asked are {self.split} questions"
+            asks = ": all are asked" if self.split == "all" else f", for {why}"
             notes.append(f"The questions name no splits and were dealt ({dealt}){asks}.")
             log.info("%s", notes[-1])
         if self.split == "all":
@@ -136,11 +127,18 @@ class Choice:
 class Plan:
     """Methods, questions and passages of a comparison on equal terms.
 
+    ``settings`` have the terms that are equal for all methods, ``loop`` are the arguments of
+    :class:`~probers.rag.loop.RAG` for prompt and limits. ``matcher`` judges answers by meaning, if given, and
+    ``right`` whether they are right; ``rule`` chooses thresholds.
     ``retriever`` is made from the passages if it is a component; ``banks`` are the probers by name, ``read``
     the folders and hub ids of all trained parts, and ``trained`` those of the keys that name one.
     """
 
-    terms: Terms
+    settings: Compare
+    loop: Mapping[str, Any]
+    matcher: EntityMatcher | None
+    right: Rule
+    rule: ThresholdRule
     methods: Sequence[Method]
     choice: Choice
     passages: Sequence[Passage]
@@ -160,29 +158,33 @@ class Plan:
         finished ``parts`` of a run are taken from them.
         """
         notes = list(self.notes)
-        with self._begun(lm, out, notes) as begun:
-            rag, reference, runs, tuned = self._answer(begun, out, notes)
-            begun.bar.stage(workload.REPLAY)
+        with self._answered(lm, out, notes) as (rag, reference, runs, tuned, bar):
+            bar.stage(workload.REPLAY)
             recorded = record_all(rag, runs.values(), out / REPLAY, parts=parts)
-            begun.bar.stage(workload.CURVES)
-            reruns = rerun_all(rag, runs.values(), reference, recorded, out / REPLAY, points=self.terms.sweep)
-        findings = Findings(runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned))
-        return findings.compared(self.terms, config, heading)
+            bar.stage(workload.CURVES)
+            reruns = rerun_all(
+                rag, runs.values(), reference, recorded, out / REPLAY, points=self.settings.sweep
+            )
+        findings = Findings(
+            self.settings, runs, reference, recorded, reruns, self.passages, self.banks, notes, bool(tuned)
+        )
+        return findings.compared(config, heading)
 
     def run_part(self, lm: Any, out: Path, part: Partition) -> int:
         """Answer the questions of a part into ``out``; return their number."""
-        with self._begun(lm, out, [], part) as begun:
-            rag, _, runs, _ = self._answer(begun, out, [], part)
-            begun.bar.stage(workload.REPLAY)
+        with self._answered(lm, out, [], part) as (rag, reference, runs, _, bar):
+            bar.stage(workload.REPLAY)
             index(record_all(rag, runs.values(), out / REPLAY, every=True), out / REPLAY)
-        return len(begun.questions)
+        return len(reference.questions)
 
     @contextmanager
-    def _begun(self, lm: Any, out: Path, notes: list[str], part: Partition | None = None) -> Iterator[_Begun]:
-        """Make the loop, say how many texts will be written and how long that takes, and show one bar."""
-        retriever, cache = self.retriever, GenerationCache(megabytes=self.terms.memory)
+    def _answered(
+        self, lm: Any, out: Path, notes: list[str], part: Partition | None = None
+    ) -> Iterator[tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned], Whole]]:
+        """Answer with every method; give loop, closed-book run, all runs, chosen thresholds, and the bar."""
+        retriever, cache = self.retriever, GenerationCache(megabytes=self.settings.memory)
         retriever = retriever.make(self.passages) if isinstance(retriever, Component) else retriever
-        rag = SharedRAG(lm, retriever, Never(), **self.terms.loop, cache=cache)
+        rag = SharedRAG(lm, retriever, Never(), **self.loop, cache=cache)
         methods = with_retrievers(self.methods, self.passages)
         for method in methods:  # a model is refused before anything runs
             method.loop(rag)
@@ -199,49 +201,50 @@ class Plan:
         tunes = any(m.tunable or m.calibrated for m in methods) and not (out / THRESHOLDS).exists()
         work = workload.Workload.of(
             methods, len(questions), tuned_on=len(self._tuned_on) if tunes else 0, reference=closed.name,
-            retrievals=rag.max_retrievals, sweep=0 if part is not None else self.terms.sweep,
+            retrievals=rag.max_retrievals, sweep=0 if part is not None else self.settings.sweep,
             traces=out / "traces",
         )  # fmt: skip
         log.info("%s", work.summary(len(methods), len(questions)))
         with Whole(work.lengths) as bar:
-            yield _Begun(rag, methods, closed, every, questions, work, bar)
-
-    def _answer(
-        self, begun: _Begun, out: Path, notes: list[str], part: Partition | None = None
-    ) -> tuple[SharedRAG, MethodRun, dict[str, MethodRun], Mapping[str, Tuned]]:
-        """Choose thresholds, and answer with every method; return also the loop and the closed-book run."""
-        started = time.monotonic()
-        tuned = self._tune(begun, out / THRESHOLDS, notes)
-        rag, methods = begun.rag, begun.methods
-        begun.bar.stage(begun.closed.name)
-        reference = self._run(replace(rag, also=begun.every), begun.closed, None, begun.questions, out)
-        if left := begun.work.left(begun.closed.name, time.monotonic() - started):
-            log.info("%s", left)
-        # Attention is large, and read in the middle of answers, which methods hardly ever share.
-        rag = replace(rag, also=replace(begun.every, attention=False, attention_layer=None))
-        if part is not None and any(method.name == self.terms.match for method in methods):
-            methods = [method for method in methods if not method.matched]  # run when the parts are joined
-        begun = replace(begun, rag=rag, methods=methods)
-        return rag, reference, self._run_all(begun, tuned, reference, out, notes), tuned
+            started = time.monotonic()
+            bar.stage(workload.THRESHOLDS)
+            tuned = self._tune(rag, methods, out / THRESHOLDS, notes)
+            bar.stage(closed.name)
+            reference = self._run(replace(rag, also=every), closed, None, questions, out)
+            if left := work.left(closed.name, time.monotonic() - started):
+                log.info("%s", left)
+            # Attention is large, and read in the middle of answers, which methods hardly ever share.
+            rag = replace(rag, also=replace(every, attention=False, attention_layer=None))
+            matches = any(method.name == self.settings.match for method in methods)
+            if part is not None and matches:
+                methods = [method for method in methods if not method.matched]  # run when parts are joined
+            runs = {closed.name: reference}
+            # A method with a matched budget runs after the method that it is matched to.
+            for method in sorted(methods, key=lambda m: m.matched and matches):
+                if method is not closed:
+                    bar.stage(method.name)
+                    calibration = tuned.get(method.name) if method.calibrated else None
+                    set_up = self._set_up(method, tuned, runs if matches else {}, notes)
+                    runs[method.name] = self._run(rag, set_up, calibration, questions, out)
+            yield rag, reference, {m.name: runs[m.name] for m in methods}, tuned, bar
 
     @cached_property
     def _tuned_on(self) -> list[Question]:
-        """Questions of another split, for thresholds and calibration."""
         try:
             return self.choice.validation().questions
         except EmptySplitError:  # a file that marks every question as test
             return []
 
-    def _tune(self, begun: _Begun, file: Path, notes: list[str]) -> Mapping[str, Tuned]:
+    def _tune(
+        self, rag: SharedRAG, methods: Sequence[Method], file: Path, notes: list[str]
+    ) -> Mapping[str, Tuned]:
         """Choose thresholds and calibration on questions of another split, for triggers that bring none."""
-        methods = begun.methods
         triggers = {m.name: m.trigger for m in methods if m.tunable or m.calibrated}
         if not triggers:
             return {}
         tunable = [m.name for m in methods if m.tunable]
         split, questions = self.choice.tuned_on, self._tuned_on
-        begun.bar.stage(workload.THRESHOLDS)
-        tuned = tune_once(file, begun.rag, triggers, questions, self.terms.right, self.terms.rule)
+        tuned = tune_once(file, rag, triggers, questions, self.right, self.rule)
         if tuned and tunable:
             chosen = ", ".join(f"{name} {tuned[name].threshold:.3g}" for name in tunable)
             log.info("thresholds chosen on %d %s questions: %s", len(questions), split, chosen)
@@ -253,30 +256,21 @@ class Plan:
             notes.append(f"No score is calibrated: there are no {split} questions.")
         return tuned
 
-    def _run_all(
-        self, begun: _Begun, tuned: Mapping[str, Tuned], reference: MethodRun, out: Path, notes: list[str]
-    ) -> dict[str, MethodRun]:  # fmt: skip
-        """Answer the questions with every method, each into its trace file; keep the order of the methods."""
-        methods = begun.methods
-        done, wanted = {reference.name: reference}, self.terms.match
-        match = wanted if any(method.name == wanted for method in methods) else None
-        # A method with a matched budget runs after the method that it is matched to.
-        for method in sorted(methods, key=lambda m: m.matched and match is not None):
-            if method is reference.method:
-                continue
-            calibration = tuned.get(method.name) if method.calibrated else None
-            if method.tunable and method.name in tuned:
-                method = method.with_options(threshold=tuned[method.name].threshold)
-            if method.matched and match is not None:
-                rate = float(done[match].cost("retrievals").mean())
-                method = method.with_options(rate=rate)
-                budget = f"{rate:.3f} retrievals per question"
-                notes.append(f"The budget of {method.name} is matched to {match}: {budget}.")
-            elif method.matched and wanted is not None:
-                notes.append(f"The budget of {method.name} is its own rate: {wanted} was not run.")
-            begun.bar.stage(method.name)
-            done[method.name] = self._run(begun.rag, method, calibration, reference.questions, out)
-        return {m.name: done[m.name] for m in methods}
+    def _set_up(
+        self, method: Method, tuned: Mapping[str, Tuned], runs: Mapping[str, MethodRun], notes: list[str]
+    ) -> Method:
+        """Give a method its chosen threshold, and the budget of the run that it is matched to."""
+        if method.tunable and method.name in tuned:
+            method = method.with_options(threshold=tuned[method.name].threshold)
+        match = self.settings.match
+        if method.matched and match is not None and match in runs:
+            rate = float(runs[match].cost("retrievals").mean())
+            method = method.with_options(rate=rate)
+            budget = f"{rate:.3f} retrievals per question"
+            notes.append(f"The budget of {method.name} is matched to {match}: {budget}.")
+        elif method.matched and match is not None:
+            notes.append(f"The budget of {method.name} is its own rate: {match} was not run.")
+        return method
 
     def _run(
         self, rag: SharedRAG, method: Method, tuned: Tuned | None, questions: Sequence[Question], out: Path
@@ -285,4 +279,4 @@ class Plan:
         file.parent.mkdir(parents=True, exist_ok=True)
         answers = method.loop(rag).run(questions, file, progress=method.name)
         calibration = tuned or method.trigger.probability
-        return MethodRun(questions, answers, calibration, self.terms.matcher, method=method)
+        return MethodRun(questions, answers, calibration, self.matcher, method=method)

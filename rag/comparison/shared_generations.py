@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ class GenerationCache:
 
     def find(self, key: Key, needs: Needs) -> Timed | None:
         """Find a generation with everything recorded that is needed, and the seconds it took."""
-        return next((timed for timed in self._timed.get(key, ()) if _covers(timed[0].needs, needs)), None)
+        known = self._timed.get(key, ())
+        return next((timed for timed in known if _union(timed[0].needs, needs) == timed[0].needs), None)
 
     def keep(self, key: Key, generation: Generation, seconds: float) -> None:
         """Keep a generation, if there is room."""
@@ -48,13 +50,6 @@ class GenerationCache:
         if size <= self._room:
             self._room -= size
             self._timed.setdefault(key, []).append((generation, seconds))
-
-
-def _covers(has: Needs, needs: Needs) -> bool:
-    try:
-        return has.union(needs) == has
-    except ValueError:
-        return False
 
 
 def _bytes(generation: Generation) -> int:
@@ -96,11 +91,11 @@ class SharedRAG(RAG):
                 sampling=sampling, **more,
             )  # fmt: skip
         limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
-        drawn = Counter[str]()
-        keys: list[Key] = []
-        for prompt, limit in zip(prompts, limits, strict=True):
-            keys.append((prompt, limit, ends, sampling, drawn[prompt] if sampling else 0))
-            drawn[prompt] += 1
+        drawn: defaultdict[str, count[int]] = defaultdict(count)
+        keys: list[Key] = [
+            (prompt, limit, ends, sampling, next(drawn[prompt]) if sampling else 0)
+            for prompt, limit in zip(prompts, limits, strict=True)
+        ]
         known = {key: timed for key in keys if (timed := self.cache.find(key, needs)) is not None}
         if sampling is not None:
             torn = {key[0] for key in keys if key not in known}
@@ -153,7 +148,11 @@ def _narrowed(generation: Generation, feature: Feature) -> np.ndarray:
 
 def joined(needs: Needs, also: Needs) -> Needs:
     """Join both needs if one pass can record them; else return ``needs`` alone."""
+    return _union(needs, also) or needs
+
+
+def _union(needs: Needs, also: Needs) -> Needs | None:
     try:
         return needs.union(also)
     except ValueError:
-        return needs
+        return None

@@ -6,14 +6,13 @@ the answer of that step. Every threshold of such a trigger and the expected resu
 budget follow without generating again.
 
 Thresholds and calibration of triggers that bring none come from the same recordings on validation questions.
-The rule is one of those that choose a prober's threshold in training, by default the highest balanced
-accuracy for "the closed-book answer is wrong".
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -214,9 +213,10 @@ class _Recorder(Trigger):
         return replace(state, spend=self._spent[state.question.id, name].add)
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-        every: dict[str, list[float]] = {}
-        for name, trigger in self.triggers.items():
-            every[name] = _scores(trigger, generations, [self.charged(state, name) for state in states])
+        every = {
+            name: _scores(trigger, generations, [self.charged(state, name) for state in states])
+            for name, trigger in self.triggers.items()
+        }
         for i, (generation, state) in enumerate(zip(generations, states, strict=True)):
             scores = {name: values[i] for name, values in every.items()}
             texts = self._spent[state.question.id, None]
@@ -266,11 +266,9 @@ def together(triggers: Mapping[str, Trigger], needs: Needs | None = None) -> lis
     groups: list[tuple[dict[str, Trigger], Needs]] = []
     for name, trigger in triggers.items():
         for i, (group, known) in enumerate(groups):
-            try:
+            with suppress(ValueError):
                 groups[i] = (group | {name: trigger}, known.union(trigger.needs))
-            except ValueError:
-                continue
-            break
+                break
         else:
             groups.append(({name: trigger}, (needs or Needs()).union(trigger.needs)))
     return [group for group, _ in groups]
@@ -311,8 +309,9 @@ def tune(
 ) -> dict[str, Tuned]:  # fmt: skip
     """Choose threshold and calibration of every trigger from the closed-book answers to validation questions.
 
-    A trigger for which the ``rule`` can promise nothing gets a threshold at which it always fires.
-    The result is empty unless there are both right and wrong answers to questions with gold answers.
+    The ``rule`` is one of those that choose a prober's threshold in training, for "the answer is wrong". A
+    trigger for which it can promise nothing gets a threshold at which it always fires. The result is empty
+    unless there are both right and wrong answers to questions with gold answers.
     """
     answered = [q for q in questions if q.answers]
     closed_book = replace(rag, max_retrievals=0)

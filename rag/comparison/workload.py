@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,10 @@ class Workload:
                 texts = (retrievals if first else 0) if whole else 1 + retrievals
                 if method.trigger.draws:
                     texts += int(method.trigger.options.get("samples", 1)) * (1 + retrievals)
-            stages[name] = texts * max(0, questions - _lines(traces / f"{name}.jsonl"))
+            written = 0
+            with suppress(FileNotFoundError), (traces / f"{name}.jsonl").open("rb") as lines:
+                written = sum(1 for _ in lines)
+            stages[name] = texts * max(0, questions - written)
         adaptive = [method for method in methods if method.adaptive]
         if adaptive and retrievals:
             # What of these is recorded already is not looked up: they are the smaller part.
@@ -82,13 +86,6 @@ class Workload:
         written = self.stages.get(THRESHOLDS, 0) + self.stages[closed]
         rest = self.texts - written
         return f"about {duration(seconds / written * rest)} more, at most" if written and rest else ""
-
-
-def _lines(file: Path) -> int:
-    if not file.exists():
-        return 0
-    with file.open("rb") as lines:
-        return sum(1 for _ in lines)
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,28 +59,24 @@ class Findings:
             for figure, entry in figures.items()
             if "diff" in entry
         ]
-        # It is no news that these never or always fired.
-        fixed = ("never", "always")
         flags: Mapping[str, str] = self.data.get("flags", {})
-        self.flags = {name: flag for name, flag in flags.items() if stem(name) not in fixed}
+        # It is no news that these never or always fired.
+        self.flags = {name: flag for name, flag in flags.items() if stem(name) not in ("never", "always")}
         names = [*self.methods]
         for part in ("knowledge_em", "roc", "replay", "reruns", "points"):
             names += self.data.get(part, {})
         for example in self.data.get("examples", ()):
-            names += [method["method"] for method in example.get("methods", ())]
+            names += _rounds(example)
         self.looks = assign(names)
 
     def figure(self, method: str, name: str) -> float | None:
         """Look up one figure of a method; ``trigger.x`` reaches into its trigger part."""
-        part, _, last = name.rpartition(".")
-        figures = self.methods[method]
+        figures, (part, _, last) = self.methods[method], name.rpartition(".")
         return (figures.get(part, {}) if part else figures).get(last)
 
     def by_gain(self) -> list[tuple[str, Json]]:
         """Sort the methods by their share of the oracle's gain, highest first, those without one last."""
-        shares = {name: entry.get("gain_share") for name, entry in self.methods.items()}
-        ranks = {name: math.inf if share is None else -share for name, share in shares.items()}
-        return sorted(self.methods.items(), key=lambda item: ranks[item[0]])
+        return sorted(self.methods.items(), key=lambda item: -item[1].get("gain_share", -math.inf))
 
     def interval(self, method: str, name: str) -> Sequence[float] | None:
         """Look up the 95% interval of a figure."""
@@ -104,10 +101,9 @@ class Findings:
         rule = str(self.results.get("wrong", "em"))
         return _RULES.get(rule, rule)
 
-    def family(self, figure: str | None = None) -> int:
-        """Count the pairs that p-values of a figure (None: the headline) are corrected for."""
-        figure = figure or self.headline.key
-        return sum(entry.p_holm is not None for entry in self.differences if entry.figure == figure)
+    def family(self) -> bool:
+        """Tell whether p-values of the headline are corrected for a family of pairs."""
+        return any(e.p_holm is not None for e in self.differences if e.figure == self.headline.key)
 
     def shared(self) -> float | None:
         """Return the headline that all methods have in common, oracle included; None if there is none."""
@@ -118,19 +114,19 @@ class Findings:
     def ranked(self) -> dict[str, float]:
         """Sort the headline by method without the oracle, highest first."""
         key = self.headline.key
-        known = {name: entry[key] for name, entry in self._but_oracle() if key in entry}
+        known = {name: entry[key] for name, entry in self._but_oracle().items() if key in entry}
         return dict(sorted(known.items(), key=lambda item: -item[1]))
 
     def best(self, name: str, digits: int, better: str | None) -> float | None:
         """Find the best displayed value of a figure without the oracle; None if none is better."""
-        values = [self.figure(method, name) for method, _ in self._but_oracle()]
-        known = {round(value, digits) for value in values if value is not None}
+        values = [self.figure(method, name) for method in self._but_oracle()]
+        known = sorted({round(value, digits) for value in values if value is not None})
         if better is None or len(known) < 2:
             return None
-        return max(known) if better == "high" else min(known)
+        return known[-1] if better == "high" else known[0]
 
-    def _but_oracle(self) -> list[tuple[str, Json]]:
-        return [(name, entry) for name, entry in self.methods.items() if stem(name) != "oracle"]
+    def _but_oracle(self) -> dict[str, Json]:
+        return {name: entry for name, entry in self.methods.items() if stem(name) != "oracle"}
 
     def ends(self) -> tuple[float, float]:
         """Find the lowest and the highest end of all intervals of the headline."""
@@ -245,12 +241,16 @@ def token_scores(rounds: Iterable[Json]) -> list[float]:
     return [token["score"] for entry in rounds for token in entry.get("tokens", ()) if "score" in token]
 
 
+def _rounds(example: Json) -> dict[str, Sequence[Json]]:
+    return {method["method"]: method.get("rounds", ()) for method in example.get("methods", ())}
+
+
 def scales(examples: Iterable[Json]) -> dict[str, Scale]:
     """Find each method's lowest and highest score over all examples, of its tokens or else its rounds."""
-    rounds: dict[str, list[Json]] = {}
+    rounds = defaultdict[str, list[Json]](list)
     for example in examples:
-        for method in example.get("methods", ()):
-            rounds.setdefault(method["method"], []).extend(method.get("rounds", ()))
+        for name, entries in _rounds(example).items():
+            rounds[name] += entries
     return {
         name: (min(scores), max(scores))
         for name, entries in rounds.items()
@@ -267,8 +267,10 @@ def level(score: float, scale: Scale) -> int:
 
 def shown_at_once(example: Json) -> tuple[str, ...]:
     """Choose methods to unfold so that readers see the colours: a prober, and one that fired on a token."""
-    rounds = {method["method"]: method.get("rounds", ()) for method in example.get("methods", ())}
+    rounds = _rounds(example)
     probers = [name for name in rounds if stem(name) == "probing"]
-    tokens = {n: [t for entry in entries for t in entry.get("tokens", ())] for n, entries in rounds.items()}
-    fired = [name for name, each in tokens.items() if any(token.get("fired") for token in each)]
+    tokens = (
+        (n, token) for n, entries in rounds.items() for each in entries for token in each.get("tokens", ())
+    )
+    fired = [name for name, token in tokens if token.get("fired")]
     return (*probers[:1], *fired[:1])

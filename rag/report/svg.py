@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -23,11 +24,6 @@ WIDTH = 420
 FONT = 12.0
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
-
-
-def text_width(text: str) -> float:
-    """Estimate a label's width from above in user units, for wide system fonts."""
-    return 0.61 * FONT * len(text)
 
 
 def clipped(text: str, length: int = 24) -> str:
@@ -137,8 +133,8 @@ class Plot:
     def line(self, points: Sequence[Point], css: str, *, dash: str = "") -> None:
         """Add a polyline through data points; points closer than 0.7 units to the last are left out."""
         corners: list[Point] = []
-        for index, here in enumerate(map(self.at, points)):
-            if not corners or index == len(points) - 1 or math.dist(here, corners[-1]) >= 0.7:
+        for index, here in enumerate(map(self.at, points), 1):
+            if not corners or index == len(points) or math.dist(here, corners[-1]) >= 0.7:
                 corners.append(here)
         self.path(corners, css, dash=dash)
 
@@ -232,10 +228,9 @@ def level_glyph(share: float | None) -> str:
 
 def shares_glyph(shares: Json) -> str:
     """Show shares of questions with no, one and several retrievals: percentages over a bar of three tones."""
-    tones = ("none", "single", "multi")
-    if not shares.keys() >= set(tones):
+    tones, bars, start = ("none", "single", "multi"), "", 0.0
+    if not shares.keys() >= {*tones}:
         return DASH
-    bars, start = "", 0.0
     for tone in tones:
         width = 90 * shares[tone]
         bars += f'<rect class="share {tone}" x="{start:.1f}" y="0.5" width="{width:.1f}" height="7"/>'
@@ -250,8 +245,7 @@ def overlap(box: Box, others: Box | np.ndarray) -> np.ndarray:
     return np.maximum(sides, 0.0).prod(axis=-1)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """Place of a label: its box, where and how its text is anchored, and whether it needs a leader line."""
 
     box: Box
@@ -261,7 +255,8 @@ class Placed:
 
 
 _SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (1, 1), (-1, -1), (-1, 1))
-_ANCHORS = {1: "start", -1: "end", 0: "middle"}
+#: By the side on which a label stands: how its text is anchored, and the share of its width left of there.
+_ANCHORS = {1: ("start", 0.0), -1: ("end", 1.0), 0: ("middle", 0.5)}
 
 
 def place(anchors: Sequence[tuple[Point, str]], bounds: Box, obstacles: Sequence[Box] = ()) -> list[Placed]:
@@ -274,16 +269,17 @@ def place(anchors: Sequence[tuple[Point, str]], bounds: Box, obstacles: Sequence
     taken = [*obstacles, *((x - 5, y - 5, x + 5, y + 5) for (x, y), _ in anchors)]
     placed: list[Placed] = []
     for (x, y), text in anchors:
-        width, others = text_width(text), np.array(taken)
+        width, others = 0.61 * FONT * len(text), np.array(taken)  # from above, for wide system fonts
         options: list[tuple[float, Placed]] = []
         for distance in (9.0, 16.0, 26.0, 38.0, 52.0):
             for dx, dy in _SIDES:
                 at = (x + dx * distance, y + dy * (distance + (4 if dx == 0 else 0)))
-                left = at[0] - {1: 0.0, -1: width, 0: width / 2}[dx]
+                anchor, share = _ANCHORS[dx]
+                left = at[0] - share * width
                 box = (left, at[1] - half, left + width, at[1] + half)
                 outside = width * 2 * half - overlap(box, bounds)
                 cost = overlap(box, others).sum() + 4 * outside + distance / 4
-                options.append((float(cost), Placed(box, at, _ANCHORS[dx], distance > 16)))
+                options.append((float(cost), Placed(box, at, anchor, distance > 16)))
         placed.append(min(options, key=lambda option: option[0])[1])
         taken.append(placed[-1].box)
     return placed

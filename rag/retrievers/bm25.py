@@ -20,9 +20,10 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -39,7 +40,7 @@ from probers.progress import Bar
 from probers.types import Passage, first_line
 
 from . import lexical
-from .places import NOWHERE, Places, write_places
+from .lexical import NOWHERE, Places, write_places
 
 # Importing bm25s starts JAX where that is installed, and JAX takes three quarters of a GPU's memory.
 sys.modules.setdefault("jax", None)  # type: ignore[arg-type]
@@ -81,7 +82,13 @@ class BM25(lexical.LexicalRetriever):
         self._index: Any
         self._cache = Path(cache or cache_folder("bm25"))
         if isinstance(passages, PassageStore):
-            self._index, self._vocabulary = _open_index(passages, k1, b, self._cache)
+            name, build = f"-k1={float(k1)}-b={float(b)}", partial(build_index, passages, k1=k1, b=b)
+            folder = self._made(name, "BM25 index of", build, _DISK)
+            self._index = bm25s.BM25.load(folder, mmap=True, load_vocab=False)
+            scores = self._index.scores
+            # Plain arrays, for which numba compiles the same code as for those in memory.
+            scores |= {key: np.asarray(scores[key]) for key in ("data", "indices", "indptr")}
+            self._vocabulary = Vocabulary(folder)
             self._number = self._vocabulary.get
         else:
             documents = lexical.document_tokens(self._passages)
@@ -105,19 +112,26 @@ class BM25(lexical.LexicalRetriever):
         rows: np.ndarray = scores["indices"][start:end]
         return rows
 
-    def _make_places(self) -> Places:
+    @cached_property
+    def _places(self) -> Places:
         passages = self._passages
         if not isinstance(passages, PassageStore):
-            return super()._make_places()
-        folder = self._cache / f"{passages.fingerprint}-{_SCHEMA}.{lexical.TOKENS_VERSION}-places"
-        documents, total = map(lexical.tokens_of, passages), passages.nbytes
-        build_once(
-            folder,
-            f"places of words in {len(passages):,} passages",
-            lambda path: write_places(documents, path, self._number, len(self._vocabulary)),
-            lambda: Estimate(total * _SECONDS, total * _PLACES, _MEMORY[0] + total * _MEMORY[1]),
-        )
-        return Places.load(folder, self._number)
+            return Places.of(map(lexical.tokens_of, passages))
+
+        def write(folder: Path) -> dict[str, Any]:
+            documents = map(lexical.tokens_of, passages)
+            return write_places(documents, folder, self._number, len(self._vocabulary))
+
+        return Places.load(self._made("-places", "places of words in", write, _PLACES), self._number)
+
+    def _made(self, name: str, what: str, make: Callable[[Path], dict[str, Any]], disk: float) -> Path:
+        """Make a folder of a stored corpus on first use; ``disk`` is its size by that of the corpus."""
+        passages: Any = self._passages
+        folder = self._cache / f"{passages.fingerprint}-{_SCHEMA}.{lexical.TOKENS_VERSION}{name}"
+        size = passages.nbytes
+        cost = Estimate(size * _SECONDS, size * disk, _MEMORY[0] + size * _MEMORY[1])
+        build_once(folder, f"{what} {len(passages):,} passages", make, lambda: cost)
+        return folder
 
     def _candidates(self, scores: np.ndarray, k: int) -> np.ndarray:
         if not self._compiled:
@@ -247,22 +261,6 @@ _SECONDS, _DISK, _MEMORY = 1e-7, 2.1, (4.5e8, 0.07)
 _PLACES = 1.4
 
 
-def _open_index(passages: PassageStore, k1: float, b: float, cache: Path) -> tuple[Any, Vocabulary]:
-    """Open the index of a stored corpus, made on first use: that of ``bm25s``, mapped, and its vocabulary."""
-    name = f"{passages.fingerprint}-{_SCHEMA}.{lexical.TOKENS_VERSION}-k1={float(k1)}-b={float(b)}"
-    total = passages.nbytes
-    build_once(
-        cache / name,
-        f"BM25 index of {len(passages):,} passages",
-        lambda folder: build_index(passages, folder, k1, b),
-        lambda: Estimate(total * _SECONDS, total * _DISK, _MEMORY[0] + total * _MEMORY[1]),
-    )
-    index = bm25s.BM25.load(cache / name, mmap=True, load_vocab=False)
-    # Plain arrays, for which numba compiles the same code as for those in memory.
-    index.scores |= {key: np.asarray(index.scores[key]) for key in ("data", "indices", "indptr")}
-    return index, Vocabulary(cache / name)
-
-
 def build_index(
     passages: PassageStore, folder: Path, k1: float, b: float, *, shard: int = SHARD, block: int = BLOCK
 ) -> dict[str, Any]:
@@ -271,8 +269,7 @@ def build_index(
     work.mkdir(exist_ok=True)
     shards = _count(passages, work, shard)
     tokens = write_vocabulary(folder, _number_terms(shards))
-    if not tokens:
-        raise lexical.no_word(len(passages))
+    lexical.check_words(tokens, len(passages))
     postings = _merge(shards, folder, k1, b, tokens, block)
     about = {
         "k1": k1, "b": b, "delta": 0.5, "method": "lucene", "idf_method": "lucene",

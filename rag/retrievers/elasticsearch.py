@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import regex
@@ -113,26 +113,25 @@ class Elasticsearch:
         connection = ("timeout", "retries", "verify", "ca_file")
         self._server = Server(self.url, **{name: getattr(self, name) for name in connection})
         self._warned, self._clauses = set[str](), CLAUSES
+        self._index: ServerIndex | ExistingIndex
         if self.existing:
-            self._index: ServerIndex | ExistingIndex
             self._index = ExistingIndex(self._server, str(self.index), self.title, self.text)
-            self._name, self._fields = str(self.index), self._index.fields
-            self._tokens, self._places = False, self._index.places
-            return
-        options = {"analyzer": self.analyzer, "fields": self.fields}
-        recipe = Recipe.of(passages, k1=float(self.k1), b=float(self.b), **options)
-        copies: dict[str, Any] = {"shards": self.shards, "replicas": self.replicas}
-        self._index = ServerIndex(self._server, passages, recipe, self.index, **copies)
-        self._index.open(rebuild=self.rebuild)
-        self._name, self._fields = self._index.searched, recipe.searched
-        self._places = not self._index.earlier
-        self._tokens = self._places and self.analyzer == WORD
+            self._fields = self._index.fields
+        else:
+            options = {"analyzer": self.analyzer, "fields": self.fields}
+            recipe = Recipe.of(passages, k1=float(self.k1), b=float(self.b), **options)
+            self._index = ServerIndex(
+                self._server, passages, recipe, self.index, shards=self.shards, replicas=self.replicas
+            )
+            self._index.open(rebuild=self.rebuild)
+            self._fields = recipe.searched
+        self._name = self._index.searched
 
     def __repr__(self) -> str:
         return f"Elasticsearch({len(self):,} passages, index {self._name} ({self._server.name}))"
 
     def __len__(self) -> int:
-        return self._index.documents if isinstance(self._index, ExistingIndex) else len(self._index.passages)
+        return self._index.documents
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find up to ``k`` passages per query, best first; fewer when fewer share a token with it.
@@ -141,14 +140,15 @@ class Elasticsearch:
         all fields, which a warning tells; passages of equal scores keep the corpus order, where there is one.
         """
         at_least("k", k)
-        size = min(k, len(self)) if isinstance(self._index, ServerIndex) else k
-        texts = {i: query for i, query in enumerate(queries) if self._last_words(query, self._words)}
+        size = k if self.existing else min(k, len(self))
+        texts = {i: query for i, query in enumerate(queries) if self._words(query)}
         answers = self._multi(list(texts.values()), lambda query: self._ranking(query, size), SEARCHES)
+        hits = [answer["hits"]["hits"] for answer in answers]
         if isinstance(self._index, ServerIndex):
-            self._index.check([hit["_index"] for answer in answers for hit in answer["hits"]["hits"]])
+            self._index.check([hit["_index"] for each in hits for hit in each])
         results: list[list[Passage]] = [[] for _ in queries]
-        for (i, query), answer in zip(texts.items(), answers, strict=True):
-            results[i] = [self._passage(hit, query) for hit in answer["hits"]["hits"]]
+        for (i, query), each in zip(texts.items(), hits, strict=True):
+            results[i] = [self._index.passage(hit, query) for hit in each]
         return results
 
     def frequency(self, phrases: Sequence[str]) -> list[int]:
@@ -166,8 +166,6 @@ class Elasticsearch:
 
     def drop(self) -> None:
         """Remove the index from the server; the next retriever of the corpus makes it again."""
-        if isinstance(self._index, ExistingIndex):
-            raise UserError(f"index {self._name} was not made by probers and is left alone", "conflict")
         self._index.drop()
 
     def _check_source(self) -> None:
@@ -177,47 +175,56 @@ class Elasticsearch:
         given = [name for name in unfit if getattr(self, name) != default[name]]
         if self.existing and self.fields == "separate":  # which they are
             given.remove("fields")
-        if given:
-            value = f"retriever.{given[0]}={getattr(self, given[0])}"
-            other = "retriever.existing=true, which takes an index as it is"
-            only = "is for retriever.existing=true" if not self.existing else f"does not go with {other}"
-            raise UserError(f"{value} {only}: leave one out", "conflict")
+        only = "takes an index as it is, without" if self.existing else "is missing for"
+        given = [f"retriever.{name}={getattr(self, name)}" for name in given]
         if self.existing and self.passages is not None and len(self.passages):
-            message = "retriever.existing=true searches an index without a corpus, and passages are given"
-            raise UserError(f"{message}: leave one out", "conflict")
+            given.append("passages")
+        if given:
+            remedy = "leave one out" if self.existing else f"add it, or leave {given[0]} out"
+            raise UserError(f"retriever.existing=true {only} {given[0]}: {remedy}", "conflict")
         if self.existing and not self.index:
             problem = "retriever.existing=true needs the index's name as retriever.index"
             raise UserError(problem, "missing-value")
 
     @property
-    def _words(self) -> int:
+    def _most(self) -> int:
         """Most words of a query."""
         return max(1, self._clauses // len(self._fields))
 
+    def _words(self, text: str) -> list[Any]:
+        """Cut a text into words as the index takes them: tokens, or matches where the server makes these."""
+        return lexical.tokenize(text) if self._index.tokens else list(_WORDS.finditer(text))
+
     def _ranking(self, query: str, size: int) -> dict[str, Any]:
-        """Build the search for the passages of a query."""
+        """Build the search for the passages of a query, by its last words."""
+        words = self._words(query)
+        if len(words) > self._most:
+            self._warn_once("only the last %d words of a longer query are searched", self._most)
+        last = words[-self._most :]
+        text = spaced(last) if self._index.tokens else utf8(query[last[0].start() :])
         # None of the words is an operator. With several fields: the better, plus half the other.
-        text = self._last_words(query, self._words)
-        match = {"query": text, "fields": self._fields, "type": "best_fields", "tie_breaker": 0.5}
-        body = {"query": {"multi_match": match}, "size": size, "track_total_hits": False}
-        if isinstance(self._index, ExistingIndex):
-            return body | {"_source": self._index.source}
-        return body | {"_source": False, "sort": [{"_score": "desc"}, {"n": "asc"}]}
+        how = {"type": "best_fields", "tie_breaker": 0.5}
+        match = {"query": text, "fields": self._fields} | how
+        return {"query": {"multi_match": match}, "size": size, "track_total_hits": False} | self._index.body
 
     def _holding(self, group: Sequence[str]) -> dict[str, Any]:
-        """Build the count of the passages that hold all phrases of a group."""
-        how = {"type": "phrase"} if self._places else {"type": "cross_fields", "operator": "and"}
-        most = max(1, self._words // len(group))
-        texts = [self._first_words(phrase, most) for phrase in group]
-        each = [{"multi_match": {"query": text, "fields": self._fields} | how} for text in texts]
+        """Build the count of the passages that hold all phrases of a group, by their first words."""
+        how = {"type": "phrase"} if self._index.places else {"type": "cross_fields", "operator": "and"}
+        most, each = max(1, self._most // len(group)), []
+        for phrase in group:
+            words = self._words(phrase)
+            if len(words) > most:
+                self._warn_once("a phrase of more than %d words is counted by its first", most)
+            first = words[:most]
+            text = spaced(first) if self._index.tokens else utf8(phrase[: first[-1].end()])
+            each.append({"multi_match": {"query": text, "fields": self._fields} | how})
         return {"query": {"bool": {"filter": each}}, "size": 0, "track_total_hits": True, "_source": False}
 
     def _count(self, groups: Sequence[Sequence[str]]) -> list[int]:
-        """Count the passages that hold all phrases of each group."""
-        if groups and not self._places:
+        if groups and not self._index.places:
             message = "index %s keeps no places of words: rarity counts passages with all words of a phrase"
             self._warn_once(message, self._name)
-        searched = [i for i, group in enumerate(groups) if all(self._last_words(each, 1) for each in group)]
+        searched = [i for i, group in enumerate(groups) if all(map(self._words, group))]
         answers = self._multi([groups[i] for i in searched], self._holding, COUNTS)
         counts = [0] * len(groups)
         for i, answer in zip(searched, answers, strict=True):
@@ -255,43 +262,13 @@ class Elasticsearch:
         if re.search("too_many_(nested_)?clauses", str(results[failed])) and self._clauses > 1:
             self._clauses //= 2
             message = "index %s takes fewer clauses: of longer queries the last %d words are searched"
-            log.warning(message, self._name, self._words)
+            log.warning(message, self._name, self._most)
             return False
         reason = self._server.reason(results[failed]["error"])
         status = results[failed].get("status", 500)
         raise self._server.error(f"HTTP {status} {reason} (asked for {str(searches[failed])[:80]!r})")
 
-    def _passage(self, hit: Mapping[str, Any], query: str) -> Passage:
-        if isinstance(self._index, ExistingIndex):
-            return self._index.passage(hit)
-        score, row = hit["sort"]
-        if str(row) != hit["_id"] or not 0 <= row < len(self._index.passages):
-            message = f"{self._server.name} answered {query[:80]!r} with documents not in the corpus"
-            raise RunError(f"{message}: rebuild index {self._name} with retriever.rebuild=true", "server")
-        return replace(self._index.passages[row], score=float(score))
-
-    def _last_words(self, text: str, most: int) -> str:
-        """Cut a text to its last words, as the index takes them; "" for a text without any."""
-        if self._tokens:
-            tokens = lexical.tokenize(text)
-            if len(tokens) > most > 1:
-                self._warn_once("only the last %d words of a longer query are searched", most)
-            return spaced(tokens[-most:])
-        words = list(_WORDS.finditer(text))
-        if len(words) > most > 1:
-            self._warn_once("only the last %d words of a longer query are searched", most)
-        return utf8(text[words[-most:][0].start() :]) if words else ""
-
-    def _first_words(self, text: str, most: int) -> str:
-        """Cut a phrase to its first words."""
-        tokens = lexical.tokenize(text) if self._tokens else []
-        words = list(_WORDS.finditer(text))
-        if len(tokens or words) > most:
-            self._warn_once("a phrase of more than %d words is counted by its first", most)
-        return spaced(tokens[:most]) if self._tokens else utf8(text[: words[:most][-1].end()])
-
     def _warn_once(self, message: str, value: Any) -> None:
-        """Log a warning once."""
         if message not in self._warned:
             self._warned.add(message)
             log.warning(message, value)

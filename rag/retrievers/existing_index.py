@@ -6,7 +6,7 @@ import difflib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from probers.types import Passage, UserError
 
@@ -41,26 +41,30 @@ class ExistingIndex:
     """Titles and texts of an index, alias, data stream or pattern of indexes that is there already.
 
     Attributes:
-        index: its name.
-        title: field of titles; an index without a field "title" has none.
-        text: field of texts; ``doc.body`` is the field "body" of an object "doc".
-        fields: names of the fields to search, known at once.
+        searched: its name.
+        title, text: their fields; an index without a field "title" has no titles, and ``doc.body`` is the
+            field "body" of an object "doc".
+        fields: names of the fields to search.
         places: True if the index keeps the places of words in all of them.
+        tokens: False, as the index makes its tokens itself.
         documents: number of documents with a text.
+        body: what a search asks of the documents found.
     """
 
     server: Server
-    index: str
+    searched: str
     title: str = "title"
     text: str = "text"
     fields: list[str] = field(init=False)
     places: bool = field(init=False)
     documents: int = field(init=False)
+    tokens: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        mappings = self.server.ask(self.server.client.indices.get_mapping, index=self.index)
+        mappings = self.server.ask(self.server.client.indices.get_mapping, index=self.searched)
         if not mappings:
-            raise UserError(f"{self.server.name} has no index {self.index}: check retriever.index", "no-file")
+            message = f"{self.server.name} has no index {self.searched}: check retriever.index"
+            raise UserError(message, "no-file")
         if any(each["mappings"].get("_source", {}).get("enabled") is False for each in mappings.values()):
             raise self._no_source()
         text = self._field("text", self.text, mappings)
@@ -70,39 +74,40 @@ class ExistingIndex:
         self.fields = [each.name for each in searched]
         self.places = all(each.places for each in searched)
         self._title, self._text = None if title is None else title.path, text.path
-        self.source = [".".join(each.path) for each in searched]
+        self.body = {"_source": [".".join(each.path) for each in searched]}
         self._warned = False
-        self._look()
+        # One document shows whether texts can be read; all with a text are counted.
+        body = {"query": {"exists": {"field": text.name}}, "size": 1, "track_total_hits": True} | self.body
 
-    def passage(self, hit: Mapping[str, Any]) -> Passage:
+        def read(answer: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], int]:
+            return list(answer["hits"]["hits"]), answer["hits"]["total"]["value"]
+
+        search = self.server.client.search
+        hits, self.documents = self.server.ask(search, read=read, index=self.searched, body=body)
+        if not hits:
+            message = f"index {self.searched} ({self.server.name}) holds no document with {self.text}"
+            raise UserError(f"{message}: check retriever.index and retriever.text", "empty")
+        if not self._read(hits[0], self._text):
+            message = f"documents of index {self.searched} do not keep {self.text} in their _source"
+            raise UserError(f"{message}: name another field as retriever.text", "unsupported")
+
+    def passage(self, hit: Mapping[str, Any], query: str) -> Passage:
         """Make a passage of a document found."""
         if "_source" not in hit:
             raise self._no_source()
         title, text = self._read(hit, self._title), self._read(hit, self._text)
         if not text and not self._warned:
             self._warned = True
-            log.warning("document %r of index %s has no %s", hit["_id"], self.index, self.text)
+            log.warning("document %r of index %s has no %s", hit["_id"], self.searched, self.text)
         return Passage(hit["_id"], title, text, score=hit.get("_score"))
 
-    def _no_source(self) -> UserError:
-        message = f"index {self.index} ({self.server.name}) keeps no _source, so its texts cannot be read"
-        return UserError(f"{message}: name an index that does as retriever.index", "unsupported")
+    def drop(self) -> None:
+        """Refuse to remove it (UserError)."""
+        raise UserError(f"index {self.searched} was not made by probers and is left alone", "conflict")
 
-    def _look(self) -> None:
-        """Read one document, and count those with a text."""
-        body = {
-            "query": {"exists": {"field": self.fields[-1]}}, "size": 1, "track_total_hits": True,
-            "_source": self.source,
-        }  # fmt: skip
-        search = self.server.client.search
-        first, total = self.server.ask(search, read=_first_of, index=self.index, body=body)
-        if first is None:
-            message = f"index {self.index} ({self.server.name}) holds no document with {self.text}"
-            raise UserError(f"{message}: check retriever.index and retriever.text", "empty")
-        if not self._read(first, self._text):
-            message = f"documents of index {self.index} do not keep {self.text} in their _source"
-            raise UserError(f"{message}: name another field as retriever.text", "unsupported")
-        self.documents = total
+    def _no_source(self) -> UserError:
+        message = f"index {self.searched} ({self.server.name}) keeps no _source, so its texts cannot be read"
+        return UserError(f"{message}: name an index that does as retriever.index", "unsupported")
 
     def _field(self, option: str, name: str, mappings: Mapping[str, Any]) -> Field | None:
         """Find a field in the mappings of all indexes; UserError if it cannot be searched by words."""
@@ -110,7 +115,7 @@ class ExistingIndex:
         each = {index: _located(entry["mappings"], name) for index, entry in mappings.items()}
         lacking = [index for index, place in each.items() if place is None]
         if lacking and option == name == "title":
-            log.info("index %s has no field title: passages have none", self.index)
+            log.info("index %s has no field title: passages have none", self.searched)
             return None
         if lacking:
             known = sorted(_names(mappings[lacking[0]]["mappings"]))
@@ -119,25 +124,17 @@ class ExistingIndex:
             raise UserError(f"{message}; it has {', '.join(near)}", "bad-value")
         places = [place for place in each.values() if place is not None]
         first = places[0]
-        if first.nested:
-            message = f"{key} lies in a nested object of index {self.index}, which a search does not see"
-            raise UserError(f"{message}: name a field outside", "unsupported")
-        if first.kind not in _TEXTS:
-            message = f"{key} is of type {first.kind} in index {self.index}, which is not searched by words"
-            raise UserError(f"{message}: name a field of type text", "unsupported")
+        if first.nested or first.kind not in _TEXTS:
+            where = "lies in a nested object" if first.nested else f"is of type {first.kind}"
+            message = f"{key} {where} in index {self.searched}, which is not searched by words"
+            raise UserError(f"{message}: name a field of type text outside of such objects", "unsupported")
         if any(place.path != first.path or place.kind not in _TEXTS for place in places):
-            message = f"{key} is not the same in all indexes of {self.index}"
+            message = f"{key} is not the same in all indexes of {self.searched}"
             raise UserError(f"{message}: name one index as retriever.index", "conflict")
         return first._replace(places=all(place.places for place in places))
 
     def _read(self, hit: Mapping[str, Any], path: tuple[str, ...] | None) -> str:
         return "" if path is None else " ".join(_texts(hit.get("_source", {}), path))
-
-
-def _first_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int]:
-    """Take the first document found, and the number of all."""
-    hits = body["hits"]
-    return next(iter(hits["hits"]), None), hits["total"]["value"]
 
 
 def _located(mapping: Mapping[str, Any], name: str) -> Field | None:

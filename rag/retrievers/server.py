@@ -69,10 +69,6 @@ _MENDED: dict[str, tuple[str, Code | None]] = {
 }  # fmt: skip
 
 
-def _whole(body: Any) -> Any:
-    return body
-
-
 class PassingError(Exception):
     """A failure that may pass by itself: what to raise if it does not, and seconds to wait at least."""
 
@@ -85,19 +81,9 @@ class PassingError(Exception):
 class Server:
     """The official client of the server that answers, with pauses between further attempts.
 
-    ES_API_KEY, or ES_USERNAME and ES_PASSWORD, are sent if set; no message holds them.
-
-    Args:
-        url: http(s)://HOST:PORT, or several of one cluster; None is ES_URL, where spaces separate them.
-        timeout: seconds without an answer before a request counts as failed.
-        retries: further attempts after a temporary failure. One at another address begins at once, the others
-            after pauses that double from :data:`FIRST_PAUSE`.
-        verify: whether the server's certificate is checked.
-        ca_file: PEM file of the authority that signed it; None uses the authorities the clients know.
-
-    Raises:
-        UserError: an unusable address, option or credential; no such server.
-        RunError: the server does not answer.
+    Options and errors are those of :class:`~probers.rag.retrievers.Elasticsearch`. An attempt at another
+    address begins at once, the others after pauses that double from :data:`FIRST_PAUSE`. No message holds
+    ES_API_KEY or ES_PASSWORD.
     """
 
     url: str | Sequence[str] | None = None
@@ -131,7 +117,9 @@ class Server:
         self._waited = self._answered = False
         self._connect((user, password) if user else None, key)
 
-    def ask(self, call: Callable[..., Any], *, read: Callable[[Any], Any] = _whole, **options: Any) -> Any:
+    def ask(
+        self, call: Callable[..., Any], *, read: Callable[[Any], Any] = lambda body: body, **options: Any
+    ) -> Any:
         """Call a method of the client as in :meth:`once`; repeat what may pass by itself."""
         return self.patiently(lambda: self.once(call, read=read, **options))
 
@@ -153,7 +141,9 @@ class Server:
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def once(self, call: Callable[..., Any], *, read: Callable[[Any], Any] = _whole, **options: Any) -> Any:
+    def once(
+        self, call: Callable[..., Any], *, read: Callable[[Any], Any] = lambda body: body, **options: Any
+    ) -> Any:
         """Call a method of the client and return what ``read`` takes of the answer's body.
 
         Failures become one sentence, and so do answers of another form than ``read`` expects.
@@ -195,7 +185,11 @@ class Server:
             inner = next((cause["reason"] for cause in causes if cause.get("reason")), "")
             reasons = dict.fromkeys([first.get("reason") or "", inner])
             error = f"{first.get('type')}: {' '.join(reasons)}"
-        text = _page(str(error))
+        text = str(error)
+        if re.search(r"<(html|!doctype|head|title)\b", text, re.IGNORECASE):  # the page of a proxy
+            title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+            page = html.unescape(title[1] if title else re.sub("<[^>]*>", " ", text))
+            text = f"a page: {page.strip()}"
         text = re.sub(r"Basic \S+", "Basic ***", text)  # a header holds the password encoded
         for secret in self._secrets:
             text = text.replace(secret, "***")
@@ -284,14 +278,6 @@ def _lack(body: Any) -> str | None:
             if answer.get("timed_out"):
                 return "the search timed out on the server"
     return None
-
-
-def _page(text: str) -> str:
-    """Reduce the HTML page of a proxy to its title."""
-    if not re.search(r"<(html|!doctype|head|title)\b", text, re.IGNORECASE):
-        return text
-    title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
-    return f"a page: {html.unescape(title[1] if title else re.sub('<[^>]*>', ' ', text)).strip()}"
 
 
 def _speaks_tls(address: str) -> bool:

@@ -13,9 +13,9 @@ import random
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from probers.data.corpus import fingerprint, passages_from
 from probers.files import canonical_json, digest
@@ -80,8 +80,7 @@ class ServerIndex:
 
     Attributes:
         plain: name that the user gave, None for one by the recipe alone.
-        shards: of a new index.
-        replicas: copies of every shard on other nodes; "auto" is one where there is a second node.
+        shards, replicas: of a new index.
         searched: name to search, known after :meth:`open`.
         earlier: True for an index of version 0.2, which has the server's tokens and no places of words.
     """
@@ -92,12 +91,14 @@ class ServerIndex:
     plain: str | None = None
     shards: int = 1
     replicas: int | str = "auto"
-    earlier: bool = field(default=False, init=False)
+    #: What a search asks of the passages found.
+    body: ClassVar[dict[str, Any]] = {"_source": False, "sort": [{"_score": "desc"}, {"n": "asc"}]}
 
     def __post_init__(self) -> None:
         self.name = f"{self.plain or 'probers'}-{digest(canonical_json(self.recipe.record()))}"
         self._old = self.plain or f"probers-{digest(canonical_json(self.recipe.record(3)))}"
-        self.searched = self.name
+        self.searched, self.earlier, self.places = self.name, False, True
+        self.tokens, self.documents = self.recipe.analyzer == WORD, len(self.passages)
 
     def open(self, *, rebuild: bool = False) -> None:
         """Find the complete index, wait for the process that fills it, or make it."""
@@ -107,33 +108,35 @@ class ServerIndex:
                 "index %s is of an earlier version: its tokens are the server's, and rarity counts passages "
                 "with all words of a phrase; retriever.rebuild=true makes another", self._old,
             )  # fmt: skip
-            self.searched, self.earlier = self._old, True
+            self.searched, self.earlier, self.places, self.tokens = self._old, True, False, False
             return
         before = self._complete(there) if rebuild else None
-        while (complete := self._complete(there)) in (None, before):
+        while (complete := self._complete(there)) is None or complete == before:
             self._advance(there, complete, anew=rebuild)
             there = self._there()
-        assert complete is not None
-        self._wait_for_shards(complete)
-        if (count := self._count(complete)) != len(self.passages):
-            self._fill(complete, count)
+        self.server.ask(self.server.client.cluster.health, index=complete)  # waits for its shards
+        self._fill(complete)
 
     def drop(self) -> None:
         """Remove the index and what was left of its making; the next retriever makes it again."""
         if self.earlier:
             self._delete([self._old])
         else:
-            self._delete([name for name in self._there() if self._number(name) is not None])
+            self._delete([name for name in self._there() if self._number(name)])
 
     def check(self, indexes: Sequence[str]) -> None:
         """Refuse hits of other indexes than this recipe's, or an old one that was made of another corpus."""
-        if self.earlier:
-            strange = not self._is_old(self._there())
-        else:
-            strange = any(self._number(index) is None for index in indexes)
-        if strange:
+        if not (self._is_old(self._there()) if self.earlier else all(map(self._number, indexes))):
             problem = "has become that of another corpus or setting: start again"
             raise RunError(f"index {self.searched} ({self.server.name}) {problem}", "changed")
+
+    def passage(self, hit: Mapping[str, Any], query: str) -> Passage:
+        """Take a passage found from the corpus, with its score (RunError for one that is not there)."""
+        score, row = hit["sort"]
+        if str(row) != hit["_id"] or not 0 <= row < len(self.passages):
+            message = f"{self.server.name} answered {query[:80]!r} with documents not in the corpus"
+            raise RunError(f"{message}: rebuild index {self.searched} with retriever.rebuild=true", "server")
+        return replace(self.passages[row], score=float(score))
 
     def _there(self) -> dict[str, Any]:
         """Return all indexes with our names as the server knows them; refuse those of others."""
@@ -147,14 +150,14 @@ class ServerIndex:
                 raise UserError(f"{message}: {remedy}", "out-taken")
         return there
 
-    def _number(self, index: str) -> int | None:
-        """Return the number at the end of an index's name; None for those of other recipes."""
+    def _number(self, index: str) -> int:
+        """Read the number at the end of an index's name, from 1 on; 0 for those of other recipes."""
         match = re.fullmatch(rf"{re.escape(self.name)}-(\d+)", index)
-        return int(match[1]) if match else None
+        return int(match[1]) if match else 0
 
     def _complete(self, there: Mapping[str, Any]) -> str | None:
         complete = [name for name, index in there.items() if self.name in index.get("aliases", ())]
-        return max(complete, key=lambda name: self._number(name) or 0, default=None)
+        return max(complete, key=self._number, default=None)
 
     def _is_old(self, there: Mapping[str, Any]) -> bool:
         """Tell whether a complete index of version 0.2 has this recipe."""
@@ -165,20 +168,19 @@ class ServerIndex:
 
     def _advance(self, there: Mapping[str, Any], complete: str | None, *, anew: bool) -> None:
         """Make and fill the next index after the complete one, or wait while another process does."""
-        last = self._number(complete) or 0 if complete else 0
-        begun = [name for name in there if (self._number(name) or 0) > last]
-        index = max(begun, key=lambda name: self._number(name) or 0, default=f"{self.name}-{last + 1}")
+        last = self._number(complete or "")
+        begun = [name for name in there if self._number(name) > last]
+        index = max(begun, key=self._number, default=f"{self.name}-{last + 1}")
         if begun or not self._create(index):
             if self._progress(index):
                 return
-            self._wait_for_shards(index)
+            self.server.ask(self.server.client.cluster.health, index=index)  # waits for its shards
             self.server.ask(self.server.client.indices.refresh, index=index)
             if anew and self._count(index) > len(self.passages):
                 self._delete([index])
                 return
-        self._fill(index, self._count(index))
-        number = self._number(index) or 0
-        earlier = [name for name in self._there() if 0 < (self._number(name) or 0) < number]
+        self._fill(index)
+        earlier = [name for name in self._there() if 0 < self._number(name) < self._number(index)]
         actions = [{"add": {"index": index, "alias": self.name}}]
         actions += [{"remove_index": {"index": name}} for name in earlier]
         self.server.ask(self.server.client.indices.update_aliases, body={"actions": actions})
@@ -212,10 +214,10 @@ class ServerIndex:
         """Create an index; return False if another process was first."""
         analyzer = WHITESPACE if self.recipe.analyzer == WORD else self.recipe.analyzer
         text = {"type": "text", "analyzer": analyzer, "similarity": "probers"}
-        copies: dict[str, Any] = {"number_of_replicas": self.replicas}
+        auto = self.replicas == "auto"
         layout = {
             "number_of_shards": self.shards, "refresh_interval": "-1",
-            **({"auto_expand_replicas": "0-1"} if self.replicas == "auto" else copies),
+            "auto_expand_replicas" if auto else "number_of_replicas": "0-1" if auto else self.replicas,
             "similarity": {"probers": {"type": "BM25", "k1": self.recipe.k1, "b": self.recipe.b}},
         }  # fmt: skip
         mappings = {
@@ -231,9 +233,6 @@ class ServerIndex:
             return False
         return True
 
-    def _wait_for_shards(self, index: str) -> None:
-        self.server.ask(self.server.client.cluster.health, index=index)
-
     def _count(self, index: str) -> int:
         count = self.server.client.count
         return self.server.ask(count, read=lambda body: int(body["count"]), index=index)  # type: ignore[no-any-return]
@@ -243,11 +242,19 @@ class ServerIndex:
             delete = self.server.client.indices.delete
             self.server.ask(delete, index=",".join(indexes), ignore_unavailable=True)
 
-    def _fill(self, index: str, holds: int) -> None:
-        """Send the passages that an index lacks, and count them all."""
-        total = len(self.passages)
-        if holds < total:
-            self._load(index)
+    def _fill(self, index: str) -> None:
+        """Send all passages unless they are there; replace none: the idf would count deleted versions."""
+        total, refused = len(self.passages), list[str]()
+        if (holds := self._count(index)) < total:
+            with Bar(desc="index", total=total, disable=total <= 20_000) as bar:
+                for documents in _chunks(self._documents()):
+                    refused += self._send(index, documents)
+                    bar.update(len(documents))
+                    if len(refused) >= _MOST_REFUSED:
+                        break
+            if refused:
+                listed = ", ".join(refused[:_MOST_REFUSED])
+                raise self.server.error(f"{len(refused)} passages are refused: {listed}")
             self.server.ask(self.server.client.indices.refresh, index=index)
             holds = self._count(index)
         if holds != total:
@@ -255,26 +262,16 @@ class ServerIndex:
             remedy = "the same command loads what is missing, with retriever.rebuild=true all"
             raise RunError(f"{message}: check its disk; {remedy}", "server")
 
-    def _load(self, index: str) -> None:
-        """Send all passages; replace none, as the idf would still count a deleted version."""
-        refused: list[str] = []
-        with Bar(desc="index", total=len(self.passages), disable=len(self.passages) <= 20_000) as bar:
-            for documents in _chunks(self._documents()):
-                refused += self._send(index, documents)
-                bar.update(len(documents))
-                if len(refused) >= _MOST_REFUSED:
-                    break
-        if refused:
-            listed = ", ".join(refused[:_MOST_REFUSED])
-            raise self.server.error(f"{len(refused)} passages are refused: {listed}")
-
     def _send(self, index: str, documents: Sequence[Document]) -> list[str]:
         """Send documents, again those that the server postpones; describe those that it refuses."""
         left, refused = list(documents), list[str]()
 
+        def created(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+            return [item["create"] for item in body["items"]]
+
         def send() -> None:
             body = b"".join(document.lines for document in left).decode()
-            results = self.server.once(self.server.client.bulk, read=_created, body=body, index=index)
+            results = self.server.once(self.server.client.bulk, read=created, body=body, index=index)
             pairs = zip(list(left), results, strict=True)
             failed = [pair for pair in pairs if pair[1]["status"] not in (200, 201, 409)]  # 409: there
             refused.extend(self._described(*pair) for pair in failed if not is_passing(pair[1]))
@@ -333,13 +330,7 @@ def utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _created(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Take the results of a bulk request."""
-    return [item["create"] for item in body["items"]]
-
-
 def _made_of(index: Mapping[str, Any]) -> Any:
-    """Return the recipe that an index of probers keeps."""
     return index.get("mappings", {}).get("_meta", {}).get("probers")
 
 
