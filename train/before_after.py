@@ -110,15 +110,13 @@ def _signals(moment: Moment, examples: Examples) -> list[Detector]:
 
 def _further(columns: Mapping[str, _Further], examples: Examples) -> list[Detector]:
     """Make detectors of further columns; a missing value counts as the training mean."""
-    detectors, train = [], examples.rows["train"]
+    detectors, table = [], examples.table
     for name, (column, sign, cost) in columns.items():
-        if column not in examples.table:
+        if column not in table or table[column].iloc[examples.rows["train"]].isna().all():
             continue
-        values = examples.table[column].to_numpy(dtype=float)
-        if np.isnan(values[train]).all():
-            continue
-        scores = sign * np.where(np.isnan(values), np.nanmean(values[train]), values)
-        calls, tokens = (float(examples.table[c].mean() if isinstance(c, str) else c) for c in cost)
+        values = table[column].to_numpy(dtype=float)
+        scores = sign * np.where(np.isnan(values), np.nanmean(values[examples.rows["train"]]), values)
+        calls, tokens = (float(table[c].mean() if isinstance(c, str) else c) for c in cost)
         price = Cost(calls=calls, tokens=tokens)
         detectors.append(Detector(name, scores, f"{column}, not trained", cost=price))
     return detectors
@@ -126,16 +124,17 @@ def _further(columns: Mapping[str, _Further], examples: Examples) -> list[Detect
 
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
     """Tabulate all signals (N, signals) of a moment; None if the store lacks some."""
-    before, table = [column for column, _ in _BEFORE.values()], examples.table
-    # Signals of attention are missing in the stores of engines without it.
-    after = [c for c in _COLUMNS if c not in table or not table[c].isna().any()]
-    columns = before if moment == "before" else [*(c for c in before if c in table), *after]
+    columns, table = [column for column, _ in _BEFORE.values()], examples.table
+    if moment == "after":
+        # Signals of attention are missing in the stores of engines without it.
+        after = (c for c in _COLUMNS if c not in table or not table[c].isna().any())
+        columns = [*filter(table.__contains__, columns), *after]
     if not {*columns, "n_tokens"} <= set(table):
         return None
-    values = [table[column].to_numpy(dtype=float) for column in columns]
-    if moment == "after":
-        values.append(values[columns.index("mean_logprob")] * table["n_tokens"].to_numpy(dtype=float))
-    return np.stack(values, axis=1)
+    values = table[columns].to_numpy(dtype=float)
+    if moment == "before":
+        return values
+    return np.column_stack([values, table["mean_logprob"] * table["n_tokens"]])
 
 
 def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
@@ -165,9 +164,9 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
     """Compute the figures of both moments; ``bootstrap`` is of the test examples."""
     test, spec = examples.rows["test"], trained.bank.spec
     strata, gold = strata_of(examples, spec), None
-    if "gold_right" in examples.table:  # the store's labels are made otherwise
+    # Where the store's labels are made otherwise.
+    if "gold_right" in examples.table and len(set(examples.column("gold_right", "test"))) > 1:
         gold = 1 - examples.table["gold_right"].to_numpy(dtype=int)
-        gold = gold if 0 < gold[test].mean() < 1 else None
     moments = {}
     for moment in MOMENTS:
         kinds = known(moment, trained, examples)

@@ -43,15 +43,30 @@ class Evaluator:
     def __init__(self, examples: Examples, rule: ThresholdRule, *, resamples: int, seed: int) -> None:
         self.examples, self.test = examples, examples.rows["test"]
         self.wrong = examples.wrong[self.test]
-        self._rule, self._resamples, self._seed = rule, resamples, seed
+        self._rule, self._how = rule, {"resamples": resamples, "seed": seed}
         self.bootstrap = self._resample(self.test)
 
-    def figures(self, detector: Detector) -> Detection:
-        """Compute every figure with its 95% interval; None where undefined.
+    def figures(
+        self, detector: Detector, rows: np.ndarray | None = None, bootstrap: Bootstrap | None = None
+    ) -> Detection:
+        """Compute every figure with its 95% interval, on the test texts or some ``rows``; None is undefined.
 
         A resample's bins are noisier than the texts' own, so the interval of a small ECE lies a little high.
         """
-        return self._figures(self.calibrated(detector), self.test, self.bootstrap)
+        rows, bootstrap = self.test if rows is None else rows, bootstrap or self.bootstrap
+        detector = self.calibrated(detector)
+        assert detector.probability is not None and detector.threshold is not None
+        scores, wrong = detector.scores[rows], self._labels(detector)[rows]
+        fired = (scores > detector.threshold).astype(float)
+        ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
+        if np.ptp(scores) != 0:  # a constant ranks nothing
+            ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
+        return Detection(
+            **_named(_RANKING, ranked), **_measured(bootstrap, wrong, fired, _DECISIONS),
+            **_quality(bootstrap, wrong, detector.probability(scores)),
+            base_rate=float(wrong.mean()), fired=float(fired.mean()), threshold=float(detector.threshold),
+            about=detector.about,
+        )  # fmt: skip
 
     def calibrated(self, detector: Detector) -> Detector:
         """Add a missing threshold and probability from validation."""
@@ -83,7 +98,7 @@ class Evaluator:
             measured = {d.name: overall[d.name] for d in detectors}
             if calibrated:
                 bootstrap = self._resample(rows)
-                measured = {d.name: self._figures(d, rows, bootstrap) for d in calibrated}
+                measured = {d.name: self.figures(d, rows, bootstrap) for d in calibrated}
             subsets[str(kind)] = schema.Subset(
                 n=len(rows), groups=len(set(self._groups(rows))),
                 base_rate=float(self.examples.wrong[rows].mean()), detectors=measured,
@@ -127,22 +142,7 @@ class Evaluator:
         """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
         if (scores := trained.token_scores) is None:
             return None
-        how = {"resamples": self._resamples, "seed": self._seed}
-        return level_figures(self.examples, scores, trained.bank.threshold, **how)
-
-    def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Detection:
-        assert detector.probability is not None and detector.threshold is not None
-        scores, wrong = detector.scores[rows], self._labels(detector)[rows]
-        fired = (scores > detector.threshold).astype(float)
-        ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
-        if np.ptp(scores) != 0:  # a constant ranks nothing
-            ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
-        return Detection(
-            **_named(_RANKING, ranked), **_measured(bootstrap, wrong, fired, _DECISIONS),
-            **_quality(bootstrap, wrong, detector.probability(scores)),
-            base_rate=float(wrong.mean()), fired=float(fired.mean()), threshold=float(detector.threshold),
-            about=detector.about,
-        )  # fmt: skip
+        return level_figures(self.examples, scores, trained.bank.threshold, **self._how)
 
     def _labels(self, detector: Detector) -> np.ndarray:
         return self.examples.wrong if detector.wrong is None else detector.wrong
@@ -151,7 +151,7 @@ class Evaluator:
         return self.examples.table["group"].to_numpy()[rows]
 
     def _resample(self, rows: np.ndarray) -> Bootstrap:
-        return Bootstrap(self._groups(rows), resamples=self._resamples, seed=self._seed)
+        return Bootstrap(self._groups(rows), **self._how)
 
 
 #: Figures by name: of decisions, and of the order of scores.
@@ -203,9 +203,8 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
     true = [d for d in trained.controls if d.wrong is None]
     pairs = evaluator.pairs(ours[:1], [*trained.members, *true]) | evaluator.pairs(ours[1:], [ours[0], *true])
     unable = dict.fromkeys(d.name for d in detectors if figures[id(d)].threshold == ALWAYS)
-    overall: dict[str, Detection] = {**controls, ENSEMBLE: figures[id(trained.saved)]}
-    if trained.with_entropy is not None:
-        overall[joined] = figures[id(trained.with_entropy)]
+    main = zip((ENSEMBLE, joined), (trained.saved, *with_entropy), strict=False)
+    overall: dict[str, Detection] = controls | {name: figures[id(d)] for name, d in main}
     return Figures(
         schema=1,
         label=evaluator.examples.label,
@@ -219,7 +218,7 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
         ensembles={kind: figures[id(detector)] for kind, detector in trained.ensembles.items()},
         ensemble=overall[ENSEMBLE],
         combine=trained.bank.combine,
-        with_entropy=None if trained.with_entropy is None else figures[id(trained.with_entropy)],
+        with_entropy=overall.get(joined),
         controls=controls,
         positive_control=_positive_control(trained, evaluator),
         conditions=evaluator.by("condition", [*ours, *true], overall),
@@ -296,15 +295,13 @@ def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> schema.Seeds | N
 def _calibration(trained: Trained, evaluator: Evaluator) -> schema.Calibrated:
     scores = trained.saved.scores[evaluator.test]
     method = str(trained.bank.calibration.to_dict()["method"])
-    calibrated = trained.bank.calibration(scores)
+    ways = {"before": sigmoid, "after": trained.bank.calibration, **trained.calibrations}
+    chances = {name: way(scores) for name, way in ways.items() if name != method}
+    quality = {name: evaluator.probabilities(chance) for name, chance in chances.items()}
     return schema.Calibrated(
-        method=method,
-        before=evaluator.probabilities(sigmoid(scores)),
-        after=evaluator.probabilities(calibrated),
-        by_chance=metrics.ece_by_chance(calibrated),
-        constant=bool(np.ptp(calibrated) == 0),
-        other={k: evaluator.probabilities(c(scores)) for k, c in trained.calibrations.items() if k != method},
-    )
+        method=method, before=quality.pop("before"), after=quality.pop("after"), other=quality,
+        by_chance=metrics.ece_by_chance(chances["after"]), constant=bool(np.ptp(chances["after"]) == 0),
+    )  # fmt: skip
 
 
 def _domain(trained: Trained, evaluator: Evaluator) -> schema.Limited | None:
@@ -326,11 +323,10 @@ def _positive_control(trained: Trained, evaluator: Evaluator) -> schema.Decision
     if trained.person is None:
         return None
     other = (evaluator.examples.column("answer_kind", "test") != "person").astype(int)
-    margins = trained.person[evaluator.test]
-    auroc = evaluator.bootstrap.interval(margins, partial(metrics.auroc, other))
-    accuracy = evaluator.bootstrap.interval((margins > 0).astype(float), partial(metrics.accuracy, other))
-    base_rate = float(np.mean(1 - other))
-    return schema.Decision(**auroc.figures("auroc"), **accuracy.figures("accuracy"), base_rate=base_rate)
+    margins, interval = trained.person[evaluator.test], evaluator.bootstrap.interval
+    auroc = interval(margins, partial(metrics.auroc, other))
+    accuracy = interval((margins > 0).astype(float), partial(metrics.accuracy, other))
+    return schema.Decision(**_named(["auroc", "accuracy"], [auroc, accuracy]), base_rate=np.mean(1 - other))
 
 
 def level_figures(

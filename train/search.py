@@ -38,7 +38,7 @@ from .heads import Task, build, head_of, maker, probe_tasks, train_heads
 from .methods import method_of
 from .run import default_out, identified, listed, opened_stores
 from .run import run as train
-from .settings import Assembling, Fitting, Layers, Search, Stores, Train, taken
+from .settings import Assembling, Fitting, Search, Stores, Train
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,6 @@ _HEADS = {
 }
 #: The default set of layers beside all.
 _UPPER = "upper half"
-#: Rule for thresholds on a fold, which its figure does not read.
-_RULE = "balanced_accuracy"
 #: Share of a fold's other groups that decides checkpoints and weights of layers.
 _CHECKS = 0.15
 _JOURNAL, _FILE = "search.jsonl", "search.json"
@@ -76,14 +74,13 @@ def run(settings: Search) -> Path:
     settings.rule().check_number(len(examples.groups("validation")))
     parts = [Partition(n, settings.folds) for n in range(1, settings.folds + 1)]
     folds = [fold(examples, part, settings.seed) for part in parts]
-    wanted = Wanted(heads, settings.layer_sets, sites, settings.beside is not None)
-    fitting = replace(taken(Fitting, settings), seeds=1, logger="none")
-    choice = taken(Assembling, replace(settings, with_entropy=False, domain=None, threshold=_RULE))
-    trial = Trial(fitting, choice, settings.resamples)
-    planned, left_out = plan(wanted, stores, beside, examples, trial.fitting)
+    # Of one seed, without a log, and with a threshold that no figure of a fold reads.
+    how = replace(
+        settings, seeds=1, logger="none", with_entropy=False, domain=None, threshold="balanced_accuracy"
+    )
+    planned, left_out = plan(how, heads, stores, beside, examples)
 
-    named = (*listed(settings.pool), *sites)
-    out = Path(settings.out or default_out("search", paths, settings.suffix, *named))
+    out = Path(settings.out or default_out("search", paths, settings.suffix, *listed(settings.pool), *sites))
     layers = [layer for candidate in planned for layer in candidate.layers]
     folder = RunFolder(out, "search", identified(settings, paths, layers))
     if not folder.begin("search"):
@@ -92,18 +89,20 @@ def run(settings: Search) -> Path:
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
         log.info("%s", fill(f"left out: {'; '.join(names)}: {reason}", 98, subsequent_indent="  "))
-    results = rounds(out, planned, folds, trial, settings.minutes)
+    results = rounds(out, planned, folds, how)
     winner, entry = summary(planned, results, folds, settings.minutes)
     entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
     log.info("%s", table(entry))
-    read = (stores[winner.place.site], *beside[winner.place.beside])
+    place = winner.place
+    read = (stores[place.site], *beside[place.beside])
     single = chain.from_iterable(s.stores if isinstance(s, JoinedStores) else (s,) for s in read)
     shared = {f.name for kind in (Fitting, Assembling, Stores) for f in fields(kind)} - {"_record"}
-    how: dict[str, Any] = {name: getattr(settings, name) for name in shared}
-    how |= {"data": list(dict.fromkeys(str(store.path) for store in single)), "pool": pool, "out": str(out)}
-    how |= {"site": winner.place.site, "beside": list(winner.place.beside), "layer": list(winner.layers)}
-    return train(Train(**how, head=winner.head), search=(folder, entry))
+    options: dict[str, Any] = {name: getattr(settings, name) for name in shared} | {
+        "data": list(dict.fromkeys(str(store.path) for store in single)), "pool": pool, "out": str(out),
+        "site": place.site, "beside": list(place.beside), "layer": list(winner.layers), "head": winner.head,
+    }  # fmt: skip
+    return train(Train(**options), search=(folder, entry))
 
 
 #: What is read beside the states, by kind, and the stores that have it.
@@ -185,59 +184,41 @@ class Candidate:
         return str(self.place)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Candidates that the user named: heads, sets of layers, sites; whether also sets ``beside`` them."""
-
-    heads: Mapping[str, Component]
-    layer_sets: Sequence[Layers] | None
-    sites: Sequence[Site]
-    beside: bool
-
-
 def plan(
-    wanted: Wanted, stores: Mapping[Site, Stored], besides: Besides, examples: Examples, how: Fitting
-) -> tuple[list[Candidate], dict[str, str]]:
+    settings: Search, heads: Mapping[str, Component], stores: Mapping[Site, Stored], besides: Besides,
+    examples: Examples,
+) -> tuple[list[Candidate], dict[str, str]]:  # fmt: skip
     """List the candidates, every head first with its first layers, and why others are left out.
 
     UserError for a head, set of layers, site or set beside it that the user named and no candidate can have.
     """
     pool = "pooled" if examples.members is None else "tokens"
-    tried = wanted.heads or {name: Component.of("head", name) for name in _HEADS[pool]}
-    sets = {str(layers).replace(" ", ""): layers for layers in wanted.layer_sets or ["all"]}
+    tried = heads or {name: Component.of("head", name) for name in _HEADS[pool]}
+    sets = {str(layers).replace(" ", ""): layers for layers in settings.layer_sets or ["all"]}
     candidates: dict[tuple[Any, ...], Candidate] = {}
     refused: dict[Place, UserError] = {}
-    for layers in sets if wanted.layer_sets else ["all", _UPPER]:
+    for layers in sets if settings.layer_sets else ["all", _UPPER]:
         for (site, store), beside, (head, component) in product(stores.items(), besides, tried.items()):
-            if beside and not wanted.beside and not getattr(component.kind, "beside", False):
+            if beside and settings.beside is None and not getattr(component.kind, "beside", False):
                 continue
             every = [k for k in store.spec.layers if k > 0]
             place, numbers = Place(head, layers, site, beside), sets.get(layers, every[len(every) // 2 :])
             try:
                 dataset = Dataset.load([store], numbers, examples, besides[beside])
-                candidate = Candidate.of(place, component, dataset, how)
+                candidate = Candidate.of(place, component, dataset, settings)
                 candidates.setdefault((head, site, beside, candidate.layers), candidate)
             except UserError as error:
                 refused[place] = error
     used = {value for candidate in candidates.values() for value in candidate.place}
-    named = [*wanted.heads, *(sets if wanted.layer_sets else ()), *wanted.sites, *besides]
+    named = [*heads, *(sets if settings.layer_sets else ()), *listed(settings.sites), *besides]
     for place, why in refused.items():
         if not candidates or any(value not in used for value in place if value in named):
             raise why
     return list(candidates.values()), {str(place): str(why) for place, why in refused.items()}
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Training of a candidate on a fold, and its measurement."""
-
-    fitting: Fitting
-    choice: Assembling
-    resamples: int
-
-
 def rounds(
-    out: Path, candidates: Sequence[Candidate], folds: Sequence[Examples], trial: Trial, minutes: float
+    out: Path, candidates: Sequence[Candidate], folds: Sequence[Examples], how: Search
 ) -> dict[str, list[Record]]:
     """Measure candidates, one fold a round, until the time is over; returns the folds of each by its name.
 
@@ -256,10 +237,10 @@ def rounds(
         for place, candidate in enumerate(alive, 1):
             key = (candidate.name, fold)
             if key not in known:
-                if known and sum(r["seconds"] for r in known.values()) >= 60 * minutes:
+                if known and sum(r["seconds"] for r in known.values()) >= 60 * how.minutes:
                     return records
                 log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
-                known[key] = _measure(candidate, fold, examples, trial)
+                known[key] = _measure(candidate, fold, examples, how)
                 journal.append([known[key]])
                 result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
                 log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
@@ -271,20 +252,19 @@ def rounds(
     return records
 
 
-def _measure(candidate: Candidate, fold: int, part: Examples, trial: Trial) -> Record:
+def _measure(candidate: Candidate, fold: int, part: Examples, how: Search) -> Record:
     """Train a candidate on a fold and score it on the texts held out."""
-    begun = time.perf_counter()
+    begun, dataset = time.perf_counter(), replace(candidate.dataset, examples=part)
     record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
-    dataset, how = replace(candidate.dataset, examples=part), trial.fitting
     try:
         fitted = train_heads(maker(candidate.head), candidate.tasks, dataset, how)
-        trained = assemble(fitted, dataset, trial.choice, controls=False, refuse=False)
+        trained = assemble(fitted, dataset, how, controls=False, refuse=False)
     except RunError as error:
         if error.code == "damaged":
             raise
         return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
     test, head = part.rows["test"], trained.bank.head
-    bootstrap = Bootstrap(part.column("group", "test"), resamples=trial.resamples, seed=how.seed + fold)
+    bootstrap = Bootstrap(part.column("group", "test"), resamples=how.resamples, seed=how.seed + fold)
     sample = bootstrap.sample(trained.saved.scores[test], partial(metrics.auroc, part.wrong[test]))
     size = sum(value.nbytes for value in head.state_dict().values())
     size -= sum(2 * parameter.numel() for parameter in head.parameters())  # saved in half precision

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from probers.cli.components import Component, choice
 from probers.cli.settings import Device, Names, Part, ReadPool, Resamples, Run, Screen, Several, TextFile
@@ -20,14 +20,6 @@ Balance = Literal["none", "weights", "sampling"]
 #: Layers of a prober: all or a range, one, or a list.
 _Range = Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\d{1,4})$")]
 Layers = _Range | Natural | list[Natural]
-
-
-Part_ = TypeVar("Part_")
-
-
-def taken(kind: type[Part_], options: Any) -> Part_:
-    """Make a part, such as :class:`Fitting`, of the options that hold it beside others."""
-    return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from .data import Dataset
 from .examples import Examples, SplitRequest, load_examples
 from .heads import Fitted, MakeHead, Task, file_of, joins_layers, probe_tasks, save, train_heads
 from .plots import canvas, write_png
-from .settings import Assembling, Fitting
+from .settings import Assembling, Train
 
 log = logging.getLogger(__name__)
 
@@ -60,19 +60,17 @@ def sets_of(
     layer_sets: Sequence[int | Sequence[int] | Literal["each"]], layers: Sequence[int]
 ) -> list[tuple[int, ...]]:
     """List the sets of trained layers that are asked for, without duplicates."""
-    sets: dict[tuple[int, ...], None] = {}
+    sets: list[tuple[int, ...]] = []
     for given in layer_sets:
         if given == "each":
-            sets |= dict.fromkeys((layer,) for layer in layers)
+            sets += [(layer,) for layer in layers]
             continue
         wanted = {given} if isinstance(given, int) else set(given)
-        if odd := sorted(wanted - set(layers)):
-            why = f"the layers trained are {', '.join(map(str, layers))}"
-            raise UserError(f"layer_sets names layer {odd[0]}, and {why}", code="layers")
-        if not wanted:
-            raise UserError("layer_sets holds [], a set without layers: name one at least", code="layers")
-        sets[tuple(sorted(wanted))] = None
-    return list(sets)
+        if not wanted <= set(layers) or not wanted:
+            fix = f"name one at least of those trained, {', '.join(map(str, layers))}"
+            raise UserError(f"layer_sets={given} is not trained: {fix}", code="layers")
+        sets.append(tuple(sorted(wanted)))
+    return list(dict.fromkeys(sets))
 
 
 class SweptProber(NamedTuple):
@@ -104,15 +102,14 @@ def fit_part(
 
 
 def of_sizes(
-    fitter: Fitter, trained: Trained, dataset: Dataset, fewer: Mapping[int, Examples], choice: Assembling, *,
-    seed: int, controls: bool,
-) -> tuple[Trained, list[SweptProber]]:  # fmt: skip
-    """Add its learning curve to the prober (Probing-RAG, table 3), and make the probers of these sizes.
+    fitter: Fitter, trained: Trained, dataset: Dataset, fewer: Mapping[int, Examples], how: Train
+) -> tuple[Trained, list[SweptProber]]:
+    """Add its learning curve to the prober (Probing-RAG, table 3), and make the probers of ``sizes``.
 
     Only the training texts differ, not the number of passes, so that fewer texts take fewer steps.
     """
     whole, notes = dataset.examples, list(trained.notes)
-    tasks = [Task.of(c, seed=seed) for c in trained.layers if c.site == trained.best.site]
+    tasks = [Task.of(c, seed=how.seed) for c in trained.layers if c.site == trained.best.site]
     curve: list[CurvePoint] = []
     probers: list[SweptProber] = []
     for size, examples in fewer.items():
@@ -124,9 +121,10 @@ def of_sizes(
         if n < texts:
             part = replace(dataset, examples=examples)
             fitted = fitter(tasks, part, f"{size}-texts")
-            smaller = assemble(fitted, part, choice, controls=controls, refuse=False)
+            smaller = assemble(fitted, part, how, controls=bool(how.sizes), refuse=False)
             curve.append(_point(smaller, examples, n / texts))
-        probers.append(SweptProber(f"sizes/{size}", f"{n} texts", smaller, examples))
+        if how.sizes:
+            probers.append(SweptProber(f"sizes/{size}", f"{n} texts", smaller, examples))
     if fewer:
         curve.append(_point(trained, whole, 1.0))
     return replace(trained, curve=curve, notes=notes), probers
@@ -165,13 +163,12 @@ Matrix = dict[str, dict[str, dict[str, Any]]]
 
 
 def each_alone(
-    stores: Mapping[str, Sources], layer: object, split: SplitRequest, make: MakeHead, how: Fitting,
-    choice: Assembling,
-) -> dict[str, Prober]:  # fmt: skip
+    stores: Mapping[str, Sources], split: SplitRequest, make: MakeHead, how: Train
+) -> dict[str, Prober]:
     """Train a prober on each store by itself, with the first seed."""
-    probers, plain, joint = {}, replace(choice, with_entropy=False), joins_layers(make)
+    probers, plain, joint = {}, replace(how, with_entropy=False), joins_layers(make)
     for name, (of_sites, beside) in stores.items():
-        dataset = Dataset.load(of_sites, layer, split, beside)
+        dataset = Dataset.load(of_sites, how.layer, split, beside)
         tasks = probe_tasks(dataset.columns, [how.seed], joint=joint, beside=dataset.beside_places)
         log.info("training on %s alone", name)
         fitted = train_heads(make, tasks, dataset, how)
@@ -207,9 +204,7 @@ def _cell(bank: Prober, dataset: Dataset, resamples: int, seed: int) -> dict[str
     fresh = test[[side not in ("train", "validation") for side in sides]]
     wrong, scores = examples.wrong[fresh], score_texts(bank, dataset, bank.aggregate)[fresh]
     groups = examples.table["group"].to_numpy()[fresh]
-    figures: dict[str, Any] = {
-        "n": len(fresh), "groups": len(set(groups.tolist())), "seen": len(test) - len(fresh),
-    }  # fmt: skip
+    figures: dict[str, Any] = {"n": len(fresh), "groups": len({*groups}), "seen": len(test) - len(fresh)}
     if len(set(wrong.tolist())) < 2:
         return figures | dict.fromkeys(("wrong", "auroc", "auroc_ci", "ece", "fired"))
     bootstrap = Bootstrap(groups, resamples=resamples, seed=seed)

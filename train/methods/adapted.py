@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from probers.checksums import draw_key
 from probers.heads import ProbeHead
@@ -25,7 +24,7 @@ from probers.options import Count, Limits, NotNegative, Positive
 from probers.types import UserError
 
 from ..data import Padded
-from ..module import NotFiniteError, ProberModule, Validated, below
+from ..module import NotFiniteError, ProberModule, Validated, below, named
 from ..settings import SPAN_LOSSES, Fitting
 
 #: Kernels of attention in training: not cuDNN's, whose gradients of masked texts are NaN where their length
@@ -91,14 +90,11 @@ class StoredText:
 
 def passes(texts: Sequence[StoredText], most: int) -> Iterator[list[StoredText]]:
     """Cut texts, longest first, into passes of at most so many tokens with padding; one text at least."""
-    batch: list[StoredText] = []
-    for text in sorted(texts, key=lambda text: -text.length):
-        if batch and batch[0].length * (len(batch) + 1) > most:
-            yield batch
-            batch = []
-        batch.append(text)
-    if batch:
-        yield batch
+    left = sorted(texts, key=lambda text: -text.length)
+    while left:
+        size = max(1, most // left[0].length)
+        yield left[:size]
+        left = left[size:]
 
 
 class Pass(NamedTuple):
@@ -125,8 +121,8 @@ class AdaptedModel:
     def __init__(self, lm: CausalLM, layer: int, options: Lora, seed: int) -> None:
         adapters.check_installed("head=lora")
         self.lm, self.layer = lm, layer
-        blocks, names = decoder_layers(lm.model), {m: name for name, m in lm.model.named_modules()}
-        modules = [m for block in blocks[:layer] for m in block.modules()]
+        names = {module: name for name, module in lm.model.named_modules()}
+        modules = [module for block in decoder_layers(lm.model)[:layer] for module in block.modules()]
         maps = [m for m in modules if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
         if not maps:
             message = f"head=lora adapts linear maps, and the blocks of {type(lm.model).__name__} have none"
@@ -206,7 +202,7 @@ def _devices(lm: CausalLM) -> list[torch.device]:
 
 
 class Texts:
-    """Texts with the spans of each split, in batches of their numbers.
+    """Texts with the spans of each split.
 
     ``targets`` (spans,) are the classes of spans, ``shares`` (spans, 2) their weights; ``split_of`` (spans,)
     names the split of each.
@@ -230,24 +226,16 @@ class Texts:
     ) -> tuple[Padded, Tensor, Tensor | None]:
         """Pad the states of the texts' spans in a pass, with classes and weights, as those of a store."""
         chosen, numbers = [], []
-        longest = read.states.shape[1]
-        for place, text in enumerate(texts):
+        longest, device = read.states.shape[1], read.states.device
+        for of_text, text in zip(read.states, texts, strict=True):
             for number, tokens in self.spans(text, split).items():
-                at = torch.from_numpy(tokens + longest - len(text.ids)).to(read.states.device)
-                chosen.append(read.states[place, at])
+                chosen.append(of_text[torch.from_numpy(tokens + longest - len(text.ids)).to(device)])
                 numbers.append(number)
         sizes = torch.tensor(list(map(len, chosen)))
-        mask = (torch.arange(int(sizes.max())) < sizes[:, None]).to(read.states.device)
+        mask = (torch.arange(int(sizes.max())) < sizes[:, None]).to(device)
+        shares = None if self.shares is None else self.shares[numbers][None].to(device)
         states = pad_sequence(chosen, batch_first=True)[:, :, None]
-        shares = None if self.shares is None else self.shares[numbers][None].to(states.device)
-        return Padded(states, mask, mask), self.targets[numbers][None, :, None].to(states.device), shares
-
-
-class Numbers(Dataset[Tensor]):
-    """The numbers of texts (b,) of a batch (1, b)."""
-
-    def __getitem__(self, index: Tensor) -> Tensor:
-        return index[0]
+        return Padded(states, mask, mask), self.targets[numbers][None, :, None].to(device), shares
 
 
 class LoraModule(ProberModule):
@@ -283,9 +271,8 @@ class LoraModule(ProberModule):
         return [*super().learned, *self._adapted.tensors.values()]  # type: ignore[list-item]
 
     def tensors(self) -> dict[str, Tensor]:
-        adapters = {"adapter": self._adapted.tensors, "kept": self.chosen}
-        tensors = {f"{part}.{name}": value for part, of in adapters.items() for name, value in of.items()}
-        return super().tensors() | tensors | {"figures.divergence": torch.from_numpy(self.divergence)}
+        figures = {"divergence": torch.from_numpy(self.divergence)}
+        return super().tensors() | named(adapter=self._adapted.tensors, kept=self.chosen, figures=figures)
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         super().resume(tensors, about)
@@ -306,7 +293,7 @@ class LoraModule(ProberModule):
         optimizer: Any = self.optimizers()
         schedule: Any = self.lr_schedulers()
         optimizer.zero_grad()
-        chosen = [self._texts.texts[i] for i in batch.tolist()]
+        chosen = [self._texts.texts[i] for i in batch.flatten().tolist()]
         total = sum(len(text.ids) for text in chosen)
         with self._adapted.dropping(self.how.seed, self.steps_taken):
             for texts in passes(chosen, self._options.tokens):
@@ -331,7 +318,8 @@ class LoraModule(ProberModule):
         return padded.states[padded.mask], targets[:, span_of], None if shares is None else shares[:, span_of]
 
     def validation_step(self, batch: Any, index: int) -> None:
-        for texts in passes([self._texts.texts[i] for i in batch.tolist()], self._options.tokens):
+        chosen = [self._texts.texts[i] for i in batch.flatten().tolist()]
+        for texts in passes(chosen, self._options.tokens):
             read = self._adapted.read(texts, divergence=True)
             super().validation_step(self._spans(texts, read, "validation"), index)
             assert read.divergence is not None

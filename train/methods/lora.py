@@ -44,10 +44,10 @@ from ..data import Column, Dataset
 from ..examples import Examples
 from ..heads import Fitted, Task, targets_of
 from ..module import Batches, NotFiniteError, Schedule, loader
-from ..settings import Fitting
+from ..settings import Fitting, Train
 from ..trainer import Loaders, train
-from . import Method, Subject
-from .adapted import AdaptedModel, Lora, LoraModule, Numbers, StoredText, Texts
+from . import Method
+from .adapted import AdaptedModel, Lora, LoraModule, StoredText, Texts
 
 log = logging.getLogger(__name__)
 
@@ -67,32 +67,29 @@ class Adapting(Method):
     _lm: CausalLM
     _texts: Sequence[StoredText]
 
-    def settle(self, subject: Subject) -> Subject:
+    def settle(self, settings: Train) -> Train:
+        """Take the training of the head that the adapters begin with."""
         adapters.check_installed("head=lora")
-        self._options: Lora = subject.head.make()
-        self._notes: list[str] = []
-        if (how := self.fitting).loss == "double_softmax" or how.balance != "none":
+        self._options: Lora = settings.head.make()
+        self._how, self._notes = settings, list[str]()
+        if settings.loss == "double_softmax" or settings.balance != "none":
             message = "head=lora has loss=ce, span_max and span_max_all, without balance: leave"
-            raise UserError(f"{message} loss={how.loss} balance={how.balance} out", "unsupported")
-        return replace(subject, head=Component.of("head", "linear"), curve=False)
-
-    @property
-    def of_heads(self) -> Fitting:
-        """Training of the head that the adapters begin with."""
-        return replace(self.fitting, epochs=self._options.start_epochs)
+            raise UserError(f"{message} loss={settings.loss} balance={settings.balance} out", "unsupported")
+        linear, epochs = Component.of("head", "linear"), self._options.start_epochs
+        return replace(settings, head=linear, epochs=epochs, learning_curve=False)
 
     def prepare(self, dataset: Dataset, stores: Sequence[Stored]) -> Dataset:
         """Load the model, and keep the examples whose texts it reads in the tokens that it wrote."""
         layers = {column.layer for column in dataset.columns if column.layer}
         if len(layers) != 1:
-            named = f"layer={self.subject.layer} names {len(layers)} layers"
+            named = f"layer={self._how.layer} names {len(layers)} layers"
             raise UserError(f"head=lora has one head, on one layer, and {named}: give layer=K", "conflict")
         (store, *more) = stores
         if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
             message = "head=lora takes one store, with site=resid_post"
             raise UserError(f"{message}: give one as data=STORE", "unsupported")
-        source = source_of(store, self.texts)
-        self._lm, examples = load_model(store, self.fitting.device), dataset.examples
+        source = source_of(store, self._how.texts)
+        self._lm, examples = load_model(store, self._how.device), dataset.examples
         self._texts = read_texts(store, examples, source, self._lm.tokenizer)
         read = [number for text in self._texts for number in text.spans]
         rows = {split: numbers[np.isin(numbers, read)] for split, numbers in examples.rows.items()}
@@ -119,7 +116,7 @@ class Adapting(Method):
         """
         assert out is not None
         begun, frozen, lm, base = time.perf_counter(), trained, self._lm, self._lm.spec
-        how, options, examples = self.fitting, self._options, dataset.examples
+        how, options, examples = self._how, self._options, dataset.examples
         alone = fitted.select([i for i, task in enumerate(fitted.tasks) if task.is_probe])
         (task,) = alone.tasks
         adapted = AdaptedModel(lm, task.layer, options, how.seed)
@@ -151,12 +148,12 @@ class Adapting(Method):
             alone, head=head, accuracy=module.accuracy, loss=module.loss_value, auroc=module.auroc,
             steps=module.steps_taken,
         )  # fmt: skip
-        trained = assemble(whole, read, self.choice, controls=False)
+        trained = assemble(whole, read, how, controls=False)
         plain = replace(frozen.saved, name=WITHOUT, about="head=linear on the model without adapters")
         return replace(
             trained, bank=replace(trained.bank, adapter=folder), controls=[plain, *frozen.controls],
             person=frozen.person, notes=[*frozen.notes, *trained.notes],
-            adapter=about | _of_model(adapted, texts, options.tokens, self.resamples, how.seed),
+            adapter=about | _of_model(adapted, texts, options.tokens, how.resamples, how.seed),
         ), read  # fmt: skip
 
 
@@ -165,16 +162,14 @@ def _train(
     out: Path,
 ) -> LoraModule:  # fmt: skip
     """Train from a trained head, whose AUROC on validation is ``start``; resumes what ``out`` holds."""
-    training, validation = texts.of("train"), texts.of("validation")
+    training, validation, numbers = texts.of("train"), texts.of("validation"), torch.arange(len(texts.texts))
     schedule = Schedule(-(-len(training) // how.batch_size), how.epochs, how.checks)
-    module = LoraModule(
-        head.train().requires_grad_(True), adapted, texts, how, options, start=start,
-        steps=schedule.steps,
-    )  # fmt: skip
+    begun = head.train().requires_grad_(True)
+    module = LoraModule(begun, adapted, texts, how, options, start=start, steps=schedule.steps)
 
     def data(done: int) -> Loaders:
         batches = Batches(training, how.batch_size, [how.seed], schedule, start=done)
-        return loader(Numbers(), batches), loader(Numbers(), [validation[None]])
+        return loader(numbers, batches), loader(numbers, [validation[None]])
 
     try:
         train(module, data, schedule, [f"layer {adapted.layer}"], out=out, what=ADAPTER)
@@ -191,17 +186,15 @@ def _read_again(
     spec = replace(dataset.specs[column.site].select([column.layer]), model=model)
     kind = torch.float16 if spec.dtype == "float16" else torch.float32
     states = torch.zeros(len(dataset.states), 1, spec.width, dtype=kind)
-    table = dataset.examples.table.copy()
-    spans: dict[int, dict[str, float]] = {}
-    requests = [text.request for text in texts]
-    for batch in lm.score_each(requests, Scoring(Needs((feature,), top=True))):
+    table, spans = dataset.examples.table.copy(), dict[int, dict[str, float]]()
+    for batch in lm.score_each([text.request for text in texts], Scoring(Needs((feature,), top=True))):
         for place, generation in batch.items():
             text, stored = texts[place], texts[place].rows >= 0
             states[text.rows[stored]] = as_stored(generation.states[feature][stored], spec.dtype).to(kind)
             spans |= {number: _signals(generation, tokens) for number, tokens in text.spans.items()}
     new = pd.DataFrame.from_dict(spans, orient="index")
-    for name in new.columns.intersection(table.columns):
-        table.loc[new.index, name] = new[name]
+    known = new.columns.intersection(table.columns)
+    table.loc[new.index, known] = new[known]
     examples = replace(dataset.examples, table=table)
     return replace(dataset, examples=examples, states=states, columns=[column], specs={column.site: spec})
 
@@ -227,18 +220,14 @@ def _of_model(adapted: AdaptedModel, texts: Texts, most: int, resamples: int, se
     groups = np.repeat([text.group for text, _ in read], [len(apart) for _, apart in read])
     bootstrap = Bootstrap(groups, resamples=resamples, seed=seed)
     lm.skip_too_long()
-    prompts = [text.prompt.text or _beginning(lm, text) for text in test[:_CONTINUED]]
+    answers = [decode(lm.tokenizer, text.ids) for text in test[:_CONTINUED]]
+    # In place of an empty prompt, the first sentence of the answer.
+    prompts = [t.prompt.text or a[: split_sentences(a)[0][1]] for t, a in zip(test, answers, strict=False)]
     with adapters.switched_off(lm.model):
         written = [g for g in lm.generate(prompts, max_new_tokens=_LENGTH) if g.token_ids]
         without = _perplexity(lm, written)
     perplexity = {"without": without, "with": _perplexity(lm, written), "texts": len(written)}
     return {**bootstrap.interval(values.astype(float)).figures("kl"), "perplexity": perplexity}
-
-
-def _beginning(lm: CausalLM, text: StoredText) -> str:
-    """First sentence of an answer, in place of a prompt."""
-    answer = decode(lm.tokenizer, text.ids)
-    return answer[: split_sentences(answer)[0][1]]
 
 
 def _perplexity(lm: CausalLM, texts: Sequence[Generation]) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -165,11 +165,10 @@ def run(request: Any) -> Path:
 
     UserErrors come before anything is written.
     """
-    for option in fields(request):
-        default = option.default if option.default_factory is MISSING else option.default_factory()
-        used = option.name in (*_USED, "device", "logger", "save_every") or option.name.startswith("_")
-        if not used and (value := getattr(request, option.name)) != default:
-            message = f"a classifier of questions takes options as head.NAME, not {option.name}={value}"
+    defaults, used = type(request)(), (*_USED, "device", "logger", "save_every", "_record", "_typed")
+    for option in (each.name for each in fields(request) if each.name not in used):
+        if (value := getattr(request, option)) != getattr(defaults, option):
+            message = f"a classifier of questions takes options as head.NAME, not {option}={value}"
             raise UserError(f"{message}: leave it out", "conflict")
     options, given = asdict(request.head.make()), request.data or newest_store("cot") or []
     if not (paths := [Path(path) for path in (given if isinstance(given, list) else [given])]):
@@ -190,9 +189,9 @@ def run(request: Any) -> Path:
     suffix = f",{request.suffix}" if request.suffix else ""
     out = Path(request.out or f"runs/train/{'+'.join(path.name for path in paths)}-adaptive{suffix}")
     stores = [part.fingerprint for part in parts]
-    read = {"data": named, "inputs": {"store": stores[0]}}
-    if len(parts) > 1:
-        read = {"data": [str(path) for path in paths], "inputs": {"store": stores}}
+    read = {"data": list(map(str, paths)), "inputs": {"store": stores}}
+    if len(parts) == 1:
+        read = {"data": named, "inputs": {"store": stores[0]}}
     folder = RunFolder(out, "train", {key: request.record[key] for key in _USED} | read)
     if not folder.begin(what="classifier"):
         return out
@@ -217,9 +216,13 @@ def run(request: Any) -> Path:
     folder.finish({"model": answers.model, "accuracy": figures["detectors"]["classifier"]["accuracy"]})
     log.info("%s", described(figures))
     log.info("wrote a classifier of questions with %d terms to %s", len(classifier.terms), out)
-    words = ("question=..", "trigger=adaptive", "query=last_sentence", override("trigger.classifier", out))
-    log.info("next: %s", command_line("rag", *words))
+    log.info("next: %s", _use(out))
     return out
+
+
+def _use(out: str | Path) -> str:
+    words = ("question=..", "trigger=adaptive", "query=last_sentence", override("trigger.classifier", out))
+    return command_line("rag", *words)
 
 
 def measure(
@@ -273,8 +276,6 @@ def described(figures: Mapping[str, Any]) -> str:
 
 def card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], out: Path) -> str:
     """Write the text of ``README.md``."""
-    folder, body = public_path(out, "CLASSIFIER"), described(figures).replace("`", "'")
-    words = ("question=..", "trigger=adaptive", "query=last_sentence", override("trigger.classifier", folder))
     return f"""---
 library_name: probers
 tags: [retrieval-augmented-generation, adaptive-retrieval]
@@ -288,9 +289,9 @@ several (multi). The answers are this model's to {", ".join(public_path(path, "D
 say nothing of another. Brackets are 95% bootstrap intervals over groups; nothing was chosen on the test
 questions.
 
-    {command_line("rag", *words)}
+    {_use(public_path(out, "CLASSIFIER"))}
 
 ```text
-{body}
+{described(figures).replace("`", "'")}
 ```
 """
