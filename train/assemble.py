@@ -316,21 +316,15 @@ def assemble(
     # Tokens before an entity are there to be read, not to be judged.
     judged = examples.inside is not None and bank.spec.position != "entity" and margins.spans is not None
     return Trained(
-        bank=bank,
+        bank=bank, ensembles=ensembles, with_entropy=with_entropy, best=best, calibrations=calibrations,
+        distances=distances, training={"steps": fitted.steps, "heads": len(tasks)}, notes=notes + left_out,
         layers={c: _alone(str(c), margins, i, examples) for c, i in head_of.items()},
         seeds=seeds if len(probes) > len(head_of) else {},
         validation={c: {k: float(v[i]) for k, v in fitted.figures.items()} for c, i in head_of.items()},
-        ensembles=ensembles,
-        with_entropy=with_entropy,
         controls=[*detectors, *_head_controls(tasks, margins, examples)],
         person=next((margins.of_head(i) for i, t in enumerate(tasks) if t.target == "person"), None),
-        best=best,
-        calibrations=calibrations,
-        training={"steps": fitted.steps, "heads": len(tasks)},
-        distances=distances,
         token_scores=ensemble(margins.values[:, heads]) if judged else None,
-        notes=notes + left_out,
-    )
+    )  # fmt: skip
 
 
 def _joined(

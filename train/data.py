@@ -176,8 +176,7 @@ class Dataset:
             columns += [Column(site, k) for k in wanted]
         specs = {store.spec.site: store.spec for store in stores}
         if beside and len(formats := {store.spec.dtype for store in (*stores, *beside)}) > 1:
-            message = f"beside: the states are stored as {' and '.join(sorted(formats))}"
-            raise UserError(f"{message}: give stores of one format", "unsupported")
+            raise UserError(f"beside: states of formats {sorted(formats)}: give stores of one", "unsupported")
         read = tuple(BesideSpec(cast(Beside, store.spec.site), store.spec.width) for store in beside)
         return cls(examples, StoreStates(stores, columns, beside), columns, specs, read)
 
@@ -203,15 +202,15 @@ class Dataset:
         UserError where they need tokens and the states are pooled, or cannot read what is beside the states.
         """
         if self.beside and not head.beside:
-            kinds = shown([spec.kind for spec in self.beside])
-            message = f"beside={kinds} is read by heads that join layers, as concat and sequence"
-            raise UserError(f"{message}: head={head_name(head)} cannot", "unsupported")
+            kinds, fix = shown([spec.kind for spec in self.beside]), "give one that joins layers, as concat"
+            raise UserError(f"beside={kinds}: head={head_name(head)} cannot read it: {fix}", "unsupported")
         if not (head.tokens or head.causal) and loss not in SPAN_LOSSES:
             return Inputs(self.states, self.examples.text_of)
         if (members := self.examples.members) is None:
             what = f"head={head_name(head)}" if head.tokens or head.causal else f"loss={loss}"
-            why = "reads the states of every token, and the store has pooled ones"
-            raise UserError(f"{what} {why}: make one with pool=tokens", code="mismatch")
+            raise UserError(
+                f"{what} reads the states of every token: give a store of pool=tokens", "mismatch"
+            )
         windows = self.examples.windows(head.reach - 1) if head.causal else None
         return Inputs(TokenStates(self.states, members, windows), np.arange(len(members)))
 

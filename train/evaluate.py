@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,9 +41,9 @@ class Evaluator:
 
     def __init__(self, examples: Examples, rule: ThresholdRule, *, resamples: int, seed: int) -> None:
         self.examples, self.test = examples, examples.rows["test"]
-        self.wrong = examples.wrong[self.test]
-        self._rule, self._how = rule, {"resamples": resamples, "seed": seed}
-        self.bootstrap = self._resample(self.test)
+        self.wrong, self._groups = examples.wrong[self.test], examples.table["group"].to_numpy()
+        self._rule, self.how = rule, {"resamples": resamples, "seed": seed}
+        self.bootstrap = Bootstrap(self._groups[self.test], **self.how)
 
     def figures(
         self, detector: Detector, rows: np.ndarray | None = None, bootstrap: Bootstrap | None = None
@@ -73,7 +72,7 @@ class Evaluator:
         rows = self.examples.rows["validation"]
         wrong, scores = self._labels(detector)[rows], detector.scores[rows]
         if detector.threshold is None:
-            chosen = self._rule.choose(wrong, scores, self._groups(rows), refuse=False)
+            chosen = self._rule.choose(wrong, scores, self._groups[rows], refuse=False)
             detector = replace(detector, threshold=chosen.value)
         if detector.probability is None:
             detector = replace(detector, probability=fit_platt(wrong, scores))
@@ -97,10 +96,10 @@ class Evaluator:
             rows = self.test[values == kind]
             measured = {d.name: overall[d.name] for d in detectors}
             if calibrated:
-                bootstrap = self._resample(rows)
+                bootstrap = Bootstrap(self._groups[rows], **self.how)
                 measured = {d.name: self.figures(d, rows, bootstrap) for d in calibrated}
             subsets[str(kind)] = schema.Subset(
-                n=len(rows), groups=len(set(self._groups(rows))),
+                n=len(rows), groups=len(set(self._groups[rows])),
                 base_rate=float(self.examples.wrong[rows].mean()), detectors=measured,
             )  # fmt: skip
         return subsets
@@ -120,7 +119,7 @@ class Evaluator:
         """Count what passes on the test texts, beside what is promised; None without a promise."""
         if (promise := trained.bank.promise) is None:
             return None
-        scores, groups = trained.saved.scores[self.test], self._groups(self.test)
+        scores, groups = trained.saved.scores[self.test], self._groups[self.test]
         passing, wrong = passing_groups(self.wrong, scores, groups, trained.bank.threshold)
         return schema.Promised(**promise.to_dict(), test={"passing": passing, "wrong": wrong})
 
@@ -138,20 +137,8 @@ class Evaluator:
         commonest = float(known.value_counts(normalize=True).max())
         return schema.Origins(**_named(["accuracy"], [interval]), commonest=commonest)
 
-    def levels(self, trained: Trained) -> dict[str, schema.Level] | None:
-        """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
-        if (scores := trained.token_scores) is None:
-            return None
-        return level_figures(self.examples, scores, trained.bank.threshold, **self._how)
-
     def _labels(self, detector: Detector) -> np.ndarray:
         return self.examples.wrong if detector.wrong is None else detector.wrong
-
-    def _groups(self, rows: np.ndarray) -> np.ndarray:
-        return self.examples.table["group"].to_numpy()[rows]
-
-    def _resample(self, rows: np.ndarray) -> Bootstrap:
-        return Bootstrap(self._groups(rows), **self._how)
 
 
 #: Figures by name: of decisions, and of the order of scores.
@@ -224,7 +211,9 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
         conditions=evaluator.by("condition", [*ours, *true], overall),
         datasets=evaluator.by("dataset", [*ours, *true], overall),
         moments=moment_figures(trained, evaluator.examples, evaluator.bootstrap),
-        levels=evaluator.levels(trained),
+        levels=None if (tokens := trained.token_scores) is None else level_figures(
+            evaluator.examples, tokens, trained.bank.threshold, **evaluator.how
+        ),
         promise=evaluator.promise(trained),
         origins=evaluator.origins(trained),
         calibration=_calibration(trained, evaluator),
@@ -263,10 +252,8 @@ def _layer_weights(trained: Trained) -> dict[str, float] | None:
     """Weight within a head of several layers of each, and of what is beside them; None if not known."""
     if (shares := trained.bank.head.layer_weights()) is None:
         return None
-    weights: dict[str, float] = defaultdict(float)
-    for name, share in zip(trained.bank.spec.names, shares[0].tolist(), strict=True):
-        weights[name] += share
-    return {name: round(share, 6) for name, share in weights.items()}
+    weights = pd.Series(shares[0].tolist()).groupby(list(trained.bank.spec.names), sort=False).sum()
+    return {str(name): round(weight, 6) for name, weight in weights.items()}
 
 
 def _members(
@@ -387,7 +374,7 @@ def _at_level(
 ) -> Named:
     wrong, scores = rows["wrong"].to_numpy(), rows[score].to_numpy(dtype=float)
     figures: Named = {"n": len(rows), "wrong": float(wrong.mean()) if len(rows) else None}
-    if len(set(wrong.tolist())) < 2:
+    if len({*wrong}) < 2:
         return figures | _named(_RANKED, [UNDEFINED] * len(_RANKED))
     bootstrap = resample(rows["group"].to_numpy())
     figures |= _measured(bootstrap, wrong, scores, _RANKED)

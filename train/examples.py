@@ -199,8 +199,7 @@ class SplitRequest:
         shares = () if isinstance(self.split, str) else self.split
         if self.split == "store" or (len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
             return
-        shown = "the shares of train, validation and test, like [0.6,0.2,0.2]"
-        raise UserError(f"split={self.split} is not understood: give store, or {shown}")
+        raise UserError(f"split={self.split}: give store, or shares that sum to 1, like [0.6,0.2,0.2]")
 
     def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
         """Name the split (N,) of each text; "" for one that is left out."""
@@ -223,8 +222,7 @@ class SplitRequest:
         names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
         split_of = deal(names, shares)
         if len(set(split_of.values())) < len(SPLITS):
-            few = f"{len(names)} groups, too few for three splits"
-            raise UserError(f"split={shares}: {what} has {few} of these shares", code="labels")
+            raise UserError(f"split={shares}: the {len(names)} groups of {what} are too few", code="labels")
         return np.array([split_of[g] for g in groups], dtype=object)
 
 
@@ -238,8 +236,8 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
     for other in others:
         texts, of = as_texts(other)
         if not table[same].equals(texts[same]) or (members is None) != (of is None):
-            why = "stores of several sites must be made by the same command but for site"
-            raise UserError(f"data={other.path} holds other texts than {first.path}: {why}", code="mismatch")
+            fix = "make both by one command but for site"
+            raise UserError(f"data={other.path} holds other texts than {first.path}: {fix}", code="mismatch")
     what = first.called
     split = request.assign(table, what)
     if request.label == "helps":
@@ -260,25 +258,21 @@ def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndar
     UserError where that is known of none, and where too few are helped or harmed to learn from.
     """
     if "helps" not in table:
-        fix = "make it with probers-datagen --source cot, or give texts with a column helps"
-        raise UserError(f"label=helps: {what} has no column helps: {fix}", code="labels")
+        raise UserError(f"label=helps: {what} has no column helps: make it with --source cot", "labels")
     helps = table["helps"].to_numpy(dtype=float)
     if not (known := np.isfinite(helps)).any():
-        why = "no question of it was answered both without and with passages"
-        fix = "give a corpus in which questions find passages"
-        raise UserError(f"label=helps: {what} does not say whom passages help, as {why}: {fix}", "labels")
+        why = "has no question answered both without and with passages"
+        raise UserError(f"label=helps: {what} {why}: give a corpus in which questions find some", "labels")
     used = helps[known & (split != "")]
     helped, harmed = int((used > 0).sum()), int((used < 0).sum())
     if min(helped, harmed) < FEWEST:
-        counts = f"retrieving turns {helped} of {len(used)} answers of {what} right and {harmed} wrong"
+        fix = "take more questions (limit)"
         if harmed < FEWEST <= helped:
             fix = "where it hardly harms, label=wrong gives the order: train with that"
         elif helped < FEWEST <= harmed:
             fix = "where it hardly helps, trigger=never is the best: no head is needed"
-        else:
-            fix = "take more questions (limit)"
-        problem = f"label=helps needs {FEWEST} of either to learn from, and {counts}"
-        raise UserError(f"{problem}; {fix}", code="labels")
+        counts = f"retrieving turns {helped} of {len(used)} answers of {what} right and {harmed} wrong"
+        raise UserError(f"label=helps needs {FEWEST} of either, and {counts}; {fix}", code="labels")
     return known
 
 
@@ -297,20 +291,20 @@ def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None
     return whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members
 
 
+_ANEW = "deal the groups anew with split=[0.6,0.2,0.2]"
+
+
 def _check_splits(table: pd.DataFrame, what: str) -> None:
     """Refuse groups in two splits, and splits without both classes."""
     sides = table.groupby("group")["split"].unique()
     if len(leaks := sides[sides.map(len) > 1]):
         more = f" (and {len(leaks) - 1} more groups are)" if len(leaks) > 1 else ""
         where = f"the group {leaks.index[0]!r} is in {' and '.join(sorted(leaks.iloc[0]))}{more}"
-        fix = "deal the groups anew with split=[0.6,0.2,0.2]"
-        raise UserError(f"{what} leaks: {where}; {fix}", code="overlap")
+        raise UserError(f"{what} leaks: {where}; {_ANEW}", code="overlap")
     for split in SPLITS:
         labels = table["correct"].to_numpy()[table["split"] == split]
         if not len(labels):
-            fix = "deal its groups anew with split=[0.6,0.2,0.2], or take more texts (limit)"
-            raise UserError(f"{what} has no {split} examples: {fix}", code="labels")
+            raise UserError(f"{what} has no {split} examples: {_ANEW}, or take more texts (limit)", "labels")
         if labels.min() == labels.max():
             few = f"only {'right' if labels[0] else 'wrong'} texts among its {len(labels)} {split} examples"
-            fix = "a detector needs both kinds, take more texts (limit) or another label"
-            raise UserError(f"{what} has {few}: {fix}", code="labels")
+            raise UserError(f"{what} has {few}: take more texts (limit), or another label", code="labels")

@@ -189,8 +189,7 @@ def head_of(head: str | Component | Callable[..., Any]) -> Component:
     options = {}
     for word in words:
         if (option := parsed(word)) is None or option.is_sweep_override():
-            fix = 'write a name, or a name and options within quotes: [linear,"radio hidden=64"]'
-            raise UserError(f"head: cannot read {word!r} of {head!r}: {fix}", code="argument")
+            raise UserError(f"head: cannot read {word!r} of {head!r}: write 'radio hidden=64'", "argument")
         options[option.get_key_element()] = option.value()
     return Component.read("head", options) if "_target_" in options else Component.of("head", name, **options)
 
@@ -301,8 +300,7 @@ def part_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
     UserError for more parts than layers, and for heads of several layers.
     """
     if tasks[0].below:
-        why = "divides layers, and this head reads all of them at once"
-        raise UserError(f"part={part} {why}: leave it out", code="conflict")
+        raise UserError(f"part={part}: this head reads all layers at once: leave it out", code="conflict")
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > (n := len(layers)):
         raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")

@@ -264,11 +264,9 @@ class ProberModule(LightningModule):
         targets = targets[self._orders, :, self._heads].T if sets > 1 else targets[0]
         if shares is not None:
             shares = shares[self._orders if sets > 1 else [0]].transpose(0, 1)  # (b, heads or 1, 2)
-        losses = partial(
-            head_losses, loss="ce" if self.how.loss in SPAN_LOSSES else self.how.loss,
-            weights=None if self._weights is None else self._weights.to(logits),
-            smoothing=self.how.label_smoothing,
-        )  # fmt: skip
+        weights = None if self._weights is None else self._weights.to(logits)
+        loss: Loss = "ce" if self.how.loss in SPAN_LOSSES else self.how.loss
+        losses = partial(head_losses, loss=loss, weights=weights, smoothing=self.how.label_smoothing)
         if logits.ndim == 4:
             of_heads = self._span_losses(logits, targets, shares, states.judged, losses)
         else:
@@ -339,12 +337,10 @@ class ProberModule(LightningModule):
         return Validated(losses, right.mean(dim=0).numpy(), margins, (targets == WRONG).numpy())
 
     def _better(self, validated: Validated) -> np.ndarray:
-        """Find the heads (H,) that surpass their own best."""
         equal = validated.accuracy == self.accuracy
         return (validated.accuracy > self.accuracy) | (equal & (validated.losses < self.loss_value))
 
     def _keep(self, validated: Validated, better: np.ndarray) -> None:
-        """Keep the figures and parameters of the heads (H,) that are better."""
         self.accuracy[better] = validated.accuracy[better]
         self.loss_value[better] = validated.losses[better]
         self.auroc[better] = [validated.auroc(int(i)) for i in np.flatnonzero(better)]
@@ -375,7 +371,6 @@ class ProberModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _figures(self, validated: Validated) -> dict[str, float]:
-        """Name the figures of a validation for the log."""
         names = ("train_loss", "validation_loss", "validation_accuracy")
         rows = zip(self.head.streams, self.recent, validated.losses, validated.accuracy, strict=True)
         return {f"{name}/{s}": float(v) for s, *of in rows for name, v in zip(names, of, strict=True)}

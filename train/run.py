@@ -1,21 +1,23 @@
-"""The command ``probers-train``: from feature stores to a calibrated, evaluated prober."""
+"""The verb ``fit`` and its command ``probers-train``: from feature stores to an evaluated prober."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from probers import checksums
 from probers.cli.command_lines import command_line, merge_line, override
+from probers.cli.components import Component
 from probers.cli.inputs import newest_store
 from probers.cli.merge import PartRuns
 from probers.cli.runs import RunFolder
-from probers.cli.settings import default_values
+from probers.cli.settings import default_values, plain, read
 from probers.files import canonical_json, write_text
+from probers.options import refuse_unknown
 from probers.prober.figures import Figures
 from probers.prober.prober import Prober
 from probers.prober.report import Report
@@ -29,7 +31,7 @@ from .assemble import Detector, Trained, assemble
 from .data import Dataset, fit_pointer
 from .evaluate import Evaluator, summarise
 from .examples import Examples, SplitRequest
-from .heads import Task, build, joins_layers, of_tasks, part_tasks
+from .heads import Task, build, head_of, joins_layers, of_tasks, part_tasks
 from .methods import Method, class_of, method_of
 from .plots import write_plots
 from .report import Origin, compare_runs, use_command, write_card
@@ -37,6 +39,15 @@ from .settings import Stores, Train
 
 log = logging.getLogger(__name__)
 
+#: Keys of the command that are arguments here, or that divide a training among processes.
+_ELSEWHERE = {"data", "layer", "head", "out", "part", "launch", "suffix"}
+#: The other options of :func:`fit`.
+OPTIONS = [f.name for f in fields(Train) if not f.name.startswith("_") and f.name not in _ELSEWHERE]
+#: Keys that only write files.
+_FILES = ("sizes", "layer_sets", "matrix", "test", "logger")
+
+#: A store, or the folder of one.
+Store = FeatureStore | str | Path
 
 #: Folder, claimed, of a search whose winner is trained, and its entry ``search`` of the figures.
 Chosen = tuple[RunFolder, Mapping[str, Any]]
@@ -78,8 +89,8 @@ class Plan:
         rule, sites = how.rule(), listed(how.site)
         if sites and all("resid_bare" in [each.site for each in store.features] for store in opened):
             sites = [*dict.fromkeys([*sites, "resid_bare"])]  # a control
-        read = (how.pool, sites or None, how.beside)
-        sources = Sources.of(opened, *read)
+        what = (how.pool, sites or None, how.beside)
+        sources = Sources.of(opened, *what)
         single = [*paths, *map(Path, listed(how.test))] if how.matrix or how.test else []
         if single and (how.part is not None or parts is not None):
             raise UserError("matrix and test are of whole trainings: leave part and launch out", "conflict")
@@ -96,7 +107,7 @@ class Plan:
             notes.append(f"loss=span_max: {lacking}, so that in the end every token is pushed one way")
             log.warning(f"{notes[-1]}: loss=span_max_all counts unmarked stretches as right spans")
         if joins_layers(method.make) and how.layer_sets:
-            why = "this head reads all layers at once: give layer=[..] and run once for each set"
+            why = "this head reads all layers at once: run with layer=[..] for each set"
             raise UserError(f"layer_sets={how.layer_sets}: {why}", code="conflict")
         dataset.inputs(build(method.make, tasks[:1], dataset.states.shape[-1]), how.loss)
         pool = sources.stores[0].spec.pool
@@ -105,7 +116,7 @@ class Plan:
             settings, method, request, sources, dataset, tasks, notes,
             sets=sweeps.sets_of(how.layer_sets, sorted({task.layer for task in tasks if task.is_probe})),
             fewer=sweeps.sizes_of(how.sizes, dataset.examples, curve=how.learning_curve, seed=how.seed),
-            stores=paths, alone={str(store.path): Sources.of([store], *read) for store in stores},
+            stores=paths, alone={str(store.path): Sources.of([store], *what) for store in stores},
             passages=of_site(opened, pool, "passages") if shown else None,
         )  # fmt: skip
 
@@ -128,11 +139,9 @@ def method_for(settings: Train, parts: PartRuns | None = None) -> Method:
     kind = class_of(settings.head)
     for name in kind.unused:
         if (value := getattr(settings, name)) and value != default_values(Train).get(name):
-            message = f"{name}={value} does not apply to head={kind.head}, which makes one prober"
-            raise UserError(f"{message}: leave it out", "conflict")
+            raise UserError(f"{name}={value} does not apply to head={kind.head}: leave it out", "conflict")
     if settings.texts.path is not None and not kind.reads_texts:
-        message = f"texts={settings.texts.path} is for head=lora; other heads read the states of data"
-        raise UserError(f"{message}: leave texts out", "conflict")
+        raise UserError(f"texts={settings.texts.path} is for head=lora: leave it out", "conflict")
     return kind(settings, parts)
 
 
@@ -143,6 +152,63 @@ class Result(NamedTuple):
     figures: Figures
     seconds: float
     further: Mapping[Path, str]
+
+
+def fit(
+    stores: Store | Sequence[Store], *, head: str | type | Component | Callable[..., Any] = "probing_rag",
+    layers: Any = "all", out: str | Path | None = None, **options: Any,
+) -> Prober:  # fmt: skip
+    """Train, calibrate and evaluate a prober on the labelled states of stores, as ``probers-train``.
+
+    ::
+
+        prober = fit("runs/datagen/cot", head="linear", layers=[8, 10], lr=1e-2)
+        print(prober.metrics["ensemble"]["auroc"])
+
+    Args:
+        stores: finished stores or their folders; several are read as one.
+        head: name of a head with options as typed (``"radio hidden=64"``), a class of heads, or a partial.
+        layers: "all", a number, a range as "1-20", or a list.
+        out: folder of the prober, written as the command writes it; a killed training resumes, and a finished
+            one is loaded. Without it nothing is written.
+        options: further keys of the command, with its defaults: ``epochs``, ``lr``, ``calibration``,
+            ``threshold``, ``split``, ``pool``, ``resamples``, ``learning_curve``, ..
+
+    Returns:
+        The prober, with figures of the test texts as ``metrics`` and its model card as ``card``.
+
+    UserError for an unknown option, a value that is not allowed, and what cannot be trained on the stores.
+    """
+    component = head_of(head)
+    settings = settings_of(component, layers, options)
+    if method_of(component) == "questions":
+        raise UserError(f"head={head} classifies questions: use probers-train", "unsupported")
+    files = [name for name in _FILES if getattr(settings, name) not in ([], False, None, "none")]
+    if out is None and (files or method_of(component) == "adapters"):
+        what = f"{files[0]}={getattr(settings, files[0])}" if files else "head=lora"
+        raise UserError(f"{what} writes files: give out=FOLDER", "missing-value")
+    opening = partial(FeatureStore.open, checksums=settings.checksums)
+    opened = [store if isinstance(store, FeatureStore) else opening(store) for store in listed(stores)]
+    if not opened:
+        raise UserError("stores=[] names no store: give one, or several", "missing-value")
+    paths = [str(store.path) for store in opened]
+    settings = replace(settings, data=paths, out=None if out is None else str(out))
+    record = {key: value for key, value in plain(settings).items() if key != "launch"}  # as typed
+    settings = replace(settings, _record=record)
+    if out is None:
+        return train(Plan.of(settings, opened), None).bank
+    return Prober.from_pretrained(run_on(settings, opened))
+
+
+def settings_of(head: Component, layers: Any, options: Mapping[str, Any]) -> Train:
+    """Make the settings of the command; UserError names an unknown option, and the nearest known one."""
+    refuse_unknown("fit", options, ["layers", "head", *OPTIONS])
+    texts = options.get("texts")
+    if isinstance(texts, (str, Path)):
+        options = {**options, "texts": default_values(Train)["texts"] | {"path": str(texts)}}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    layer = list(layers) if isinstance(layers, (tuple, range)) else layers
+    return replace(read(Train, {**values, "layer": layer}), head=head)
 
 
 def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = None) -> Path:
@@ -179,8 +245,8 @@ def run_on(
         write_text(out / "splits.json", canonical_json(dataset.examples.split_record()))
     summary: dict[str, Any] = {"model": plan.sources.stores[0].spec.model.id}
     if part is not None:
-        read = of_tasks(dataset, plan.sources.stores, tasks)
-        sweeps.fit_part(partial(plan.method.fit, out=out), tasks, read, plan.fewer, out)
+        of_part = of_tasks(dataset, plan.sources.stores, tasks)
+        sweeps.fit_part(partial(plan.method.fit, out=out), tasks, of_part, plan.fewer, out)
         summary["part"] = str(part)
     else:
         bank, figures, seconds, further = train(plan, out, {} if search is None else {"search": search[1]})
@@ -292,8 +358,8 @@ def opened_stores(settings: Stores) -> list[FeatureStore]:
     if not (paths := list(map(Path, listed(newest_store() if settings.data is None else settings.data)))):
         if settings.data is not None:
             raise UserError("data=[] names no store: give a folder, or several", code="missing-value")
-        message = "there is no complete feature store under runs/"
-        raise UserError(f"{message}: run probers-datagen, or pass data=FOLDER", code="no-artifact")
+        fix = "run probers-datagen, or pass data=FOLDER"
+        raise UserError(f"there is no complete feature store under runs/: {fix}", code="no-artifact")
     log.info("reading %s", ", ".join(map(str, paths)))
     return [FeatureStore.open(path, checksums=settings.checksums) for path in paths]
 

@@ -179,10 +179,6 @@ class Candidate:
     def layers(self) -> tuple[int, ...]:
         return tuple(layer for task in self.tasks for layer in task.column.layers)
 
-    @property
-    def name(self) -> str:
-        return str(self.place)
-
 
 def plan(
     settings: Search, heads: Mapping[str, Component], stores: Mapping[Site, Stored], besides: Besides,
@@ -235,19 +231,19 @@ def rounds(
     for fold, examples in enumerate(folds, 1):
         measured = []
         for place, candidate in enumerate(alive, 1):
-            key = (candidate.name, fold)
+            key = (name := str(candidate.place), fold)
             if key not in known:
                 if known and sum(r["seconds"] for r in known.values()) >= 60 * how.minutes:
                     return records
-                log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
+                log.info("round %d, %d of %d: %s", fold, place, len(alive), name)
                 known[key] = _measure(candidate, fold, examples, how)
                 journal.append([known[key]])
                 result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
                 log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
-            records.setdefault(candidate.name, []).append(known[key])
+            records.setdefault(name, []).append(known[key])
             if known[key]["failed"] is None:
                 measured.append(candidate)
-        measured.sort(key=lambda candidate: -_mean(records[candidate.name]).value)
+        measured.sort(key=lambda candidate: -_mean(records[str(candidate.place)]).value)
         alive = measured[: max(2, -(-len(measured) // 2))]
     return records
 
@@ -255,7 +251,7 @@ def rounds(
 def _measure(candidate: Candidate, fold: int, part: Examples, how: Search) -> Record:
     """Train a candidate on a fold and score it on the texts held out."""
     begun, dataset = time.perf_counter(), replace(candidate.dataset, examples=part)
-    record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
+    record: dict[str, Any] = {"name": str(candidate.place), "fold": fold, "failed": None, "auroc": None}
     try:
         fitted = train_heads(maker(candidate.head), candidate.tasks, dataset, how)
         trained = assemble(fitted, dataset, how, controls=False, refuse=False)
@@ -294,9 +290,8 @@ def summary(
     if not done:
         raise RunError(f"no candidate could be trained: {next(iter(failed.values()))}")
     ranked = sorted(done, key=lambda name: (-len(done[name]), -_mean(done[name]).value))
-    by_name = {candidate.name: candidate for candidate in candidates}
-    best = done[ranked[0]]
-    tried = []
+    by_name = {str(candidate.place): candidate for candidate in candidates}
+    best, tried = done[ranked[0]], []
     for name in ranked:
         measured, place, mean = done[name], by_name[name].place, _mean(done[name])
         # The winner has every fold that another has.

@@ -51,8 +51,7 @@ def sizes_of(sizes: Sequence[int], whole: Examples, *, curve: bool, seed: int) -
         if (of := len(parts[size].rows["train"])) > size:
             raise UserError(f"sizes={size}: the group drawn first has {of} texts; give {of} at least")
         if _of_one_label(parts[size]):
-            why = "the training texts drawn all have the same label"
-            raise UserError(f"sizes={size}: {why}; give more", code="labels")
+            raise UserError(f"sizes={size}: the texts drawn have the same label; give more", code="labels")
     return parts
 
 

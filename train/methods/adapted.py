@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import ExponentialLR
 
 from probers.checksums import draw_key
 from probers.heads import ProbeHead
@@ -125,20 +126,23 @@ class AdaptedModel:
         modules = [module for block in decoder_layers(lm.model)[:layer] for module in block.modules()]
         maps = [m for m in modules if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
         if not maps:
-            message = f"head=lora adapts linear maps, and the blocks of {type(lm.model).__name__} have none"
-            raise UserError(message, "model")
+            raise UserError(f"head=lora: {type(lm.model).__name__} has no linear maps to adapt", "model")
         with torch.random.fork_rng(devices=_devices(lm)):
             torch.manual_seed(draw_key("adapter", seed, "") >> 1)
             adapters.add(
                 lm.model, r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout,
                 target_modules=[names[module] for module in maps],
             )  # fmt: skip
-        self._dropouts = [m.lora_dropout for m in lm.model.modules() if hasattr(m, "lora_dropout")]
+        adapted = (module for module in lm.model.modules() if hasattr(module, "lora_dropout"))
+        self._dropouts = nn.ModuleList(module.lora_dropout for module in adapted)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The adapters' weights by name, themselves."""
         return adapters.state_of(self.lm.model)
+
+    def copied(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.tensors.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -151,13 +155,11 @@ class AdaptedModel:
         """Drop inputs of the adapters within the block; which ones depends on seed and step alone."""
         with torch.random.fork_rng(devices=_devices(self.lm)):
             torch.manual_seed(draw_key("lora dropout", seed, str(step)) >> 1)
+            self._dropouts.train()
             try:
-                for dropout in self._dropouts:
-                    dropout.train()
                 yield
             finally:
-                for dropout in self._dropouts:
-                    dropout.eval()
+                self._dropouts.eval()
 
     def read(self, texts: Sequence[StoredText], *, divergence: bool) -> Pass:
         """Read prompts and answers of some texts in one pass, and with ``divergence`` in a second one."""
@@ -262,7 +264,7 @@ class LoraModule(ProberModule):
         self._adapted, self._texts, self._options = adapted, texts, options
         self.auroc = np.array([start])
         self.divergence = np.zeros(1)
-        self.chosen = {name: value.detach().clone() for name, value in adapted.tensors.items()}
+        self.chosen = adapted.copied()
         self._divergences: list[Tensor] = []
         self._last = np.zeros(())
 
@@ -280,28 +282,24 @@ class LoraModule(ProberModule):
         self.chosen = below(tensors, "kept")
 
     def configure_optimizers(self) -> Any:
-        options = super().configure_optimizers()
-        optimizer, rate = options["optimizer"], self.lr * self._options.lr / self.how.lr
-        weights = list(self._adapted.tensors.values())
+        options, rate = super().configure_optimizers(), self.lr * self._options.lr / self.how.lr
+        optimizer, weights = options["optimizer"], list(self._adapted.tensors.values())
         optimizer.add_param_group({"params": weights, "lr": rate, "initial_lr": rate})
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.how.gamma)
-        options["lr_scheduler"]["scheduler"] = schedule
+        options["lr_scheduler"]["scheduler"] = ExponentialLR(optimizer, self.how.gamma)
         return options
 
     def training_step(self, batch: Any, index: int) -> Any:
         """Read a batch of texts in passes, whose gradients add up by their numbers of tokens."""
-        optimizer: Any = self.optimizers()
-        schedule: Any = self.lr_schedulers()
+        optimizer, schedule = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
         optimizer.zero_grad()
         chosen = [self._texts.texts[i] for i in batch.flatten().tolist()]
         total = sum(len(text.ids) for text in chosen)
         with self._adapted.dropping(self.how.seed, self.steps_taken):
             for texts in passes(chosen, self._options.tokens):
-                share = sum(len(text.ids) for text in texts) / total
-                read = self._adapted.read(texts, divergence=self._options.lambda_kl > 0)
+                share, weight = sum(len(text.ids) for text in texts) / total, self._options.lambda_kl
+                read = self._adapted.read(texts, divergence=weight > 0)
                 loss = super().training_step(self._spans(texts, read, "train"), index)
                 if read.divergence is not None:
-                    weight = self._options.lambda_kl
                     loss = (1 - weight) * loss + weight * read.divergence[read.mask].mean()
                 if not bool(torch.isfinite(loss)):
                     raise NotFiniteError("the loss is not finite")
@@ -340,7 +338,7 @@ class LoraModule(ProberModule):
         super()._keep(validated, better)
         if better.any():
             self.divergence = self._last[None]
-            self.chosen = {name: value.detach().clone() for name, value in self._adapted.tensors.items()}
+            self.chosen = self._adapted.copied()
 
     def _figures(self, validated: Validated) -> dict[str, float]:
         figures = {"validation_auroc": validated.auroc(0), "validation_kl": float(self._last)}

@@ -73,29 +73,26 @@ class Adapting(Method):
         self._options: Lora = settings.head.make()
         self._how, self._notes = settings, list[str]()
         if settings.loss == "double_softmax" or settings.balance != "none":
-            message = "head=lora has loss=ce, span_max and span_max_all, without balance: leave"
-            raise UserError(f"{message} loss={settings.loss} balance={settings.balance} out", "unsupported")
+            what = f"loss={settings.loss} balance={settings.balance}"
+            raise UserError(f"head=lora: {what}: give ce, span_max or span_max_all, and none", "unsupported")
         linear, epochs = Component.of("head", "linear"), self._options.start_epochs
         return replace(settings, head=linear, epochs=epochs, learning_curve=False)
 
     def prepare(self, dataset: Dataset, stores: Sequence[Stored]) -> Dataset:
         """Load the model, and keep the examples whose texts it reads in the tokens that it wrote."""
-        layers = {column.layer for column in dataset.columns if column.layer}
-        if len(layers) != 1:
-            named = f"layer={self._how.layer} names {len(layers)} layers"
-            raise UserError(f"head=lora has one head, on one layer, and {named}: give layer=K", "conflict")
+        if len({column.layer for column in dataset.columns if column.layer}) != 1:
+            raise UserError(f"layer={self._how.layer}: head=lora is on one layer: give layer=K", "conflict")
         (store, *more) = stores
         if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
-            message = "head=lora takes one store, with site=resid_post"
-            raise UserError(f"{message}: give one as data=STORE", "unsupported")
+            raise UserError("head=lora takes one store, with site=resid_post: give data=STORE", "unsupported")
         source = source_of(store, self._how.texts)
         self._lm, examples = load_model(store, self._how.device), dataset.examples
         self._texts = read_texts(store, examples, source, self._lm.tokenizer)
         read = [number for text in self._texts for number in text.spans]
         rows = {split: numbers[np.isin(numbers, read)] for split, numbers in examples.rows.items()}
         if empty := [split for split, numbers in rows.items() if not len(numbers)]:
-            message = f"no {empty[0]} text of data={store.path} is read in the tokens in which it was written"
-            raise UserError(f"head=lora reads texts again, and {message}: use head=linear", "mismatch")
+            why = f"reads no {empty[0]} text of data={store.path} in the tokens in which it was written"
+            raise UserError(f"head=lora {why}: use head=linear", "mismatch")
         if lost := sum(map(len, examples.rows.values())) - len(read):
             message = "left out: the model wrote them in other tokens than it reads them in"
             self._notes.append(f"{count(lost, 'span')} {message}")
@@ -128,14 +125,13 @@ class Adapting(Method):
         start = float(auroc(examples.wrong[rows], detector.scores[rows]))
         module = _train(adapted, texts, options, alone.head, start, how, out)
         head = module.restore_best()
+        size = sum(tensor.numel() for tensor in adapted.tensors.values())
+        log.info("adapters of %s parameters: %.0f s", f"{size:,}", time.perf_counter() - begun)
+        best = {"without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0])}
         about: dict[str, Any] = {
             "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
-            "parameters": sum(tensor.numel() for tensor in adapted.tensors.values()),
-            "kept": module.improved, "validation": {
-                "without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0]),
-            },
+            "parameters": size, "kept": module.improved, "validation": best,
         }  # fmt: skip
-        log.info("adapters of %s parameters: %.0f s", f"{about['parameters']:,}", time.perf_counter() - begun)
         if not module.improved:
             within = "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
             note = f"no adapters were better on validation than none{within}: this prober has none"
@@ -251,19 +247,14 @@ def load_model(store: FeatureStore, device: str) -> CausalLM:
 def source_of(store: FeatureStore, given: TextFile) -> TextSource:
     """Find the texts of a store: the file given, or that of its configuration (UserError: none)."""
     if store.spec.pool != "tokens" or store.spec.position != "token":
-        message = f"head=lora learns from labelled tokens, and data={store.path} has none"
         fix = "make it with probers-datagen --source texts pool=tokens"
-        raise UserError(f"{message}: {fix}", "mismatch")
-    options = dict(store.config.get("texts") or {})
-    if given.path is not None:
-        options = plain(given)
-    elif store.config.get("source") == "judged":
+        raise UserError(f"head=lora: data={store.path} has no labelled tokens: {fix}", "mismatch")
+    options = plain(given) if given.path is not None else dict(store.config.get("texts") or {})
+    if given.path is None and store.config.get("source") == "judged":
         options = {"path": str(store.path / _JUDGED)}
-    path = options.get("path")
-    if path is None or not (path.startswith("hf:") or Path(path).is_file()):
+    if (path := options.get("path")) is None or not (path.startswith("hf:") or Path(path).is_file()):
         there = "does not say where they are" if path is None else f"says they are in {path}, which is gone"
-        message = f"head=lora reads the texts again, and data={store.path} {there}"
-        raise UserError(f"{message}: give texts=FILE", "missing-value")
+        raise UserError(f"head=lora reads texts, data={store.path} {there}: give texts=FILE", "missing-value")
     return TextSource(**options, on_bad_line="skip")
 
 
@@ -280,8 +271,8 @@ def read_texts(
     first = {name: row for row, name in reversed([*enumerate(names.tolist())])}
     by_name = {}
     for item in source.all():
-        if name := next((n for n in (f"{item.dataset}/{item.id}", item.id) if n in first), None):
-            by_name[name] = item
+        name = f"{item.dataset}/{item.id}"
+        by_name[name if name in first else item.id] = item
     node = store.config.get("prompt")
     template = Component.read("prompt", node).make() if node else PromptTemplate()
     assert examples.members is not None
@@ -293,8 +284,8 @@ def read_texts(
     for name, row in first.items():
         numbers, place = np.flatnonzero(names == name), f"of {source.file} {name}"
         if (text := by_name.get(name)) is None or _squeezed(table["text"][row]) not in _squeezed(text.answer):
-            message = f"texts={source.path} lacks the text {name} of data={store.path}, or has another answer"
-            raise UserError(f"{message}: give the file that the store was made from", "mismatch")
+            fix = f"give the file that data={store.path} was made from"
+            raise UserError(f"texts={source.path} lacks the text {name} with this answer: {fix}", "mismatch")
         prompt = text.prompt_for(tokenizer, source.file, template)
         ids = encode_answer(tokenizer, prompt, text.answer, place)[: tokens[numbers].max() + 1]
         (encoded,) = encode_prompts(tokenizer, [prompt], [place], start=True)

@@ -91,8 +91,8 @@ class Answers:
         names = reversed(identity["triggers"])  # of methods with one trigger the first wins
         methods = {identity["methods"][name]["trigger"]: name for name in names}
         if missing := [trigger for trigger in TRIGGERS.values() if trigger not in methods]:
-            message = f"data={path} compared no method of trigger {' or '.join(missing)}"
-            raise UserError(f"{message}: head=adaptive learns from all three strategies, '{HOW}'", "labels")
+            lacks = f"compared no method of trigger {' or '.join(missing)}"
+            raise UserError(f"head=adaptive: data={path} {lacks}: run '{HOW}'", "labels")
         try:
             lines = unsealed_lines(file)
             right = {s: [line["right"].get(methods[t]) for line in lines] for s, t in TRIGGERS.items()}
@@ -133,15 +133,14 @@ class Answers:
         if "multi" not in self.tried:
             bias = dict.fromkeys(nobody, "multi")
         if unknown := sorted(set(nobody) - set(bias)):
-            message = f"no strategy answers some questions of the data set {unknown[0]!r}"
             fix = f"label them with +head.bias.{unknown[0] or 'NAME'}=single, multi or leave_out"
-            raise UserError(f"{message}: {fix}", "missing-value")
+            raise UserError(f"no strategy answers some questions of {unknown[0]!r}: {fix}", "missing-value")
         strategy = right.idxmax(axis=1).astype(object)
         strategy[nobody.index] = nobody.map(dict(bias))
         table = table.assign(strategy=strategy)[strategy != "leave_out"]
         if table.empty:
-            lacks = f"{self.path} has no question that was answered both without and with passages"
-            raise UserError(f"{lacks}: make some with '{HOW}' or 'probers-datagen --source cot'", "labels")
+            lacks = "has no question that was answered both without and with passages"
+            raise UserError(f"data={self.path} {lacks}: run '{HOW}'", "labels")
         counts = nobody.value_counts().sort_index().items()
         sources = {str(name): {"n": int(n), "label": bias[str(name)]} for name, n in counts}
         return table, {"tried": list(self.tried), "rule": self.rule, "unanswered": sources}
@@ -168,8 +167,7 @@ def run(request: Any) -> Path:
     defaults, used = type(request)(), (*_USED, "device", "logger", "save_every", "_record", "_typed")
     for option in (each.name for each in fields(request) if each.name not in used):
         if (value := getattr(request, option)) != getattr(defaults, option):
-            message = f"a classifier of questions takes options as head.NAME, not {option}={value}"
-            raise UserError(f"{message}: leave it out", "conflict")
+            raise UserError(f"{option}={value} does not apply to head=adaptive: leave it out", "conflict")
     options, given = asdict(request.head.make()), request.data or newest_store("cot") or []
     if not (paths := [Path(path) for path in (given if isinstance(given, list) else [given])]):
         remedy = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"

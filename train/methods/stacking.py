@@ -62,8 +62,8 @@ class Stacking(Method):
         """Take head, pool, site and layers from the members; UserError for options that contradict them."""
         probers: list[str] = settings.head.options["probers"]
         if len(probers) < 2:
-            message = f"head.probers=[{','.join(probers)}] names {len(probers)} of the probers to stack"
-            raise UserError(f"{message}: give two or more, as [runs/a,runs/b]", "missing-value")
+            given = f"head.probers=[{','.join(probers)}]"
+            raise UserError(f"{given}: give two or more, as [runs/a,runs/b]", "missing-value")
         banks = [Prober.from_pretrained(name) for name in probers]
         for name, bank in zip(probers, banks, strict=True):
             reasons = {
@@ -72,19 +72,18 @@ class Stacking(Method):
                 f"reads {', '.join(bank.spec.feature.beside)}": bool(bank.spec.beside),
             }
             if bank.label != settings.label:
-                message = f"head.probers: {name} learned label={bank.label}, this is label={settings.label}"
-                raise UserError(f"{message}: give probers of one label, and that label", "mismatch")
+                learned = f"learned label={bank.label}: give that, and probers of one label"
+                raise UserError(f"label={settings.label}: head.probers {name} {learned}", "mismatch")
             if reason := next((text for text, applies in reasons.items() if applies), None):
-                message = f"head.probers: the head of {name} {reason}, and a stack scores tokens"
-                raise UserError(f"{message} by their states: leave it out", "unsupported")
+                raise UserError(f"head.probers: the head of {name} {reason}: leave it out", "unsupported")
             banks[0].spec.check(bank.spec, what=f"head.probers: states of {probers[0]}", against=f"of {name}")
         layers = tuple(sorted({layer for bank in banks for layer in bank.layers}))
         self.probers, self.banks = probers, banks
         self.inputs = inputs(*(locate(name) / CONFIG for name in probers))  # which names the weights
         self.spec = replace(banks[0].spec, layers=layers)
         if settings.layer != "all" and layers_to_train(settings.layer, self.spec) != layers:
-            message = f"layer={settings.layer}: the members read layers {ranges(layers)}"
-            raise UserError(f"{message}, leave layer out", "layers")
+            reads = f"the members read layers {ranges(layers)}"
+            raise UserError(f"layer={settings.layer}: {reads}: leave layer out", "layers")
         members = [{
             "head": head_name(bank.head), "options": bank.head.options, "layers": list(bank.layers),
             "ensemble": bank.ensemble.to_dict(),
