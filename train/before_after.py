@@ -35,11 +35,6 @@ COMBINED, WITH_SIGNALS = "signals combined", "head + signals"
 
 #: Positions whose texts are a part of what the model wrote.
 _PIECES = ("entity", "span", "sentence", "claim")
-#: Signals of the position that predicts the first token: name -> column, and 1 where more is likelier wrong.
-_BEFORE = {
-    "entropy before": ("entropy_before", 1), "probability before": ("max_prob_before", -1),
-    "margin before": ("margin_before", -1),
-}  # fmt: skip
 #: Controls over the written tokens, and the columns that are combined.
 _AFTER = (
     "mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum",
@@ -49,6 +44,11 @@ _COLUMNS = (*SIGNALS, "rind_max")
 _DRAWN = ("sample_calls", "sample_tokens")
 #: Column of a detector, -1 where more is likelier right, and calls and tokens: numbers, or their columns.
 _Further = tuple[str, int, tuple[str | float, str | float]]
+#: Signals of the position that predicts the first token.
+_BEFORE: dict[str, _Further] = {
+    "entropy before": ("entropy_before", 1, (0, 0)), "probability before": ("max_prob_before", -1, (0, 0)),
+    "margin before": ("margin_before", -1, (0, 0)),
+}  # fmt: skip
 #: Detectors that draw or ask.
 _SAMPLED: dict[str, _Further] = {
     "self-consistency": ("self_consistency", -1, _DRAWN),
@@ -83,14 +83,14 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
     detectors = {"head": heads, "signal": signals, "joined": []}
     if (inputs := _inputs(moment, examples)) is None:
         return detectors
-    about = f"{inputs.shape[1]} signals, logistic regression"
-    signals.append(Detector(COMBINED, numbers(inputs, examples.wrong, examples.rows["train"]), about))
+    combined = f"{inputs.shape[1]} signals"
+    scores = numbers(inputs, examples.wrong, examples.rows["train"])
+    signals.append(Detector(COMBINED, scores, f"{combined}, logistic regression"))
     if heads:
-        about = f"logistic model of {heads[0].name} and {inputs.shape[1]} signals, fitted on validation"
-        inputs = np.hstack([heads[0].scores[:, None], inputs])
-        rows = examples.rows["validation"]
+        inputs, rows = np.hstack([heads[0].scores[:, None], inputs]), examples.rows["validation"]
         weights, mean, scale, intercept = fit_logistic(inputs[rows], examples.wrong[rows])
         scores = weighted_sums((inputs - mean) / scale, weights) + intercept
+        about = f"logistic model of {heads[0].name} and {combined}, fitted on validation"
         detectors["joined"] = [Detector(WITH_SIGNALS, scores, about)]
     return detectors
 
@@ -98,14 +98,13 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
 def _signals(moment: Moment, examples: Examples) -> list[Detector]:
     if not set(BEFORE) <= set(examples.table):
         return []
-    table = {column: examples.table[column].to_numpy(dtype=float) for column in BEFORE}
     if moment == "before":
-        before = [Detector(n, sign * table[c], f"{c}, not trained") for n, (c, sign) in _BEFORE.items()]
-        return before + _further(_OF_QUESTION, examples)
+        return _further(_BEFORE | _OF_QUESTION, examples)
+    first, highest = examples.table[["logprob_before", "max_prob_before"]].to_numpy(dtype=float).T
     # A text that begins with the likeliest token: its probability was known before.
-    if np.allclose(np.exp(table["logprob_before"]), table["max_prob_before"], atol=1e-5):
+    if np.allclose(np.exp(first), highest, atol=1e-5):
         return []
-    return [Detector("first log-prob", -table["logprob_before"], "minus logprob_before, not trained")]
+    return [Detector("first log-prob", -first, "minus logprob_before, not trained")]
 
 
 def _further(columns: Mapping[str, _Further], examples: Examples) -> list[Detector]:
@@ -124,7 +123,7 @@ def _further(columns: Mapping[str, _Further], examples: Examples) -> list[Detect
 
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
     """Tabulate all signals (N, signals) of a moment; None if the store lacks some."""
-    columns, table = [column for column, _ in _BEFORE.values()], examples.table
+    columns, table = [column for column, *_ in _BEFORE.values()], examples.table
     if moment == "after":
         # Signals of attention are missing in the stores of engines without it.
         after = (c for c in _COLUMNS if c not in table or not table[c].isna().any())
@@ -238,7 +237,7 @@ def _division(strata: Strata, wrong: np.ndarray) -> schema.Division:
 
 def _notes(examples: Examples, spec: FeatureSpec) -> list[str]:
     notes, table = [], examples.table
-    for name, (column, *_) in {**_OF_QUESTION, **_SAMPLED}.items():
+    for name, (column, *_) in (_OF_QUESTION | _SAMPLED).items():
         if column in table and (missing := int(table[column].isna().sum())):
             of = f"{missing} of {len(table)} texts"
             notes.append(f"{name}: no value for {of}, which count as the mean of the training texts")

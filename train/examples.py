@@ -99,8 +99,10 @@ class Examples:
         """Number of the text of each row of the store."""
         if self.members is None:
             return np.arange(len(self.table))
-        numbers = np.repeat(np.arange(len(self.members)), list(map(len, self.members)))
-        return numbers[np.argsort(np.concatenate(self.members))]
+        sizes = list(map(len, self.members))
+        texts = np.empty(sum(sizes), dtype=np.int64)
+        texts[np.concatenate(self.members)] = np.repeat(np.arange(len(sizes)), sizes)
+        return texts
 
     def windows(self, before: int) -> list[np.ndarray]:
         """List the rows of each text with up to ``before`` tokens ahead of it, for stores of tokens.

@@ -38,7 +38,7 @@ from .heads import Task, build, head_of, maker, probe_tasks, train_heads
 from .methods import method_of
 from .run import default_out, identified, listed, opened_stores
 from .run import run as train
-from .settings import Assembling, Fitting, Search, Stores, Train
+from .settings import Fitting, Search, Train
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def run(settings: Search) -> Path:
     place = winner.place
     read = (stores[place.site], *beside[place.beside])
     single = chain.from_iterable(s.stores if isinstance(s, JoinedStores) else (s,) for s in read)
-    shared = {f.name for kind in (Fitting, Assembling, Stores) for f in fields(kind)} - {"_record"}
+    shared = {f.name for f in fields(Search)} & {f.name for f in fields(Train)} - {"_record", "layer_sets"}
     options: dict[str, Any] = {name: getattr(settings, name) for name in shared} | {
         "data": list(dict.fromkeys(str(store.path) for store in single)), "pool": pool, "out": str(out),
         "site": place.site, "beside": list(place.beside), "layer": list(winner.layers), "head": winner.head,
@@ -285,9 +285,8 @@ def summary(
     RunError where every candidate failed.
     """
     failed = {name: last["failed"] for name, (*_, last) in records.items() if last["failed"] is not None}
-    done = {name: [r for r in of if r["failed"] is None] for name, of in records.items()}
-    done = {name: measured for name, measured in done.items() if measured}
-    if not done:
+    whole = {name: [r for r in of if r["failed"] is None] for name, of in records.items()}
+    if not (done := {name: measured for name, measured in whole.items() if measured}):
         raise RunError(f"no candidate could be trained: {next(iter(failed.values()))}")
     ranked = sorted(done, key=lambda name: (-len(done[name]), -_mean(done[name]).value))
     by_name = {str(candidate.place): candidate for candidate in candidates}
@@ -321,9 +320,8 @@ def table(entry: Mapping[str, Any]) -> str:
             f"  {cut(row['name'], 33):34}{row['folds']:>6}  {bounded(row, 'auroc', absent='-'):18}{to:21}"
             f"{row['seconds']:>6.0f}{row['kilobytes']:>9,.1f}"
         )
-    if entry["not_tried"]:
-        message = f"not tried, as the time was over: {'; '.join(entry['not_tried'])}"
-        lines.append(fill(message, 98, subsequent_indent="  "))
+    if left := entry["not_tried"]:
+        lines.append(fill(f"not tried, as the time was over: {'; '.join(left)}", 98, subsequent_indent="  "))
     if few := few_groups(min(each["groups"] for each in entry["folds"])):
         lines.append(f"note: folds of {few}")
     return "\n".join(lines)

@@ -107,12 +107,11 @@ def of_sizes(
 
     Only the training texts differ, not the number of passes, so that fewer texts take fewer steps.
     """
-    whole, notes = dataset.examples, list(trained.notes)
+    whole, notes, texts = dataset.examples, list(trained.notes), len(dataset.examples.rows["train"])
     tasks = [Task.of(c, seed=how.seed) for c in trained.layers if c.site == trained.best.site]
-    curve: list[CurvePoint] = []
-    probers: list[SweptProber] = []
+    curve, probers = list[CurvePoint](), list[SweptProber]()
     for size, examples in fewer.items():
-        n, texts = len(examples.rows["train"]), len(whole.rows["train"])
+        n = len(examples.rows["train"])
         if _of_one_label(examples):
             notes.append(f"{n} training texts are not on the learning curve: all have the same label")
             continue
@@ -219,10 +218,9 @@ def write_matrix(cells: Matrix, out: Path) -> None:
     figure, ((ax,),) = canvas(1.6 + 0.95 * len(columns), 1.0 + 0.55 * len(cells))
     values = np.array([[cell["auroc"] or np.nan for cell in row.values()] for row in cells.values()])
     ax.imshow(values, cmap="RdBu", vmin=0.2, vmax=0.8, aspect="auto")
-    for place, value in np.ndenumerate(values):
-        shown = "–" if np.isnan(value) else f"{value:.2f}"
-        dark = not np.isnan(value) and abs(value - 0.5) > 0.22
-        ax.text(place[1], place[0], shown, ha="center", va="center", color="white" if dark else "black")
+    for (row, column), value in np.ndenumerate(values):
+        colour, shown = "white" if abs(value - 0.5) > 0.22 else "black", f"{value:.2f}".replace("nan", "–")
+        ax.text(column, row, shown, ha="center", va="center", color=colour)
     ax.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
     ax.set_yticks(range(len(cells)), list(cells))
     ax.set(xlabel="tested on", ylabel="trained on")

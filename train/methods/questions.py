@@ -178,9 +178,8 @@ def run(request: Any) -> Path:
     answers = Answers.joined(parts)
     table, labels = answers.labelled(options.pop("bias"))
     splits = {str(split): part for split, part in table.groupby("split")}
-    for split in ("train", "test"):
-        if split not in splits:
-            raise UserError(f"{named} has no {split} question that every strategy was tried on", "labels")
+    if lacking := [split for split in ("train", "test") if split not in splits]:
+        raise UserError(f"{named} has no {lacking[0]} question that every strategy was tried on", "labels")
     train, test = splits["train"], splits["test"]
     questions, right = train["question"].tolist(), train["strategy"].tolist()
     classifier = AdaptiveClassifier.fit(questions, right, **options)  # refuses those with nothing to learn
@@ -241,12 +240,12 @@ def measure(
     confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
     np.add.at(confusion, (labels, chances[name].argmax(axis=1)), 1)
     detectors = {n: bootstrap.interval(hits).figures("accuracy") for n, hits in right.items()}
-    drawn = {n: bootstrap.difference(right[name], hits) for n, hits in right.items() if n != name}
-    pairs = {n: {"diff": pair.value, "ci95": pair.limits} for n, pair in drawn.items()}
+    pairs = {n: bootstrap.difference(right[name], hits) for n, hits in right.items() if n != name}
     return {
         "schema": 2, "strategies": list(STRATEGIES), "majority": majority, "confusion": confusion.tolist(),
         "detectors": {n: entry | curves[n].figures("auroc") for n, entry in detectors.items()},
-        "pairs": {f"{name} vs {n}": {"accuracy": pair} for n, pair in pairs.items()},
+        "pairs": {f"{name} vs {n}": {"accuracy": {"diff": pair.value, "ci95": pair.limits}}
+                  for n, pair in pairs.items()},
     }  # fmt: skip
 
 
