@@ -205,9 +205,14 @@ class SplitRequest:
 
     def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
         """Name the split (N,) of each text; "" for one that is left out."""
-        split = texts["split"].to_numpy(dtype=object)
+        split, groups = texts["split"].to_numpy(dtype=object), texts["group"]
         if not isinstance(self.split, str):
-            split = self._deal(texts["group"].to_numpy(), list(map(float, self.split)), what)
+            ordered = sorted(set(groups), key=lambda group: draw_key("split", self.seed, str(group)))
+            split_of = deal(ordered, shares := list(map(float, self.split)))
+            if len(set(split_of.values())) < len(SPLITS):
+                few = f"the {len(ordered)} groups of {what} are too few"
+                raise UserError(f"split={shares}: {few}", code="labels")
+            split = groups.map(split_of).to_numpy(dtype=object)
         if not self.train_on and not self.test_on:
             return split
         if "dataset" not in texts:
@@ -219,13 +224,6 @@ class SplitRequest:
         train_on = self.train_on or [name for name in known if name not in self.test_on]
         chosen = np.where(split == "test", sets.isin(self.test_on or train_on), sets.isin(train_on))
         return np.where(chosen, split, "")
-
-    def _deal(self, groups: np.ndarray, shares: list[float], what: str) -> np.ndarray:
-        names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
-        split_of = deal(names, shares)
-        if len(set(split_of.values())) < len(SPLITS):
-            raise UserError(f"split={shares}: the {len(names)} groups of {what} are too few", code="labels")
-        return np.array([split_of[g] for g in groups], dtype=object)
 
 
 def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None) -> Examples:

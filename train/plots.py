@@ -265,8 +265,7 @@ def _errorbars(
     style: Style,
 ) -> None:
     """Draw the defined figures of several entries with their 95% intervals."""
-    known = [i for i, entry in enumerate(entries) if entry.get(key) is not None]
-    if not known:
+    if not (known := [i for i, entry in enumerate(entries) if entry.get(key) is not None]):
         return
     values = np.array([entries[i].get(key) for i in known])
     bounds = np.array([entries[i].get(f"{key}_ci") or [entries[i].get(key)] * 2 for i in known]).T

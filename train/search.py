@@ -38,7 +38,7 @@ from .heads import Task, build, head_of, maker, probe_tasks, train_heads
 from .methods import method_of
 from .run import default_out, identified, listed, opened_stores
 from .run import run as train
-from .settings import Fitting, Search, Train
+from .settings import Search, Train
 
 log = logging.getLogger(__name__)
 
@@ -167,14 +167,6 @@ class Candidate:
     dataset: Dataset
     tasks: tuple[Task, ...]
 
-    @classmethod
-    def of(cls, place: Place, head: Component, dataset: Dataset, how: Fitting) -> Candidate:
-        """Make a candidate; UserError where the head cannot be trained on the states."""
-        joint, beside = is_joint(head.kind), dataset.beside_places
-        tasks = tuple(probe_tasks(dataset.columns, [how.seed], joint=joint, beside=beside))
-        dataset.inputs(build(maker(head), tasks[:1], dataset.states.shape[-1]), how.loss)
-        return cls(place, head, dataset, tasks)
-
     @property
     def layers(self) -> tuple[int, ...]:
         return tuple(layer for task in self.tasks for layer in task.column.layers)
@@ -201,7 +193,10 @@ def plan(
             place, numbers = Place(head, layers, site, beside), sets.get(layers, every[len(every) // 2 :])
             try:
                 dataset = Dataset.load([store], numbers, examples, besides[beside])
-                candidate = Candidate.of(place, component, dataset, settings)
+                read: Any = {"joint": is_joint(component.kind), "beside": dataset.beside_places}
+                tasks = tuple(probe_tasks(dataset.columns, [settings.seed], **read))
+                dataset.inputs(build(maker(component), tasks[:1], dataset.states.shape[-1]), settings.loss)
+                candidate = Candidate(place, component, dataset, tasks)
                 candidates.setdefault((head, site, beside, candidate.layers), candidate)
             except UserError as error:
                 refused[place] = error

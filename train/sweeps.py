@@ -109,7 +109,7 @@ def of_sizes(
     """
     whole, notes, texts = dataset.examples, list(trained.notes), len(dataset.examples.rows["train"])
     tasks = [Task.of(c, seed=how.seed) for c in trained.layers if c.site == trained.best.site]
-    curve, probers = list[CurvePoint](), list[SweptProber]()
+    curve, probers = list[tuple[Trained, Examples]](), list[SweptProber]()
     for size, examples in fewer.items():
         n = len(examples.rows["train"])
         if _of_one_label(examples):
@@ -120,12 +120,17 @@ def of_sizes(
             part = replace(dataset, examples=examples)
             fitted = fitter(tasks, part, f"{size}-texts")
             smaller = assemble(fitted, part, how, controls=bool(how.sizes), refuse=False)
-            curve.append(_point(smaller, examples, n / texts))
+            curve.append((smaller, examples))
         if how.sizes:
             probers.append(SweptProber(f"sizes/{size}", f"{n} texts", smaller, examples))
     if fewer:
-        curve.append(_point(trained, whole, 1.0))
-    return replace(trained, curve=curve, notes=notes), probers
+        curve.append((trained, whole))
+    points = [
+        CurvePoint(len(of.rows["train"]) / texts, len(of.rows["train"]), len(of.groups("train")),
+                   prober.layers[prober.best], prober.saved)
+        for prober, of in curve
+    ]  # fmt: skip
+    return replace(trained, curve=points, notes=notes), probers
 
 
 def of_layers(
@@ -139,13 +144,6 @@ def of_layers(
         subset = replace(subset, controls=trained.controls, person=trained.person, notes=notes)
         about = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
         yield SweptProber(f"layers/{'-'.join(map(str, layers))}", about, subset, dataset.examples)
-
-
-def _point(trained: Trained, examples: Examples, share: float) -> CurvePoint:
-    return CurvePoint(
-        share, len(examples.rows["train"]), len(examples.groups("train")),
-        trained.layers[trained.best], trained.saved,
-    )  # fmt: skip
 
 
 def _of_one_label(examples: Examples) -> bool:
@@ -239,7 +237,6 @@ def matrix_table(cells: Matrix) -> str:
             shown = (f"{number(of_row[c]['auroc'])} {bounds(of_row[c]['auroc_ci'])}" for c in some)
             lines.append(f"{row[: _NAME - 1]:{_NAME}}" + "".join(f"{c:{_CELL}}" for c in shown).rstrip())
     every = (cell for row in cells.values() for cell in row.values())
-    measured = [cell["groups"] for cell in every if cell["auroc"] is not None]
-    if few := few_groups(min(measured, default=0)):
+    if few := few_groups(min((cell["groups"] for cell in every if cell["auroc"] is not None), default=0)):
         lines.append(f"note: a cell of {few}")
     return "\n".join(lines)
