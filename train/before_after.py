@@ -193,10 +193,7 @@ def auroc_samples(
     detectors: Sequence[Detector], examples: Examples, bootstrap: Bootstrap, strata: Mapping[str, Strata],
     gold: np.ndarray | None = None,
 ) -> dict[str, dict[str, Sample]]:  # fmt: skip
-    """Sample each detector's AUROC over "all" test texts and within strata; a constant ranks nothing.
-
-    With other labels ``gold`` (N,), also the AUROC by these.
-    """
+    """Sample each AUROC over "all" test texts, in strata, and by ``gold`` (N,); a constant has none."""
     test = examples.rows["test"]
     wrong, names = examples.wrong[test], ["all", *strata, *([] if gold is None else ["gold"])]
 

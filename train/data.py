@@ -197,10 +197,7 @@ class Dataset:
         return torch.tensor(positions if joint else [position for (position,) in positions])
 
     def inputs(self, head: ProbeHead, loss: str = "ce") -> Inputs:
-        """Select inputs of such heads.
-
-        UserError where they need tokens and the states are pooled, or cannot read what is beside the states.
-        """
+        """Select inputs of such heads; UserError where the states are pooled, or ``beside`` is not read."""
         if self.beside and not head.beside:
             kinds, fix = shown([spec.kind for spec in self.beside]), "give one that joins layers, as concat"
             raise UserError(f"beside={kinds}: head={head_name(head)} cannot read it: {fix}", "unsupported")
@@ -284,10 +281,7 @@ def fit_pointer(store: Stored, examples: Examples) -> tuple[Pointer, np.ndarray,
 
 
 def _remembered(examples: Examples, rows: np.ndarray) -> float:
-    """Choose the log-probability without passages from which on unsupported texts are remembered ones.
-
-    It divides best those that are known to be; the default where none are.
-    """
+    """Choose the log-probability that best divides remembered from other unsupported texts, if known."""
     table = examples.table.iloc[rows]
     if "source" not in table or "context_gain" not in table:
         return REMEMBERED

@@ -355,10 +355,7 @@ def level_figures(
 
 
 def _whole(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Join runs to sentences or answers: wrong with any wrong one, else right if something in it is known.
-
-    Those with undecided runs and no wrong one are left out.
-    """
+    """Join runs to sentences or answers: wrong with a wrong one, right if some are known and all decided."""
     good = (runs["inside"] >= 0) & (runs["wrong"] == 0)
     marked = runs.assign(bad=runs["wrong"] == 1, odd=runs["wrong"] < 0, good=good)
     whole = marked.groupby(by, sort=False).agg(

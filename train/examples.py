@@ -105,10 +105,7 @@ class Examples:
         return texts
 
     def windows(self, before: int) -> list[np.ndarray]:
-        """List the rows of each text with up to ``before`` tokens ahead of it, for stores of tokens.
-
-        A marked span reads on in the text that it lies in.
-        """
+        """List each text's rows with up to ``before`` tokens ahead of it, where it lies in a longer one."""
         assert self.members is not None
         windows = list(self.members)
         if "mark" not in self.table:
@@ -253,10 +250,7 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
 
 
 def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndarray:
-    """Tell of which texts (N,) it is known whether a retrieval helps.
-
-    UserError where that is known of none, and where too few are helped or harmed to learn from.
-    """
+    """Tell of which texts (N,) it is known whether a retrieval helps; UserError where of too few."""
     if "helps" not in table:
         raise UserError(f"label=helps: {what} has no column helps: make it with --source cot", "labels")
     helps = table["helps"].to_numpy(dtype=float)

@@ -174,10 +174,7 @@ def train_heads(
 
 
 def head_of(head: str | Component | Callable[..., Any]) -> Component:
-    """Read a head: its name with options as typed, ``radio hidden=64``, a class, or a partial of one.
-
-    UserError for what is unknown.
-    """
+    """Read a head: its name with options as typed, ``radio hidden=64``, a class, or a partial (UserError)."""
     if isinstance(head, Component):
         return head
     if not isinstance(head, str):
@@ -254,10 +251,7 @@ def probe_tasks(
     columns: Sequence[Column], seeds: Iterable[int], *, joint: bool,
     beside: Sequence[tuple[Beside, int]] = (),
 ) -> list[Task]:  # fmt: skip
-    """List the heads of the prober for every site and seed: one for each layer, or one for all of them.
-
-    The latter read the places ``beside`` the layers too.
-    """
+    """List the prober's heads by site and seed: one a layer, or one of all layers and what is ``beside``."""
     tasks, seeds = [], list(seeds)
     for site in dict.fromkeys(c.site for c in columns if c.layer > 0 and c.site != "resid_bare"):
         heads = [column for column in columns if column.site == site and column.layer > 0]
@@ -295,10 +289,7 @@ def plan_tasks(dataset: Dataset, how: Fitting, *, joint: bool = False) -> tuple[
 
 
 def part_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
-    """Select the heads of a part's range of layers, controls included; the first has the embedding layer.
-
-    UserError for more parts than layers, and for heads of several layers.
-    """
+    """Select the heads and controls of a part's layers (UserError: more parts than layers, joint heads)."""
     if tasks[0].below:
         raise UserError(f"part={part}: this head reads all layers at once: leave it out", code="conflict")
     layers = sorted({task.layer for task in tasks if task.layer})

@@ -212,10 +212,7 @@ def settings_of(head: Component, layers: Any, options: Mapping[str, Any]) -> Tra
 
 
 def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = None) -> Path:
-    """Train, calibrate, evaluate and write a prober; returns its folder.
-
-    ``parts`` have trained its heads, or a ``search`` has chosen them.
-    """
+    """Train and write a prober, of heads that ``parts`` trained or ``search`` chose; return its folder."""
     if method_of(settings.head) == "questions":
         from .methods.questions import run as train_classifier
 
@@ -273,10 +270,7 @@ def run_on(
 
 
 def train(plan: Plan, out: Path | None, more: Mapping[str, Any] | None = None) -> Result:
-    """Train the heads of a plan, and assemble and measure its probers; with ``out`` they are written there.
-
-    ``more`` are further figures.
-    """
+    """Train, assemble and measure a plan's probers, in ``out`` if given; ``more`` are further figures."""
     method, how, fitter = plan.method, plan.method.settings, partial(plan.method.fit, out=out)
     fitted = fitter(plan.tasks, plan.dataset)
     trained = assemble(fitted, plan.dataset, how, refuse=method.refuse)
@@ -337,10 +331,7 @@ def _recogniser(config: Mapping[str, Any]) -> str | None:
 
 
 def _next(bank: Prober, out: Path, further: Sequence[Path], *, read: bool) -> str:
-    """Show a command or call that uses the prober, and further ones in some folders.
-
-    ``read`` says that it was trained on texts of others.
-    """
+    """Show what uses the prober and ``further`` ones; ``read``: it was trained on texts of others."""
     answers = not read and bank.spec.position == "generated" and bank.spec.pool not in ("tokens", "prompt")
     if command := use_command(bank, out, bank.spec.model.id, read=read):
         probers = ",".join(override("probers", path).partition("=")[2] for path in [out, *further])

@@ -112,10 +112,7 @@ Besides = Mapping[tuple[Beside, ...], Sequence[Stored]]
 def stores_of(
     opened: Sequence[FeatureStore], pool: str, sites: Sequence[Site], sets: list[list[Beside]] | None
 ) -> tuple[dict[Site, Stored], Besides]:
-    """Map each site to its store, or several read as one, and each set beside them to its stores.
-
-    UserError for a site or kind that no store has.
-    """
+    """Map each site, and each set beside them, to its stores read as one (UserError: no store has it)."""
     stored = dict.fromkeys(spec.site for store in opened for spec in store.features if spec.pool == pool)
     sites = sites or [site for site in stored if site not in BESIDE or len(stored) == 1]
     if sets is None:
@@ -125,10 +122,7 @@ def stores_of(
 
 
 def fold(examples: Examples, part: Partition, seed: int) -> Examples:
-    """Deal the training groups of one fold to training, validation and (held out) test.
-
-    UserError for a split that has no texts of both labels.
-    """
+    """Deal one fold's training groups to three splits, test held out (UserError: one without a label)."""
     names = sorted(map(str, examples.groups("train")), key=lambda g: draw_key("fold", seed, g))
     held = dict.fromkeys(part.block(names), "test")
     rest = sorted((g for g in names if g not in held), key=lambda g: draw_key("checks", seed, g))
@@ -275,10 +269,7 @@ def summary(
     candidates: Sequence[Candidate], records: Mapping[str, Sequence[Record]], folds: Sequence[Examples],
     minutes: float,
 ) -> tuple[Candidate, dict[str, Any]]:  # fmt: skip
-    """Choose the winner among the candidates of the last round, and put down what was tried.
-
-    RunError where every candidate failed.
-    """
+    """Choose the winner of the last round, and put down what was tried (RunError: every candidate failed)."""
     failed = {name: last["failed"] for name, (*_, last) in records.items() if last["failed"] is not None}
     whole = {name: [r for r in of if r["failed"] is None] for name, of in records.items()}
     if not (done := {name: measured for name, measured in whole.items() if measured}):

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from probers.data.splits import Seen
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import Bootstrap, bounds, few_groups, number
+from probers.evaluation.bootstrap import Bootstrap, bounded, few_groups
 from probers.files import canonical_json, write_text
 from probers.prober.prober import Prober
 from probers.store.joined import Sources
@@ -152,7 +153,6 @@ def _of_one_label(examples: Examples) -> bool:
 
 #: Name of the row of the prober that was trained on all stores.
 ALL = "all of these"
-_NAME, _CELL = 18, 20
 
 #: Row -> column -> figures.
 Matrix = dict[str, dict[str, dict[str, Any]]]
@@ -212,15 +212,14 @@ def _cell(bank: Prober, dataset: Dataset, resamples: int, seed: int) -> dict[str
 def write_matrix(cells: Matrix, out: Path) -> None:
     """Write ``matrix.json`` and ``plots/matrix.png``."""
     write_text(out / "matrix.json", canonical_json(cells))
-    columns = list(next(iter(cells.values())))
-    figure, ((ax,),) = canvas(1.6 + 0.95 * len(columns), 1.0 + 0.55 * len(cells))
-    values = np.array([[cell["auroc"] or np.nan for cell in row.values()] for row in cells.values()])
+    values = pd.DataFrame(cells).T.map(lambda cell: cell["auroc"]).astype(float)
+    figure, ((ax,),) = canvas(1.6 + 0.95 * len(values.columns), 1.0 + 0.55 * len(values))
     ax.imshow(values, cmap="RdBu", vmin=0.2, vmax=0.8, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         colour, shown = "white" if abs(value - 0.5) > 0.22 else "black", f"{value:.2f}".replace("nan", "–")
         ax.text(column, row, shown, ha="center", va="center", color=colour)
-    ax.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
-    ax.set_yticks(range(len(cells)), list(cells))
+    ax.set_xticks(range(len(values.columns)), values.columns, rotation=20, ha="right")
+    ax.set_yticks(range(len(values)), values.index)
     ax.set(xlabel="tested on", ylabel="trained on")
     ax.set_title("AUROC of wrong texts; 0.5 is chance", fontsize=9)
     write_png(figure, out / "plots" / "matrix.png")
@@ -228,14 +227,8 @@ def write_matrix(cells: Matrix, out: Path) -> None:
 
 def matrix_table(cells: Matrix) -> str:
     """Tabulate AUROC with intervals, trained on down, tested on across."""
-    columns = list(next(iter(cells.values())))
-    lines = ["AUROC, trained on (down) x tested on (across)"]
-    for start in range(0, len(columns), 4):
-        some = columns[start : start + 4]
-        lines.append(f"{'':{_NAME}}" + "".join(f"{name[: _CELL - 1]:{_CELL}}" for name in some).rstrip())
-        for row, of_row in cells.items():
-            shown = (f"{number(of_row[c]['auroc'])} {bounds(of_row[c]['auroc_ci'])}" for c in some)
-            lines.append(f"{row[: _NAME - 1]:{_NAME}}" + "".join(f"{c:{_CELL}}" for c in shown).rstrip())
+    shown = pd.DataFrame(cells).T.map(lambda cell: bounded(cell, "auroc", absent="-"))
+    lines = ["AUROC, trained on (down) x tested on (across)", shown.to_string(line_width=100)]
     every = (cell for row in cells.values() for cell in row.values())
     if few := few_groups(min((cell["groups"] for cell in every if cell["auroc"] is not None), default=0)):
         lines.append(f"note: a cell of {few}")

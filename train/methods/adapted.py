@@ -204,11 +204,7 @@ def _devices(lm: CausalLM) -> list[torch.device]:
 
 
 class Texts:
-    """Texts with the spans of each split.
-
-    ``targets`` (spans,) are the classes of spans, ``shares`` (spans, 2) their weights; ``split_of`` (spans,)
-    names the split of each.
-    """
+    """Texts, and of each span its class (spans,), its weights ``shares`` (spans, 2), and its split."""
 
     def __init__(
         self, texts: Sequence[StoredText], targets: Tensor, shares: Tensor | None, split_of: Sequence[str]

@@ -206,10 +206,7 @@ def _signals(generation: Generation, tokens: np.ndarray) -> dict[str, float]:
 
 
 def _of_model(adapted: AdaptedModel, texts: Texts, most: int, resamples: int, seed: int) -> dict[str, Any]:
-    """Measure what the adapters do to the model on test texts: its divergence, and its own text.
-
-    At most so many tokens are read at once.
-    """
+    """Measure on test texts what the adapters do to the model: its divergence, and its own text."""
     lm, test = adapted.lm, [texts.texts[i] for i in texts.of("test").tolist()]
     read = list(adapted.read_all(test, most))
     values = np.concatenate([apart for _, apart in read])

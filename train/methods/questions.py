@@ -160,10 +160,7 @@ class Words:
 
 
 def run(request: Any) -> Path:
-    """Train and measure the classifier that the settings of ``probers-train`` ask for; return its folder.
-
-    UserErrors come before anything is written.
-    """
+    """Train and measure a classifier of questions; return its folder. UserErrors come before any file."""
     defaults, used = type(request)(), (*_USED, "device", "logger", "save_every", "_record", "_typed")
     for option in (each.name for each in fields(request) if each.name not in used):
         if (value := getattr(request, option)) != getattr(defaults, option):

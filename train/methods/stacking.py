@@ -50,10 +50,7 @@ class Stack:
 
 
 class Stacking(Method):
-    """The method of a stack: weights for probers, by what the user called them, in place of a training.
-
-    UserError for fewer than two, and for those that cannot be stacked.
-    """
+    """The method of a stack: weights for probers in place of a training (UserError: those it cannot take)."""
 
     head = "stacked"
     unused = ("sizes", "layer_sets", "matrix", "part", "launch", "beside", "seeds")
