@@ -252,7 +252,8 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
 def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndarray:
     """Tell of which texts (N,) it is known whether a retrieval helps; UserError where of too few."""
     if "helps" not in table:
-        raise UserError(f"label=helps: {what} has no column helps: make it with --source cot", "labels")
+        fix = "make it with probers-datagen --source cot, or of texts that have one"
+        raise UserError(f"label=helps: {what} has no column helps: {fix}", code="labels")
     helps = table["helps"].to_numpy(dtype=float)
     if not (known := np.isfinite(helps)).any():
         why = "has no question answered both without and with passages"

@@ -186,7 +186,7 @@ def head_of(head: str | Component | Callable[..., Any]) -> Component:
     options = {}
     for word in words:
         if (option := parsed(word)) is None or option.is_sweep_override():
-            raise UserError(f"head: cannot read {word!r} of {head!r}: write 'radio hidden=64'", "argument")
+            raise UserError(f"head: cannot read {word!r} of {head!r}: write options as hidden=64", "argument")
         options[option.get_key_element()] = option.value()
     return Component.read("head", options) if "_target_" in options else Component.of("head", name, **options)
 
