@@ -14,9 +14,9 @@ from .datagen.settings import Options
 from .model.causal_lm import CausalLM
 from .options import refuse_unknown
 from .prober.prober import Prober
-from .train.fitting import OPTIONS, settings_of
-from .train.fitting import fit as fit_stores
 from .train.heads import head_of
+from .train.run import OPTIONS, settings_of
+from .train.run import fit as fit_stores
 from .types import OF_PASSAGES, UserError
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from probers.signals.rarity import KNOWN, known_of, retriever_ranks
 from probers.store.spec import FeatureSpec
 from probers.store.store import FeatureStore
 from probers.train.examples import FEWEST, UNCHANGED, SplitRequest, load_examples
-from probers.train.fitting import fit
+from probers.train.run import fit
 from probers.types import Feature, Needs, Passage, Question
 
 HELPS = SplitRequest(label="helps")

@@ -78,10 +78,10 @@ def stacking(members: list[str]) -> Stacking:
 def weighed(store: FeatureStore, *members: Path) -> Prober:
     """A stack without figures."""
     stack = stacking(list(map(str, members)))
-    dataset = stack.prepare(Dataset.load([store], stack.subject.layer), [store])
+    dataset = stack.prepare(Dataset.load([store], stack.settings.layer), [store])
     tasks = probe_tasks([c for c in dataset.columns if c.layer], [0], joint=True)
     fitted = stack.fit(tasks, dataset, out=None)
-    return assemble(fitted, dataset, stack.choice, controls=False).bank
+    return assemble(fitted, dataset, stack.settings, controls=False).bank
 
 
 def stack(store: FeatureStore, out: Path, *members: Path, **changes: Any) -> Prober:

@@ -194,6 +194,13 @@ def named(name, row):
     return row | {key: name + row[key] for key in ("id", "group")} | {"question": name + row["id"]}
 
 
+def test_a_head_that_pools_spans_is_measured_by_them_alone(tmp_path):
+    how = [f"data={planted(tmp_path / 's', 'plain').path}", "head=attention_pool", "layer=[2]", "lr=0.02"]
+    out = cli.run("train", [*how, "resamples=100", "learning_curve=false", f"out={tmp_path / 'p'}"])
+    figures = json.loads((out / "metrics.json").read_text())
+    assert figures["ensemble"]["auroc"] > 0.8 and figures["levels"] is None
+
+
 def test_the_matrix_tests_each_prober_on_every_store(tmp_path):
     """Own stores transfer, one without a signal does not; the diagonal is the prober's own figure."""
     for name, strength in (("a", 1.0), ("b", 1.0), ("none", 0.0)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from probers.types import lazily
 
 if TYPE_CHECKING:
-    from .fitting import fit
+    from .run import fit
 
 __all__ = ["fit"]
-__getattr__ = lazily(__name__, {"fitting": "fit"})
+__getattr__ = lazily(__name__, {"run": "fit"})

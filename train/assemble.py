@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
 
@@ -54,18 +55,24 @@ class Detector:
 
 def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
     """Compute every control that the columns of the store allow; notes name those left out."""
-    rate = float(examples.wrong[examples.rows["train"]].mean())
-    constant, about = np.full(len(examples.table), rate), "the more frequent training label, always"
+    wrong, train, notes = examples.wrong, examples.rows["train"], list[str]()
+    constant, about = np.full(len(wrong), wrong[train].mean()), "the more frequent training label, always"
     detectors = [Detector("majority", constant, about, probability=np.asarray, threshold=0.5)]
-    notes: list[str] = []
     for name, (about, scores, *columns) in _CONTROLS.items():
         if any(c not in COLUMNS and c not in examples.table for c in columns):
             continue  # of another source
         if problem := next((p for c in columns if (p := _unusable(examples, c))), None):
             notes.append(f"control {name!r} left out: {problem}")
         else:
-            detectors.append(Detector(name, scores(examples, *columns), about))
-    detectors += _known_controls(examples) if examples.label == "helps" else []
+            detectors.append(Detector(name, scores(examples.table[columns], wrong, train), about))
+    if examples.label == "helps":  # by what is known before a retrieval is read, one by one and together
+        known = _known(examples)
+        values = np.stack(list(known.values()), axis=1)
+        parts = {name: values[:, [i]] for i, name in enumerate(known)} | {"known of the question": values}
+        detectors += [
+            Detector(name.replace("_", " "), numbers(part, wrong, train, bins=RANGES), _RANGES[0])
+            for name, part in parts.items() if np.ptp(part[train], axis=0).any()
+        ]  # fmt: skip
     return detectors, notes
 
 
@@ -75,57 +82,34 @@ def _known(examples: Examples) -> dict[str, np.ndarray]:
     return known_of({name: examples.table[name].tolist() for name in names if name in examples.table})
 
 
-def _known_controls(examples: Examples) -> list[Detector]:
-    """Compute a control of each thing known of a question before a retrieval is read, and of all of them."""
-    known, rows = _known(examples), examples.rows["train"]
-    values = np.stack(list(known.values()), axis=1)
-    parts = {name: values[:, [i]] for i, name in enumerate(known)} | {"known of the question": values}
-    return [
-        Detector(name.replace("_", " "), numbers(part, examples.wrong, rows, bins=RANGES), _RANGES[0])
-        for name, part in parts.items()
-        if np.ptp(part[rows], axis=0).any()
-    ]
-
-
 def _unusable(examples: Examples, column: str) -> str | None:
     if column not in examples.table:
         return f"the store has no column {column}"
     if examples.table[column].isna().any():
         return f"the store has no {column}, for its model was run without attention"
-    values = examples.column(column, "train")
-    return f"{column} is the same in all training examples" if len(set(values)) == 1 else None
+    same = len(set(examples.column(column, "train"))) == 1
+    return f"{column} is the same in all training examples" if same else None
 
 
-def _bag_of_words(examples: Examples, column: str) -> np.ndarray:
-    return bag_of_words(examples.table[column].tolist(), examples.wrong, examples.rows["train"])
-
-
-def _category(examples: Examples, *columns: str) -> np.ndarray:
-    return categories(examples.table[list(columns)].to_numpy(), examples.wrong, examples.rows["train"])
-
-
-def _numbers(examples: Examples, *columns: str) -> np.ndarray:
-    """Score texts by numeric columns and by their lengths in characters."""
-    table = examples.table[list(columns)]
+def _ranges(table: pd.DataFrame, *of: np.ndarray) -> np.ndarray:
+    """Score texts by numeric columns, and by the lengths in characters of others."""
     sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
-    values = np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1)
-    return numbers(values, examples.wrong, examples.rows["train"], bins=RANGES)
+    return numbers(np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1), *of, bins=RANGES)
 
 
-def _combined(examples: Examples, *columns: str) -> np.ndarray:
-    values = examples.table[list(columns)].to_numpy(dtype=float)
-    return numbers(values, examples.wrong, examples.rows["train"])
+def _product(table: pd.DataFrame, *of: np.ndarray) -> np.ndarray:
+    return table.to_numpy(dtype=float).prod(axis=1)
 
 
-def _product(examples: Examples, *columns: str, sign: int = 1) -> np.ndarray:
-    return sign * examples.table[list(columns)].to_numpy(dtype=float).prod(axis=1)
+def _falling(table: pd.DataFrame, *of: np.ndarray) -> np.ndarray:
+    return -_product(table)
 
 
-_WORDS = ("tf-idf of its words, logistic regression", _bag_of_words)
-_RANGES = ("numbers and their ranges, logistic regression", _numbers)
-_ONE_HOT = ("one-hot, logistic regression", _category)
-_falling = partial(_product, sign=-1)
-#: Name -> description, scoring function, and the columns it needs.
+_WORDS = ("tf-idf of its words, logistic regression", lambda t, *of: bag_of_words([*t.iloc[:, 0]], *of))
+_ONE_HOT = ("one-hot, logistic regression", lambda t, *of: categories(t.to_numpy(), *of))
+_ALL = ("all entropy signals, logistic regression", lambda t, *of: numbers(t.to_numpy(dtype=float), *of))
+_RANGES = ("numbers and their ranges, logistic regression", _ranges)
+#: Name -> description, scores (N,) by a table of N texts, their labels and the training rows; its columns.
 _CONTROLS: dict[str, tuple[Any, ...]] = {
     "bag of words, text": (*_WORDS, "text"),
     "bag of words, question": (*_WORDS, "question"),
@@ -146,7 +130,7 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
     ),
     "context gain": ("minus context_gain, not trained", _falling, "context_gain"),
     "RIND maximum": ("rind_max, not trained", _product, "rind_max"),
-    "entropies combined": ("all entropy signals, logistic regression", _combined, *SIGNALS),
+    "entropies combined": (*_ALL, *SIGNALS),
 }  # fmt: skip
 
 
@@ -181,29 +165,27 @@ def score_everything(
 
     ``how`` aggregates from tokens to a text, for heads of single tokens.
     """
-    inputs = dataset.inputs(head)
+    states, text_of = dataset.inputs(head)
     # Text by text, where the rows are tokens.
     members = None if head.tokens else dataset.examples.members
-    items = np.arange(len(inputs.text_of)) if members is None or head.causal else np.concatenate(members)
+    items = np.arange(len(text_of)) if members is None or head.causal else np.concatenate(members)
     index = dataset.places([task.column for task in tasks], joint=head.joint)
     margins = []
     with torch.inference_mode():
-        size = at_once(inputs.states) if isinstance(inputs.states, TokenStates) else CHUNK
+        size = at_once(states) if isinstance(states, TokenStates) else CHUNK
         for part in torch.from_numpy(items).split(size):
-            x = inputs.states[part]
+            x = states[part]
             if not isinstance(x, Padded):
-                logits = head(x[:, index].float()).double()
+                logits = head(x[:, index].float())
             elif head.causal:
-                logits = head(x.states[:, :, index].float(), x.mask, x.judged)[x.judged].double()
+                logits = head(x.states[:, :, index].float(), x.mask, x.judged)[x.judged]
             else:
-                logits = head(x.states[:, :, index].float(), x.mask).double()
-            margins.append(logits[..., WRONG] - logits[..., CORRECT])
-    values = torch.cat(margins).numpy()
-    text_of = inputs.text_of[items]
+                logits = head(x.states[:, :, index].float(), x.mask)
+            margins.append((logits[..., WRONG].double() - logits[..., CORRECT].double()).numpy())
+    values, text_of = np.concatenate(margins), text_of[items]
     if head.causal and members is not None:
         text_of = np.repeat(text_of, list(map(len, members)))
-    bad = text_of[~np.isfinite(values).all(axis=1)]
-    if len(bad):
+    if len(bad := text_of[~np.isfinite(values).all(axis=1)]):
         what = f"the states of {dataset.examples.table['id'].iloc[bad[0]]!r} are not finite"
         raise RunError(f"{what}: the store is damaged there, make it again", code="damaged")
     if members is None:
@@ -300,16 +282,16 @@ def assemble(
     if examples.label == "helps":  # before anything is written, its entropies are not known
         beside = beside.assign(**_known(examples))
         names = KNOWN if dataset.specs[best.site].pool == "prompt" else (*SIGNALS, *KNOWN)
-    lacking = [name for name in names if name not in beside]
     entropy_model = with_entropy = None
     notes: list[str] = []
-    if choice.with_entropy and lacking:
+    if choice.with_entropy and (lacking := [name for name in names if name not in beside]):
         notes.append(f"prober with entropy left out: the store has no column {lacking[0]}")
     elif choice.with_entropy:
         signals = {name: np.asarray(beside[name]) for name in names}
         of_validation = {name: values[rows] for name, values in signals.items()}
-        lenient = partial(choose, refuse=False)
-        entropy_model = fit_entropy_model(wrong, score[rows], of_validation, lambda *of: lenient(*of).value)
+        entropy_model = fit_entropy_model(
+            wrong, score[rows], of_validation, lambda *of: choose(*of, refuse=False).value
+        )
         what = "all entropy signals" if names == SIGNALS else ", ".join(names)
         about = f"logistic model of the score and {what}, fitted on validation"
         scores = entropy_model(score, signals)
@@ -332,23 +314,17 @@ def assemble(
     detectors, left_out = control_detectors(examples) if controls else ([], [])
     seeds = {c: np.stack([margins.of_head(i) for t, i in probes.items() if t.column == c]) for c in head_of}
     # Tokens before an entity are there to be read, not to be judged.
-    of_answers = examples.inside is not None and bank.spec.position != "entity"
+    judged = examples.inside is not None and bank.spec.position != "entity" and margins.spans is not None
     return Trained(
-        bank=bank,
+        bank=bank, ensembles=ensembles, with_entropy=with_entropy, best=best, calibrations=calibrations,
+        distances=distances, training={"steps": fitted.steps, "heads": len(tasks)}, notes=notes + left_out,
         layers={c: _alone(str(c), margins, i, examples) for c, i in head_of.items()},
         seeds=seeds if len(probes) > len(head_of) else {},
         validation={c: {k: float(v[i]) for k, v in fitted.figures.items()} for c, i in head_of.items()},
-        ensembles=ensembles,
-        with_entropy=with_entropy,
         controls=[*detectors, *_head_controls(tasks, margins, examples)],
         person=next((margins.of_head(i) for i, t in enumerate(tasks) if t.target == "person"), None),
-        best=best,
-        calibrations=calibrations,
-        training={"steps": fitted.steps, "heads": len(tasks)},
-        distances=distances,
-        token_scores=ensemble(margins.values[:, heads]) if of_answers else None,
-        notes=notes + left_out,
-    )
+        token_scores=ensemble(margins.values[:, heads]) if judged else None,
+    )  # fmt: skip
 
 
 def _joined(

@@ -35,11 +35,6 @@ COMBINED, WITH_SIGNALS = "signals combined", "head + signals"
 
 #: Positions whose texts are a part of what the model wrote.
 _PIECES = ("entity", "span", "sentence", "claim")
-#: Signals of the position that predicts the first token: name -> column, and 1 where more is likelier wrong.
-_BEFORE = {
-    "entropy before": ("entropy_before", 1), "probability before": ("max_prob_before", -1),
-    "margin before": ("margin_before", -1),
-}  # fmt: skip
 #: Controls over the written tokens, and the columns that are combined.
 _AFTER = (
     "mean entropy", "max entropy", "min probability", "perplexity", "sequence log-prob", "RIND maximum",
@@ -49,6 +44,11 @@ _COLUMNS = (*SIGNALS, "rind_max")
 _DRAWN = ("sample_calls", "sample_tokens")
 #: Column of a detector, -1 where more is likelier right, and calls and tokens: numbers, or their columns.
 _Further = tuple[str, int, tuple[str | float, str | float]]
+#: Signals of the position that predicts the first token.
+_BEFORE: dict[str, _Further] = {
+    "entropy before": ("entropy_before", 1, (0, 0)), "probability before": ("max_prob_before", -1, (0, 0)),
+    "margin before": ("margin_before", -1, (0, 0)),
+}  # fmt: skip
 #: Detectors that draw or ask.
 _SAMPLED: dict[str, _Further] = {
     "self-consistency": ("self_consistency", -1, _DRAWN),
@@ -83,14 +83,14 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
     detectors = {"head": heads, "signal": signals, "joined": []}
     if (inputs := _inputs(moment, examples)) is None:
         return detectors
-    about = f"{inputs.shape[1]} signals, logistic regression"
-    signals.append(Detector(COMBINED, numbers(inputs, examples.wrong, examples.rows["train"]), about))
+    combined = f"{inputs.shape[1]} signals"
+    scores = numbers(inputs, examples.wrong, examples.rows["train"])
+    signals.append(Detector(COMBINED, scores, f"{combined}, logistic regression"))
     if heads:
-        about = f"logistic model of {heads[0].name} and {inputs.shape[1]} signals, fitted on validation"
-        inputs = np.hstack([heads[0].scores[:, None], inputs])
-        rows = examples.rows["validation"]
+        inputs, rows = np.hstack([heads[0].scores[:, None], inputs]), examples.rows["validation"]
         weights, mean, scale, intercept = fit_logistic(inputs[rows], examples.wrong[rows])
         scores = weighted_sums((inputs - mean) / scale, weights) + intercept
+        about = f"logistic model of {heads[0].name} and {combined}, fitted on validation"
         detectors["joined"] = [Detector(WITH_SIGNALS, scores, about)]
     return detectors
 
@@ -98,27 +98,24 @@ def known(moment: Moment, trained: Trained, examples: Examples) -> dict[str, lis
 def _signals(moment: Moment, examples: Examples) -> list[Detector]:
     if not set(BEFORE) <= set(examples.table):
         return []
-    table = {column: examples.table[column].to_numpy(dtype=float) for column in BEFORE}
     if moment == "before":
-        before = [Detector(n, sign * table[c], f"{c}, not trained") for n, (c, sign) in _BEFORE.items()]
-        return before + _further(_OF_QUESTION, examples)
+        return _further(_BEFORE | _OF_QUESTION, examples)
+    first, highest = examples.table[["logprob_before", "max_prob_before"]].to_numpy(dtype=float).T
     # A text that begins with the likeliest token: its probability was known before.
-    if np.allclose(np.exp(table["logprob_before"]), table["max_prob_before"], atol=1e-5):
+    if np.allclose(np.exp(first), highest, atol=1e-5):
         return []
-    return [Detector("first log-prob", -table["logprob_before"], "minus logprob_before, not trained")]
+    return [Detector("first log-prob", -first, "minus logprob_before, not trained")]
 
 
 def _further(columns: Mapping[str, _Further], examples: Examples) -> list[Detector]:
     """Make detectors of further columns; a missing value counts as the training mean."""
-    detectors, train = [], examples.rows["train"]
+    detectors, table = [], examples.table
     for name, (column, sign, cost) in columns.items():
-        if column not in examples.table:
+        if column not in table or table[column].iloc[examples.rows["train"]].isna().all():
             continue
-        values = examples.table[column].to_numpy(dtype=float)
-        if np.isnan(values[train]).all():
-            continue
-        scores = sign * np.where(np.isnan(values), np.nanmean(values[train]), values)
-        calls, tokens = (float(examples.table[c].mean() if isinstance(c, str) else c) for c in cost)
+        values = table[column].to_numpy(dtype=float)
+        scores = sign * np.where(np.isnan(values), np.nanmean(values[examples.rows["train"]]), values)
+        calls, tokens = (float(table[c].mean() if isinstance(c, str) else c) for c in cost)
         price = Cost(calls=calls, tokens=tokens)
         detectors.append(Detector(name, scores, f"{column}, not trained", cost=price))
     return detectors
@@ -126,16 +123,17 @@ def _further(columns: Mapping[str, _Further], examples: Examples) -> list[Detect
 
 def _inputs(moment: Moment, examples: Examples) -> np.ndarray | None:
     """Tabulate all signals (N, signals) of a moment; None if the store lacks some."""
-    before, table = [column for column, _ in _BEFORE.values()], examples.table
-    # Signals of attention are missing in the stores of engines without it.
-    after = [c for c in _COLUMNS if c not in table or not table[c].isna().any()]
-    columns = before if moment == "before" else [*(c for c in before if c in table), *after]
+    columns, table = [column for column, *_ in _BEFORE.values()], examples.table
+    if moment == "after":
+        # Signals of attention are missing in the stores of engines without it.
+        after = (c for c in _COLUMNS if c not in table or not table[c].isna().any())
+        columns = [*filter(table.__contains__, columns), *after]
     if not {*columns, "n_tokens"} <= set(table):
         return None
-    values = [table[column].to_numpy(dtype=float) for column in columns]
-    if moment == "after":
-        values.append(values[columns.index("mean_logprob")] * table["n_tokens"].to_numpy(dtype=float))
-    return np.stack(values, axis=1)
+    values = table[columns].to_numpy(dtype=float)
+    if moment == "before":
+        return values
+    return np.column_stack([values, table["mean_logprob"] * table["n_tokens"]])
 
 
 def strata_of(examples: Examples, spec: FeatureSpec) -> dict[str, Strata]:
@@ -165,9 +163,9 @@ def moment_figures(trained: Trained, examples: Examples, bootstrap: Bootstrap) -
     """Compute the figures of both moments; ``bootstrap`` is of the test examples."""
     test, spec = examples.rows["test"], trained.bank.spec
     strata, gold = strata_of(examples, spec), None
-    if "gold_right" in examples.table:  # the store's labels are made otherwise
+    # Where the store's labels are made otherwise.
+    if "gold_right" in examples.table and len(set(examples.column("gold_right", "test"))) > 1:
         gold = 1 - examples.table["gold_right"].to_numpy(dtype=int)
-        gold = gold if 0 < gold[test].mean() < 1 else None
     moments = {}
     for moment in MOMENTS:
         kinds = known(moment, trained, examples)
@@ -195,10 +193,7 @@ def auroc_samples(
     detectors: Sequence[Detector], examples: Examples, bootstrap: Bootstrap, strata: Mapping[str, Strata],
     gold: np.ndarray | None = None,
 ) -> dict[str, dict[str, Sample]]:  # fmt: skip
-    """Sample each detector's AUROC over "all" test texts and within strata; a constant ranks nothing.
-
-    With other labels ``gold`` (N,), also the AUROC by these.
-    """
+    """Sample each AUROC over "all" test texts, in strata, and by ``gold`` (N,); a constant has none."""
     test = examples.rows["test"]
     wrong, names = examples.wrong[test], ["all", *strata, *([] if gold is None else ["gold"])]
 
@@ -239,7 +234,7 @@ def _division(strata: Strata, wrong: np.ndarray) -> schema.Division:
 
 def _notes(examples: Examples, spec: FeatureSpec) -> list[str]:
     notes, table = [], examples.table
-    for name, (column, *_) in {**_OF_QUESTION, **_SAMPLED}.items():
+    for name, (column, *_) in (_OF_QUESTION | _SAMPLED).items():
         if column in table and (missing := int(table[column].isna().sum())):
             of = f"{missing} of {len(table)} texts"
             notes.append(f"{name}: no value for {of}, which count as the mean of the training texts")

@@ -98,8 +98,7 @@ class StoreStates:
         numbers = rows.numpy() if isinstance(rows, Tensor) else rows
         parts = [reader[numbers] for reader in self._readers]
         parts += [as_places(reader[numbers], self.shape[-1]) for reader in self._beside]
-        tensors = list(map(torch.from_numpy, parts))
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
+        return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
 
 
 #: States (N, columns, d) that give some rows at a time, by a slice or by their numbers.
@@ -176,10 +175,8 @@ class Dataset:
                 wanted = (0, *wanted)
             columns += [Column(site, k) for k in wanted]
         specs = {store.spec.site: store.spec for store in stores}
-        formats = {store.spec.dtype for store in (*stores, *beside)}
-        if beside and len(formats) > 1:
-            message = f"beside: the states are stored as {' and '.join(sorted(formats))}"
-            raise UserError(f"{message}: give stores of one format", "unsupported")
+        if beside and len(formats := {store.spec.dtype for store in (*stores, *beside)}) > 1:
+            raise UserError(f"beside: states of formats {sorted(formats)}: give stores of one", "unsupported")
         read = tuple(BesideSpec(cast(Beside, store.spec.site), store.spec.width) for store in beside)
         return cls(examples, StoreStates(stores, columns, beside), columns, specs, read)
 
@@ -200,40 +197,35 @@ class Dataset:
         return torch.tensor(positions if joint else [position for (position,) in positions])
 
     def inputs(self, head: ProbeHead, loss: str = "ce") -> Inputs:
-        """Select inputs of such heads.
-
-        UserError where they need tokens and the states are pooled, or cannot read what is beside the states.
-        """
+        """Select inputs of such heads; UserError where the states are pooled, or ``beside`` is not read."""
         if self.beside and not head.beside:
-            kinds = shown([spec.kind for spec in self.beside])
-            message = f"beside={kinds} is read by heads that join layers, as concat and sequence"
-            raise UserError(f"{message}: head={head_name(head)} cannot", "unsupported")
+            kinds, fix = shown([spec.kind for spec in self.beside]), "give one that joins layers, as concat"
+            raise UserError(f"beside={kinds}: head={head_name(head)} cannot read it: {fix}", "unsupported")
         if not (head.tokens or head.causal) and loss not in SPAN_LOSSES:
             return Inputs(self.states, self.examples.text_of)
-        members = self.examples.members
-        if members is None:
+        if (members := self.examples.members) is None:
             what = f"head={head_name(head)}" if head.tokens or head.causal else f"loss={loss}"
-            why = "reads the states of every token, and the store has pooled ones"
-            raise UserError(f"{what} {why}: make one with pool=tokens", code="mismatch")
+            raise UserError(
+                f"{what} reads the states of every token: give a store of pool=tokens", "mismatch"
+            )
         windows = self.examples.windows(head.reach - 1) if head.causal else None
         return Inputs(TokenStates(self.states, members, windows), np.arange(len(members)))
 
 
 def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
     """Parse the requested layers: "all" but 0, one number, a range "1-20", or a list of numbers."""
+    layers = value
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)-(\d+)", value)):
-        if int(ends[1]) > int(ends[2]):
-            raise UserError(f"layer={value} names no layer: give the smaller number first", code="layers")
-        value = list(range(int(ends[1]), int(ends[2]) + 1))
-    wanted = parse_layers(value, {"all": [k for k in spec.layers if k > 0]}, "layer")
-    if not wanted and value == "all":
-        why = "the store holds the embedding output only, make it with layers=all"
-        raise UserError(f"layer=all: {why}", code="layers")
-    if not wanted:
-        raise UserError("layer=[] names no layer: give a number, a list like [6,8,10], or all", code="layers")
+        layers = list(range(int(ends[1]), int(ends[2]) + 1))
+    wanted = parse_layers(layers, {"all": [k for k in spec.layers if k > 0]}, "layer")
+    problem = None
     if 0 in wanted:
-        why = "the embedding output, which is trained as a control anyway"
-        raise UserError(f"layer=0 is {why}: choose from 1 to {spec.model.layers}", code="layers")
+        problem = "0 is the embedding output, which is trained as a control anyway"
+    elif not wanted:
+        problem = "names no layer" if value != "all" else "the store holds the embedding output alone"
+    if problem:
+        fix = f"give all, a number from 1 to {spec.model.layers}, a range like 6-10, or a list like [6,8,10]"
+        raise UserError(f"layer={value}: {problem}; {fix}", code="layers")
     return spec.select(wanted).layers
 
 
@@ -279,8 +271,7 @@ def fit_pointer(store: Stored, examples: Examples) -> tuple[Pointer, np.ndarray,
     subject, pointed, _, _ = np.split(values[:, 0], 4, axis=-1)
     shares = subject if np.ptp(subject) > 0 else pointed
     chosen = np.concatenate([examples.rows["train"], examples.rows["validation"]])
-    wrong = examples.wrong
-    ranks = np.array([auroc(wrong[chosen], -column) for column in shares[chosen].T])
+    ranks = np.array([auroc(examples.wrong[chosen], -column) for column in shares[chosen].T])
     count = max(_LEAST, shares.shape[1] // _ONE_OF)
     heads = tuple(sorted(np.argsort(-ranks, kind="stable")[:count].tolist()))
     scores = -shares[:, heads].mean(axis=1)
@@ -290,10 +281,7 @@ def fit_pointer(store: Stored, examples: Examples) -> tuple[Pointer, np.ndarray,
 
 
 def _remembered(examples: Examples, rows: np.ndarray) -> float:
-    """Choose the log-probability without passages from which on unsupported texts are remembered ones.
-
-    It divides best those that are known to be; the default where none are.
-    """
+    """Choose the log-probability that best divides remembered from other unsupported texts, if known."""
     table = examples.table.iloc[rows]
     if "source" not in table or "context_gain" not in table:
         return REMEMBERED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,23 +41,38 @@ class Evaluator:
 
     def __init__(self, examples: Examples, rule: ThresholdRule, *, resamples: int, seed: int) -> None:
         self.examples, self.test = examples, examples.rows["test"]
-        self.wrong = examples.wrong[self.test]
-        self._rule, self._resamples, self._seed = rule, resamples, seed
-        self.bootstrap = self._resample(self.test)
+        self.wrong, self._groups = examples.wrong[self.test], examples.table["group"].to_numpy()
+        self._rule, self.how = rule, {"resamples": resamples, "seed": seed}
+        self.bootstrap = Bootstrap(self._groups[self.test], **self.how)
 
-    def figures(self, detector: Detector) -> Detection:
-        """Compute every figure with its 95% interval; None where undefined.
+    def figures(
+        self, detector: Detector, rows: np.ndarray | None = None, bootstrap: Bootstrap | None = None
+    ) -> Detection:
+        """Compute every figure with its 95% interval, on the test texts or some ``rows``; None is undefined.
 
         A resample's bins are noisier than the texts' own, so the interval of a small ECE lies a little high.
         """
-        return self._figures(self.calibrated(detector), self.test, self.bootstrap)
+        rows, bootstrap = self.test if rows is None else rows, bootstrap or self.bootstrap
+        detector = self.calibrated(detector)
+        assert detector.probability is not None and detector.threshold is not None
+        scores, wrong = detector.scores[rows], self._labels(detector)[rows]
+        fired = (scores > detector.threshold).astype(float)
+        ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
+        if np.ptp(scores) != 0:  # a constant ranks nothing
+            ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
+        return Detection(
+            **_named(_RANKING, ranked), **_measured(bootstrap, wrong, fired, _DECISIONS),
+            **_quality(bootstrap, wrong, detector.probability(scores)),
+            base_rate=float(wrong.mean()), fired=float(fired.mean()), threshold=float(detector.threshold),
+            about=detector.about,
+        )  # fmt: skip
 
     def calibrated(self, detector: Detector) -> Detector:
         """Add a missing threshold and probability from validation."""
         rows = self.examples.rows["validation"]
         wrong, scores = self._labels(detector)[rows], detector.scores[rows]
         if detector.threshold is None:
-            chosen = self._rule.choose(wrong, scores, self._groups(rows), refuse=False)
+            chosen = self._rule.choose(wrong, scores, self._groups[rows], refuse=False)
             detector = replace(detector, threshold=chosen.value)
         if detector.probability is None:
             detector = replace(detector, probability=fit_platt(wrong, scores))
@@ -82,10 +96,10 @@ class Evaluator:
             rows = self.test[values == kind]
             measured = {d.name: overall[d.name] for d in detectors}
             if calibrated:
-                bootstrap = self._resample(rows)
-                measured = {d.name: self._figures(d, rows, bootstrap) for d in calibrated}
+                bootstrap = Bootstrap(self._groups[rows], **self.how)
+                measured = {d.name: self.figures(d, rows, bootstrap) for d in calibrated}
             subsets[str(kind)] = schema.Subset(
-                n=len(rows), groups=len(set(self._groups(rows))),
+                n=len(rows), groups=len(set(self._groups[rows])),
                 base_rate=float(self.examples.wrong[rows].mean()), detectors=measured,
             )  # fmt: skip
         return subsets
@@ -105,7 +119,7 @@ class Evaluator:
         """Count what passes on the test texts, beside what is promised; None without a promise."""
         if (promise := trained.bank.promise) is None:
             return None
-        scores, groups = trained.saved.scores[self.test], self._groups(self.test)
+        scores, groups = trained.saved.scores[self.test], self._groups[self.test]
         passing, wrong = passing_groups(self.wrong, scores, groups, trained.bank.threshold)
         return schema.Promised(**promise.to_dict(), test={"passing": passing, "wrong": wrong})
 
@@ -123,35 +137,8 @@ class Evaluator:
         commonest = float(known.value_counts(normalize=True).max())
         return schema.Origins(**_named(["accuracy"], [interval]), commonest=commonest)
 
-    def levels(self, trained: Trained) -> dict[str, schema.Level] | None:
-        """Compute the figures of tokens, spans, sentences and answers; None without labels of tokens."""
-        if (scores := trained.token_scores) is None:
-            return None
-        how = {"resamples": self._resamples, "seed": self._seed}
-        return level_figures(self.examples, scores, trained.bank.threshold, **how)
-
-    def _figures(self, detector: Detector, rows: np.ndarray, bootstrap: Bootstrap) -> Detection:
-        assert detector.probability is not None and detector.threshold is not None
-        scores, wrong = detector.scores[rows], self._labels(detector)[rows]
-        fired = (scores > detector.threshold).astype(float)
-        ranked: Sequence[Interval] = [UNDEFINED] * len(_RANKING)
-        if np.ptp(scores) != 0:  # a constant ranks nothing
-            ranked = bootstrap.intervals(scores, partial(metrics.ranking, wrong))
-        return Detection(
-            **_named(_RANKING, ranked), **_measured(bootstrap, wrong, fired, _DECISIONS),
-            **_quality(bootstrap, wrong, detector.probability(scores)),
-            base_rate=float(wrong.mean()), fired=float(fired.mean()), threshold=float(detector.threshold),
-            about=detector.about,
-        )  # fmt: skip
-
     def _labels(self, detector: Detector) -> np.ndarray:
         return self.examples.wrong if detector.wrong is None else detector.wrong
-
-    def _groups(self, rows: np.ndarray) -> np.ndarray:
-        return self.examples.table["group"].to_numpy()[rows]
-
-    def _resample(self, rows: np.ndarray) -> Bootstrap:
-        return Bootstrap(self._groups(rows), resamples=self._resamples, seed=self._seed)
 
 
 #: Figures by name: of decisions, and of the order of scores.
@@ -203,9 +190,8 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
     true = [d for d in trained.controls if d.wrong is None]
     pairs = evaluator.pairs(ours[:1], [*trained.members, *true]) | evaluator.pairs(ours[1:], [ours[0], *true])
     unable = dict.fromkeys(d.name for d in detectors if figures[id(d)].threshold == ALWAYS)
-    overall: dict[str, Detection] = {**controls, ENSEMBLE: figures[id(trained.saved)]}
-    if trained.with_entropy is not None:
-        overall[joined] = figures[id(trained.with_entropy)]
+    main = zip((ENSEMBLE, joined), (trained.saved, *with_entropy), strict=False)
+    overall: dict[str, Detection] = controls | {name: figures[id(d)] for name, d in main}
     return Figures(
         schema=1,
         label=evaluator.examples.label,
@@ -219,13 +205,15 @@ def summarise(trained: Trained, evaluator: Evaluator, training: Mapping[str, int
         ensembles={kind: figures[id(detector)] for kind, detector in trained.ensembles.items()},
         ensemble=overall[ENSEMBLE],
         combine=trained.bank.combine,
-        with_entropy=None if trained.with_entropy is None else figures[id(trained.with_entropy)],
+        with_entropy=overall.get(joined),
         controls=controls,
         positive_control=_positive_control(trained, evaluator),
         conditions=evaluator.by("condition", [*ours, *true], overall),
         datasets=evaluator.by("dataset", [*ours, *true], overall),
         moments=moment_figures(trained, evaluator.examples, evaluator.bootstrap),
-        levels=evaluator.levels(trained),
+        levels=None if (tokens := trained.token_scores) is None else level_figures(
+            evaluator.examples, tokens, trained.bank.threshold, **evaluator.how
+        ),
         promise=evaluator.promise(trained),
         origins=evaluator.origins(trained),
         calibration=_calibration(trained, evaluator),
@@ -264,10 +252,8 @@ def _layer_weights(trained: Trained) -> dict[str, float] | None:
     """Weight within a head of several layers of each, and of what is beside them; None if not known."""
     if (shares := trained.bank.head.layer_weights()) is None:
         return None
-    weights: dict[str, float] = defaultdict(float)
-    for name, share in zip(trained.bank.spec.names, shares[0].tolist(), strict=True):
-        weights[name] += share
-    return {name: round(share, 6) for name, share in weights.items()}
+    weights = pd.Series(shares[0].tolist()).groupby(list(trained.bank.spec.names), sort=False).sum()
+    return {str(name): round(weight, 6) for name, weight in weights.items()}
 
 
 def _members(
@@ -296,15 +282,13 @@ def _spread(scores: np.ndarray | None, evaluator: Evaluator) -> schema.Seeds | N
 def _calibration(trained: Trained, evaluator: Evaluator) -> schema.Calibrated:
     scores = trained.saved.scores[evaluator.test]
     method = str(trained.bank.calibration.to_dict()["method"])
-    calibrated = trained.bank.calibration(scores)
+    ways = {"before": sigmoid, "after": trained.bank.calibration, **trained.calibrations}
+    chances = {name: way(scores) for name, way in ways.items() if name != method}
+    quality = {name: evaluator.probabilities(chance) for name, chance in chances.items()}
     return schema.Calibrated(
-        method=method,
-        before=evaluator.probabilities(sigmoid(scores)),
-        after=evaluator.probabilities(calibrated),
-        by_chance=metrics.ece_by_chance(calibrated),
-        constant=bool(np.ptp(calibrated) == 0),
-        other={k: evaluator.probabilities(c(scores)) for k, c in trained.calibrations.items() if k != method},
-    )
+        method=method, before=quality.pop("before"), after=quality.pop("after"), other=quality,
+        by_chance=metrics.ece_by_chance(chances["after"]), constant=bool(np.ptp(chances["after"]) == 0),
+    )  # fmt: skip
 
 
 def _domain(trained: Trained, evaluator: Evaluator) -> schema.Limited | None:
@@ -326,11 +310,10 @@ def _positive_control(trained: Trained, evaluator: Evaluator) -> schema.Decision
     if trained.person is None:
         return None
     other = (evaluator.examples.column("answer_kind", "test") != "person").astype(int)
-    margins = trained.person[evaluator.test]
-    auroc = evaluator.bootstrap.interval(margins, partial(metrics.auroc, other))
-    accuracy = evaluator.bootstrap.interval((margins > 0).astype(float), partial(metrics.accuracy, other))
-    base_rate = float(np.mean(1 - other))
-    return schema.Decision(**auroc.figures("auroc"), **accuracy.figures("accuracy"), base_rate=base_rate)
+    margins, interval = trained.person[evaluator.test], evaluator.bootstrap.interval
+    auroc = interval(margins, partial(metrics.auroc, other))
+    accuracy = interval((margins > 0).astype(float), partial(metrics.accuracy, other))
+    return schema.Decision(**_named(["auroc", "accuracy"], [auroc, accuracy]), base_rate=np.mean(1 - other))
 
 
 def level_figures(
@@ -372,10 +355,7 @@ def level_figures(
 
 
 def _whole(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Join runs to sentences or answers: wrong with any wrong one, else right if something in it is known.
-
-    Those with undecided runs and no wrong one are left out.
-    """
+    """Join runs to sentences or answers: wrong with a wrong one, right if some are known and all decided."""
     good = (runs["inside"] >= 0) & (runs["wrong"] == 0)
     marked = runs.assign(bad=runs["wrong"] == 1, odd=runs["wrong"] < 0, good=good)
     whole = marked.groupby(by, sort=False).agg(
@@ -391,7 +371,7 @@ def _at_level(
 ) -> Named:
     wrong, scores = rows["wrong"].to_numpy(), rows[score].to_numpy(dtype=float)
     figures: Named = {"n": len(rows), "wrong": float(wrong.mean()) if len(rows) else None}
-    if len(set(wrong.tolist())) < 2:
+    if len({*wrong}) < 2:
         return figures | _named(_RANKED, [UNDEFINED] * len(_RANKED))
     bootstrap = resample(rows["group"].to_numpy())
     figures |= _measured(bootstrap, wrong, scores, _RANKED)

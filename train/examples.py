@@ -72,8 +72,8 @@ class Examples:
         if self.inside is None:
             return ""
         rows = self.rows["train"]
-        wrong = self.wrong[rows][self.inside[rows]]
-        kinds = [kind for kind, there in (("right", (wrong == 0).any()), ("wrong", wrong.any())) if not there]
+        marked = self.wrong[rows][self.inside[rows]]
+        kinds = [kind for label, kind in enumerate(("right", "wrong")) if label not in marked]
         return f"no marked span of the training texts is {' or '.join(kinds)}" if kinds else ""
 
     @property
@@ -99,20 +99,17 @@ class Examples:
         """Number of the text of each row of the store."""
         if self.members is None:
             return np.arange(len(self.table))
-        texts = np.empty(sum(map(len, self.members)), dtype=np.int64)
-        for text, rows in enumerate(self.members):
-            texts[rows] = text
+        sizes = list(map(len, self.members))
+        texts = np.empty(sum(sizes), dtype=np.int64)
+        texts[np.concatenate(self.members)] = np.repeat(np.arange(len(sizes)), sizes)
         return texts
 
     def windows(self, before: int) -> list[np.ndarray]:
-        """List the rows of each text with up to ``before`` tokens ahead of it, for stores of tokens.
-
-        A marked span reads on in the text that it lies in.
-        """
+        """List each text's rows with up to ``before`` tokens ahead of it, where it lies in a longer one."""
         assert self.members is not None
-        if "mark" not in self.table:
-            return list(self.members)
         windows = list(self.members)
+        if "mark" not in self.table:
+            return windows
         for spans in self.table.groupby("text_id", sort=False).indices.values():
             rows = np.sort(np.concatenate([self.members[span] for span in spans]))
             for span in spans:
@@ -162,23 +159,21 @@ class Examples:
 
     def _questions(self, split: str) -> list[tuple[str, str, str]]:
         """List data set, group, and question or text of the texts of a split."""
-        part = self.table.iloc[self.rows[split]]
-        names = ("dataset", "group", "question", "text")
-        columns = [part[name] if name in part else [""] * len(part) for name in names]
-        rows = zip(*columns, strict=True)
+        names = ["dataset", "group", "question", "text"]
+        part = self.table.iloc[self.rows[split]].reindex(columns=names, fill_value="")
+        rows = part.itertuples(index=False, name=None)
         return [(dataset, group, question or text) for dataset, group, question, text in rows]
 
     def sizes(self) -> dict[str, Split]:
         """Count examples, groups, the share of wrong texts and examples per dataset of each split."""
-        sizes = {}
-        for split, rows in self.rows.items():
-            part = self.table.iloc[rows]
-            counts = part["dataset"].value_counts().sort_index() if "dataset" in part else {}
-            sizes[split] = Split(
-                n=len(rows), groups=int(part["group"].nunique()), wrong=float(self.wrong[rows].mean()),
-                datasets={str(name): int(count) for name, count in dict(counts).items()},
-            )  # fmt: skip
-        return sizes
+        sets = self.table.get("dataset", pd.Series([None] * len(self.table)))
+        return {
+            split: Split(
+                n=len(rows), groups=len(self.groups(split)), wrong=float(self.wrong[rows].mean()),
+                datasets={str(k): n for k, n in sets.iloc[rows].value_counts().sort_index().items()},
+            )
+            for split, rows in self.rows.items()
+        }  # fmt: skip
 
     def split_record(self) -> dict[str, list[str]]:
         """Groups of each split, as ``splits.json`` has them."""
@@ -203,35 +198,29 @@ class SplitRequest:
         shares = () if isinstance(self.split, str) else self.split
         if self.split == "store" or (len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
             return
-        shown = "the shares of train, validation and test, like [0.6,0.2,0.2]"
-        raise UserError(f"split={self.split} is not understood: give store, or {shown}")
+        raise UserError(f"split={self.split}: give store, or shares that sum to 1, like [0.6,0.2,0.2]")
 
     def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
         """Name the split (N,) of each text; "" for one that is left out."""
-        split = texts["split"].to_numpy(dtype=object)
+        split, groups = texts["split"].to_numpy(dtype=object), texts["group"]
         if not isinstance(self.split, str):
-            split = self._deal(texts["group"].to_numpy(), list(map(float, self.split)), what)
+            ordered = sorted(set(groups), key=lambda group: draw_key("split", self.seed, str(group)))
+            split_of = deal(ordered, shares := list(map(float, self.split)))
+            if len(set(split_of.values())) < len(SPLITS):
+                few = f"the {len(ordered)} groups of {what} are too few"
+                raise UserError(f"split={shares}: {few}", code="labels")
+            split = groups.map(split_of).to_numpy(dtype=object)
         if not self.train_on and not self.test_on:
             return split
         if "dataset" not in texts:
             raise UserError(f"{what} has no column dataset: leave out train_on and test_on", "unsupported")
-        sets = texts["dataset"].to_numpy(dtype=object)
-        known = sorted(set(sets))
+        sets, known = texts["dataset"], sorted(set(texts["dataset"]))
         for key, names in (("train_on", self.train_on), ("test_on", self.test_on)):
             if odd := [name for name in names if name not in known]:
                 raise UserError(f"{key} names {odd[0]!r}, and {what} has {', '.join(map(repr, known))}")
-        train_on = set(self.train_on) or set(known) - set(self.test_on)
-        test_on = set(self.test_on) or train_on
-        chosen = np.where(split == "test", np.isin(sets, list(test_on)), np.isin(sets, list(train_on)))
+        train_on = self.train_on or [name for name in known if name not in self.test_on]
+        chosen = np.where(split == "test", sets.isin(self.test_on or train_on), sets.isin(train_on))
         return np.where(chosen, split, "")
-
-    def _deal(self, groups: np.ndarray, shares: list[float], what: str) -> np.ndarray:
-        names = sorted(set(groups), key=lambda g: draw_key("split", self.seed, str(g)))
-        split_of = deal(names, shares)
-        if len(set(split_of.values())) < len(SPLITS):
-            few = f"{len(names)} groups, too few for three splits"
-            raise UserError(f"split={shares}: {what} has {few} of these shares", code="labels")
-        return np.array([split_of[g] for g in groups], dtype=object)
 
 
 def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None) -> Examples:
@@ -239,15 +228,13 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
 
     UserError for stores of other texts, a group in two splits, or a split that is empty or of one class.
     """
-    first = stores[0]
+    (first, *others), request, same = stores, request or SplitRequest(), ["id", "correct", "text"]
     table, members = as_texts(first)
-    request = request or SplitRequest()
-    for other in stores[1:]:
+    for other in others:
         texts, of = as_texts(other)
-        same = table[["id", "correct", "text"]].equals(texts[["id", "correct", "text"]])
-        if not same or (members is None) != (of is None):
-            why = "stores of several sites must be made by the same command but for site"
-            raise UserError(f"data={other.path} holds other texts than {first.path}: {why}", code="mismatch")
+        if not table[same].equals(texts[same]) or (members is None) != (of is None):
+            fix = "make both by one command but for site"
+            raise UserError(f"data={other.path} holds other texts than {first.path}: {fix}", code="mismatch")
     what = first.called
     split = request.assign(table, what)
     if request.label == "helps":
@@ -263,33 +250,24 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
 
 
 def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndarray:
-    """Tell of which texts (N,) it is known whether a retrieval helps.
-
-    UserError where that is known of none, and where too few are helped or harmed to learn from.
-    """
+    """Tell of which texts (N,) it is known whether a retrieval helps; UserError where of too few."""
     if "helps" not in table:
-        fix = "make it with probers-datagen --source cot, or give texts with a column helps"
+        fix = "make it with probers-datagen --source cot, or of texts that have one"
         raise UserError(f"label=helps: {what} has no column helps: {fix}", code="labels")
     helps = table["helps"].to_numpy(dtype=float)
-    known = np.isfinite(helps)
-    if not known.any():
-        why = "no question of it was answered both without and with passages"
-        raise UserError(
-            f"label=helps: {what} does not say whom passages help, as {why}: give a corpus in which "
-            "questions find passages", code="labels",
-        )  # fmt: skip
+    if not (known := np.isfinite(helps)).any():
+        why = "has no question answered both without and with passages"
+        raise UserError(f"label=helps: {what} {why}: give a corpus in which questions find some", "labels")
     used = helps[known & (split != "")]
     helped, harmed = int((used > 0).sum()), int((used < 0).sum())
     if min(helped, harmed) < FEWEST:
-        counts = f"retrieving turns {helped} of {len(used)} answers of {what} right and {harmed} wrong"
+        fix = "take more questions (limit)"
         if harmed < FEWEST <= helped:
             fix = "where it hardly harms, label=wrong gives the order: train with that"
         elif helped < FEWEST <= harmed:
             fix = "where it hardly helps, trigger=never is the best: no head is needed"
-        else:
-            fix = "take more questions (limit)"
-        problem = f"label=helps needs {FEWEST} of either to learn from, and {counts}"
-        raise UserError(f"{problem}; {fix}", code="labels")
+        counts = f"retrieving turns {helped} of {len(used)} answers of {what} right and {harmed} wrong"
+        raise UserError(f"label=helps needs {FEWEST} of either, and {counts}; {fix}", code="labels")
     return known
 
 
@@ -308,21 +286,20 @@ def as_texts(store: Stored) -> tuple[pd.DataFrame, tuple[np.ndarray, ...] | None
     return whole.assign(id=whole["span"]).drop(columns="token").reset_index(drop=True), members
 
 
+_ANEW = "deal the groups anew with split=[0.6,0.2,0.2]"
+
+
 def _check_splits(table: pd.DataFrame, what: str) -> None:
     """Refuse groups in two splits, and splits without both classes."""
     sides = table.groupby("group")["split"].unique()
-    leaks = sides[sides.map(len) > 1]
-    if len(leaks):
+    if len(leaks := sides[sides.map(len) > 1]):
         more = f" (and {len(leaks) - 1} more groups are)" if len(leaks) > 1 else ""
         where = f"the group {leaks.index[0]!r} is in {' and '.join(sorted(leaks.iloc[0]))}{more}"
-        fix = "deal the groups anew with split=[0.6,0.2,0.2]"
-        raise UserError(f"{what} leaks: {where}; {fix}", code="overlap")
+        raise UserError(f"{what} leaks: {where}; {_ANEW}", code="overlap")
     for split in SPLITS:
         labels = table["correct"].to_numpy()[table["split"] == split]
         if not len(labels):
-            fix = "deal its groups anew with split=[0.6,0.2,0.2], or take more texts (limit)"
-            raise UserError(f"{what} has no {split} examples: {fix}", code="labels")
+            raise UserError(f"{what} has no {split} examples: {_ANEW}, or take more texts (limit)", "labels")
         if labels.min() == labels.max():
             few = f"only {'right' if labels[0] else 'wrong'} texts among its {len(labels)} {split} examples"
-            fix = "a detector needs both kinds, take more texts (limit) or another label"
-            raise UserError(f"{what} has {few}: {fix}", code="labels")
+            raise UserError(f"{what} has {few}: take more texts (limit), or another label", code="labels")

@@ -25,7 +25,17 @@ from probers.types import Beside, RunError, Site, UserError, first_line
 
 from .data import CHUNK, Column, Dataset, Inputs, Padded, States, StoreStates, at_once
 from .examples import Examples
-from .module import Batches, NotFiniteError, ProberModule, Schedule, StoreData, balancing, loader
+from .module import (
+    Batches,
+    NotFiniteError,
+    ProberModule,
+    Schedule,
+    StoreData,
+    balancing,
+    below,
+    loader,
+    named,
+)
 from .settings import Fitting
 from .trainer import Loaders, read_tensors, train, write_tensors
 
@@ -104,17 +114,15 @@ def targets_of(tasks: Sequence[Task], examples: Examples) -> Tensor:
     chance on other such labels. (On the true ones it can pick up a strong direction of the states by
     accident.)
     """
-    columns = []
-    for task in tasks:
-        labels = examples.table["correct"].to_numpy(copy=True)
+    classes = np.repeat(examples.table["correct"].to_numpy(np.int64)[:, None], len(tasks), axis=1)
+    for task, labels in zip(tasks, classes.T, strict=True):
         if task.target == "person":
-            labels = (examples.table["answer_kind"] == "person").to_numpy()
+            labels[:] = examples.table["answer_kind"] == "person"
         elif task.target == "shuffled":
             for split, rows in examples.rows.items():
                 rng = np.random.default_rng(draw_key("shuffled", task.seed, split))
                 labels[rows] = rng.permutation(labels[rows])
-        columns.append(labels)
-    return torch.from_numpy(np.stack(columns, axis=1).astype(np.int64))
+    return torch.from_numpy(classes)
 
 
 def train_heads(
@@ -128,8 +136,7 @@ def train_heads(
     """
     start = time.perf_counter()
     head = build(make_head, tasks, dataset.states.shape[-1])
-    examples, inputs = dataset.examples, dataset.inputs(head, how.loss)
-    states, of = inputs.states, inputs.text_of
+    examples, (states, of) = dataset.examples, dataset.inputs(head, how.loss)
     rows = {split: np.flatnonzero(np.isin(of, texts)) for split, texts in examples.rows.items()}
     targets = targets_of(tasks, examples)
     places = dataset.places([task.column for task in tasks], joint=head.joint)
@@ -141,13 +148,12 @@ def train_heads(
     shares = None if weights_of_texts is None else torch.from_numpy(weights_of_texts[of])
     seeds = sorted({task.seed for task in tasks})
     schedule = Schedule(-(-len(training) // how.batch_size), how.epochs, how.checks)
-    correct = examples.table["correct"].to_numpy()[of]
-    chances, weights = balancing(how.balance, correct[rows["train"]])
+    chances, weights = balancing(how.balance, examples.table["correct"].to_numpy()[of[rows["train"]]])
     module = ProberModule(
         head, places, [seeds.index(task.seed) for task in tasks], how,
         class_weights=[weights if task.target == "correct" else (1.0, 1.0) for task in tasks],
         warmup=min(how.warmup_epochs, how.epochs - 1) * schedule.per_epoch * head.learns,
-        steps=schedule.per_epoch * how.epochs,
+        steps=schedule.steps,
     )  # fmt: skip
 
     def data(done: int) -> Loaders:
@@ -160,7 +166,7 @@ def train_heads(
     try:
         train(module, data, schedule, names, out=out, what=what)
     except NotFiniteError as error:
-        raise _explain(error, dataset, inputs, rows) from error
+        raise _explain(error, dataset, Inputs(states, of), rows) from error
     return Fitted(
         tuple(tasks), module.restore_best(), module.accuracy, module.loss_value, module.auroc,
         module.steps_taken, time.perf_counter() - start,
@@ -168,10 +174,7 @@ def train_heads(
 
 
 def head_of(head: str | Component | Callable[..., Any]) -> Component:
-    """Read a head: its name with options as typed, ``radio hidden=64``, a class, or a partial of one.
-
-    UserError for what is unknown.
-    """
+    """Read a head: its name with options as typed, ``radio hidden=64``, a class, or a partial (UserError)."""
     if isinstance(head, Component):
         return head
     if not isinstance(head, str):
@@ -182,10 +185,8 @@ def head_of(head: str | Component | Callable[..., Any]) -> Component:
     name, *words = head.split() or [""]
     options = {}
     for word in words:
-        option = parsed(word)
-        if option is None or option.is_sweep_override():
-            fix = 'write a name, or a name and options within quotes: [linear,"radio hidden=64"]'
-            raise UserError(f"head: cannot read {word!r} of {head!r}: {fix}", code="argument")
+        if (option := parsed(word)) is None or option.is_sweep_override():
+            raise UserError(f"head: cannot read {word!r} of {head!r}: write options as hidden=64", "argument")
         options[option.get_key_element()] = option.value()
     return Component.read("head", options) if "_target_" in options else Component.of("head", name, **options)
 
@@ -215,7 +216,7 @@ def moments(states: States, rows: Tensor, columns: Tensor, targets: Tensor) -> M
     mean, squares, seen = zeros(shape), zeros(shape), 0
     of_class, counts = zeros(len(columns), 2, *shape[1:]), zeros(len(columns), 2)
     # Each class's mean is kept as its distance from a fixed vector, so that large values do not cancel.
-    origin: Tensor | None = None
+    origin = states[rows[:1]][0, columns].double()
     for part in rows.split(CHUNK):
         x = states[part][:, columns].double()
         count = len(part)
@@ -224,11 +225,9 @@ def moments(states: States, rows: Tensor, columns: Tensor, targets: Tensor) -> M
         squares += x.var(dim=0, correction=0) * count + step**2 * (seen * count / (seen + count))
         mean += step * (count / (seen + count))
         seen += count
-        origin = x[0] if origin is None else origin
         membership = torch.nn.functional.one_hot(targets[part], 2).double()
         of_class += torch.einsum("nhk,nh...d->hk...d", membership, x - origin)
         counts += membership.sum(dim=0)
-    assert origin is not None
     class_mean = of_class / counts.clamp(min=1).view(-1, 2, *[1] * (len(shape) - 1)) + origin[:, None]
     return Moments(mean, (squares / seen).sqrt(), class_mean)
 
@@ -239,13 +238,11 @@ def _explain(
     for split, numbers in rows.items():
         for part in torch.from_numpy(numbers).split(CHUNK):
             states = inputs.states[part]
-            tensor = states.states.flatten(1, 2) if isinstance(states, Padded) else states
-            bad = torch.nonzero(~torch.isfinite(tensor.float()).all(dim=-1))
-            if len(bad):
-                row, column = bad[0].tolist()
+            tensor = states.states if isinstance(states, Padded) else states[:, None]
+            if len(bad := torch.nonzero(~torch.isfinite(tensor.float()).all(dim=-1))):
+                row, _, column = bad[0].tolist()
                 name = dataset.examples.table["id"].iloc[inputs.text_of[int(part[row])]]
-                where = f"{name!r} ({split}) at {dataset.sources[column % tensor.shape[-2]]}"
-                what = f"the state of {where} is not finite"
+                what = f"the state of {name!r} ({split}) at {dataset.sources[column]} is not finite"
                 return RunError(f"{what}: the store is damaged there, make it again", code="damaged")
     return RunError(f"{error}: lower lr")
 
@@ -254,10 +251,7 @@ def probe_tasks(
     columns: Sequence[Column], seeds: Iterable[int], *, joint: bool,
     beside: Sequence[tuple[Beside, int]] = (),
 ) -> list[Task]:  # fmt: skip
-    """List the heads of the prober for every site and seed: one for each layer, or one for all of them.
-
-    The latter read the places ``beside`` the layers too.
-    """
+    """List the prober's heads by site and seed: one a layer, or one of all layers and what is ``beside``."""
     tasks, seeds = [], list(seeds)
     for site in dict.fromkeys(c.site for c in columns if c.layer > 0 and c.site != "resid_bare"):
         heads = [column for column in columns if column.site == site and column.layer > 0]
@@ -285,30 +279,19 @@ def plan_tasks(dataset: Dataset, how: Fitting, *, joint: bool = False) -> tuple[
         repeated = [middle.layer] * (len(middle.places) - len(middle.layers))
         tasks.append(Task.of(Column.of("resid_bare", [*middle.layers, *repeated]), seed=first))
     tasks.append(Task.of(middle, "shuffled", first))
-    if problem := _no_person(dataset.examples):
-        notes.append(f"positive control left out: {problem}")
-    else:
-        tasks.append(Task.of(middle, "person", first))
-    return tasks, notes
-
-
-def _no_person(examples: Examples) -> str | None:
+    examples, left_out = dataset.examples, "positive control left out"
     if "answer_kind" not in examples.table:
-        return "the store has no column answer_kind"
+        return tasks, [*notes, f"{left_out}: the store has no column answer_kind"]
     for split in examples.rows:
         if len(set(examples.column("answer_kind", split) == "person")) == 1:
-            return f"all or none of the {split} answers are persons"
-    return None
+            return tasks, [*notes, f"{left_out}: all or none of the {split} answers are persons"]
+    return [*tasks, Task.of(middle, "person", first)], notes
 
 
 def part_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
-    """Select the heads of a part's range of layers, controls included; the first has the embedding layer.
-
-    UserError for more parts than layers, and for heads of several layers.
-    """
+    """Select the heads and controls of a part's layers (UserError: more parts than layers, joint heads)."""
     if tasks[0].below:
-        why = "divides layers, and this head reads all of them at once"
-        raise UserError(f"part={part} {why}: leave it out", code="conflict")
+        raise UserError(f"part={part}: this head reads all layers at once: leave it out", code="conflict")
     layers = sorted({task.layer for task in tasks if task.layer})
     if part.count > (n := len(layers)):
         raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")
@@ -330,29 +313,23 @@ def file_of(what: str) -> str:
 
 def save(fitted: Fitted, file: Path) -> None:
     """Write trained heads in full precision, with their validation figures."""
-    tensors = {f"head.{name}": value for name, value in fitted.head.state_dict().items()}
-    tensors |= {name: torch.from_numpy(values) for name, values in fitted.figures.items()}
+    figures = {name: torch.from_numpy(values) for name, values in fitted.figures.items()}
+    tensors = named(head=fitted.head.state_dict()) | figures
     write_tensors(file, tensors, {"tasks": [asdict(task) for task in fitted.tasks], "steps": fitted.steps})
 
 
 def joined(parts: PartRuns, make_head: MakeHead, tasks: Sequence[Task], width: int, what: str = "") -> Fitted:
     """Join the heads of all parts, in the order of the tasks; the parts may have more."""
-    tensors: dict[str, list[Tensor]] = {}
-    trained: list[Task] = []
-    steps = 0
-    for run in parts.runs:
-        tensors_of_part, about = _read(run.path / file_of(what))
-        trained += [Task(**{**task, "below": (), "beside": ()}) for task in about["tasks"]]
-        steps = max(steps, about["steps"])
-        for name, value in tensors_of_part.items():
-            tensors.setdefault(name, []).append(value)
+    tensors, abouts = zip(*(_read(run.path / file_of(what)) for run in parts.runs), strict=True)
+    trained = [Task(**{**t, "below": (), "beside": ()}) for about in abouts for t in about["tasks"]]
     if lacking := [task for task in tasks if task not in trained]:
         raise UserError(f"no part has the head {lacking[0].stream}: make the parts again", code="parts")
     order = torch.tensor([trained.index(task) for task in tasks])
-    whole = {name: torch.cat(values)[order] for name, values in tensors.items()}
+    whole = {name: torch.cat([part[name] for part in tensors])[order] for name in tensors[0]}
     head = build(make_head, tasks, width)
-    head.load_state_dict({k.removeprefix("head."): v for k, v in whole.items() if k.startswith("head.")})
+    head.load_state_dict(below(whole, "head"))
     accuracy, loss, auroc = (whole[name].numpy() for name in ("accuracy", "loss", "auroc"))
+    steps = max(about["steps"] for about in abouts)
     return Fitted(tuple(tasks), head.eval(), accuracy, loss, auroc, steps, seconds=0.0)
 
 

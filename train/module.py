@@ -90,18 +90,16 @@ class StoreData(Dataset[Batch]):
         return self._states[index.flatten()], self._targets[index], shares
 
 
-def loader(data: Dataset, batches: Any) -> DataLoader:
+def loader(data: Any, batches: Any) -> DataLoader:
     """Load whole ``batches``, each cut out of the data by one index."""
     return DataLoader(data, batch_size=None, sampler=batches)
 
 
 def balancing(balance: Balance, labels: np.ndarray) -> tuple[Tensor | None, tuple[float, float]]:
     """Chances of training rows with labels (n,) to be drawn, or None, and each class's weight in the loss."""
-    counts = np.bincount(labels, minlength=2)
-    weight = len(labels) / (2 * counts)
-    if balance == "sampling":
-        return torch.from_numpy(weight[labels]), (1.0, 1.0)
-    return None, (float(weight[0]), float(weight[1])) if balance == "weights" else (1.0, 1.0)
+    weight = len(labels) / (2 * np.bincount(labels, minlength=2))
+    chances = torch.from_numpy(weight[labels]) if balance == "sampling" else None
+    return chances, (float(weight[0]), float(weight[1])) if balance == "weights" else (1.0, 1.0)
 
 
 #: Attributes of the module about the kept states.
@@ -143,6 +141,11 @@ def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """Select the tensors whose names begin with a name and a dot, without these."""
     start = f"{name}."
     return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+
+
+def named(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put the name of each part and a dot before the names of its tensors."""
+    return {f"{part}.{name}": value for part, of in parts.items() for name, value in of.items()}
 
 
 class Validated(NamedTuple):
@@ -198,12 +201,9 @@ class ProberModule(LightningModule):
         self._columns, self._orders = columns, torch.tensor(orders)
         self._weights = torch.tensor(class_weights) if set(class_weights) - {(1.0, 1.0)} else None
         self._warmup, self._steps, count = warmup, steps, len(columns)
-        self._heads = torch.arange(count)
-        self.accuracy = np.full(count, -1.0)
-        self.loss_value = np.full(count, np.inf)
-        self.auroc = np.full(count, np.nan)
-        self.waited = np.zeros(count, dtype=np.int64)
-        self.recent = torch.zeros(count)
+        self._heads, self.recent = torch.arange(count), torch.zeros(count)
+        self.accuracy, self.loss_value = np.full(count, -1.0), np.full(count, np.inf)
+        self.auroc, self.waited = np.full(count, np.nan), np.zeros(count, dtype=np.int64)
         self.steps_before, self.lr = 0, how.lr
         self.best = {name: value.clone() for name, value in head.state_dict().items()}
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -215,19 +215,11 @@ class ProberModule(LightningModule):
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, the best ones, and their figures, by name."""
-        parts: dict[str, Mapping[str, Tensor]] = {
-            "head": self.head.state_dict(), "best": self.best,
-            "figures": {name: torch.from_numpy(getattr(self, name)) for name in _FIGURES},
-        }  # fmt: skip
-        return {f"{part}.{name}": value for part, of in parts.items() for name, value in of.items()}
-
-    def stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """:meth:`tensors` and the progress of the training, for :meth:`resume`."""
-        lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-        return self.tensors(), {"steps": self.steps_taken, "head_step": self.head.step, "lr": lr}
+        figures = {name: torch.from_numpy(getattr(self, name)) for name in _FIGURES}
+        return named(head=self.head.state_dict(), best=self.best, figures=figures)
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`stored` gave."""
+        """Continue from :meth:`tensors` and the record of a checkpoint."""
         self.head.load_state_dict(below(tensors, "head"))
         self.best = below(tensors, "best")
         for name, value in below(tensors, "figures").items():
@@ -272,11 +264,9 @@ class ProberModule(LightningModule):
         targets = targets[self._orders, :, self._heads].T if sets > 1 else targets[0]
         if shares is not None:
             shares = shares[self._orders if sets > 1 else [0]].transpose(0, 1)  # (b, heads or 1, 2)
-        losses = partial(
-            head_losses, loss="ce" if self.how.loss in SPAN_LOSSES else self.how.loss,
-            weights=None if self._weights is None else self._weights.to(logits),
-            smoothing=self.how.label_smoothing,
-        )  # fmt: skip
+        weights = None if self._weights is None else self._weights.to(logits)
+        loss: Loss = "ce" if self.how.loss in SPAN_LOSSES else self.how.loss
+        losses = partial(head_losses, loss=loss, weights=weights, smoothing=self.how.label_smoothing)
         if logits.ndim == 4:
             of_heads = self._span_losses(logits, targets, shares, states.judged, losses)
         else:
@@ -347,12 +337,10 @@ class ProberModule(LightningModule):
         return Validated(losses, right.mean(dim=0).numpy(), margins, (targets == WRONG).numpy())
 
     def _better(self, validated: Validated) -> np.ndarray:
-        """Find the heads (H,) that surpass their own best."""
         equal = validated.accuracy == self.accuracy
         return (validated.accuracy > self.accuracy) | (equal & (validated.losses < self.loss_value))
 
     def _keep(self, validated: Validated, better: np.ndarray) -> None:
-        """Keep the figures and parameters of the heads (H,) that are better."""
         self.accuracy[better] = validated.accuracy[better]
         self.loss_value[better] = validated.losses[better]
         self.auroc[better] = [validated.auroc(int(i)) for i in np.flatnonzero(better)]
@@ -383,10 +371,6 @@ class ProberModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _figures(self, validated: Validated) -> dict[str, float]:
-        """Name the figures of a validation for the log."""
-        figures: dict[str, Any] = {
-            "train_loss": self.recent, "validation_loss": validated.losses,
-            "validation_accuracy": validated.accuracy,
-        }  # fmt: skip
-        streams = list(enumerate(self.head.streams))
-        return {f"{name}/{s}": float(values[i]) for i, s in streams for name, values in figures.items()}
+        names = ("train_loss", "validation_loss", "validation_accuracy")
+        rows = zip(self.head.streams, self.recent, validated.losses, validated.accuracy, strict=True)
+        return {f"{name}/{s}": float(v) for s, *of in rows for name, v in zip(names, of, strict=True)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,42 +24,30 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"
 GREY = "#666666"
 
+#: Options of matplotlib for a line.
+Style: TypeAlias = dict[str, Any]
 
-class Style(NamedTuple):
-    """Look of a series; markers and lines differ too, for pictures printed in grey."""
-
-    colour: str
-    marker: str
-    line: str = "-"
-
-    @property
-    def curve(self) -> dict[str, Any]:
-        """Options of a curve without markers."""
-        return {"color": self.colour, "linestyle": self.line, "linewidth": 1.4}
-
-
-#: The same in every picture: the prober, the prober with entropy, and other detectors.
-PROBER, ENTROPY = Style(BLUE, "o"), Style(GREEN, "^")
-OTHERS = (Style(ORANGE, "s", "--"), Style(PURPLE, "D", "-."), Style(SKY, "v", ":"))
+#: Looks of the prober, the prober with entropy, and other detectors, the same in every picture; markers and
+#: lines differ too, for pictures printed in grey.
+PROBER = {"color": BLUE, "marker": "o", "linestyle": "-"}
+ENTROPY = {"color": GREEN, "marker": "^", "linestyle": "-"}
+OTHERS = (
+    {"color": ORANGE, "marker": "s", "linestyle": "--"}, {"color": PURPLE, "marker": "D", "linestyle": "-."},
+    {"color": SKY, "marker": "v", "linestyle": ":"},
+)  # fmt: skip
+_CURVE: Style = {"marker": "", "linewidth": 1.4}
 
 _FONT = 8.5
 
-
-class Series(NamedTuple):
-    """Scores or probabilities (n,) of one detector."""
-
-    name: str
-    values: np.ndarray
-    style: Style
+#: Name of a detector, its scores or probabilities (n,), and its look.
+Series: TypeAlias = tuple[str, np.ndarray, Style]
 
 
 def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **options: Any) -> Any:
     """Make a figure of so many inches and its axes as an array (rows, columns)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")  # no pyplot: no global state, no display
-    FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat:
         ax.spines[["top", "right"]].set_visible(False)
@@ -71,10 +59,10 @@ def canvas(width: float, height: float, *, columns: int = 1, rows: int = 1, **op
 
 def legend(ax: Axes, where: str, **options: Any) -> None:
     """Draw a legend without a frame in one corner, or "beside" the axes."""
-    options["loc"] = "center left" if where == "beside" else where
-    if where == "beside":
-        options["bbox_to_anchor"] = (1.01, 0.5)
-    ax.legend(**options, frameon=False, fontsize=_FONT, title_fontsize=_FONT)
+    place: Any = (
+        {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if where == "beside" else {"loc": where}
+    )
+    ax.legend(**place, **options, frameon=False, fontsize=_FONT, title_fontsize=_FONT)
 
 
 def write_png(figure: Figure, path: Path) -> None:
@@ -82,7 +70,7 @@ def write_png(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
-_DOTTED: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": ":"}
+_DOTTED: Style = {"color": GREY, "linewidth": 0.9, "linestyle": ":"}
 
 
 def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series], words: Words) -> None:
@@ -95,11 +83,11 @@ def roc_pr(path: Path, wrong: np.ndarray, scores: Sequence[Series], words: Words
     right.axhline(rate, **_DOTTED)
     for name, values, style in scores:
         false_alarms, hits, _ = roc_curve(wrong, values)
-        left.plot(false_alarms, hits, label=f"{auroc(wrong, values):.2f}  {name}", **style.curve)
+        left.plot(false_alarms, hits, label=f"{auroc(wrong, values):.2f}  {name}", **style | _CURVE)
         precision, recall, _ = precision_recall_curve(wrong, values)
         # Without the point at recall 0, which is a convention and no threshold's.
         label = f"{auprc(wrong, values):.2f}  {name}"
-        right.plot(recall[:-1], precision[:-1], label=label, drawstyle="steps-post", **style.curve)
+        right.plot(recall[:-1], precision[:-1], label=label, drawstyle="steps-post", **style | _CURVE)
     recall = f"{words.texts} texts that fire (recall)"
     left.set(xlabel=f"{words.others} texts that fire (false positive rate)", ylabel=recall)
     right.set(xlabel=recall, ylabel=f"share {words.texts} of those that fire (precision)")
@@ -129,7 +117,7 @@ def coverage_risk(path: Path, wrong: np.ndarray, scores: Sequence[Series], words
     for name, values, style in scores:
         coverage, risk = risk_coverage(wrong, values)
         shown = coverage * len(wrong) >= min(_KEPT, len(wrong))
-        ax.plot(coverage[shown], risk[shown], label=f"{risk.mean():.2f}  {name}", **style.curve)
+        ax.plot(coverage[shown], risk[shown], label=f"{risk.mean():.2f}  {name}", **style | _CURVE)
     coverage, risk = risk_coverage(wrong, wrong)
     ax.plot(coverage, risk, color=GREY, linewidth=0.9, label=f"{risk.mean():.2f}  oracle")
     ax.set(xlim=(0, 1), ylim=(0, None), xlabel="coverage: share of texts kept, lowest score first")
@@ -143,8 +131,8 @@ def reliability(path: Path, wrong: np.ndarray, probabilities: Sequence[Series], 
     figure, ((ax,),) = canvas(5.8, 5.6)
     ax.plot([0, 1], [0, 1], **_DOTTED)
     for name, values, style in probabilities:
-        look = style.curve | {"linewidth": 1.2, "marker": style.marker, "markersize": 4.5}
-        ax.plot(*tenths(wrong, values), clip_on=False, label=f"{ece(wrong, values):.2f}  {name}", **look)
+        label, look = f"{ece(wrong, values):.2f}  {name}", style | {"linewidth": 1.2, "markersize": 4.5}
+        ax.plot(*tenths(wrong, values), clip_on=False, label=label, **look)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", ylabel=f"share {words.texts} of that tenth (test)")
     ax.set_xlabel(f"{words.probability} as predicted, mean of a tenth of the texts")
     legend(ax, "upper left", title="ECE (test)")
@@ -198,19 +186,19 @@ def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Eva
     rows, wrong, words = evaluator.test, evaluator.wrong, figures.words
     names = dict(zip(trained.layers, (layer_name(figures, e) for e in figures.layers), strict=True))
     saved = trained.saved.scores[rows]
-    scores = [Series(ENSEMBLE if len(names) > 1 else names[trained.best], saved, PROBER)]
-    probabilities = [
-        Series("before calibration", sigmoid(saved), OTHERS[0]),
-        Series(f"after ({figures.calibration.method})", trained.bank.calibration(saved), PROBER),
+    scores: list[Series] = [(ENSEMBLE if len(names) > 1 else names[trained.best], saved, PROBER)]
+    probabilities: list[Series] = [
+        ("before calibration", sigmoid(saved), OTHERS[0]),
+        (f"after ({figures.calibration.method})", trained.bank.calibration(saved), PROBER),
     ]
     if trained.with_entropy is not None:
         detector, name = evaluator.calibrated(trained.with_entropy), figures.joined
         assert detector.probability is not None
         values = detector.scores[rows]
-        scores.append(Series(name, values, ENTROPY))
-        probabilities.append(Series(name, detector.probability(values), ENTROPY))
+        scores.append((name, values, ENTROPY))
+        probabilities.append((name, detector.probability(values), ENTROPY))
     beside = [d for name in _BESIDE for d in trained.controls if d.name == name]
-    scores += [Series(d.name, d.scores[rows], style) for d, style in zip(beside, OTHERS, strict=False)]
+    scores += [(d.name, d.scores[rows], style) for d, style in zip(beside, OTHERS, strict=False)]
 
     _by_layer(folder / "auroc_by_layer.png", figures)
     roc_pr(folder / "roc_pr.png", wrong, scores, words)
@@ -237,12 +225,12 @@ def _by_layer(path: Path, figures: Figures) -> None:
             if ends := entries[0].together:
                 places, name = [(ends[0] + ends[-1]) / 2 + aside], "one head of these layers"
                 values = [e.get(key) for e in entries if e.get(key) is not None]
-                ax.hlines(values, ends[0], ends[-1], style.colour)
+                ax.hlines(values, ends[0], ends[-1], style["color"])
             _errorbars(ax, places, entries, key, f"{site}, {name}", style)
         ax.set_ylabel(label.format(figures.words.texts))
-        _level(ax, together, key, ENSEMBLE, BLUE)
-        _level(ax, figures.with_entropy, key, figures.joined, GREEN)
-        _controls(ax, figures, key)
+        main = ((ENSEMBLE, together, BLUE), (figures.joined, figures.with_entropy, GREEN))
+        lines = [(name, entry, {"color": colour, "linewidth": 1.6}) for name, entry, colour in main]
+        _levels(ax, key, [*lines, *_controls(figures)])
     layers = sorted({k for entry in figures.layers for k in entry.together or [entry.layer]})
     bottom = axes[1, 0]
     bottom.set(xlim=(layers[0] - 0.6, layers[-1] + 0.6), xlabel="layer (after this block)")
@@ -264,40 +252,42 @@ def _learning_curve(path: Path, figures: Figures) -> None:
         ax.set(xscale="log", xlabel="training groups (texts)", ylabel=label.format(figures.words.texts))
         ax.set_xticks(groups, [f"{point.groups}\n({point.n})" for point in points])
         ax.minorticks_off()
-        _controls(ax, figures, key)
+        _levels(ax, key, _controls(figures))
     write_png(figure, path)
 
 
 def _errorbars(
-    ax: Axes, places: Sequence[float] | np.ndarray, entries: Sequence[Decision], key: str,
-    name: str, style: Style,
-) -> None:  # fmt: skip
+    ax: Axes,
+    places: Sequence[float] | np.ndarray,
+    entries: Sequence[Decision],
+    key: str,
+    name: str,
+    style: Style,
+) -> None:
     """Draw the defined figures of several entries with their 95% intervals."""
-    known = [i for i, entry in enumerate(entries) if entry.get(key) is not None]
-    if not known:
+    if not (known := [i for i, entry in enumerate(entries) if entry.get(key) is not None]):
         return
     values = np.array([entries[i].get(key) for i in known])
     bounds = np.array([entries[i].get(f"{key}_ci") or [entries[i].get(key)] * 2 for i in known]).T
     ax.errorbar(
-        np.asarray(places)[known], values, yerr=np.abs(bounds - values), color=style.colour,
-        marker=style.marker, markersize=4.5, linewidth=1.3, elinewidth=0.9, capsize=2, label=name,
+        np.asarray(places)[known], values, yerr=np.abs(bounds - values), label=name,
+        **style | {"linestyle": "-", "markersize": 4.5, "linewidth": 1.3, "elinewidth": 0.9, "capsize": 2},
     )  # fmt: skip
 
 
-def _level(
-    ax: Axes, entry: Decision | None, key: str, name: str, colour: str = GREY, line: Any = "-"
-) -> None:
-    """Draw a defined figure as a horizontal line."""
-    if entry is not None and (value := entry.get(key)) is not None:
-        width = 0.8 if colour == GREY else 1.6
-        style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": width, "zorder": 0}
-        ax.axhline(value, label=f"{value:.2f}  {name}", **style)
-
-
-def _controls(ax: Axes, figures: Figures, key: str) -> None:
-    """Draw the controls, and the legend of all lines beside them."""
-    for name, line in _LEVELS.items():
+def _levels(ax: Axes, key: str, levels: Iterable[tuple[str, Decision | None, Style]]) -> None:
+    """Draw the defined figures of entries as horizontal lines, and the legend of all lines beside them."""
+    for name, entry, style in levels:
         # A constant decision has an accuracy worth comparing with; shuffled labels have one of their own.
-        if name != SHUFFLED or key == "auroc":
-            _level(ax, figures.controls.get(name), key, name, line=line)
+        if (
+            (name != SHUFFLED or key == "auroc")
+            and entry is not None
+            and (value := entry.get(key)) is not None
+        ):
+            ax.axhline(value, label=f"{value:.2f}  {name}", **style, zorder=0)
     legend(ax, "beside")
+
+
+def _controls(figures: Figures) -> list[tuple[str, Decision | None, Style]]:
+    look: Style = {"color": GREY, "linewidth": 0.8}
+    return [(name, figures.controls.get(name), look | {"linestyle": line}) for name, line in _LEVELS.items()]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -36,47 +37,41 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     folder without readable figures.
     """
     runs = [(job, folder, _figures(folder)) for job, folder in zip(jobs, folders, strict=True)]
-    rows = [(" ".join(job), folder, _row(figures)) for job, folder, figures in runs if figures is not None]
-    if not rows:
+    found = [(job, folder, figures) for job, folder, figures in runs if figures is not None]
+    if not found:
         return ""
-    shared = Path(os.path.commonpath([folder.parent for _, folder, _ in rows]))
-    cells = [_HEADER, *((job, *row, str(folder.relative_to(shared))) for job, folder, row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_HEADER) - 1)]
-    widths[0] = max(12, min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths)))
+    shared = Path(os.path.commonpath([folder.parent for _, folder, _ in found]))
+    cells = [_HEADER, *(
+        (" ".join(job), best_name(f), number(f.best.validation["auroc"], ".3f"),
+         bounded(f.ensemble, "auroc", ".3f", absent="-"), number(f.ensemble.accuracy, ".3f"),
+         number(f.ensemble.ece, ".3f"), str(folder.relative_to(shared)))
+        for job, folder, f in found
+    )]  # fmt: skip
+    first, *widths = (max(map(len, column)) for column in list(zip(*cells, strict=True))[:-1])
+    first = max(12, min(first, _WIDTH - sum(widths) - 2 * len(_HEADER) + 2))
     lines = []
     for name, *middle, last in cells:
-        fitted = [f"{cell:>{width}}" for cell, width in zip(middle, widths[1:], strict=True)]
-        lines.append("  ".join([f"{cut(name, widths[0]):{widths[0]}}", *fitted, last]).rstrip())
+        fitted = [f"{cell:>{width}}" for cell, width in zip(middle, widths, strict=True)]
+        lines.append("  ".join([f"{cut(name, first):{first}}", *fitted, last]).rstrip())
     lines.append(f"folders are below {shared}; choose by validation, report the test figures")
-    groups = [figures.splits["test"].groups for _, _, figures in runs if figures is not None]
-    if few := few_groups(min(groups), "test group"):
+    if few := few_groups(min(f.splits["test"].groups for *_, f in found), "test group"):
         lines.append(f"note: {few}")
     return "\n".join(lines)
 
 
-def _row(figures: Figures) -> tuple[str, ...]:
-    saved = figures.ensemble
-    return (
-        best_name(figures), number(figures.best.validation["auroc"], ".3f"),
-        bounded(saved, "auroc", ".3f", absent="-"), number(saved.accuracy, ".3f"), number(saved.ece, ".3f"),
-    )  # fmt: skip
-
-
 def _figures(folder: Path) -> Figures | None:
     """Read the figures of a prober; None for those of a classifier."""
-    path, message = folder / "metrics.json", "the figures of a run cannot be read"
+    path = folder / "metrics.json"
     try:
         if not isinstance(metrics := read_json(path), dict):
             raise ValueError("holds no JSON object")
         return Figures.read(metrics) if "layers" in metrics else None
-    except ValidationError as error:
-        raise RunError(f"{message}: {path} lacks some or was altered", code="damaged") from error
     except (OSError, ValueError) as error:
-        raise RunError(f"{message}: {path}: {error}", code="damaged") from error
+        why = "lacks some or was altered" if isinstance(error, ValidationError) else error
+        raise RunError(f"the figures of a run cannot be read: {path}: {why}", code="damaged") from error
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Origin of a prober's texts: stores, kind of examples ("cot"), and whether they are texts of others."""
 
     data: Sequence[Path]
@@ -93,8 +88,8 @@ def write_card(bank: Prober, figures: Figures, origin: Origin, out: Path | None)
     if bank.aggregate is not None:
         which = "each token" if spec.position == "token" else f"each of the {spec.position} tokens"
         over = f"{which}, joined by their {bank.aggregate}"
-    pairs = {n.removeprefix(prefix): pair for n, pair in figures.pairs.items() if n.startswith(prefix)}
-    beaten_by = [name for name, pair in pairs.items() if not ((pair["auroc"].ci95 or [0])[0] > 0)]
+    pairs = {name: (pair["auroc"].ci95 or [0])[0] for name, pair in figures.pairs.items()}
+    beaten_by = [n.removeprefix(prefix) for n, low in pairs.items() if n.startswith(prefix) and not low > 0]
     shown = "PROBER" if out is None else public_path(out, "PROBER")
     stores = ",".join(public_path(path, "STORE") for path in origin.data)
     stores = stores if len(origin.data) == 1 else f"[{stores}]"

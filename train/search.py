@@ -38,7 +38,7 @@ from .heads import Task, build, head_of, maker, probe_tasks, train_heads
 from .methods import method_of
 from .run import default_out, identified, listed, opened_stores
 from .run import run as train
-from .settings import Assembling, Fitting, Layers, Search, Stores, Train, taken
+from .settings import Search, Train
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,6 @@ _HEADS = {
 }
 #: The default set of layers beside all.
 _UPPER = "upper half"
-#: Rule for thresholds on a fold, which its figure does not read.
-_RULE = "balanced_accuracy"
 #: Share of a fold's other groups that decides checkpoints and weights of layers.
 _CHECKS = 0.15
 _JOURNAL, _FILE = "search.jsonl", "search.json"
@@ -76,14 +74,13 @@ def run(settings: Search) -> Path:
     settings.rule().check_number(len(examples.groups("validation")))
     parts = [Partition(n, settings.folds) for n in range(1, settings.folds + 1)]
     folds = [fold(examples, part, settings.seed) for part in parts]
-    wanted = Wanted(heads, settings.layer_sets, sites, settings.beside is not None)
-    fitting = replace(taken(Fitting, settings), seeds=1, logger="none")
-    choice = taken(Assembling, replace(settings, with_entropy=False, domain=None, threshold=_RULE))
-    trial = Trial(fitting, choice, settings.resamples)
-    planned, left_out = plan(wanted, stores, beside, examples, trial.fitting)
+    # Of one seed, without a log, and with a threshold that no figure of a fold reads.
+    how = replace(
+        settings, seeds=1, logger="none", with_entropy=False, domain=None, threshold="balanced_accuracy"
+    )
+    planned, left_out = plan(how, heads, stores, beside, examples)
 
-    named = (*listed(settings.pool), *sites)
-    out = Path(settings.out or default_out("search", paths, settings.suffix, *named))
+    out = Path(settings.out or default_out("search", paths, settings.suffix, *listed(settings.pool), *sites))
     layers = [layer for candidate in planned for layer in candidate.layers]
     folder = RunFolder(out, "search", identified(settings, paths, layers))
     if not folder.begin("search"):
@@ -92,18 +89,20 @@ def run(settings: Search) -> Path:
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
         log.info("%s", fill(f"left out: {'; '.join(names)}: {reason}", 98, subsequent_indent="  "))
-    results = rounds(out, planned, folds, trial, settings.minutes)
+    results = rounds(out, planned, folds, how)
     winner, entry = summary(planned, results, folds, settings.minutes)
     entry["left_out"] |= left_out
     write_text(out / _FILE, canonical_json(entry))
     log.info("%s", table(entry))
-    read = (stores[winner.place.site], *beside[winner.place.beside])
+    place = winner.place
+    read = (stores[place.site], *beside[place.beside])
     single = chain.from_iterable(s.stores if isinstance(s, JoinedStores) else (s,) for s in read)
-    shared = {f.name for kind in (Fitting, Assembling, Stores) for f in fields(kind)} - {"_record"}
-    how: dict[str, Any] = {name: getattr(settings, name) for name in shared}
-    how |= {"data": list(dict.fromkeys(str(store.path) for store in single)), "pool": pool, "out": str(out)}
-    how |= {"site": winner.place.site, "beside": list(winner.place.beside), "layer": list(winner.layers)}
-    return train(Train(**how, head=winner.head), search=(folder, entry))
+    shared = {f.name for f in fields(Search)} & {f.name for f in fields(Train)} - {"_record", "layer_sets"}
+    options: dict[str, Any] = {name: getattr(settings, name) for name in shared} | {
+        "data": list(dict.fromkeys(str(store.path) for store in single)), "pool": pool, "out": str(out),
+        "site": place.site, "beside": list(place.beside), "layer": list(winner.layers), "head": winner.head,
+    }  # fmt: skip
+    return train(Train(**options), search=(folder, entry))
 
 
 #: What is read beside the states, by kind, and the stores that have it.
@@ -113,10 +112,7 @@ Besides = Mapping[tuple[Beside, ...], Sequence[Stored]]
 def stores_of(
     opened: Sequence[FeatureStore], pool: str, sites: Sequence[Site], sets: list[list[Beside]] | None
 ) -> tuple[dict[Site, Stored], Besides]:
-    """Map each site to its store, or several read as one, and each set beside them to its stores.
-
-    UserError for a site or kind that no store has.
-    """
+    """Map each site, and each set beside them, to its stores read as one (UserError: no store has it)."""
     stored = dict.fromkeys(spec.site for store in opened for spec in store.features if spec.pool == pool)
     sites = sites or [site for site in stored if site not in BESIDE or len(stored) == 1]
     if sets is None:
@@ -126,10 +122,7 @@ def stores_of(
 
 
 def fold(examples: Examples, part: Partition, seed: int) -> Examples:
-    """Deal the training groups of one fold to training, validation and (held out) test.
-
-    UserError for a split that has no texts of both labels.
-    """
+    """Deal one fold's training groups to three splits, test held out (UserError: one without a label)."""
     names = sorted(map(str, examples.groups("train")), key=lambda g: draw_key("fold", seed, g))
     held = dict.fromkeys(part.block(names), "test")
     rest = sorted((g for g in names if g not in held), key=lambda g: draw_key("checks", seed, g))
@@ -168,76 +161,49 @@ class Candidate:
     dataset: Dataset
     tasks: tuple[Task, ...]
 
-    @classmethod
-    def of(cls, place: Place, head: Component, dataset: Dataset, how: Fitting) -> Candidate:
-        """Make a candidate; UserError where the head cannot be trained on the states."""
-        joint, beside = is_joint(head.kind), dataset.beside_places
-        tasks = tuple(probe_tasks(dataset.columns, [how.seed], joint=joint, beside=beside))
-        dataset.inputs(build(maker(head), tasks[:1], dataset.states.shape[-1]), how.loss)
-        return cls(place, head, dataset, tasks)
-
     @property
     def layers(self) -> tuple[int, ...]:
         return tuple(layer for task in self.tasks for layer in task.column.layers)
 
-    @property
-    def name(self) -> str:
-        return str(self.place)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Candidates that the user named: heads, sets of layers, sites; whether also sets ``beside`` them."""
-
-    heads: Mapping[str, Component]
-    layer_sets: Sequence[Layers] | None
-    sites: Sequence[Site]
-    beside: bool
-
 
 def plan(
-    wanted: Wanted, stores: Mapping[Site, Stored], besides: Besides, examples: Examples, how: Fitting
-) -> tuple[list[Candidate], dict[str, str]]:
+    settings: Search, heads: Mapping[str, Component], stores: Mapping[Site, Stored], besides: Besides,
+    examples: Examples,
+) -> tuple[list[Candidate], dict[str, str]]:  # fmt: skip
     """List the candidates, every head first with its first layers, and why others are left out.
 
     UserError for a head, set of layers, site or set beside it that the user named and no candidate can have.
     """
     pool = "pooled" if examples.members is None else "tokens"
-    tried = wanted.heads or {name: Component.of("head", name) for name in _HEADS[pool]}
-    sets = {str(layers).replace(" ", ""): layers for layers in wanted.layer_sets or ["all"]}
+    tried = heads or {name: Component.of("head", name) for name in _HEADS[pool]}
+    sets = {str(layers).replace(" ", ""): layers for layers in settings.layer_sets or ["all"]}
     candidates: dict[tuple[Any, ...], Candidate] = {}
     refused: dict[Place, UserError] = {}
-    for layers in sets if wanted.layer_sets else ["all", _UPPER]:
+    for layers in sets if settings.layer_sets else ["all", _UPPER]:
         for (site, store), beside, (head, component) in product(stores.items(), besides, tried.items()):
-            if beside and not wanted.beside and not getattr(component.kind, "beside", False):
+            if beside and settings.beside is None and not getattr(component.kind, "beside", False):
                 continue
             every = [k for k in store.spec.layers if k > 0]
             place, numbers = Place(head, layers, site, beside), sets.get(layers, every[len(every) // 2 :])
             try:
                 dataset = Dataset.load([store], numbers, examples, besides[beside])
-                candidate = Candidate.of(place, component, dataset, how)
+                read: Any = {"joint": is_joint(component.kind), "beside": dataset.beside_places}
+                tasks = tuple(probe_tasks(dataset.columns, [settings.seed], **read))
+                dataset.inputs(build(maker(component), tasks[:1], dataset.states.shape[-1]), settings.loss)
+                candidate = Candidate(place, component, dataset, tasks)
                 candidates.setdefault((head, site, beside, candidate.layers), candidate)
             except UserError as error:
                 refused[place] = error
     used = {value for candidate in candidates.values() for value in candidate.place}
-    named = [*wanted.heads, *(sets if wanted.layer_sets else ()), *wanted.sites, *besides]
+    named = [*heads, *(sets if settings.layer_sets else ()), *listed(settings.sites), *besides]
     for place, why in refused.items():
         if not candidates or any(value not in used for value in place if value in named):
             raise why
     return list(candidates.values()), {str(place): str(why) for place, why in refused.items()}
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Training of a candidate on a fold, and its measurement."""
-
-    fitting: Fitting
-    choice: Assembling
-    resamples: int
-
-
 def rounds(
-    out: Path, candidates: Sequence[Candidate], folds: Sequence[Examples], trial: Trial, minutes: float
+    out: Path, candidates: Sequence[Candidate], folds: Sequence[Examples], how: Search
 ) -> dict[str, list[Record]]:
     """Measure candidates, one fold a round, until the time is over; returns the folds of each by its name.
 
@@ -254,37 +220,36 @@ def rounds(
     for fold, examples in enumerate(folds, 1):
         measured = []
         for place, candidate in enumerate(alive, 1):
-            key = (candidate.name, fold)
+            key = (name := str(candidate.place), fold)
             if key not in known:
-                if known and sum(r["seconds"] for r in known.values()) >= 60 * minutes:
+                if known and sum(r["seconds"] for r in known.values()) >= 60 * how.minutes:
                     return records
-                log.info("round %d, %d of %d: %s", fold, place, len(alive), candidate.name)
-                known[key] = _measure(candidate, fold, examples, trial)
+                log.info("round %d, %d of %d: %s", fold, place, len(alive), name)
+                known[key] = _measure(candidate, fold, examples, how)
                 journal.append([known[key]])
                 result = number(known[key]["auroc"], ".3f", absent=str(known[key]["failed"]))
                 log.info("AUROC %s (%.0f s)", result, known[key]["seconds"])
-            records.setdefault(candidate.name, []).append(known[key])
+            records.setdefault(name, []).append(known[key])
             if known[key]["failed"] is None:
                 measured.append(candidate)
-        measured.sort(key=lambda candidate: -_mean(records[candidate.name]).value)
+        measured.sort(key=lambda candidate: -_mean(records[str(candidate.place)]).value)
         alive = measured[: max(2, -(-len(measured) // 2))]
     return records
 
 
-def _measure(candidate: Candidate, fold: int, part: Examples, trial: Trial) -> Record:
+def _measure(candidate: Candidate, fold: int, part: Examples, how: Search) -> Record:
     """Train a candidate on a fold and score it on the texts held out."""
-    begun = time.perf_counter()
-    record: dict[str, Any] = {"name": candidate.name, "fold": fold, "failed": None, "auroc": None}
-    dataset, how = replace(candidate.dataset, examples=part), trial.fitting
+    begun, dataset = time.perf_counter(), replace(candidate.dataset, examples=part)
+    record: dict[str, Any] = {"name": str(candidate.place), "fold": fold, "failed": None, "auroc": None}
     try:
         fitted = train_heads(maker(candidate.head), candidate.tasks, dataset, how)
-        trained = assemble(fitted, dataset, trial.choice, controls=False, refuse=False)
+        trained = assemble(fitted, dataset, how, controls=False, refuse=False)
     except RunError as error:
         if error.code == "damaged":
             raise
         return record | {"failed": str(error), "seconds": time.perf_counter() - begun}
     test, head = part.rows["test"], trained.bank.head
-    bootstrap = Bootstrap(part.column("group", "test"), resamples=trial.resamples, seed=how.seed + fold)
+    bootstrap = Bootstrap(part.column("group", "test"), resamples=how.resamples, seed=how.seed + fold)
     sample = bootstrap.sample(trained.saved.scores[test], partial(metrics.auroc, part.wrong[test]))
     size = sum(value.nbytes for value in head.state_dict().values())
     size -= sum(2 * parameter.numel() for parameter in head.parameters())  # saved in half precision
@@ -304,19 +269,14 @@ def summary(
     candidates: Sequence[Candidate], records: Mapping[str, Sequence[Record]], folds: Sequence[Examples],
     minutes: float,
 ) -> tuple[Candidate, dict[str, Any]]:  # fmt: skip
-    """Choose the winner among the candidates of the last round, and put down what was tried.
-
-    RunError where every candidate failed.
-    """
+    """Choose the winner of the last round, and put down what was tried (RunError: every candidate failed)."""
     failed = {name: last["failed"] for name, (*_, last) in records.items() if last["failed"] is not None}
-    done = {name: [r for r in of if r["failed"] is None] for name, of in records.items()}
-    done = {name: measured for name, measured in done.items() if measured}
-    if not done:
+    whole = {name: [r for r in of if r["failed"] is None] for name, of in records.items()}
+    if not (done := {name: measured for name, measured in whole.items() if measured}):
         raise RunError(f"no candidate could be trained: {next(iter(failed.values()))}")
     ranked = sorted(done, key=lambda name: (-len(done[name]), -_mean(done[name]).value))
-    by_name = {candidate.name: candidate for candidate in candidates}
-    best = done[ranked[0]]
-    tried = []
+    by_name = {str(candidate.place): candidate for candidate in candidates}
+    best, tried = done[ranked[0]], []
     for name in ranked:
         measured, place, mean = done[name], by_name[name].place, _mean(done[name])
         # The winner has every fold that another has.
@@ -346,9 +306,8 @@ def table(entry: Mapping[str, Any]) -> str:
             f"  {cut(row['name'], 33):34}{row['folds']:>6}  {bounded(row, 'auroc', absent='-'):18}{to:21}"
             f"{row['seconds']:>6.0f}{row['kilobytes']:>9,.1f}"
         )
-    if entry["not_tried"]:
-        message = f"not tried, as the time was over: {'; '.join(entry['not_tried'])}"
-        lines.append(fill(message, 98, subsequent_indent="  "))
+    if left := entry["not_tried"]:
+        lines.append(fill(f"not tried, as the time was over: {'; '.join(left)}", 98, subsequent_indent="  "))
     if few := few_groups(min(each["groups"] for each in entry["folds"])):
         lines.append(f"note: folds of {few}")
     return "\n".join(lines)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from probers.cli.components import Component, choice
 from probers.cli.settings import Device, Names, Part, ReadPool, Resamples, Run, Screen, Several, TextFile
-from probers.options import Count, Limits, Name, Natural, NotNegative, Positive, Seed, check_options
+from probers.options import Count, Limits, Name, Natural, NotNegative, Positive, Seed
 from probers.types import Beside, Site, UserError
 
 if TYPE_CHECKING:
@@ -22,17 +22,9 @@ _Range = Annotated[str, Limits("all, a range as 1-20", pattern=r"^(all|\d{1,4}-\
 Layers = _Range | Natural | list[Natural]
 
 
-Part_ = TypeVar("Part_")
-
-
-def taken(kind: type[Part_], options: Any) -> Part_:
-    """Make a part, such as :class:`Fitting`, of the options that hold it beside others."""
-    return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """Training of heads; UserError for a value that is not allowed."""
+    """Training of heads."""
 
     epochs: Count = 2
     """passes over the training examples"""
@@ -72,14 +64,11 @@ class Fitting:
     save_every: NotNegative = 60.0
     """seconds between checkpoints, from which a killed run resumes"""
 
-    def __post_init__(self) -> None:
-        check_options(type(self), vars(self))
-
     def check_spans(self, *, marked: bool) -> None:
         """Refuse a weight of ``marked`` spans where the texts have none (UserError)."""
         if not marked and self.span_weight != type(self).span_weight:
-            message = f"span_weight={self.span_weight:g} has no effect: the texts have no marked tokens"
-            raise UserError(f"{message}. Leave it out, or give a store of unit=token", "conflict")
+            why = "has no effect without marked tokens: leave it out, or give a store of unit=token"
+            raise UserError(f"span_weight={self.span_weight:g} {why}", "conflict")
 
     def hardware(self) -> dict[str, Any]:
         """Options of Lightning's trainer for ``device``; UserError for one that this machine lacks."""
@@ -94,7 +83,7 @@ class Fitting:
 
 @dataclass(frozen=True, kw_only=True)
 class Assembling:
-    """Choice of score and decision from heads; errors as of :class:`Fitting`."""
+    """Choice of score and decision from heads."""
 
     combine: Literal["logits", "probabilities", "best", "stacked"] = "logits"
     """how layers become one score; the sum of their logits (paper) or probabilities (released code), the
@@ -115,9 +104,6 @@ class Assembling:
     domain: Annotated[float, Limits(gt=0, lt=1)] | None = 0.05
     """also describe the states of the training texts, to warn of texts unlike them: those beyond the
     distance that this share of validation texts exceeds; null does not"""
-
-    def __post_init__(self) -> None:
-        check_options(type(self), vars(self))
 
     def rule(self) -> ThresholdRule:
         """Read the rule that chooses thresholds; UserError for an unknown one or a wrong number."""
@@ -198,9 +184,6 @@ class Train(Fitting, Assembling, Stores):
     head: Component = choice("probing_rag")
     launch: Component | None = choice(None)
 
-    def __post_init__(self) -> None:
-        Run.__post_init__(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Fitting, Assembling, Stores):
@@ -234,6 +217,3 @@ class Search(Fitting, Assembling, Stores):
     """parts of the training groups; each is held out in one round"""
     out: Name | None = None
     """prober folder; null is runs/search/<store>, with pool and sites where they are given"""
-
-    def __post_init__(self) -> None:
-        Run.__post_init__(self)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from probers.data.splits import Seen
 from probers.evaluation import metrics
-from probers.evaluation.bootstrap import Bootstrap, bounds, few_groups, number
+from probers.evaluation.bootstrap import Bootstrap, bounded, few_groups
 from probers.files import canonical_json, write_text
 from probers.prober.prober import Prober
 from probers.store.joined import Sources
@@ -27,7 +28,7 @@ from .data import Dataset
 from .examples import Examples, SplitRequest, load_examples
 from .heads import Fitted, MakeHead, Task, file_of, joins_layers, probe_tasks, save, train_heads
 from .plots import canvas, write_png
-from .settings import Assembling, Fitting
+from .settings import Assembling, Train
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,7 @@ def sizes_of(sizes: Sequence[int], whole: Examples, *, curve: bool, seed: int) -
         if (of := len(parts[size].rows["train"])) > size:
             raise UserError(f"sizes={size}: the group drawn first has {of} texts; give {of} at least")
         if _of_one_label(parts[size]):
-            why = "the training texts drawn all have the same label"
-            raise UserError(f"sizes={size}: {why}; give more", code="labels")
+            raise UserError(f"sizes={size}: the texts drawn have the same label; give more", code="labels")
     return parts
 
 
@@ -60,19 +60,17 @@ def sets_of(
     layer_sets: Sequence[int | Sequence[int] | Literal["each"]], layers: Sequence[int]
 ) -> list[tuple[int, ...]]:
     """List the sets of trained layers that are asked for, without duplicates."""
-    sets: dict[tuple[int, ...], None] = {}
+    sets: list[tuple[int, ...]] = []
     for given in layer_sets:
         if given == "each":
-            sets |= dict.fromkeys((layer,) for layer in layers)
+            sets += [(layer,) for layer in layers]
             continue
         wanted = {given} if isinstance(given, int) else set(given)
-        if odd := sorted(wanted - set(layers)):
-            why = f"the layers trained are {', '.join(map(str, layers))}"
-            raise UserError(f"layer_sets names layer {odd[0]}, and {why}", code="layers")
-        if not wanted:
-            raise UserError("layer_sets holds [], a set without layers: name one at least", code="layers")
-        sets[tuple(sorted(wanted))] = None
-    return list(sets)
+        if not wanted <= set(layers) or not wanted:
+            fix = f"name one at least of those trained, {', '.join(map(str, layers))}"
+            raise UserError(f"layer_sets={given} is not trained: {fix}", code="layers")
+        sets.append(tuple(sorted(wanted)))
+    return list(dict.fromkeys(sets))
 
 
 class SweptProber(NamedTuple):
@@ -104,19 +102,17 @@ def fit_part(
 
 
 def of_sizes(
-    fitter: Fitter, trained: Trained, dataset: Dataset, fewer: Mapping[int, Examples], choice: Assembling, *,
-    seed: int, controls: bool,
-) -> tuple[Trained, list[SweptProber]]:  # fmt: skip
-    """Add its learning curve to the prober (Probing-RAG, table 3), and make the probers of these sizes.
+    fitter: Fitter, trained: Trained, dataset: Dataset, fewer: Mapping[int, Examples], how: Train
+) -> tuple[Trained, list[SweptProber]]:
+    """Add its learning curve to the prober (Probing-RAG, table 3), and make the probers of ``sizes``.
 
     Only the training texts differ, not the number of passes, so that fewer texts take fewer steps.
     """
-    whole, notes = dataset.examples, list(trained.notes)
-    tasks = [Task.of(c, seed=seed) for c in trained.layers if c.site == trained.best.site]
-    curve: list[CurvePoint] = []
-    probers: list[SweptProber] = []
+    whole, notes, texts = dataset.examples, list(trained.notes), len(dataset.examples.rows["train"])
+    tasks = [Task.of(c, seed=how.seed) for c in trained.layers if c.site == trained.best.site]
+    curve, probers = list[tuple[Trained, Examples]](), list[SweptProber]()
     for size, examples in fewer.items():
-        n, texts = len(examples.rows["train"]), len(whole.rows["train"])
+        n = len(examples.rows["train"])
         if _of_one_label(examples):
             notes.append(f"{n} training texts are not on the learning curve: all have the same label")
             continue
@@ -124,12 +120,18 @@ def of_sizes(
         if n < texts:
             part = replace(dataset, examples=examples)
             fitted = fitter(tasks, part, f"{size}-texts")
-            smaller = assemble(fitted, part, choice, controls=controls, refuse=False)
-            curve.append(_point(smaller, examples, n / texts))
-        probers.append(SweptProber(f"sizes/{size}", f"{n} texts", smaller, examples))
+            smaller = assemble(fitted, part, how, controls=bool(how.sizes), refuse=False)
+            curve.append((smaller, examples))
+        if how.sizes:
+            probers.append(SweptProber(f"sizes/{size}", f"{n} texts", smaller, examples))
     if fewer:
-        curve.append(_point(trained, whole, 1.0))
-    return replace(trained, curve=curve, notes=notes), probers
+        curve.append((trained, whole))
+    points = [
+        CurvePoint(len(of.rows["train"]) / texts, len(of.rows["train"]), len(of.groups("train")),
+                   prober.layers[prober.best], prober.saved)
+        for prober, of in curve
+    ]  # fmt: skip
+    return replace(trained, curve=points, notes=notes), probers
 
 
 def of_layers(
@@ -145,33 +147,24 @@ def of_layers(
         yield SweptProber(f"layers/{'-'.join(map(str, layers))}", about, subset, dataset.examples)
 
 
-def _point(trained: Trained, examples: Examples, share: float) -> CurvePoint:
-    return CurvePoint(
-        share, len(examples.rows["train"]), len(examples.groups("train")),
-        trained.layers[trained.best], trained.saved,
-    )  # fmt: skip
-
-
 def _of_one_label(examples: Examples) -> bool:
     return len(set(examples.wrong[examples.rows["train"]])) < 2
 
 
 #: Name of the row of the prober that was trained on all stores.
 ALL = "all of these"
-_NAME, _CELL = 18, 20
 
 #: Row -> column -> figures.
 Matrix = dict[str, dict[str, dict[str, Any]]]
 
 
 def each_alone(
-    stores: Mapping[str, Sources], layer: object, split: SplitRequest, make: MakeHead, how: Fitting,
-    choice: Assembling,
-) -> dict[str, Prober]:  # fmt: skip
+    stores: Mapping[str, Sources], split: SplitRequest, make: MakeHead, how: Train
+) -> dict[str, Prober]:
     """Train a prober on each store by itself, with the first seed."""
-    probers, plain, joint = {}, replace(choice, with_entropy=False), joins_layers(make)
+    probers, plain, joint = {}, replace(how, with_entropy=False), joins_layers(make)
     for name, (of_sites, beside) in stores.items():
-        dataset = Dataset.load(of_sites, layer, split, beside)
+        dataset = Dataset.load(of_sites, how.layer, split, beside)
         tasks = probe_tasks(dataset.columns, [how.seed], joint=joint, beside=dataset.beside_places)
         log.info("training on %s alone", name)
         fitted = train_heads(make, tasks, dataset, how)
@@ -207,9 +200,7 @@ def _cell(bank: Prober, dataset: Dataset, resamples: int, seed: int) -> dict[str
     fresh = test[[side not in ("train", "validation") for side in sides]]
     wrong, scores = examples.wrong[fresh], score_texts(bank, dataset, bank.aggregate)[fresh]
     groups = examples.table["group"].to_numpy()[fresh]
-    figures: dict[str, Any] = {
-        "n": len(fresh), "groups": len(set(groups.tolist())), "seen": len(test) - len(fresh),
-    }  # fmt: skip
+    figures: dict[str, Any] = {"n": len(fresh), "groups": len({*groups}), "seen": len(test) - len(fresh)}
     if len(set(wrong.tolist())) < 2:
         return figures | dict.fromkeys(("wrong", "auroc", "auroc_ci", "ece", "fired"))
     bootstrap = Bootstrap(groups, resamples=resamples, seed=seed)
@@ -221,16 +212,14 @@ def _cell(bank: Prober, dataset: Dataset, resamples: int, seed: int) -> dict[str
 def write_matrix(cells: Matrix, out: Path) -> None:
     """Write ``matrix.json`` and ``plots/matrix.png``."""
     write_text(out / "matrix.json", canonical_json(cells))
-    columns = list(next(iter(cells.values())))
-    figure, ((ax,),) = canvas(1.6 + 0.95 * len(columns), 1.0 + 0.55 * len(cells))
-    values = np.array([[cell["auroc"] or np.nan for cell in row.values()] for row in cells.values()])
+    values = pd.DataFrame(cells).T.map(lambda cell: cell["auroc"]).astype(float)
+    figure, ((ax,),) = canvas(1.6 + 0.95 * len(values.columns), 1.0 + 0.55 * len(values))
     ax.imshow(values, cmap="RdBu", vmin=0.2, vmax=0.8, aspect="auto")
-    for place, value in np.ndenumerate(values):
-        shown = "–" if np.isnan(value) else f"{value:.2f}"
-        dark = not np.isnan(value) and abs(value - 0.5) > 0.22
-        ax.text(place[1], place[0], shown, ha="center", va="center", color="white" if dark else "black")
-    ax.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
-    ax.set_yticks(range(len(cells)), list(cells))
+    for (row, column), value in np.ndenumerate(values):
+        colour, shown = "white" if abs(value - 0.5) > 0.22 else "black", f"{value:.2f}".replace("nan", "–")
+        ax.text(column, row, shown, ha="center", va="center", color=colour)
+    ax.set_xticks(range(len(values.columns)), values.columns, rotation=20, ha="right")
+    ax.set_yticks(range(len(values)), values.index)
     ax.set(xlabel="tested on", ylabel="trained on")
     ax.set_title("AUROC of wrong texts; 0.5 is chance", fontsize=9)
     write_png(figure, out / "plots" / "matrix.png")
@@ -238,16 +227,9 @@ def write_matrix(cells: Matrix, out: Path) -> None:
 
 def matrix_table(cells: Matrix) -> str:
     """Tabulate AUROC with intervals, trained on down, tested on across."""
-    columns = list(next(iter(cells.values())))
-    lines = ["AUROC, trained on (down) x tested on (across)"]
-    for start in range(0, len(columns), 4):
-        some = columns[start : start + 4]
-        lines.append(f"{'':{_NAME}}" + "".join(f"{name[: _CELL - 1]:{_CELL}}" for name in some).rstrip())
-        for row, of_row in cells.items():
-            shown = (f"{number(of_row[c]['auroc'])} {bounds(of_row[c]['auroc_ci'])}" for c in some)
-            lines.append(f"{row[: _NAME - 1]:{_NAME}}" + "".join(f"{c:{_CELL}}" for c in shown).rstrip())
+    shown = pd.DataFrame(cells).T.map(lambda cell: bounded(cell, "auroc", absent="-"))
+    lines = ["AUROC, trained on (down) x tested on (across)", shown.to_string(line_width=100)]
     every = (cell for row in cells.values() for cell in row.values())
-    measured = [cell["groups"] for cell in every if cell["auroc"] is not None]
-    if few := few_groups(min(measured, default=0)):
+    if few := few_groups(min((cell["groups"] for cell in every if cell["auroc"] is not None), default=0)):
         lines.append(f"note: a cell of {few}")
     return "\n".join(lines)

@@ -32,9 +32,6 @@ log = logging.getLogger(__name__)
 #: Loads batches for training (those of the next stretch), and for validation.
 Loaders: TypeAlias = tuple[DataLoader, DataLoader]
 
-#: Fields of a checkpoint beside its tensors, with their types.
-_ABOUT = {"stretches": int, "steps": int, "head_step": int, "lr": float, "finished": bool}
-
 
 class Checkpoint(Callback):
     """State of a training in a file, written after a validation (``every`` seconds at most) and at the end.
@@ -48,21 +45,20 @@ class Checkpoint(Callback):
         self._tensors: dict[str, Tensor] = {}
         self.stretches, self.finished = 0, False
         try:
-            self._tensors, about = read_tensors(path)
-            _check(self._tensors, about, module, stretches)
+            tensors, about = read_tensors(path)
+            _check(tensors, about, module, stretches)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             log.info("%s %s: the training starts over", path, first_line(error))
-            self._tensors = {}
             if path.is_dir():  # no file can replace it
                 with writing(path):
                     path.rename(path.with_name(f"{path.name}.old"))
             return
-        module.resume(self._tensors, about)
+        module.resume(tensors, about)
+        self._tensors, self.stretches = tensors, about["stretches"]
         # A kill may have come before the end was written down.
-        over = about["stretches"] == stretches or bool(module.over.all())
-        self.stretches, self.finished = about["stretches"], about["finished"] or over
+        self.finished = about["finished"] or self.stretches == stretches or bool(module.over.all())
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         state = trainer.optimizers[0].state
@@ -81,11 +77,14 @@ class Checkpoint(Callback):
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        tensors, about = self._module.stored()
-        for index, parameter in enumerate(self._module.learned):
-            state = trainer.optimizers[0].state[parameter]
-            tensors |= {f"adam.{index}.{k}": v for k, v in state.items()}
-        write_tensors(self._path, tensors, {"stretches": self.stretches, **about, "finished": self.finished})
+        module, optimizer = self._module, trainer.optimizers[0]
+        tensors = module.tensors()
+        for index, parameter in enumerate(module.learned):
+            tensors |= {f"adam.{index}.{k}": v for k, v in optimizer.state[parameter].items()}
+        write_tensors(self._path, tensors, {
+            "stretches": self.stretches, "steps": module.steps_taken, "head_step": module.head.step,
+            "lr": optimizer.param_groups[0]["lr"], "finished": self.finished,
+        })  # fmt: skip
         self._written = time.monotonic()
 
 
@@ -114,8 +113,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stretches: int) -> None:
     """Raise ValueError for a checkpoint of another training."""
-    if not isinstance(about, dict) or any(type(about.get(key)) is not kind for key, kind in _ABOUT.items()):
-        raise ValueError("does not record the progress of the training")
     if not 0 <= about["stretches"] <= stretches:
         raise ValueError(f"is of validation {about['stretches']}, and there are {stretches}")
     expected = module.tensors()
@@ -136,11 +133,9 @@ def train(
     ``data`` gives the batches after a number of finished stretches; ``names`` (heads,) are for the progress
     bar, "" for controls; ``what`` names one of several trainings.
     """
-    head, how = module.head, module.how
+    head, how, callbacks, done = module.head, module.how, list[Callback](), 0
     if not head.learns:
         schedule = Schedule(0, 1, 1)
-    callbacks: list[Callback] = []
-    done = 0
     if out is not None and head.learns:
         file = out / f"checkpoint{what and '-' + what}.safetensors"
         saved = Checkpoint(file, module, every=how.save_every, stretches=len(schedule.ends))
@@ -218,8 +213,7 @@ def _quiet(*, large: bool) -> Iterator[None]:
     another program keeps a core busy.
     """
     threads = torch.get_num_threads()
-    loggers = map(logging.getLogger, ("lightning.pytorch", "lightning.fabric"))
-    levels = {logger: logger.level for logger in loggers}
+    levels = {(of := logging.getLogger(f"lightning.{name}")): of.level for name in ("pytorch", "fabric")}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
         warnings.filterwarnings("ignore", message=r".*(does not have many workers|Tensor Cores).*")

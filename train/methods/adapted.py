@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
+from torch.optim.lr_scheduler import ExponentialLR
 
 from probers.checksums import draw_key
 from probers.heads import ProbeHead
@@ -25,7 +25,7 @@ from probers.options import Count, Limits, NotNegative, Positive
 from probers.types import UserError
 
 from ..data import Padded
-from ..module import NotFiniteError, ProberModule, Validated, below
+from ..module import NotFiniteError, ProberModule, Validated, below, named
 from ..settings import SPAN_LOSSES, Fitting
 
 #: Kernels of attention in training: not cuDNN's, whose gradients of masked texts are NaN where their length
@@ -91,14 +91,11 @@ class StoredText:
 
 def passes(texts: Sequence[StoredText], most: int) -> Iterator[list[StoredText]]:
     """Cut texts, longest first, into passes of at most so many tokens with padding; one text at least."""
-    batch: list[StoredText] = []
-    for text in sorted(texts, key=lambda text: -text.length):
-        if batch and batch[0].length * (len(batch) + 1) > most:
-            yield batch
-            batch = []
-        batch.append(text)
-    if batch:
-        yield batch
+    left = sorted(texts, key=lambda text: -text.length)
+    while left:
+        size = max(1, most // left[0].length)
+        yield left[:size]
+        left = left[size:]
 
 
 class Pass(NamedTuple):
@@ -125,24 +122,27 @@ class AdaptedModel:
     def __init__(self, lm: CausalLM, layer: int, options: Lora, seed: int) -> None:
         adapters.check_installed("head=lora")
         self.lm, self.layer = lm, layer
-        blocks, names = decoder_layers(lm.model), {m: name for name, m in lm.model.named_modules()}
-        modules = [m for block in blocks[:layer] for m in block.modules()]
+        names = {module: name for name, module in lm.model.named_modules()}
+        modules = [module for block in decoder_layers(lm.model)[:layer] for module in block.modules()]
         maps = [m for m in modules if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
         if not maps:
-            message = f"head=lora adapts linear maps, and the blocks of {type(lm.model).__name__} have none"
-            raise UserError(message, "model")
+            raise UserError(f"head=lora: {type(lm.model).__name__} has no linear maps to adapt", "model")
         with torch.random.fork_rng(devices=_devices(lm)):
             torch.manual_seed(draw_key("adapter", seed, "") >> 1)
             adapters.add(
                 lm.model, r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout,
                 target_modules=[names[module] for module in maps],
             )  # fmt: skip
-        self._dropouts = [m.lora_dropout for m in lm.model.modules() if hasattr(m, "lora_dropout")]
+        adapted = (module for module in lm.model.modules() if hasattr(module, "lora_dropout"))
+        self._dropouts = nn.ModuleList(module.lora_dropout for module in adapted)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The adapters' weights by name, themselves."""
         return adapters.state_of(self.lm.model)
+
+    def copied(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.tensors.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -155,13 +155,11 @@ class AdaptedModel:
         """Drop inputs of the adapters within the block; which ones depends on seed and step alone."""
         with torch.random.fork_rng(devices=_devices(self.lm)):
             torch.manual_seed(draw_key("lora dropout", seed, str(step)) >> 1)
+            self._dropouts.train()
             try:
-                for dropout in self._dropouts:
-                    dropout.train()
                 yield
             finally:
-                for dropout in self._dropouts:
-                    dropout.eval()
+                self._dropouts.eval()
 
     def read(self, texts: Sequence[StoredText], *, divergence: bool) -> Pass:
         """Read prompts and answers of some texts in one pass, and with ``divergence`` in a second one."""
@@ -206,11 +204,7 @@ def _devices(lm: CausalLM) -> list[torch.device]:
 
 
 class Texts:
-    """Texts with the spans of each split, in batches of their numbers.
-
-    ``targets`` (spans,) are the classes of spans, ``shares`` (spans, 2) their weights; ``split_of`` (spans,)
-    names the split of each.
-    """
+    """Texts, and of each span its class (spans,), its weights ``shares`` (spans, 2), and its split."""
 
     def __init__(
         self, texts: Sequence[StoredText], targets: Tensor, shares: Tensor | None, split_of: Sequence[str]
@@ -230,24 +224,16 @@ class Texts:
     ) -> tuple[Padded, Tensor, Tensor | None]:
         """Pad the states of the texts' spans in a pass, with classes and weights, as those of a store."""
         chosen, numbers = [], []
-        longest = read.states.shape[1]
-        for place, text in enumerate(texts):
+        longest, device = read.states.shape[1], read.states.device
+        for of_text, text in zip(read.states, texts, strict=True):
             for number, tokens in self.spans(text, split).items():
-                at = torch.from_numpy(tokens + longest - len(text.ids)).to(read.states.device)
-                chosen.append(read.states[place, at])
+                chosen.append(of_text[torch.from_numpy(tokens + longest - len(text.ids)).to(device)])
                 numbers.append(number)
         sizes = torch.tensor(list(map(len, chosen)))
-        mask = (torch.arange(int(sizes.max())) < sizes[:, None]).to(read.states.device)
+        mask = (torch.arange(int(sizes.max())) < sizes[:, None]).to(device)
+        shares = None if self.shares is None else self.shares[numbers][None].to(device)
         states = pad_sequence(chosen, batch_first=True)[:, :, None]
-        shares = None if self.shares is None else self.shares[numbers][None].to(states.device)
-        return Padded(states, mask, mask), self.targets[numbers][None, :, None].to(states.device), shares
-
-
-class Numbers(Dataset[Tensor]):
-    """The numbers of texts (b,) of a batch (1, b)."""
-
-    def __getitem__(self, index: Tensor) -> Tensor:
-        return index[0]
+        return Padded(states, mask, mask), self.targets[numbers][None, :, None].to(device), shares
 
 
 class LoraModule(ProberModule):
@@ -274,7 +260,7 @@ class LoraModule(ProberModule):
         self._adapted, self._texts, self._options = adapted, texts, options
         self.auroc = np.array([start])
         self.divergence = np.zeros(1)
-        self.chosen = {name: value.detach().clone() for name, value in adapted.tensors.items()}
+        self.chosen = adapted.copied()
         self._divergences: list[Tensor] = []
         self._last = np.zeros(())
 
@@ -283,9 +269,8 @@ class LoraModule(ProberModule):
         return [*super().learned, *self._adapted.tensors.values()]  # type: ignore[list-item]
 
     def tensors(self) -> dict[str, Tensor]:
-        adapters = {"adapter": self._adapted.tensors, "kept": self.chosen}
-        tensors = {f"{part}.{name}": value for part, of in adapters.items() for name, value in of.items()}
-        return super().tensors() | tensors | {"figures.divergence": torch.from_numpy(self.divergence)}
+        figures = {"divergence": torch.from_numpy(self.divergence)}
+        return super().tensors() | named(adapter=self._adapted.tensors, kept=self.chosen, figures=figures)
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         super().resume(tensors, about)
@@ -293,28 +278,24 @@ class LoraModule(ProberModule):
         self.chosen = below(tensors, "kept")
 
     def configure_optimizers(self) -> Any:
-        options = super().configure_optimizers()
-        optimizer, rate = options["optimizer"], self.lr * self._options.lr / self.how.lr
-        weights = list(self._adapted.tensors.values())
+        options, rate = super().configure_optimizers(), self.lr * self._options.lr / self.how.lr
+        optimizer, weights = options["optimizer"], list(self._adapted.tensors.values())
         optimizer.add_param_group({"params": weights, "lr": rate, "initial_lr": rate})
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.how.gamma)
-        options["lr_scheduler"]["scheduler"] = schedule
+        options["lr_scheduler"]["scheduler"] = ExponentialLR(optimizer, self.how.gamma)
         return options
 
     def training_step(self, batch: Any, index: int) -> Any:
         """Read a batch of texts in passes, whose gradients add up by their numbers of tokens."""
-        optimizer: Any = self.optimizers()
-        schedule: Any = self.lr_schedulers()
+        optimizer, schedule = cast(Any, self.optimizers()), cast(Any, self.lr_schedulers())
         optimizer.zero_grad()
-        chosen = [self._texts.texts[i] for i in batch.tolist()]
+        chosen = [self._texts.texts[i] for i in batch.flatten().tolist()]
         total = sum(len(text.ids) for text in chosen)
         with self._adapted.dropping(self.how.seed, self.steps_taken):
             for texts in passes(chosen, self._options.tokens):
-                share = sum(len(text.ids) for text in texts) / total
-                read = self._adapted.read(texts, divergence=self._options.lambda_kl > 0)
+                share, weight = sum(len(text.ids) for text in texts) / total, self._options.lambda_kl
+                read = self._adapted.read(texts, divergence=weight > 0)
                 loss = super().training_step(self._spans(texts, read, "train"), index)
                 if read.divergence is not None:
-                    weight = self._options.lambda_kl
                     loss = (1 - weight) * loss + weight * read.divergence[read.mask].mean()
                 if not bool(torch.isfinite(loss)):
                     raise NotFiniteError("the loss is not finite")
@@ -331,7 +312,8 @@ class LoraModule(ProberModule):
         return padded.states[padded.mask], targets[:, span_of], None if shares is None else shares[:, span_of]
 
     def validation_step(self, batch: Any, index: int) -> None:
-        for texts in passes([self._texts.texts[i] for i in batch.tolist()], self._options.tokens):
+        chosen = [self._texts.texts[i] for i in batch.flatten().tolist()]
+        for texts in passes(chosen, self._options.tokens):
             read = self._adapted.read(texts, divergence=True)
             super().validation_step(self._spans(texts, read, "validation"), index)
             assert read.divergence is not None
@@ -352,7 +334,7 @@ class LoraModule(ProberModule):
         super()._keep(validated, better)
         if better.any():
             self.divergence = self._last[None]
-            self.chosen = {name: value.detach().clone() for name, value in self._adapted.tensors.items()}
+            self.chosen = self._adapted.copied()
 
     def _figures(self, validated: Validated) -> dict[str, float]:
         figures = {"validation_auroc": validated.auroc(0), "validation_kl": float(self._last)}

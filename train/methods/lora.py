@@ -44,10 +44,10 @@ from ..data import Column, Dataset
 from ..examples import Examples
 from ..heads import Fitted, Task, targets_of
 from ..module import Batches, NotFiniteError, Schedule, loader
-from ..settings import Fitting
+from ..settings import Fitting, Train
 from ..trainer import Loaders, train
-from . import Method, Subject
-from .adapted import AdaptedModel, Lora, LoraModule, Numbers, StoredText, Texts
+from . import Method
+from .adapted import AdaptedModel, Lora, LoraModule, StoredText, Texts
 
 log = logging.getLogger(__name__)
 
@@ -67,38 +67,32 @@ class Adapting(Method):
     _lm: CausalLM
     _texts: Sequence[StoredText]
 
-    def settle(self, subject: Subject) -> Subject:
+    def settle(self, settings: Train) -> Train:
+        """Take the training of the head that the adapters begin with."""
         adapters.check_installed("head=lora")
-        self._options: Lora = subject.head.make()
-        self._notes: list[str] = []
-        if (how := self.fitting).loss == "double_softmax" or how.balance != "none":
-            message = "head=lora has loss=ce, span_max and span_max_all, without balance: leave"
-            raise UserError(f"{message} loss={how.loss} balance={how.balance} out", "unsupported")
-        return replace(subject, head=Component.of("head", "linear"), curve=False)
-
-    @property
-    def of_heads(self) -> Fitting:
-        """Training of the head that the adapters begin with."""
-        return replace(self.fitting, epochs=self._options.start_epochs)
+        self._options: Lora = settings.head.make()
+        self._how, self._notes = settings, list[str]()
+        if settings.loss == "double_softmax" or settings.balance != "none":
+            what = f"loss={settings.loss} balance={settings.balance}"
+            raise UserError(f"head=lora: {what}: give ce, span_max or span_max_all, and none", "unsupported")
+        linear, epochs = Component.of("head", "linear"), self._options.start_epochs
+        return replace(settings, head=linear, epochs=epochs, learning_curve=False)
 
     def prepare(self, dataset: Dataset, stores: Sequence[Stored]) -> Dataset:
         """Load the model, and keep the examples whose texts it reads in the tokens that it wrote."""
-        layers = {column.layer for column in dataset.columns if column.layer}
-        if len(layers) != 1:
-            named = f"layer={self.subject.layer} names {len(layers)} layers"
-            raise UserError(f"head=lora has one head, on one layer, and {named}: give layer=K", "conflict")
+        if len({column.layer for column in dataset.columns if column.layer}) != 1:
+            raise UserError(f"layer={self._how.layer}: head=lora is on one layer: give layer=K", "conflict")
         (store, *more) = stores
         if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
-            message = "head=lora takes one store, with site=resid_post"
-            raise UserError(f"{message}: give one as data=STORE", "unsupported")
-        source = source_of(store, self.texts)
-        self._lm, examples = load_model(store, self.fitting.device), dataset.examples
+            raise UserError("head=lora takes one store, with site=resid_post: give data=STORE", "unsupported")
+        source = source_of(store, self._how.texts)
+        self._lm, examples = load_model(store, self._how.device), dataset.examples
         self._texts = read_texts(store, examples, source, self._lm.tokenizer)
         read = [number for text in self._texts for number in text.spans]
         rows = {split: numbers[np.isin(numbers, read)] for split, numbers in examples.rows.items()}
         if empty := [split for split, numbers in rows.items() if not len(numbers)]:
-            message = f"no {empty[0]} text of data={store.path} is read in the tokens in which it was written"
-            raise UserError(f"head=lora reads texts again, and {message}: use head=linear", "mismatch")
+            why = f"reads no {empty[0]} text of data={store.path} in the tokens in which it was written"
+            raise UserError(f"head=lora {why}: use head=linear", "mismatch")
         if lost := sum(map(len, examples.rows.values())) - len(read):
             message = "left out: the model wrote them in other tokens than it reads them in"
             self._notes.append(f"{count(lost, 'span')} {message}")
@@ -119,7 +113,7 @@ class Adapting(Method):
         """
         assert out is not None
         begun, frozen, lm, base = time.perf_counter(), trained, self._lm, self._lm.spec
-        how, options, examples = self.fitting, self._options, dataset.examples
+        how, options, examples = self._how, self._options, dataset.examples
         alone = fitted.select([i for i, task in enumerate(fitted.tasks) if task.is_probe])
         (task,) = alone.tasks
         adapted = AdaptedModel(lm, task.layer, options, how.seed)
@@ -131,14 +125,13 @@ class Adapting(Method):
         start = float(auroc(examples.wrong[rows], detector.scores[rows]))
         module = _train(adapted, texts, options, alone.head, start, how, out)
         head = module.restore_best()
+        size = sum(tensor.numel() for tensor in adapted.tensors.values())
+        log.info("adapters of %s parameters: %.0f s", f"{size:,}", time.perf_counter() - begun)
+        best = {"without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0])}
         about: dict[str, Any] = {
             "rank": options.rank, "lambda_kl": options.lambda_kl, "kl_limit": options.kl_limit,
-            "parameters": sum(tensor.numel() for tensor in adapted.tensors.values()),
-            "kept": module.improved, "validation": {
-                "without": start, "with": float(module.auroc[0]), "kl": float(module.divergence[0]),
-            },
+            "parameters": size, "kept": module.improved, "validation": best,
         }  # fmt: skip
-        log.info("adapters of %s parameters: %.0f s", f"{about['parameters']:,}", time.perf_counter() - begun)
         if not module.improved:
             within = "" if options.kl_limit is None else f" within kl_limit={options.kl_limit}"
             note = f"no adapters were better on validation than none{within}: this prober has none"
@@ -151,12 +144,12 @@ class Adapting(Method):
             alone, head=head, accuracy=module.accuracy, loss=module.loss_value, auroc=module.auroc,
             steps=module.steps_taken,
         )  # fmt: skip
-        trained = assemble(whole, read, self.choice, controls=False)
+        trained = assemble(whole, read, how, controls=False)
         plain = replace(frozen.saved, name=WITHOUT, about="head=linear on the model without adapters")
         return replace(
             trained, bank=replace(trained.bank, adapter=folder), controls=[plain, *frozen.controls],
             person=frozen.person, notes=[*frozen.notes, *trained.notes],
-            adapter=about | _of_model(adapted, texts, options.tokens, self.resamples, how.seed),
+            adapter=about | _of_model(adapted, texts, options.tokens, how.resamples, how.seed),
         ), read  # fmt: skip
 
 
@@ -165,16 +158,14 @@ def _train(
     out: Path,
 ) -> LoraModule:  # fmt: skip
     """Train from a trained head, whose AUROC on validation is ``start``; resumes what ``out`` holds."""
-    training, validation = texts.of("train"), texts.of("validation")
+    training, validation, numbers = texts.of("train"), texts.of("validation"), torch.arange(len(texts.texts))
     schedule = Schedule(-(-len(training) // how.batch_size), how.epochs, how.checks)
-    module = LoraModule(
-        head.train().requires_grad_(True), adapted, texts, how, options, start=start,
-        steps=schedule.steps,
-    )  # fmt: skip
+    begun = head.train().requires_grad_(True)
+    module = LoraModule(begun, adapted, texts, how, options, start=start, steps=schedule.steps)
 
     def data(done: int) -> Loaders:
         batches = Batches(training, how.batch_size, [how.seed], schedule, start=done)
-        return loader(Numbers(), batches), loader(Numbers(), [validation[None]])
+        return loader(numbers, batches), loader(numbers, [validation[None]])
 
     try:
         train(module, data, schedule, [f"layer {adapted.layer}"], out=out, what=ADAPTER)
@@ -191,17 +182,15 @@ def _read_again(
     spec = replace(dataset.specs[column.site].select([column.layer]), model=model)
     kind = torch.float16 if spec.dtype == "float16" else torch.float32
     states = torch.zeros(len(dataset.states), 1, spec.width, dtype=kind)
-    table = dataset.examples.table.copy()
-    spans: dict[int, dict[str, float]] = {}
-    requests = [text.request for text in texts]
-    for batch in lm.score_each(requests, Scoring(Needs((feature,), top=True))):
+    table, spans = dataset.examples.table.copy(), dict[int, dict[str, float]]()
+    for batch in lm.score_each([text.request for text in texts], Scoring(Needs((feature,), top=True))):
         for place, generation in batch.items():
             text, stored = texts[place], texts[place].rows >= 0
             states[text.rows[stored]] = as_stored(generation.states[feature][stored], spec.dtype).to(kind)
             spans |= {number: _signals(generation, tokens) for number, tokens in text.spans.items()}
     new = pd.DataFrame.from_dict(spans, orient="index")
-    for name in new.columns.intersection(table.columns):
-        table.loc[new.index, name] = new[name]
+    known = new.columns.intersection(table.columns)
+    table.loc[new.index, known] = new[known]
     examples = replace(dataset.examples, table=table)
     return replace(dataset, examples=examples, states=states, columns=[column], specs={column.site: spec})
 
@@ -217,28 +206,21 @@ def _signals(generation: Generation, tokens: np.ndarray) -> dict[str, float]:
 
 
 def _of_model(adapted: AdaptedModel, texts: Texts, most: int, resamples: int, seed: int) -> dict[str, Any]:
-    """Measure what the adapters do to the model on test texts: its divergence, and its own text.
-
-    At most so many tokens are read at once.
-    """
+    """Measure on test texts what the adapters do to the model: its divergence, and its own text."""
     lm, test = adapted.lm, [texts.texts[i] for i in texts.of("test").tolist()]
     read = list(adapted.read_all(test, most))
     values = np.concatenate([apart for _, apart in read])
     groups = np.repeat([text.group for text, _ in read], [len(apart) for _, apart in read])
     bootstrap = Bootstrap(groups, resamples=resamples, seed=seed)
     lm.skip_too_long()
-    prompts = [text.prompt.text or _beginning(lm, text) for text in test[:_CONTINUED]]
+    answers = [decode(lm.tokenizer, text.ids) for text in test[:_CONTINUED]]
+    # In place of an empty prompt, the first sentence of the answer.
+    prompts = [t.prompt.text or a[: split_sentences(a)[0][1]] for t, a in zip(test, answers, strict=False)]
     with adapters.switched_off(lm.model):
         written = [g for g in lm.generate(prompts, max_new_tokens=_LENGTH) if g.token_ids]
         without = _perplexity(lm, written)
     perplexity = {"without": without, "with": _perplexity(lm, written), "texts": len(written)}
     return {**bootstrap.interval(values.astype(float)).figures("kl"), "perplexity": perplexity}
-
-
-def _beginning(lm: CausalLM, text: StoredText) -> str:
-    """First sentence of an answer, in place of a prompt."""
-    answer = decode(lm.tokenizer, text.ids)
-    return answer[: split_sentences(answer)[0][1]]
 
 
 def _perplexity(lm: CausalLM, texts: Sequence[Generation]) -> float:
@@ -262,19 +244,14 @@ def load_model(store: FeatureStore, device: str) -> CausalLM:
 def source_of(store: FeatureStore, given: TextFile) -> TextSource:
     """Find the texts of a store: the file given, or that of its configuration (UserError: none)."""
     if store.spec.pool != "tokens" or store.spec.position != "token":
-        message = f"head=lora learns from labelled tokens, and data={store.path} has none"
         fix = "make it with probers-datagen --source texts pool=tokens"
-        raise UserError(f"{message}: {fix}", "mismatch")
-    options = dict(store.config.get("texts") or {})
-    if given.path is not None:
-        options = plain(given)
-    elif store.config.get("source") == "judged":
+        raise UserError(f"head=lora: data={store.path} has no labelled tokens: {fix}", "mismatch")
+    options = plain(given) if given.path is not None else dict(store.config.get("texts") or {})
+    if given.path is None and store.config.get("source") == "judged":
         options = {"path": str(store.path / _JUDGED)}
-    path = options.get("path")
-    if path is None or not (path.startswith("hf:") or Path(path).is_file()):
+    if (path := options.get("path")) is None or not (path.startswith("hf:") or Path(path).is_file()):
         there = "does not say where they are" if path is None else f"says they are in {path}, which is gone"
-        message = f"head=lora reads the texts again, and data={store.path} {there}"
-        raise UserError(f"{message}: give texts=FILE", "missing-value")
+        raise UserError(f"head=lora reads texts, data={store.path} {there}: give texts=FILE", "missing-value")
     return TextSource(**options, on_bad_line="skip")
 
 
@@ -291,8 +268,8 @@ def read_texts(
     first = {name: row for row, name in reversed([*enumerate(names.tolist())])}
     by_name = {}
     for item in source.all():
-        if name := next((n for n in (f"{item.dataset}/{item.id}", item.id) if n in first), None):
-            by_name[name] = item
+        name = f"{item.dataset}/{item.id}"
+        by_name[name if name in first else item.id] = item
     node = store.config.get("prompt")
     template = Component.read("prompt", node).make() if node else PromptTemplate()
     assert examples.members is not None
@@ -304,8 +281,8 @@ def read_texts(
     for name, row in first.items():
         numbers, place = np.flatnonzero(names == name), f"of {source.file} {name}"
         if (text := by_name.get(name)) is None or _squeezed(table["text"][row]) not in _squeezed(text.answer):
-            message = f"texts={source.path} lacks the text {name} of data={store.path}, or has another answer"
-            raise UserError(f"{message}: give the file that the store was made from", "mismatch")
+            fix = f"give the file that data={store.path} was made from"
+            raise UserError(f"texts={source.path} lacks the text {name} with this answer: {fix}", "mismatch")
         prompt = text.prompt_for(tokenizer, source.file, template)
         ids = encode_answer(tokenizer, prompt, text.answer, place)[: tokens[numbers].max() + 1]
         (encoded,) = encode_prompts(tokenizer, [prompt], [place], start=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -91,8 +91,8 @@ class Answers:
         names = reversed(identity["triggers"])  # of methods with one trigger the first wins
         methods = {identity["methods"][name]["trigger"]: name for name in names}
         if missing := [trigger for trigger in TRIGGERS.values() if trigger not in methods]:
-            message = f"data={path} compared no method of trigger {' or '.join(missing)}"
-            raise UserError(f"{message}: head=adaptive learns from all three strategies, '{HOW}'", "labels")
+            lacks = f"compared no method of trigger {' or '.join(missing)}"
+            raise UserError(f"head=adaptive: data={path} {lacks}: run '{HOW}'", "labels")
         try:
             read = Journal(file).read()
             if read.cut or read.damaged or not read.records:
@@ -137,15 +137,14 @@ class Answers:
         if "multi" not in self.tried:
             bias = dict.fromkeys(nobody, "multi")
         if unknown := sorted(set(nobody) - set(bias)):
-            message = f"no strategy answers some questions of the data set {unknown[0]!r}"
             fix = f"label them with +head.bias.{unknown[0] or 'NAME'}=single, multi or leave_out"
-            raise UserError(f"{message}: {fix}", "missing-value")
+            raise UserError(f"no strategy answers some questions of {unknown[0]!r}: {fix}", "missing-value")
         strategy = right.idxmax(axis=1).astype(object)
         strategy[nobody.index] = nobody.map(dict(bias))
         table = table.assign(strategy=strategy)[strategy != "leave_out"]
         if table.empty:
-            lacks = f"{self.path} has no question that was answered both without and with passages"
-            raise UserError(f"{lacks}: make some with '{HOW}' or 'probers-datagen --source cot'", "labels")
+            lacks = "has no question that was answered both without and with passages"
+            raise UserError(f"data={self.path} {lacks}: run '{HOW}'", "labels")
         counts = nobody.value_counts().sort_index().items()
         sources = {str(name): {"n": int(n), "label": bias[str(name)]} for name, n in counts}
         return table, {"tried": list(self.tried), "rule": self.rule, "unanswered": sources}
@@ -165,16 +164,11 @@ class Words:
 
 
 def run(request: Any) -> Path:
-    """Train and measure the classifier that the settings of ``probers-train`` ask for; return its folder.
-
-    UserErrors come before anything is written.
-    """
-    for option in fields(request):
-        default = option.default if option.default_factory is MISSING else option.default_factory()
-        used = option.name in (*_USED, "device", "logger", "save_every") or option.name.startswith("_")
-        if not used and (value := getattr(request, option.name)) != default:
-            message = f"a classifier of questions takes options as head.NAME, not {option.name}={value}"
-            raise UserError(f"{message}: leave it out", "conflict")
+    """Train and measure a classifier of questions; return its folder. UserErrors come before any file."""
+    defaults, used = type(request)(), (*_USED, "device", "logger", "save_every", "_record", "_typed")
+    for option in (each.name for each in fields(request) if each.name not in used):
+        if (value := getattr(request, option)) != getattr(defaults, option):
+            raise UserError(f"{option}={value} does not apply to head=adaptive: leave it out", "conflict")
     options, given = asdict(request.head.make()), request.data or newest_store("cot") or []
     if not (paths := [Path(path) for path in (given if isinstance(given, list) else [given])]):
         remedy = f"'probers-datagen --source cot' makes one, or pass data=FOLDER, also of '{HOW}'"
@@ -185,18 +179,17 @@ def run(request: Any) -> Path:
     answers = Answers.joined(parts)
     table, labels = answers.labelled(options.pop("bias"))
     splits = {str(split): part for split, part in table.groupby("split")}
-    for split in ("train", "test"):
-        if split not in splits:
-            raise UserError(f"{named} has no {split} question that every strategy was tried on", "labels")
+    if lacking := [split for split in ("train", "test") if split not in splits]:
+        raise UserError(f"{named} has no {lacking[0]} question that every strategy was tried on", "labels")
     train, test = splits["train"], splits["test"]
     questions, right = train["question"].tolist(), train["strategy"].tolist()
     classifier = AdaptiveClassifier.fit(questions, right, **options)  # refuses those with nothing to learn
     suffix = f",{request.suffix}" if request.suffix else ""
     out = Path(request.out or f"runs/train/{'+'.join(path.name for path in paths)}-adaptive{suffix}")
     stores = [part.fingerprint for part in parts]
-    read = {"data": named, "inputs": {"store": stores[0]}}
-    if len(parts) > 1:
-        read = {"data": [str(path) for path in paths], "inputs": {"store": stores}}
+    read = {"data": list(map(str, paths)), "inputs": {"store": stores}}
+    if len(parts) == 1:
+        read = {"data": named, "inputs": {"store": stores[0]}}
     folder = RunFolder(out, "train", {key: request.record[key] for key in _USED} | read)
     if not folder.begin(what="classifier"):
         return out
@@ -221,9 +214,13 @@ def run(request: Any) -> Path:
     folder.finish({"model": answers.model, "accuracy": figures["detectors"]["classifier"]["accuracy"]})
     log.info("%s", described(figures))
     log.info("wrote a classifier of questions with %d terms to %s", len(classifier.terms), out)
-    words = ("question=..", "trigger=adaptive", "query=last_sentence", override("trigger.classifier", out))
-    log.info("next: %s", command_line("rag", *words))
+    log.info("next: %s", _use(out))
     return out
+
+
+def _use(out: str | Path) -> str:
+    words = ("question=..", "trigger=adaptive", "query=last_sentence", override("trigger.classifier", out))
+    return command_line("rag", *words)
 
 
 def measure(
@@ -244,12 +241,12 @@ def measure(
     confusion = np.zeros((len(STRATEGIES), len(STRATEGIES)), dtype=int)
     np.add.at(confusion, (labels, chances[name].argmax(axis=1)), 1)
     detectors = {n: bootstrap.interval(hits).figures("accuracy") for n, hits in right.items()}
-    drawn = {n: bootstrap.difference(right[name], hits) for n, hits in right.items() if n != name}
-    pairs = {n: {"diff": pair.value, "ci95": pair.limits} for n, pair in drawn.items()}
+    pairs = {n: bootstrap.difference(right[name], hits) for n, hits in right.items() if n != name}
     return {
         "schema": 2, "strategies": list(STRATEGIES), "majority": majority, "confusion": confusion.tolist(),
         "detectors": {n: entry | curves[n].figures("auroc") for n, entry in detectors.items()},
-        "pairs": {f"{name} vs {n}": {"accuracy": pair} for n, pair in pairs.items()},
+        "pairs": {f"{name} vs {n}": {"accuracy": {"diff": pair.value, "ci95": pair.limits}}
+                  for n, pair in pairs.items()},
     }  # fmt: skip
 
 
@@ -277,8 +274,6 @@ def described(figures: Mapping[str, Any]) -> str:
 
 def card(figures: Mapping[str, Any], *, model: str, data: Sequence[Path], out: Path) -> str:
     """Write the text of ``README.md``."""
-    folder, body = public_path(out, "CLASSIFIER"), described(figures).replace("`", "'")
-    words = ("question=..", "trigger=adaptive", "query=last_sentence", override("trigger.classifier", folder))
     return f"""---
 library_name: probers
 tags: [retrieval-augmented-generation, adaptive-retrieval]
@@ -292,9 +287,9 @@ several (multi). The answers are this model's to {", ".join(public_path(path, "D
 say nothing of another. Brackets are 95% bootstrap intervals over groups; nothing was chosen on the test
 questions.
 
-    {command_line("rag", *words)}
+    {_use(public_path(out, "CLASSIFIER"))}
 
 ```text
-{body}
+{described(figures).replace("`", "'")}
 ```
 """

@@ -31,7 +31,8 @@ from ..assemble import Detector, Trained, score_everything, score_texts
 from ..data import Dataset, layers_to_train
 from ..examples import WEIGHTS
 from ..heads import Fitted, Task, build
-from . import Method, Subject
+from ..settings import Train
+from . import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +50,17 @@ class Stack:
 
 
 class Stacking(Method):
-    """The method of a stack: weights for probers, by what the user called them, in place of a training.
-
-    UserError for fewer than two, and for those that cannot be stacked.
-    """
+    """The method of a stack: weights for probers in place of a training (UserError: those it cannot take)."""
 
     head = "stacked"
     unused = ("sizes", "layer_sets", "matrix", "part", "launch", "beside", "seeds")
 
-    def settle(self, subject: Subject) -> Subject:
+    def settle(self, settings: Train) -> Train:
         """Take head, pool, site and layers from the members; UserError for options that contradict them."""
-        probers: list[str] = subject.head.options["probers"]
+        probers: list[str] = settings.head.options["probers"]
         if len(probers) < 2:
-            message = f"head.probers=[{','.join(probers)}] names {len(probers)} of the probers to stack"
-            raise UserError(f"{message}: give two or more, as [runs/a,runs/b]", "missing-value")
+            given = f"head.probers=[{','.join(probers)}]"
+            raise UserError(f"{given}: give two or more, as [runs/a,runs/b]", "missing-value")
         banks = [Prober.from_pretrained(name) for name in probers]
         for name, bank in zip(probers, banks, strict=True):
             reasons = {
@@ -70,27 +68,29 @@ class Stacking(Method):
                 "marks the span it scores": bank.head.marker,
                 f"reads {', '.join(bank.spec.feature.beside)}": bool(bank.spec.beside),
             }
-            if bank.label != subject.label:
-                message = f"head.probers: {name} learned label={bank.label}, this is label={subject.label}"
-                raise UserError(f"{message}: give probers of one label, and that label", "mismatch")
+            if bank.label != settings.label:
+                learned = f"learned label={bank.label}: give that, and probers of one label"
+                raise UserError(f"label={settings.label}: head.probers {name} {learned}", "mismatch")
             if reason := next((text for text, applies in reasons.items() if applies), None):
-                message = f"head.probers: the head of {name} {reason}, and a stack scores tokens"
-                raise UserError(f"{message} by their states: leave it out", "unsupported")
+                raise UserError(f"head.probers: the head of {name} {reason}: leave it out", "unsupported")
             banks[0].spec.check(bank.spec, what=f"head.probers: states of {probers[0]}", against=f"of {name}")
         layers = tuple(sorted({layer for bank in banks for layer in bank.layers}))
         self.probers, self.banks = probers, banks
+        self.inputs = inputs(*(locate(name) / CONFIG for name in probers))  # which names the weights
         self.spec = replace(banks[0].spec, layers=layers)
-        if subject.layer != "all" and layers_to_train(subject.layer, self.spec) != layers:
-            message = f"layer={subject.layer}: the members read layers {ranges(layers)}"
-            raise UserError(f"{message}, leave layer out", "layers")
+        if settings.layer != "all" and layers_to_train(settings.layer, self.spec) != layers:
+            reads = f"the members read layers {ranges(layers)}"
+            raise UserError(f"layer={settings.layer}: {reads}: leave layer out", "layers")
         members = [{
             "head": head_name(bank.head), "options": bank.head.options, "layers": list(bank.layers),
             "ensemble": bank.ensemble.to_dict(),
         } for bank in banks]  # fmt: skip
         head = Component("head", "probers.heads.stacked.StackedHead", {"members": members})
-        pool: Any = subject.pool or self.spec.pool
-        site = subject.site or self.spec.site
-        return replace(subject, head=head, pool=pool, site=site, layer=list(layers), curve=False)
+        pool: Any = settings.pool or self.spec.pool
+        return replace(
+            settings, head=head, pool=pool, site=settings.site or self.spec.site, layer=list(layers),
+            learning_curve=False,
+        )  # fmt: skip
 
     @property
     def names(self) -> list[str]:
@@ -98,11 +98,6 @@ class Stacking(Method):
         short = [name.rstrip("/").rpartition("/")[2] for name in self.probers]
         count = Counter(short)
         return [name if count[name] == 1 else path for name, path in zip(short, self.probers, strict=True)]
-
-    @property
-    def inputs(self) -> dict[str, str]:
-        """The probers' ``config.json``, which names their weights, by content."""
-        return inputs(*(locate(name) / CONFIG for name in self.probers))
 
     def plan(self, dataset: Dataset) -> tuple[list[Task], list[str]]:
         tasks, _ = super().plan(dataset)
@@ -129,7 +124,7 @@ class Stacking(Method):
                     fix = "stack it on a store whose groups, in its splits, it has not seen"
                     raise UserError(f"head.probers: {name} was trained or tuned on {where}: {fix}", "overlap")
         names = map(str, examples.groups("validation"))
-        order = sorted(names, key=lambda g: draw_key("stack", self.fitting.seed, g))
+        order = sorted(names, key=lambda g: draw_key("stack", self.settings.seed, g))
         first = np.isin(examples.column("group", "validation").astype(str), order[: len(order) // 2])
         train, validation, test = (examples.rows[split] for split in SPLITS)
         rows = {"train": train, WEIGHTS: validation[first], "validation": validation[~first], "test": test}
@@ -138,7 +133,7 @@ class Stacking(Method):
 
     def fit(self, tasks: Sequence[Task], dataset: Dataset, what: str = "", *, out: Path | None) -> Fitted:
         """Fit the weights on the members' scores of half of the groups, and measure on the other half."""
-        start, aggregate = time.perf_counter(), self.choice.aggregate
+        start, aggregate = time.perf_counter(), self.settings.aggregate
         head = build(self.make, tasks, dataset.states.shape[-1]).eval()
         assert isinstance(head, StackedHead)
         for member, bank in zip(head.heads, self.banks, strict=True):
