@@ -9,6 +9,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
@@ -29,7 +30,7 @@ from probers.options import Count
 from probers.parts import PARTS
 from probers.prompts import passages_that_fit
 from probers.signals.agreement import best_cut
-from probers.signals.detectors import Asked, Detectors
+from probers.signals.detectors import Asked, detector_columns
 from probers.signals.meaning import by_matcher
 from probers.signals.rarity import Counts, lowest_frequencies, retriever_ranks
 from probers.signals.samples import Draws
@@ -91,7 +92,7 @@ class Questions(Corpus, OfCot, Source):
     retrieve: Retriever = state()
     right: Rule = state()
     all_gold: bool = state()
-    detectors: Detectors | None = state()
+    detectors: Callable[..., list[dict[str, Any]]] | None = state()
 
     __repr__ = Source.__repr__
     name = "cot"
@@ -146,7 +147,10 @@ class Questions(Corpus, OfCot, Source):
         if self.samples:
             draws = Draws(samples=self.samples, temperature=self.temperature, seed=self.options.seed)
             same = by_matcher(self.matcher or EntityMatcher())
-            detectors = Detectors(draws, same, self.prompt, self.options.max_new_tokens)
+            limit = self.options.max_new_tokens
+            detectors = partial(
+                detector_columns, how=draws, same=same, template=self.prompt, max_new_tokens=limit
+            )
         self.keep(detectors=detectors, retrieve=None if lm is None else self.open_passages())
 
     def _check_draws(self) -> None:
@@ -249,7 +253,7 @@ class Questions(Corpus, OfCot, Source):
             answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
             about = names[index], question.question, question.dataset
             answers.append(Asked(*about, generation.prompt, answer))
-        return dict(zip(written, self.detectors.columns(lm, answers), strict=True))
+        return dict(zip(written, self.detectors(lm, answers), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""

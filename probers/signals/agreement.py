@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -88,33 +88,21 @@ def semantic_entropy(
         raise UserError("semantic entropy needs samples: draw two or more", "missing-value")
     if variant not in get_args(Variant):
         raise UserError(f"variant={variant} is unknown: choose {' or '.join(get_args(Variant))}")
-    weights = np.ones(len(of))
-    if variant != "discrete":
-        logs = _each(logprobs, len(of), "log-probability", variant)
-        if variant == "weighted":
-            logs = logs / np.maximum(1, _each(lengths, len(of), "length", variant))
-        weights = _weights(logs)
+    read = {"discrete": 0, "sequence": 1, "weighted": 2}[variant]
+    given = {"log-probability": logprobs, "length": lengths}
+    for what, values in [*given.items()][:read]:
+        if values is None or len(values) != len(of):
+            problem = f"variant={variant} of semantic entropy needs the {what} of each sample"
+            raise UserError(problem, "missing-value")
+    logs = np.asarray(logprobs if read else np.zeros(len(of)), dtype=np.float64)
+    logs = logs / np.maximum(1, lengths) if variant == "weighted" else logs
+    weights, known = np.ones(len(of)), ~np.isnan(logs)
+    if known.any():
+        weights = np.exp(logs - logs[known].max())  # relative to the likeliest: they may be very small
+        weights[~known] = weights[known].mean()
     shares = np.bincount(of, weights=weights) / weights.sum()
     shares = shares[shares > 0]
     return float(-(shares * np.log(shares)).sum()) + 0.0
-
-
-def _each(values: Any, n: int, what: str, variant: Variant) -> np.ndarray:
-    """Return ``values`` of n samples; UserError where there are none, or others than n."""
-    if values is None or len(values) != n:
-        problem = f"variant={variant} of semantic entropy needs the {what} of each sample"
-        raise UserError(problem, "missing-value")
-    return np.asarray(values, dtype=np.float64)
-
-
-def _weights(logprobs: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(logprobs)
-    if not known.any():
-        return np.ones(len(logprobs))
-    # Relative to the likeliest, for sequences of very low probability.
-    weights = np.exp(np.where(known, logprobs, 0.0) - logprobs[known].max())
-    weights[~known] = weights[known].mean()
-    return weights
 
 
 def best_cut(entropies: np.ndarray) -> float:
