@@ -100,9 +100,7 @@ def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], Pr
 
     ``make`` is a class with its options, as from Hydra's ``instantiate(..., _partial_=True)``: a
     :class:`ProbeHead`, or any other module, which :class:`ForeignHead` then holds.
-
-    Raises:
-        UserError: it is not a module class, or does not take its options.
+    UserError where it is not a module class, or does not take its options.
     """
     partial = make if isinstance(make, functools.partial) else functools.partial(make)
     cls, options = partial.func, {key: _plain(value) for key, value in partial.keywords.items()}

@@ -8,7 +8,7 @@ Conventions, shared with :func:`probers.model.forward.score_batch`:
   are kept (:class:`probers.model.language_model.Stops`).
 - A row that has ended leaves the batch; nothing is computed for it any more.
 
-Prompt lookup (:class:`PromptLookup`) drafts several tokens at a time and checks them in one pass over all of
+Prompt lookup (:func:`guess`) drafts several tokens at a time and checks them in one pass over all of
 them (Leviathan et al. 2023; exact for greedy decoding). A pass over a few tokens costs little more than over
 one. Only a text that runs alone is drafted: in a batch the tokens of many rows keep the processor busy
 already, and rows that advance by different lengths tear holes in the cache.
@@ -211,14 +211,13 @@ def generate_batch(
         batch = Batch(decoder, requests)
         capture.take(-1, batch.active, batch.rows)
         can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
-        lookup: PromptLookup | None = None
+        before: np.ndarray | None = None  # what drafts may repeat, the prompt last
         index, guessed = 0, list[int]()  # tokens decided so far, and forwarded guesses that may be wrong
         while any(rows[i].stop is None for i in batch.active):
-            if can_guess and lookup is None and len(batch.active) == 1:
+            if can_guess and before is None and len(batch.active) == 1:
                 prompt = rows[batch.active[0]].prompt
                 last = None if how.cache is None else how.cache.get(prompt.name)
-                earlier = () if last is None else last.ids[last.start :]
-                lookup = PromptLookup([*earlier, *prompt.ids], how.draft)
+                before = np.array([*(() if last is None else last.ids[last.start :]), *prompt.ids])
             if how.sampling is None:
                 tokens = batch.logits.argmax(dim=-1)  # (b, q)
             else:
@@ -248,7 +247,9 @@ def generate_batch(
                 batch.select(slots)
             tokens = tokens[:, right : right + 1]
             row = rows[batch.active[0]]
-            guessed = lookup.guess(row.ids, row.limit) if lookup is not None and row.stop is None else []
+            guessed = []
+            if before is not None and row.stop is None:
+                guessed = guess(np.append(before, row.ids), min(how.draft, row.limit - len(row.ids)))
             if guessed:
                 tokens = torch.cat([tokens, tokens.new_tensor([guessed])], dim=1)
             capture.read_last(1 + len(guessed))
@@ -280,25 +281,11 @@ _CONTEXT = (3, 2, 1)  # tokens that must be repeated before a guess, the longest
 _SHORT = 4  # tokens guessed after a single repeated one, which is weak evidence
 
 
-class PromptLookup:
-    """Drafts of one text: the tokens after the last place that its end repeats, at most ``most`` at once.
-
-    An answer repeats its prompt: names from the question, sentences from a passage, its own words. ``before``
-    holds the tokens it may repeat, the prompt last.
-    """
-
-    def __init__(self, before: Sequence[int], most: int) -> None:
-        self._text, self._most, self._written = np.array(before), most, 0
-
-    def guess(self, written: Sequence[int], limit: int) -> list[int]:
-        """Guess the next tokens of the text ``written`` so far, at most ``limit``."""
-        self._text = np.append(self._text, written[self._written :])
-        self._written = len(written)
-        return guess(self._text, min(self._most, limit - len(written)))
-
-
 def guess(ids: np.ndarray, most: int) -> list[int]:
-    """Return the tokens after the last earlier place that the end of ``ids`` (n,) repeats, up to ``most``."""
+    """Return the tokens after the last earlier place that the end of ``ids`` (n,) repeats, up to ``most``.
+
+    An answer repeats its prompt: names from the question, sentences from a passage, its own words.
+    """
     for count in _CONTEXT:
         if len(ids) <= count:
             continue

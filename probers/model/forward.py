@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from .kv_cache import Cache, CachedPrefix, fill, new_cache
 from .passages import PassagesTap, shown
 from .pooling import BEFORE, PER_TOKEN, WholePool
 from .recorder import joined, tapped
-from .tokens import Prompt
+from .tokens import Prompt, shared_start
 
 _PIECE = 1 << 24  # logits computed at a time for whole texts: 64 MiB in float32
 
@@ -248,9 +247,7 @@ def score_batch(
     ``prefixes`` have keys and values of the prompts' beginnings, used where every text has some.
     ``beginnings`` are records of the first tokens of each text, up to where it leaves other texts after the
     same prompt: they take the place of what this pass reads there.
-
-    Raises:
-        RunError: a logit or a recorded state is NaN or infinite.
+    RunError where a logit or a recorded state is NaN or infinite.
     """
     prompts, continuations, passages = zip(*texts, strict=True)
     lengths = [len(ids) for ids in continuations]
@@ -301,7 +298,7 @@ def score_batch(
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         for token in (~scores[row].isfinite().all(dim=0)).nonzero().tolist():
             raise broken_logits(f"token {token[0]} of the continuation of {prompt.name}")
-        rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
+        rows = None if attended is None else _rows(attended(slice(row, row + 1))[0], len(prompt.ids), length)
         read = zip(read_from, features, layers, strict=True)
         states = {feature: pool.value(values, row) for feature, (_, pool), values in read}
         recorded = scores[row].cpu().numpy()
@@ -311,14 +308,11 @@ def score_batch(
             tokenizer, continuations[row], recorded, stop="length", needs=needs,
             states=joined(needs, states, recorded), attention=rows,
         )  # fmt: skip
-        generations.append(replace(text, passages=_use(by_passage, passages[row], row, length)))
+        if by_passage is not None and (read_passages := passages[row]) is not None:
+            weights = by_passage.weights[row, -length:, :, : len(read_passages.at)].numpy().copy()
+            text = replace(text, passages=PassageReading(weights))
+        generations.append(text)
     return generations
-
-
-def _use(tap: PassagesTap | None, passages: Passages | None, row: int, length: int) -> PassageReading | None:
-    if tap is None or passages is None:
-        return None
-    return PassageReading(tap.weights[row, -length:, :, : len(passages.at)].numpy().copy())
 
 
 def _begin(
@@ -331,8 +325,7 @@ def _begin(
     known before two texts after one prompt part is thus the same number in both.
     """
     read = min(len(beginning.token_ids), len(ids))  # this text may be the beginning of another
-    pairs = zip(beginning.token_ids, ids, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same = shared_start(beginning.token_ids, ids)
     scores[0, :same] = beginning.logprobs[:same]
     others = [beginning.entropies, *([] if beginning.top is None else beginning.top)]
     scores[1:, :read] = [values[:read] for values in others]
@@ -359,8 +352,8 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
         tap.read(ids.shape[1])
         decoder(ids, mask, positions)
         attended = tap.take()
-    lengths = enumerate(map(len, sequences))
-    return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in lengths]
+    each = enumerate(map(len, sequences))
+    return [_rows(attended(slice(row, row + 1))[0, :, -n:], 0, n) for row, n in each]
 
 
 def _scores(pieces: Iterable[Tensor], ids: Tensor, lengths: Sequence[int], *, top: bool) -> list[Tensor]:

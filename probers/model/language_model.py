@@ -211,7 +211,7 @@ class Decoding(Scoring):
         cache: results of earlier calls for prompts of these names, so that a prompt that
             extends one need not compute it again; this call's texts are added.
         draft: number of tokens to guess at once from the prompt, where a text is alone in its
-            batch or the last that runs, and check them in one pass (:class:`.decode.PromptLookup`);
+            batch or the last that runs, and check them in one pass (:func:`.decode.guess`);
             0 decodes token by token. Results differ by rounding only. Drawn tokens are not guessed.
     """
 

@@ -29,7 +29,7 @@ from ..progress import running
 from ..prompts import fix_date
 from ..types import ProbersError, UserError, count, first_line
 from .adapters import active_digest, attach, mark
-from .attention import caps, check_capped
+from .attention import kernel_for
 
 log = logging.getLogger(__name__)
 
@@ -196,12 +196,11 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
         config = AutoConfig.from_pretrained(source, **options)
         dtype = pick_dtype(named, device, config)
-        check_capped(config, how.attn)
-        attention = how.attn or ("eager" if caps(config) else None)  # caps scores like the model (Gemma 2)
+        kernel = kernel_for(config, how.attn)
         tokenizer = how.tokenizer(source, **options)
         model = whole(
-            AutoModelForCausalLM, source, f"model={source}", dtype=dtype, attn_implementation=attention,
-            **options, **placed, use_safetensors=True if how.use_safetensors else None,
+            AutoModelForCausalLM, source, f"model={source}", dtype=dtype, attn_implementation=kernel,
+            **options, **placed, use_safetensors=how.use_safetensors or None,
         )  # fmt: skip
     model = (model if placed else model.to(device)).eval()
     return model if how.adapter is None else attach(model, how.adapter), tokenizer

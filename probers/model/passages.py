@@ -90,7 +90,7 @@ class PassagesTap(HeadsTap):
         self._queries = 0
         layers = []
         for tap in self._taps:
-            weights = tap.take().weights()  # (batch, heads, q, k)
+            weights = tap.weights()  # (batch, heads, q, k)
             batch, heads, q, k = weights.shape
             columns = self._columns[:, -k:].to(weights.device)
             read = weights.reshape(batch, heads * q, k) @ columns
@@ -160,10 +160,8 @@ def request(
 
     Passages that do not fit into the context are left out, the last first, and a note names them. ``file``
     is the text's file, for messages.
-
-    Raises:
-        UserError: the chat template refuses the messages, no tokens of the model read as the answer, or
-            passages beside messages are not in them as they stand.
+    UserError where the chat template refuses the messages, no tokens of the model read as the answer, or
+    passages beside messages are not in them as they stand.
     """
     name = f"of {file} {one.where}"
     shown = len(one.passages)

@@ -95,7 +95,7 @@ def semantic_entropy(
             problem = f"variant={variant} of semantic entropy needs the {what} of each sample"
             raise UserError(problem, "missing-value")
     logs = np.asarray(logprobs if read else np.zeros(len(of)), dtype=np.float64)
-    logs = logs / np.maximum(1, lengths) if variant == "weighted" else logs
+    logs = logs / np.maximum(1, np.asarray(lengths)) if variant == "weighted" else logs
     weights, known = np.ones(len(of)), ~np.isnan(logs)
     if known.any():
         weights = np.exp(logs - logs[known].max())  # relative to the likeliest: they may be very small
@@ -130,10 +130,7 @@ def eigenscore(states: np.ndarray, alpha: float = ALPHA, *, variant: EigenVarian
 
     "inside" is INSIDE's code: Z^T J Z is divided by d - 1, which makes it a covariance, and the logarithm is
     the decimal one. "seakr" is the formula, also of a single state, which has a score in SeaKR's code.
-
-    Raises:
-        UserError: fewer than two states, or ``alpha`` is not above 0.
-        RunError: a state is not finite.
+    UserError for fewer than two states, or an ``alpha`` that is not above 0; RunError for an infinite state.
     """
     if len(states) < (1 if variant == "seakr" else 2):
         problem = f"eigenscore compares the states of samples, and there are {len(states)}"

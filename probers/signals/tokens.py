@@ -65,9 +65,7 @@ def signals(generation: Generation) -> dict[str, float]:
 
     ``mean_entropy`` and ``max_entropy`` in nats over the generated tokens, ``min_prob`` the probability of
     the least likely one, ``mean_logprob`` in nats (minus the logarithm of the perplexity).
-
-    Raises:
-        RunError: nothing was generated, or a value is not finite.
+    RunError where nothing was generated, or a value is not finite.
     """
     if not generation.token_ids:
         raise RunError(f"nothing was generated after {generation.prompt[-60:]!r}: no signals", "empty")
@@ -217,9 +215,7 @@ def trend_scores(generation: Generation) -> RindScores:
     a = 0.9 + 0.1 |d2' - mean| / (|d2 - mean| + |d2' - mean|) and the mean is that of all d2 so far. The score
     is m times the highest attention that the word pays to a word of the text, within the whole context, as a
     share of its sentence's times its number of words; it is below 0 where entropy falls.
-
-    Raises:
-        UserError: attention was not recorded.
+    UserError where attention was not recorded.
     """
     if generation.attention is None:
         raise UserError("ETC needs attention; generate with Needs(attention=True)", "missing-value")
