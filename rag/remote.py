@@ -175,7 +175,7 @@ class RemoteLM(LanguageModel):
     ) -> NoReturn:
         raise UserError(self._lacks("scores of given texts"), "unsupported")
 
-    def attention_alone(self, generations: Sequence[Generation], *, progress: str | None = None) -> NoReturn:
+    def attention_alone(self, generations: Sequence[Generation]) -> NoReturn:
         raise UserError(self._lacks("attention"), "unsupported")
 
     def attention_of(self, texts: Sequence[str]) -> NoReturn:

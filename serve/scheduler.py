@@ -355,8 +355,8 @@ class SharedLM(CausalLM):
     ) -> Iterator[dict[int, Generation]]:
         yield from self._call(lambda: list(self.scheduler.lm.score_each(requests, how, known=known)))
 
-    def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
-        return self._call(lambda: self.scheduler.lm._attend(sequences, progress))
+    def _attend(self, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
+        return self._call(lambda: self.scheduler.lm._attend(sequences))
 
     def _call(self, work: Callable[[], T]) -> T:
         if self.gone.is_set():

@@ -36,6 +36,11 @@ class Moments:
     deviation: Tensor
     class_mean: Tensor
 
+    @property
+    def apart(self) -> Tensor:
+        """Mean of the wrong states minus that of the correct ones."""
+        return self.class_mean[:, WRONG] - self.class_mean[:, CORRECT]
+
 
 class Memory(tuple[Any, ...]):
     """The state that causal heads keep of n growing texts: tensors with n first, or several memories."""
@@ -264,9 +269,14 @@ class Standardise(nn.Module):
 
 
 class StandardisedHead(ProbeHead):
-    """Base of heads whose ``input`` standardises the states, or leaves them as they are."""
+    """Base of heads whose ``input`` standardises the states, unless ``standardise`` is false."""
 
-    input: nn.Module
+    def __init__(
+        self, streams: Sequence[str], width: int, layers: int = 1, *, standardise: bool = True
+    ) -> None:
+        super().__init__(streams, width, layers)
+        shape = (len(streams), *self._sizes[::-1])
+        self.input = Standardise(*shape) if standardise else nn.Identity()
 
     @property
     def needs_moments(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import UserError
-from .base import Dropout, Linear, Memory, Norm, Standardise, StandardisedHead, weight_generators
+from .base import Dropout, Linear, Memory, Norm, StandardisedHead, weight_generators
 from .single import AttentionHead
 
 
@@ -36,7 +36,6 @@ class ConcatHead(StandardisedHead):
         if group_lasso < 0:
             raise UserError(f"head.group_lasso={group_lasso:g} must be at least 0")
         self.group_lasso = group_lasso
-        self.input = Standardise(len(streams), layers, width)
         self.linear = Linear(weight_generators(streams), layers * width, 2)
 
     @torch.no_grad()
@@ -74,7 +73,6 @@ class MixHead(StandardisedHead):
 
     def __init__(self, streams: Sequence[str], width: int, layers: int) -> None:
         super().__init__(streams, width, layers)
-        self.input = Standardise(len(streams), layers, width)
         self.mix = nn.Parameter(torch.zeros(len(streams), layers))
         self.linear = Linear(weight_generators(streams), width, 2)
 
@@ -139,7 +137,6 @@ class SequenceHead(StandardisedHead):
             raise UserError(f"head.size={size} does not fit heads of {_HEAD}: give a multiple of {_HEAD}")
         self.size, self.blocks, self.window, self.marker = size, blocks, window, marker
         generators, heads = weight_generators(streams), len(streams)
-        self.input = Standardise(heads, layers, width)
         self.drop = Dropout(streams, _DROPOUT)
         self.embed = Linear(generators, layers * width, size)
         self.mark = nn.Parameter(torch.zeros(heads, size)) if marker else None

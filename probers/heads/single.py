@@ -10,18 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import (
-    CORRECT,
-    WRONG,
-    Dropout,
-    Linear,
-    Moments,
-    Norm,
-    ProbeHead,
-    Standardise,
-    StandardisedHead,
-    weight_generators,
-)
+from .base import Dropout, Linear, Moments, Norm, ProbeHead, StandardisedHead, weight_generators
 
 
 class LinearHead(StandardisedHead):
@@ -32,7 +21,6 @@ class LinearHead(StandardisedHead):
 
     def __init__(self, streams: Sequence[str], width: int) -> None:
         super().__init__(streams, width)
-        self.input = Standardise(len(streams), width)
         self.linear = Linear(weight_generators(streams), width, 2)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -70,8 +58,7 @@ class MeanDifferenceHead(ProbeHead):
         Without a direction (means equal to six digits, for instance for an embedding layer and one token)
         all margins are 0.
         """
-        theta = moments.class_mean[:, WRONG] - moments.class_mean[:, CORRECT]
-        midpoint = moments.class_mean.mean(dim=1)
+        theta, midpoint = moments.apart, moments.class_mean.mean(dim=1)
         variance = moments.deviation.masked_fill(moments.deviation <= 1e-6, 1).square()
         weights = theta / variance if self.standardise else theta
         apart = theta.norm(dim=1, keepdim=True) > 1e-6 * midpoint.norm(dim=1, keepdim=True)
@@ -90,9 +77,8 @@ class _MlpHead(StandardisedHead):
     def __init__(
         self, streams: Sequence[str], width: int, hidden: Sequence[int], dropout: float, standardise: bool
     ) -> None:
-        super().__init__(streams, width)
+        super().__init__(streams, width, standardise=standardise)
         self.dropout, self.standardise = dropout, standardise
-        self.input = Standardise(len(streams), width) if standardise else nn.Identity()
         self.drop = Dropout(streams, dropout)
         generators, sizes = weight_generators(streams), [width, *hidden, 2]
         self.linears = nn.ModuleList(Linear(generators, a, b) for a, b in zip(sizes, sizes[1:], strict=False))

@@ -107,7 +107,9 @@ class AttentionTap(ExitStack):
         super().__init__()
         block = decoder_layers(model)[-1 if layer is None else layer - 1]
         self._family = type(model).__name__
-        self._attention = _attention_module(block)
+        named = ((type(module).__name__, module) for module in block.modules())
+        attends = (m for name, m in named if re.search("Attention|Attn$", name) and "Norm" not in name)
+        self._attention = next(attends, None)
         self._modules = [m for m in block.modules() if hasattr(m, "config")]
         self._read: Callable[..., Tensor] | None = None
         self.implementation = ""
@@ -204,12 +206,6 @@ class AttentionTap(ExitStack):
 
 #: The taps of a block's modules; the first one was there first and leaves last.
 _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
-
-
-def _attention_module(block: nn.Module) -> nn.Module | None:
-    named = ((type(module).__name__, module) for module in block.modules())
-    attends = (m for name, m in named if re.search("Attention|Attn$", name) and "Norm" not in name)
-    return next(attends, None)
 
 
 def _implementation(module: nn.Module) -> str:

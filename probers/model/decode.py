@@ -117,7 +117,7 @@ class Batch:
     """The rows of a batch that still run, and ``logits`` (b, q, vocabulary) of their last pass.
 
     ``rows`` (b,) are the original numbers of the rows that are left, ``active`` the same as a list;
-    ``width`` counts columns of the prompts, padding included.
+    ``width`` counts columns of the prompts, padding included. ``cache`` may be None.
     """
 
     def __init__(self, decoder: Decoder, requests: Sequence[Request]) -> None:
@@ -127,29 +127,25 @@ class Batch:
         self.rows = torch.arange(len(tokens), device=decoder.device)
         self.active = list(range(len(tokens)))
         self.width, self._lengths = ids.shape[1], list(map(len, tokens))
-        self._cache: Any = None
+        self.cache: Any = None
         known = [request.prefix for request in requests if request.prefix is not None]
         reuses = decoder.use_cache and len(known) == len(requests)
         self._prefixes: Sequence[CachedPrefix | None] = known if reuses else [None] * len(requests)
         self._ids = None if decoder.use_cache else ids
         if decoder.use_cache:
             capacity = self.width + max(request.limit for request in requests)
-            self._cache = new_cache(decoder.model.config, capacity)
+            self.cache = new_cache(decoder.model.config, capacity)
             if reuses:
-                columns = fill(self._cache, known, tokens, [self.width - n for n in self._lengths])
+                columns = fill(self.cache, known, tokens, [self.width - n for n in self._lengths])
                 ids, self._positions = ids[:, columns:], self._positions[:, columns:]
         # Cast to float32 once: on a CPU the maximum of bfloat16 numbers is slow.
-        self.logits = decoder(ids, self._mask, self._positions, cache=self._cache).float()
-
-    @property
-    def can_drop(self) -> bool:
-        return self._cache is not None and can_drop(self._cache)
+        self.logits = decoder(ids, self._mask, self._positions, cache=self.cache).float()
 
     def select(self, slots: list[int]) -> None:
         """Keep only some of the batch's rows, in the order that :func:`closed` gives them."""
         chosen = torch.tensor(slots, device=self._decoder.device)
-        if self._cache is not None:
-            select_rows(self._cache, slots)
+        if self.cache is not None:
+            select_rows(self.cache, slots)
         self._ids = None if self._ids is None else self._ids[chosen]
         self.rows, self._positions = self.rows[chosen], self._positions[chosen]
         self.active = [self.active[slot] for slot in slots]
@@ -158,13 +154,13 @@ class Batch:
 
     def leave(self, cache: PrefixCache | None, rows: Sequence[Row], slots: Iterable[int]) -> None:
         """Store the cache and records of some of its rows, where that is wanted."""
-        if cache is None or self._cache is None:
+        if cache is None or self.cache is None:
             return
         for slot in slots:
             number = self.active[slot]
             prompt = rows[number].prompt
             pad, ids = self.width - len(prompt.ids), (*prompt.ids, *rows[number].ids)
-            cache.keep(prompt.name, self._cache, slot, pad, ids, self._prefixes[number])
+            cache.keep(prompt.name, self.cache, slot, pad, ids, self._prefixes[number])
 
     def step(self, tokens: Tensor) -> None:
         """Forward the next tokens of each row, (b, q); without a cache q is 1."""
@@ -177,12 +173,12 @@ class Batch:
             following = torch.cat([self._positions, following], dim=1)
             self._ids = tokens = torch.cat([self._ids, tokens], dim=1)
         self._positions = following
-        self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self._cache).float()
+        self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self.cache).float()
 
     def drop(self, count: int) -> None:
         if not count:
             return
-        for layer in self._cache.layers:
+        for layer in self.cache.layers:
             layer.drop(count)
         self._positions = self._positions[:, :-count]
         if self._mask is not None:
@@ -210,7 +206,7 @@ def generate_batch(
     with CaptureSession(decoder.model, how.needs, lengths, limit) as capture:
         batch = Batch(decoder, requests)
         capture.take(-1, batch.active, batch.rows)
-        can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
+        can_guess = how.draft > 0 and how.sampling is None and can_drop(batch.cache)
         before: np.ndarray | None = None  # what drafts may repeat, the prompt last
         index, guessed = 0, list[int]()  # tokens decided so far, and forwarded guesses that may be wrong
         while any(rows[i].stop is None for i in batch.active):

@@ -107,7 +107,7 @@ class StateTap(ExitStack):
         return feature.layers
 
     def __enter__(self) -> StateTap:
-        blocks = decoder_layers(self._model) if self._layers else nn.ModuleList()
+        blocks = decoder_layers(self._model)
         for layer in set(self._layers):
             module, incoming = self._place(layer, blocks)
             places = [place for place, each in enumerate(self._layers) if each == layer]
@@ -134,7 +134,7 @@ class StateTap(ExitStack):
         """Return the states read, (batch, .., layers, width) float32 in the feature's order, or None.
         RunError where the pass did not reach a layer, or ran a graph that was compiled without this tap.
         """
-        armed, self._reduce = self._reduce is not None and bool(self._layers), None
+        armed, self._reduce = self._reduce is not None, None
         read, self._read, self._of_layer = self._read, None, ()
         family = type(self._model).__name__
         if armed and read is None:

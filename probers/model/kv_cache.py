@@ -101,10 +101,6 @@ class GrowingLayer(DynamicLayer):
         if self._buffers:
             self._view(len(self.keys), self.get_seq_length() - count)
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, like :meth:`select`."""
-        self.select(indices.tolist())
-
     def select(self, sources: Sequence[int]) -> None:
         """Keep some rows, and the room; in the order of :func:`.decode.closed` few rows are copied."""
         if not self._buffers:
@@ -170,8 +166,8 @@ def new_cache(config: Any, capacity: int, *, whole: bool = False) -> Cache:
 
 
 def can_drop(cache: Any) -> bool:
-    """Tell whether positions can be removed and rows handed on; sliding windows allow neither."""
-    return all(type(layer) is GrowingLayer for layer in cache.layers)
+    """Tell whether a cache's positions can be removed and rows handed on; sliding windows allow neither."""
+    return cache is not None and all(type(layer) is GrowingLayer for layer in cache.layers)
 
 
 def can_share(config: Any) -> bool:

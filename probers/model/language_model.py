@@ -266,9 +266,7 @@ class LanguageModel(ABC):
         """
 
     @abstractmethod
-    def attention_alone(
-        self, generations: Sequence[Generation], *, progress: str | None = None
-    ) -> list[AttentionRows]:
+    def attention_alone(self, generations: Sequence[Generation]) -> list[AttentionRows]:
         """Compute last-layer attention when only the generated tokens are forwarded: no prompt, no BOS.
 
         ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -271,10 +270,9 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
             kind = config.get_text_config().dtype or torch.float32
         tokenizer = how.tokenizer(source, **options)
         if getattr(config, "quantization_config", None) is None:
-            safe = True if how.use_safetensors else None
             model = whole(
                 AutoModelForCausalLM, source, f"model={source}", dtype=kind, device_map="meta", **options,
-                use_safetensors=safe,
+                use_safetensors=how.use_safetensors or None,
             )  # fmt: skip
         else:
             with torch.device("meta"):
@@ -307,18 +305,17 @@ def _quantization(config: Mapping[str, Any]) -> Any:
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Fingerprint a model's weights (:func:`weights_fingerprint`) and its active adapter."""
-    weights = weights_fingerprint(source, model) if source else ""
-    return weights if getattr(model, "peft_config", None) is None else weights + mark(active_digest(model))
-
-
-def weights_fingerprint(source: str, model: Any) -> str:
-    """Fingerprint a model's own weights: the hub's commit, or a hash of a folder's files; "" without both.
+    """Fingerprint a model's weights and its active adapter: the hub's commit, or a hash of a folder's files.
 
     The hash covers the size, the header and samples throughout each weight file, so that another training
     run of the same shape has another fingerprint and a large model need not be read twice. Quantization
-    changes the weights and is added. Weights of a GGUF file have that file's fingerprint.
+    changes the weights and is added. Weights of a GGUF file have that file's fingerprint; others none, "".
     """
+    weights = _fingerprint(source, model) if source else ""
+    return weights if getattr(model, "peft_config", None) is None else weights + mark(active_digest(model))
+
+
+def _fingerprint(source: str, model: Any) -> str:
     quantized: Any = getattr(model.config, "quantization_config", None)
     described = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
     folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
@@ -360,15 +357,21 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
         if opened.read(4) != b"GGUF":
             problem = impostor(file) or "is no GGUF file: its header is missing"
             raise UserError(f"model={file} {problem}", "bad-file")
+    from gguf import GGUFReader
+
     try:
-        _check_one_of_one(file)
+        field = GGUFReader(file).fields.get("split.count")  # transformers reads a part alone
+        if field is not None and (parts := int(field.contents())) > 1:
+            problem = f"model={file} is one of {parts} files of a model, and only whole ones are read"
+            raise UserError(f"{problem}: join them with 'llama-gguf-split --merge FIRST WHOLE'", "bad-file")
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = whole(
             AutoModelForCausalLM, file.parent, f"model={file}", gguf_file=file.name, dtype="float32",
             use_safetensors=True,
         )  # fmt: skip
-    except (OSError, ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError,
-            ValueError, struct.error) as error:  # fmt: skip
+    except (ProbersError, MemoryError):
+        raise
+    except Exception as error:  # readers of damaged files raise many kinds of errors
         reason = first_line(error)
         if "architecture" not in reason:
             reason = f"it is truncated, damaged, or unknown to transformers ({reason})"
@@ -379,13 +382,3 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return {"file": file.name, "fingerprint": sampled([file], named=False)}
-
-
-def _check_one_of_one(file: Path) -> None:
-    """Refuse a file of a split model (UserError): transformers reads it alone."""
-    from gguf import GGUFReader
-
-    field = GGUFReader(file).fields.get("split.count")
-    if field is not None and (parts := int(field.contents())) > 1:
-        problem = f"model={file} is one of {parts} files of a model, and only whole ones are read"
-        raise UserError(f"{problem}: join them with 'llama-gguf-split --merge FIRST WHOLE'", "bad-file")

@@ -18,7 +18,7 @@ attention on the prompt as a whole do not tell it from a right one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -98,6 +98,11 @@ class PassagesTap(HeadsTap):
         self.weights = torch.cat(layers, dim=2)
         subject = self._subject[:, -self.weights.shape[1] :]
         return numbers_of(self.weights, subject, self._counts)[:, :, None]
+
+    def reading(self, row: int, length: int) -> PassageReading:
+        """Return the weights of a row's last ``length`` tokens on its passages."""
+        weights = self.weights[row, -length:, :, : self._counts[row]]
+        return PassageReading(weights.numpy().copy())
 
 
 def numbers_of(weights: Tensor, subject: Tensor, counts: Tensor) -> Tensor:
@@ -195,13 +200,10 @@ def _passages(
             at = place_passages(prompt, texts)
         except ValueError as error:
             raise UserError(f"{file} {one.where}: {error}: put it into the messages", "bad-line") from error
-    plain = not one.messages and not one.passages_at
-    without = one.prompt_for(lm.tokenizer, file, template, most=0) if plain else _cut(prompt, at)
+    if one.messages or one.passages_at:
+        without = prompt
+        for start, end in sorted(at, reverse=True):
+            without = without[:start] + without[end:]
+    else:
+        without = one.prompt_for(lm.tokenizer, file, template, most=0)
     return Passages(at, subjects(one.question, one.answer, texts), without)
-
-
-def _cut(prompt: str, places: Iterable[tuple[int, int]]) -> str:
-    """Cut ranges out of a prompt."""
-    for start, end in sorted(places, reverse=True):
-        prompt = prompt[:start] + prompt[end:]
-    return prompt

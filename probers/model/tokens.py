@@ -224,11 +224,6 @@ def tell_once(tokenizer: Any, message: str) -> None:
     log.warning("note: %s", message)
 
 
-def vocabulary(tokenizer: Any) -> frozenset[int]:
-    """List the ids that have a text; a model's vocabulary may be padded with rows that have none."""
-    return frozenset(tokenizer.get_vocab().values())
-
-
 def appended(tokenizer: Any) -> tuple[int, ...]:
     """Find the special tokens that a tokenizer puts after every text, such as an end marker or [SEP]."""
     for probe in chain("x1.", (decode(tokenizer, [token]) for token in range(len(tokenizer)))):

@@ -130,7 +130,7 @@ def eigenscore(states: np.ndarray, alpha: float = ALPHA, *, variant: EigenVarian
 
     "inside" is INSIDE's code: Z^T J Z is divided by d - 1, which makes it a covariance, and the logarithm is
     the decimal one. "seakr" is the formula, also of a single state, which has a score in SeaKR's code.
-    UserError for fewer than two states, or an ``alpha`` that is not above 0; RunError for an infinite state.
+    UserError for fewer than two states, or ``alpha`` of 0 or less; RunError for a state that is not finite.
     """
     if len(states) < (1 if variant == "seakr" else 2):
         problem = f"eigenscore compares the states of samples, and there are {len(states)}"

@@ -131,7 +131,7 @@ class VllmLM(CausalLM):
         new = {i: prompt for i, prompt in enumerate(fitting) if prompt.ids and i not in known}
         yield from self._run({i: _Text(prompt, how.needs, tokens=ids[i]) for i, prompt in new.items()})
 
-    def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
+    def _attend(self, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
         raise UserError("engine=vllm does not hand out attention", "unsupported")
 
     def _run(self, texts: Mapping[int, _Text]) -> Iterator[dict[int, Generation]]:
