@@ -331,7 +331,7 @@ class SharedLM(CausalLM):
             yield from batches
             return
         limits = [request.max_new_tokens for request in requests]
-        fitting, _ = self._fit(self._encode(requests), limits, "max_new_tokens={}", needs, known)
+        fitting = yield from self._fit(self._encode(requests), limits, "max_new_tokens={}", needs, known)
         changed, stops = threading.Event(), self.stops(how.stop)
         options: dict[str, Any] = {"keep": bool(needs.features), "changed": changed.set}
         pairs = zip(fitting, limits, strict=True)

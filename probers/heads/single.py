@@ -112,7 +112,7 @@ class MindHead(_MlpHead):
     """MIND's detector (Su et al., Findings of ACL 2024): Dropout -> 256 -> 128 -> 64 -> 2 with ReLU.
 
     It is made for ``pool=mind``, whose states are two joined vectors: the last token averaged over layers,
-    and the mean over tokens of the last layer. The published detector does not standardise its inputs.
+    and the mean over tokens of the last layer.
 
     Args:
         dropout: probability of dropping an input dimension while training.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from itertools import takewhile
@@ -171,9 +171,7 @@ class CausalLM(LanguageModel):
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)
         limits = [request.max_new_tokens for request in requests]
-        fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
-        if skipped:
-            yield skipped
+        fitting = yield from self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
         ids = [prompt.ids for prompt in fitting]
         sampled = [] if how.sampling is None else how.sampling.streams([prompt.ids for prompt in encoded])
         streams = dict(enumerate(sampled))
@@ -224,10 +222,7 @@ class CausalLM(LanguageModel):
         encoded, texts = self._encode_texts(requests)
         shared = self._shared(how.prefix, encoded)
         more = [len(text) for text in texts]
-        fitting, skipped = self._fit(encoded, more, "its continuation of {}", how.needs, known)
-        if skipped:
-            yield skipped
-
+        fitting = yield from self._fit(encoded, more, "its continuation of {}", how.needs, known)
         ids = [prompt.ids for prompt in fitting]
         shares = self.decoder.use_cache and len(ids) > 1
         whole = nested(ids, self.model.config) if shares else None
@@ -354,10 +349,10 @@ class CausalLM(LanguageModel):
 
     def _fit(
         self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]
-    ) -> tuple[list[Prompt], dict[int, Generation]]:
-        """Fit the prompts into the context with ``more``; those left out have no tokens but a text."""
+    ) -> Generator[dict[int, Generation], None, list[Prompt]]:
+        """Fit the prompts into the context with ``more``; yield those left out, which lose their tokens."""
         if self.context is None:
-            return encoded, {}
+            return encoded
         how = (self.context, self.on_too_long)
         pairs = zip(encoded, more, strict=True)
         fitting = [fit_context(self.tokenizer, prompt, n, *how, what.format(n)) for prompt, n in pairs]
@@ -367,5 +362,6 @@ class CausalLM(LanguageModel):
             names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
         empty = (self.tokenizer, (), np.zeros((2, 0), dtype=np.float32))
-        new = [i for i in left_out if i not in known]
-        return fitting, {i: encoded[i].continued(*empty, stop="skipped", needs=needs) for i in new}
+        if new := [i for i in left_out if i not in known]:
+            yield {i: encoded[i].continued(*empty, stop="skipped", needs=needs) for i in new}
+        return fitting

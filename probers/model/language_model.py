@@ -257,12 +257,9 @@ class LanguageModel(ABC):
     ) -> Iterator[dict[int, Generation]]:
         """Record given continuations, each in one forward pass, like :meth:`generate_each`.
 
-        A continuation given as token ids repeats the records of their generation. A text is
-        tokenized on its own and put after the prompt's tokens, like generated tokens; where its tokens do
-        not read as that text after the prompt, both are tokenized together. A model may have written the same
-        text in other tokens, so pass ids where that matters. A text that the tokenizer's normaliser
-        changes is read as changed, with offsets in the original; one that no tokenization reproduces is
-        refused.
+        A continuation given as token ids repeats the records of their generation. A text is tokenized so that
+        it reads as itself after the prompt, or as the tokenizer's normaliser changes it, with offsets in the
+        original. A model may have written it in other tokens, so pass ids where that matters.
         """
 
     @abstractmethod
@@ -274,10 +271,7 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
-        """Compute attention like :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
-
-        The [start, end) of each token in the text comes first.
-        """
+        """Compute attention as above for texts, each with its BOS; [start, end) of each token comes first."""
 
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int],
