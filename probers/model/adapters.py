@@ -10,7 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -136,15 +136,11 @@ def save(model: Any, folder: Path, base: str) -> None:
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
     """Run the model as its base within the block."""
-    layers = [layer for _, layer in _layers(model)]
-    before = [layer.disable_adapters for layer in layers]
-    for layer in layers:
-        layer._disable_adapters = True  # enable_adapters() would also change the trained parameters
-    try:
+    with ExitStack() as after:
+        for _, layer in _layers(model):
+            after.callback(setattr, layer, "_disable_adapters", layer.disable_adapters)
+            layer._disable_adapters = True  # enable_adapters() would also change the trained parameters
         yield
-    finally:
-        for layer, value in zip(layers, before, strict=True):
-            layer._disable_adapters = value
 
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:

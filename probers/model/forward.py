@@ -24,7 +24,7 @@ from .blocks import decoder_of
 from .hidden_states import StateTap, broken_state, tap_of
 from .kv_cache import Cache, CachedPrefix, fill, new_cache
 from .passages import PassagesTap, shown
-from .pooling import BEFORE, PER_TOKEN, WholePool
+from .pooling import BEFORE, WholePool
 from .recorder import joined, tapped
 from .tokens import Prompt, shared_start
 
@@ -315,15 +315,10 @@ def _begin(
     scores[0, :same] = beginning.logprobs[:same]
     others = [beginning.entropies, *([] if beginning.top is None else beginning.top)]
     scores[1:, :read] = [values[:read] for values in others]
-    for feature, values in states.items():
-        if feature not in beginning.states:
-            continue
-        if feature.pool == "prompt":
-            values[...] = beginning.states[feature]
-        elif feature.pool in PER_TOKEN:
-            # The states of equal tokens, and those that predict them and the token after them.
-            count = min(read, same + (feature.pool in BEFORE))
-            values[:count] = beginning.states[feature][:count]
+    for feature, values in beginning.states.items():
+        # The states of equal tokens, and those that predict them and the token after them.
+        count = None if feature.pool == "prompt" else min(read, same + (feature.pool in BEFORE))
+        states[feature][:count] = values[:count]
     if rows is not None and beginning.attention is not None:
         count = min(read, same + 1)
         width = min(beginning.attention.rows.shape[1], rows.rows.shape[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -243,15 +243,12 @@ def load_reports() -> Iterator[list[str]]:
 
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(collect)
-    quiet = running() and theirs.is_progress_bar_enabled()
-    if quiet:
-        theirs.disable_progress_bar()
-    try:
+    with ExitStack() as after:
+        after.callback(logger.removeFilter, collect)
+        if running() and theirs.is_progress_bar_enabled():
+            theirs.disable_progress_bar()
+            after.callback(theirs.enable_progress_bar)
         yield reports
-    finally:
-        logger.removeFilter(collect)
-        if quiet:
-            theirs.enable_progress_bar()
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
