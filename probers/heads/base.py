@@ -36,11 +36,6 @@ class Moments:
     deviation: Tensor
     class_mean: Tensor
 
-    @property
-    def apart(self) -> Tensor:
-        """Mean of the wrong states minus that of the correct ones."""
-        return self.class_mean[:, WRONG] - self.class_mean[:, CORRECT]
-
 
 class Memory(tuple[Any, ...]):
     """The state that causal heads keep of n growing texts: tensors with n first, or several memories."""

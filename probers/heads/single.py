@@ -58,7 +58,8 @@ class MeanDifferenceHead(ProbeHead):
         Without a direction (means equal to six digits, for instance for an embedding layer and one token)
         all margins are 0.
         """
-        theta, midpoint = moments.apart, moments.class_mean.mean(dim=1)
+        wrong, correct = moments.class_mean.unbind(dim=1)
+        theta, midpoint = wrong - correct, moments.class_mean.mean(dim=1)
         variance = moments.deviation.masked_fill(moments.deviation <= 1e-6, 1).square()
         weights = theta / variance if self.standardise else theta
         apart = theta.norm(dim=1, keepdim=True) > 1e-6 * midpoint.norm(dim=1, keepdim=True)

@@ -54,11 +54,12 @@ class _TapName(str):
     """
 
     replaced: str
+    config: Any  # of the block without a tap
     __hash__ = str.__hash__  # by which the tap is looked up
 
-    def __new__(cls, replaced: str) -> _TapName:
+    def __new__(cls, replaced: str, config: Any = None) -> _TapName:
         name = super().__new__(cls, _TAP)
-        name.replaced = replaced
+        name.replaced, name.config = replaced, config
         return name
 
     def __eq__(self, other: object) -> bool:
@@ -98,10 +99,7 @@ def weights_of(
 
 
 class AttentionTap(ExitStack):
-    """Reader of the attention of one block, 1-based (None is the last); all other blocks are untouched.
-
-    ``implementation`` is the attention function that the block still uses.
-    """
+    """Reader of the attention of one block, 1-based (None is the last); all other blocks are untouched."""
 
     def __init__(self, model: nn.Module, layer: int | None = None) -> None:
         super().__init__()
@@ -112,8 +110,6 @@ class AttentionTap(ExitStack):
         self._attention = next(attends, None)
         self._modules = [m for m in block.modules() if hasattr(m, "config")]
         self._read: Callable[..., Tensor] | None = None
-        self.implementation = ""
-        self.config: Any = None
         self._queries = 0
 
     def __enter__(self) -> AttentionTap:
@@ -126,21 +122,15 @@ class AttentionTap(ExitStack):
             self.callback(attention.register_forward_hook(self._take_weights).remove)
             return self
         for module in self._modules:
-            if module in _ARMED:  # another tap reads the same block
-                first = _ARMED[module][0]
-                self.implementation, self.config = first.implementation, first.config
-                _ARMED[module].append(self)
-                self.callback(_ARMED[module].remove, self)
-                continue
-            config: Any = module.config
-            self.config = config
-            self.implementation = _implementation(module)
-            self.callback(setattr, module, "config", config)
-            tapped = copy.copy(config)
-            tapped._attn_implementation = _TapName(self.implementation)
-            module.config = tapped
-            _ARMED[module] = [self]
-            self.callback(_ARMED.pop, module, None)
+            taps = _ARMED.setdefault(module, [])
+            if not taps:  # no other tap reads the same block
+                config: Any = module.config
+                self.callback(setattr, module, "config", config)
+                tapped = copy.copy(config)
+                tapped._attn_implementation = _TapName(_implementation(module), config)
+                module.config = tapped
+            taps.append(self)
+            self.callback(taps.remove, self)
         return self
 
     def read(self, queries: int) -> None:
@@ -148,15 +138,16 @@ class AttentionTap(ExitStack):
         self._queries = queries
 
     def record(
-        self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None, options: dict[str, Any]
-    ) -> None:
-        """Keep the tensors that the weights of the positions to be read need."""
+        self, kernel: str, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None,
+        options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Keep the tensors that the weights of the positions to be read need, as a ``kernel`` gets them."""
         if not self._queries:
             return
         problem = f"attention of {self._family} cannot be read"
         if options.get("position_bias") is not None:
             raise UserError(f"{problem}: it uses position_bias", "model")
-        if self.implementation not in _MASKED and any(options.get(name) is not None for name in _SELECTED):
+        if kernel not in _MASKED and any(options.get(name) is not None for name in _SELECTED):
             raise UserError(f"{problem}: its kernel selects tokens: load it with attn=sdpa", "model")
         lengths, window = (query.shape[2], key.shape[2], self._queries), options.get("sliding_window")
         self._read = partial(
@@ -204,7 +195,7 @@ class AttentionTap(ExitStack):
         return self.take()()
 
 
-#: The taps of a block's modules; the first one was there first and leaves last.
+#: The taps of a block's modules.
 _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
 
 
@@ -254,15 +245,15 @@ def _tapped_attention(
     scaling: float | None = None, **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Run the model's attention for the tap; registered under the tap's name."""
-    taps = _ARMED[module]
-    for tap in taps:
-        tap.record(query, key, attention_mask, scaling, options)
+    armed: Any = module.config
+    name = armed._attn_implementation
+    for tap in _ARMED[module]:
+        tap.record(name.replaced, query, key, attention_mask, scaling, options)
     # Families define their own eager function, in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    attend = ALL_ATTENTION_FUNCTIONS.get(taps[0].implementation, eager)
+    attend = ALL_ATTENTION_FUNCTIONS.get(name.replaced, eager)
     # Kernels are loaded by the name in the module's config, so the call restores the model's own name.
-    armed: Any = module.config
-    module.config = taps[0].config
+    module.config = name.config
     try:
         return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
     finally:
