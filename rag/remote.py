@@ -176,7 +176,7 @@ class RemoteLM(LanguageModel):
     ) -> NoReturn:
         raise self._lacks("scores of given texts")
 
-    def attention_alone(self, generations: Sequence[Generation], *, progress: str | None = None) -> NoReturn:
+    def attention_alone(self, generations: Sequence[Generation]) -> NoReturn:
         raise self._lacks("attention")
 
     def attention_of(self, texts: Sequence[str]) -> NoReturn:

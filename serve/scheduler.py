@@ -330,7 +330,7 @@ class SharedLM(CausalLM):
             yield from batches
             return
         limits = [request.max_new_tokens for request in requests]
-        fitting, _ = self._fit(self._encode(requests), limits, "max_new_tokens={}", needs, known)
+        fitting = yield from self._fit(self._encode(requests), limits, "max_new_tokens={}", needs, known)
         changed, stops = threading.Event(), self.stops(how.stop)
         options: dict[str, Any] = {"keep": bool(needs.features), "changed": changed.set}
         pairs = zip(fitting, limits, strict=True)
@@ -354,8 +354,8 @@ class SharedLM(CausalLM):
     ) -> Iterator[dict[int, Generation]]:
         yield from self._call(lambda: list(self.scheduler.lm.score_each(requests, how, known=known)))
 
-    def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
-        return self._call(lambda: self.scheduler.lm._attend(sequences, progress))
+    def _attend(self, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
+        return self._call(lambda: self.scheduler.lm._attend(sequences))
 
     def _call(self, work: Callable[[], T]) -> T:
         if self.gone.is_set():

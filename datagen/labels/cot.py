@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,7 +24,7 @@ from probers.model.causal_lm import CausalLM
 from probers.model.language_model import Decoding, GenerationRequest
 from probers.prompts import passages_that_fit
 from probers.signals.agreement import best_cut
-from probers.signals.detectors import Asked, Detectors
+from probers.signals.detectors import Asked, detector_columns
 from probers.signals.meaning import by_matcher
 from probers.signals.rarity import Counts, lowest_frequencies, retriever_ranks
 from probers.signals.samples import Draws
@@ -74,7 +75,7 @@ class Questions(AsksQuestions, OfCot):
     matcher: EntityMatcher | None = state()
     right: Rule = state()
     all_gold: bool = state()
-    detectors: Detectors | None = state()
+    detectors: Callable[..., list[dict[str, Any]]] | None = state()
 
     __repr__ = Source.__repr__
     name = "cot"
@@ -112,7 +113,10 @@ class Questions(AsksQuestions, OfCot):
         if self.samples:
             draws = Draws(samples=self.samples, temperature=self.temperature, seed=self.options.seed)
             same = by_matcher(self.matcher or EntityMatcher())
-            detectors = Detectors(draws, same, self.prompt, self.options.max_new_tokens)
+            limit = self.options.max_new_tokens
+            detectors = partial(
+                detector_columns, how=draws, same=same, template=self.prompt, max_new_tokens=limit
+            )
         self.keep(detectors=detectors)
 
     def _check_draws(self) -> None:
@@ -207,7 +211,7 @@ class Questions(AsksQuestions, OfCot):
             answer = final_answer(generation.text, self.prompt.answer_cue, question.dataset)
             about = names[index], question.question, question.dataset
             answers.append(Asked(*about, generation.prompt, answer))
-        return dict(zip(written, self.detectors.columns(lm, answers), strict=True))
+        return dict(zip(written, self.detectors(lm, answers), strict=True))
 
     def conclude(self, store: FeatureStore) -> list[str]:
         """Label answers by the best cut of the training texts' entropies if ``label=semantic_entropy``."""

@@ -21,11 +21,9 @@ class _Heads(Mapping[str, type[ProbeHead]]):
     """Classes of heads by name, imported when asked for; ensembles are saved as "stacked"."""
 
     def __getitem__(self, name: str) -> type[ProbeHead]:
-        if name == "stacked":
-            return StackedHead
-        if not PARTS["head"].get(name, "").startswith("heads."):
+        if name not in [*self]:
             raise KeyError(name)
-        kind: type[ProbeHead] = load_part("head", name)
+        kind: type[ProbeHead] = StackedHead if name == "stacked" else load_part("head", name)
         return kind
 
     def __iter__(self) -> Iterator[str]:

@@ -264,9 +264,14 @@ class Standardise(nn.Module):
 
 
 class StandardisedHead(ProbeHead):
-    """Base of heads whose ``input`` standardises the states, or leaves them as they are."""
+    """Base of heads whose ``input`` standardises the states, unless ``standardise`` is false."""
 
-    input: nn.Module
+    def __init__(
+        self, streams: Sequence[str], width: int, layers: int = 1, *, standardise: bool = True
+    ) -> None:
+        super().__init__(streams, width, layers)
+        shape = (len(streams), *self._sizes[::-1])
+        self.input = Standardise(*shape) if standardise else nn.Identity()
 
     @property
     def needs_moments(self) -> bool:

@@ -100,21 +100,23 @@ def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], Pr
 
     ``make`` is a class with its options, as from Hydra's ``instantiate(..., _partial_=True)``: a
     :class:`ProbeHead`, or any other module, which :class:`ForeignHead` then holds.
-
-    Raises:
-        UserError: it is not a module class, or does not take its options.
+    UserError where it is not a module class, or does not take its options.
     """
+    from omegaconf import OmegaConf
+
     partial = make if isinstance(make, functools.partial) else functools.partial(make)
-    cls, options = partial.func, {key: _plain(value) for key, value in partial.keywords.items()}
+    cls, options = partial.func, dict[str, Any]()
     named = f"head._target_={_dotted(cls)}"
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)) or partial.args:
         raise UserError(f"{named} is not a class derived from torch.nn.Module", code="own-class")
-    for key, value in options.items():
+    for key, given in partial.keywords.items():
+        value = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
         try:
             json.dumps(value)
         except (TypeError, ValueError):
             why = "cannot be saved with the prober: give a number, a string or a list"
             raise UserError(f"head.{key}={value!r} {why}", code="own-class") from None
+        options[key] = value
     arguments: tuple[Any, ...] = ((), *[1] * (1 + cls.joint)) if issubclass(cls, ProbeHead) else (1,)
     try:
         inspect.signature(cls).bind(*arguments, **options)
@@ -123,12 +125,6 @@ def factory(make: Callable[..., nn.Module]) -> Callable[[Sequence[str], int], Pr
     if issubclass(cls, ProbeHead):
         return functools.partial(cls, **options)
     return functools.partial(ForeignHead, module_class=cls, module_options=options)
-
-
-def _plain(value: Any) -> Any:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _dotted(cls: Any) -> str:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import UserError
-from .base import Dropout, Linear, Memory, Norm, ProbeHead, Standardise, StandardisedHead, weight_generators
-from .single import normed
+from .base import Dropout, Linear, Memory, Norm, StandardisedHead, weight_generators
+from .single import AttentionHead
 
 
 class ConcatHead(StandardisedHead):
@@ -36,7 +36,6 @@ class ConcatHead(StandardisedHead):
         if group_lasso < 0:
             raise UserError(f"head.group_lasso={group_lasso:g} must be at least 0")
         self.group_lasso = group_lasso
-        self.input = Standardise(len(streams), layers, width)
         self.linear = Linear(weight_generators(streams), layers * width, 2)
 
     @torch.no_grad()
@@ -74,7 +73,6 @@ class MixHead(StandardisedHead):
 
     def __init__(self, streams: Sequence[str], width: int, layers: int) -> None:
         super().__init__(streams, width, layers)
-        self.input = Standardise(len(streams), layers, width)
         self.mix = nn.Parameter(torch.zeros(len(streams), layers))
         self.linear = Linear(weight_generators(streams), width, 2)
 
@@ -88,37 +86,13 @@ class MixHead(StandardisedHead):
         return self.linear(mixed[:, :, 0])
 
 
-class LayerAttentionHead(ProbeHead):
+class LayerAttentionHead(AttentionHead):
     """Attention over the tokens and layers of a text; a linear map reads the result.
 
-    :class:`.single.AttentionPoolHead` with a query for each layer and one softmax over all tokens of
-    all layers. The queries start at zero, and thus training at the mean of all states.
+    It has a query for each layer and one softmax over all tokens of all layers.
     """
 
     joint: ClassVar[bool] = True
-    tokens: ClassVar[bool] = True
-
-    def __init__(self, streams: Sequence[str], width: int, layers: int) -> None:
-        super().__init__(streams, width, layers)
-        self.query = nn.Parameter(torch.zeros(len(streams), layers, width))
-        self.linear = Linear(weight_generators(streams), width, 2)
-
-    def weights(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Compute weights (n, T, H, L), which sum to 1 over T and L.
-
-        ``states`` are (n, T, H, L, d), ``mask`` is (n, T).
-        """
-        return self._weights(normed(states, mask), mask).movedim(0, 2)
-
-    def _token_logits(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = normed(x, mask)
-        return self.linear((self._weights(x, mask).flatten(2)[:, :, None] @ x.flatten(2, 3))[:, :, 0])
-
-    def _weights(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Compute weights (H, n, T, L)."""
-        scores = (x * self.query[:, None, None]).sum(dim=-1) / math.sqrt(self.width)
-        scores = scores.masked_fill(~mask[..., None], -math.inf)
-        return scores.flatten(2).softmax(dim=-1).view_as(scores)
 
 
 #: Width of an attention head.
@@ -163,7 +137,6 @@ class SequenceHead(StandardisedHead):
             raise UserError(f"head.size={size} does not fit heads of {_HEAD}: give a multiple of {_HEAD}")
         self.size, self.blocks, self.window, self.marker = size, blocks, window, marker
         generators, heads = weight_generators(streams), len(streams)
-        self.input = Standardise(heads, layers, width)
         self.drop = Dropout(streams, _DROPOUT)
         self.embed = Linear(generators, layers * width, size)
         self.mark = nn.Parameter(torch.zeros(heads, size)) if marker else None

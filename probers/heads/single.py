@@ -10,18 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import (
-    CORRECT,
-    WRONG,
-    Dropout,
-    Linear,
-    Moments,
-    Norm,
-    ProbeHead,
-    Standardise,
-    StandardisedHead,
-    weight_generators,
-)
+from .base import Dropout, Linear, Moments, Norm, ProbeHead, StandardisedHead, weight_generators
 
 
 class LinearHead(StandardisedHead):
@@ -32,7 +21,6 @@ class LinearHead(StandardisedHead):
 
     def __init__(self, streams: Sequence[str], width: int) -> None:
         super().__init__(streams, width)
-        self.input = Standardise(len(streams), width)
         self.linear = Linear(weight_generators(streams), width, 2)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -70,8 +58,8 @@ class MeanDifferenceHead(ProbeHead):
         Without a direction (means equal to six digits, for instance for an embedding layer and one token)
         all margins are 0.
         """
-        theta = moments.class_mean[:, WRONG] - moments.class_mean[:, CORRECT]
-        midpoint = moments.class_mean.mean(dim=1)
+        wrong, correct = moments.class_mean.unbind(dim=1)
+        theta, midpoint = wrong - correct, moments.class_mean.mean(dim=1)
         variance = moments.deviation.masked_fill(moments.deviation <= 1e-6, 1).square()
         weights = theta / variance if self.standardise else theta
         apart = theta.norm(dim=1, keepdim=True) > 1e-6 * midpoint.norm(dim=1, keepdim=True)
@@ -90,9 +78,8 @@ class _MlpHead(StandardisedHead):
     def __init__(
         self, streams: Sequence[str], width: int, hidden: Sequence[int], dropout: float, standardise: bool
     ) -> None:
-        super().__init__(streams, width)
+        super().__init__(streams, width, standardise=standardise)
         self.dropout, self.standardise = dropout, standardise
-        self.input = Standardise(len(streams), width) if standardise else nn.Identity()
         self.drop = Dropout(streams, dropout)
         generators, sizes = weight_generators(streams), [width, *hidden, 2]
         self.linears = nn.ModuleList(Linear(generators, a, b) for a, b in zip(sizes, sizes[1:], strict=False))
@@ -126,7 +113,7 @@ class MindHead(_MlpHead):
     """MIND's detector (Su et al., Findings of ACL 2024): Dropout -> 256 -> 128 -> 64 -> 2 with ReLU.
 
     It is made for ``pool=mind``, whose states are two joined vectors: the last token averaged over layers,
-    and the mean over tokens of the last layer. The published detector does not standardise its inputs.
+    and the mean over tokens of the last layer.
 
     Args:
         dropout: probability of dropping an input dimension while training.
@@ -177,40 +164,48 @@ class ProbingRagHead(ProbeHead):
         return self.linear3(x)
 
 
-class AttentionPoolHead(ProbeHead):
-    """One learned query per head attends over the text's tokens; a linear map reads the result.
+class AttentionHead(ProbeHead):
+    """Base of heads with a learned query that attends over the states of a text; a linear map reads the mean.
 
-    Each token's state is layer-normed without a gain (query and map are one already), weighted by
-    softmax(query . state / sqrt(d)) over the tokens, and the mean goes through a linear map to the two
+    Each state is layer-normed without a gain (query and map are one already), weighted by
+    softmax(query . state / sqrt(d)) over all of them, and the mean goes through a linear map to the two
     logits. The query begins at zero: training begins at mean pooling.
     """
 
     tokens: ClassVar[bool] = True
 
-    def __init__(self, streams: Sequence[str], width: int) -> None:
-        super().__init__(streams, width)
-        self.query = nn.Parameter(torch.zeros(len(streams), width))
+    def __init__(self, streams: Sequence[str], width: int, layers: int = 1) -> None:
+        super().__init__(streams, width, layers)
+        self.query = nn.Parameter(torch.zeros(len(streams), *self._sizes[::-1]))
         self.linear = Linear(weight_generators(streams), width, 2)
 
     def weights(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Compute weights (n, T, H) of tokens, which sum to 1 over T; states (n, T, H, d), mask (n, T)."""
-        return self._weights(normed(states, mask), mask).permute(1, 2, 0)
+        """Compute weights (n, T, H) or (n, T, H, L), with a sum of 1 for each head and text.
+
+        ``states`` are (n, T, H, d) or (n, T, H, L, d), ``mask`` is (n, T).
+        """
+        return self._weights(_normed(states, mask), mask).movedim(0, 2)
 
     def _token_logits(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = normed(x, mask)
-        return self.linear((self._weights(x, mask)[:, :, None] @ x)[:, :, 0])
+        x = _normed(x, mask)
+        return self.linear((self._weights(x, mask).flatten(2)[:, :, None] @ x.flatten(2, -2))[:, :, 0])
 
     def _weights(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Compute weights (H, n, T)."""
-        scores = torch.bmm(x.flatten(1, 2), self.query[..., None]).view(x.shape[:3]) / math.sqrt(self.width)
-        return scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
+        """Compute weights (H, n, T) or (H, n, T, L)."""
+        scores = torch.einsum("hnt...d,h...d->hnt...", x, self.query) / math.sqrt(self.width)
+        scores = scores.masked_fill(~mask.view(*mask.shape, *[1] * (x.ndim - 4)), -math.inf)
+        return scores.flatten(2).softmax(dim=-1).view_as(scores)
 
 
-def normed(states: Tensor, mask: Tensor) -> Tensor:
-    """Normalise the states with the heads first; places without a token are zero.
+class AttentionPoolHead(AttentionHead):
+    """One learned query per head attends over the text's tokens; a linear map reads the result."""
 
-    It maps (n, T, H, d) to (H, n, T, d), or (n, T, H, L, d) to (H, n, T, L, d); ``mask`` is (n, T).
-    """
+    def __init__(self, streams: Sequence[str], width: int) -> None:
+        super().__init__(streams, width)
+
+
+def _normed(states: Tensor, mask: Tensor) -> Tensor:
+    """Normalise states (n, T, H, .., d) to (H, n, T, .., d); places without a token (n, T) are zero."""
     if not bool(mask.any(dim=1).all()):
         raise ValueError("a text without tokens has nothing to pool")
     x = states.movedim(2, 0).clone(memory_format=torch.contiguous_format)

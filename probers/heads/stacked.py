@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -73,8 +74,8 @@ class StackedHead(ProbeHead):
         for name, value in (("weights", 0.0), ("mean", 0.0), ("scale", 1.0)):
             self.register_buffer(name, torch.full((1, len(self.members)), value))
         self.register_buffer("intercept", torch.zeros(1))
-        self.register_state_dict_post_hook(_with_axis)
-        self.register_load_state_dict_pre_hook(_without_axis)
+        self.register_state_dict_post_hook(partial(_index_members, None))
+        self.register_load_state_dict_pre_hook(partial(_index_members, 0))
 
     def _make_member(self, member: Mapping[str, Any]) -> ProbeHead:
         kind, layers = self.kinds.get(member["head"]), len(member["layers"])
@@ -149,14 +150,8 @@ class StackedHead(ProbeHead):
         return torch.stack([margin / 2, -margin / 2], dim=-1)
 
 
-def _with_axis(head: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Give the members' tensors the axis of the single stack before the axis of their own heads."""
+def _index_members(index: int | None, head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Add (None) or take off (0) the axis of the single stack, before that of the members' own heads."""
     for name in state:
         if name.startswith(f"{prefix}heads."):
-            state[name] = state[name][None]
-
-
-def _without_axis(head: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name in state:
-        if name.startswith(f"{prefix}heads."):
-            state[name] = state[name][0]
+            state[name] = state[name][index]

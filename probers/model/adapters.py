@@ -10,8 +10,9 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +101,15 @@ def active_digest(model: Any) -> str:
     Adapters other than LoRA, or several at once, give a digest that matches no folder.
     """
     configs: Any = getattr(model, "peft_config", None)
-    tensors: dict[str, Tensor] = {}
-    used: dict[str, None] = {}
+    tensors, used = dict[str, Tensor](), dict[str, None]()
     for name, layer in _layers(model):
-        if not layer.disable_adapters:
-            for adapter in layer.active_adapters:
-                if adapter in layer.lora_A:
-                    used[adapter] = None
-                    tensors |= _tensors(name, layer, adapter)
+        for adapter in [] if layer.disable_adapters else layer.active_adapters:
+            if adapter in layer.lora_A:
+                used[adapter] = None
+                tensors |= _tensors(name, layer, adapter)
     if not tensors or not isinstance(configs, Mapping):
         return ""
-    (first, *more) = used
-    return _digest(configs[first].to_dict(), tensors) if not more else _digest({"several": [*used]}, tensors)
+    return _digest(configs[next(iter(used))].to_dict() if len(used) == 1 else {}, tensors)
 
 
 def mark(digest: str) -> str:
@@ -121,8 +119,8 @@ def mark(digest: str) -> str:
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of the model's adapter by name, not copied."""
-    layers = (_tensors(name, layer, layer.active_adapters[0]) for name, layer in _layers(model))
-    return dict(sorted(item for tensors in layers for item in tensors.items()))
+    named = (_tensors(name, layer, layer.active_adapters[0]).items() for name, layer in _layers(model))
+    return dict(sorted(chain(*named)))
 
 
 def save(model: Any, folder: Path, base: str) -> None:
@@ -138,15 +136,11 @@ def save(model: Any, folder: Path, base: str) -> None:
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
     """Run the model as its base within the block."""
-    layers = [layer for _, layer in _layers(model)]
-    before = [layer.disable_adapters for layer in layers]
-    for layer in layers:
-        layer._disable_adapters = True  # enable_adapters() would also change the trained parameters
-    try:
+    with ExitStack() as after:
+        for _, layer in _layers(model):
+            after.callback(setattr, layer, "_disable_adapters", layer.disable_adapters)
+            layer._disable_adapters = True  # enable_adapters() would also change the trained parameters
         yield
-    finally:
-        for layer, value in zip(layers, before, strict=True):
-            layer._disable_adapters = value
 
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:

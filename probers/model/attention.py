@@ -26,8 +26,8 @@ import copy
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -54,11 +54,12 @@ class _TapName(str):
     """
 
     replaced: str
+    config: Any  # of the block without a tap
     __hash__ = str.__hash__  # by which the tap is looked up
 
-    def __new__(cls, replaced: str) -> _TapName:
+    def __new__(cls, replaced: str, config: Any = None) -> _TapName:
         name = super().__new__(cls, _TAP)
-        name.replaced = replaced
+        name.replaced, name.config = replaced, config
         return name
 
     def __eq__(self, other: object) -> bool:
@@ -68,70 +69,47 @@ class _TapName(str):
         return not self == other
 
 
-@dataclass(frozen=True, slots=True)
-class Attended:
-    """The attention of the last q positions of one pass, a source of weights on demand.
+def weights_of(
+    query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, softcap: float | None,
+    sinks: Tensor | None, rows: slice = slice(None),
+) -> Tensor:  # fmt: skip
+    """Compute attention weights (batch, heads, q, k) in float32 of the last q positions of some ``rows``.
 
-    Attributes:
+    The last column is the last position; with a sliding window k may be shorter than the sequence.
+
+    Args:
         query: (batch, heads, q, head_dim); ``key`` (batch, kv_heads, k, head_dim).
         mask: (batch or 1, 1, q, k) additive float32, or None when nothing is hidden.
         sinks: (heads,) logits of a place that takes attention but is not a token (GPT-OSS); rows
             then sum to less than 1. None where there is none.
     """
-
-    query: Tensor
-    key: Tensor
-    mask: Tensor | None
-    scaling: float
-    softcap: float | None
-    sinks: Tensor | None
-
-    def weights(self, row: int | None = None) -> Tensor:
-        """Compute attention weights (batch, heads, q, k) in float32; of one batch row when given.
-
-        The last column is the last position; with a sliding window k may be shorter than the sequence.
-        """
-        rows = slice(None) if row is None else slice(row, row + 1)
-        query, key = self.query[rows].float(), self.key[rows].float()
-        batch, heads, q, width = query.shape
-        shared = heads // key.shape[1]  # query heads per key/value head
-        query = query.reshape(batch, key.shape[1], shared * q, width)
-        scores = (query @ key.transpose(-1, -2) * self.scaling).view(batch, heads, q, -1)
-        if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        if self.mask is not None:
-            scores = scores + (self.mask if self.mask.shape[0] == 1 else self.mask[rows])
-        if self.sinks is None:
-            return scores.softmax(dim=-1)
-        sinks = self.sinks.float().view(1, -1, 1, 1).expand(batch, -1, q, 1)
-        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """Weights (batch, heads, q, k) that a module returned itself."""
-
-    values: Tensor
-
-    def weights(self, row: int | None = None) -> Tensor:
-        return (self.values if row is None else self.values[row : row + 1]).float()
+    query, key = query[rows].float(), key[rows].float()
+    batch, heads, q, width = query.shape
+    # The query heads of a key/value head side by side.
+    query = query.reshape(batch, key.shape[1], heads // key.shape[1] * q, width)
+    scores = (query @ key.transpose(-1, -2) * scaling).view(batch, heads, q, -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + (mask if mask.shape[0] == 1 else mask[rows])
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    sinks = sinks.float().view(1, -1, 1, 1).expand(batch, -1, q, 1)
+    return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 class AttentionTap(ExitStack):
-    """Reader of the attention of one block, 1-based (None is the last); all other blocks are untouched.
-
-    ``implementation`` is the attention function that the block still uses.
-    """
+    """Reader of the attention of one block, 1-based (None is the last); all other blocks are untouched."""
 
     def __init__(self, model: nn.Module, layer: int | None = None) -> None:
         super().__init__()
         block = decoder_layers(model)[-1 if layer is None else layer - 1]
         self._family = type(model).__name__
-        self._attention = _attention_module(block)
+        named = ((type(module).__name__, module) for module in block.modules())
+        attends = (m for name, m in named if re.search("Attention|Attn$", name) and "Norm" not in name)
+        self._attention = next(attends, None)
         self._modules = [m for m in block.modules() if hasattr(m, "config")]
-        self._read: Attended | Returned | None = None
-        self.implementation = ""
-        self.config: Any = None
+        self._read: Callable[..., Tensor] | None = None
         self._queries = 0
 
     def __enter__(self) -> AttentionTap:
@@ -144,21 +122,15 @@ class AttentionTap(ExitStack):
             self.callback(attention.register_forward_hook(self._take_weights).remove)
             return self
         for module in self._modules:
-            if module in _ARMED:  # another tap reads the same block
-                first = _ARMED[module][0]
-                self.implementation, self.config = first.implementation, first.config
-                _ARMED[module].append(self)
-                self.callback(_ARMED[module].remove, self)
-                continue
-            config: Any = module.config
-            self.config = config
-            self.implementation = _implementation(module)
-            self.callback(setattr, module, "config", config)
-            tapped = copy.copy(config)
-            tapped._attn_implementation = _TapName(self.implementation)
-            module.config = tapped
-            _ARMED[module] = [self]
-            self.callback(_ARMED.pop, module, None)
+            taps = _ARMED.setdefault(module, [])
+            if not taps:  # no other tap reads the same block
+                config: Any = module.config
+                self.callback(setattr, module, "config", config)
+                tapped = copy.copy(config)
+                tapped._attn_implementation = _TapName(_implementation(module), config)
+                module.config = tapped
+            taps.append(self)
+            self.callback(taps.remove, self)
         return self
 
     def read(self, queries: int) -> None:
@@ -166,22 +138,23 @@ class AttentionTap(ExitStack):
         self._queries = queries
 
     def record(
-        self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None, options: dict[str, Any]
-    ) -> None:
-        """Keep the tensors that the weights of the positions to be read need."""
+        self, kernel: str, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None,
+        options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Keep the tensors that the weights of the positions to be read need, as a ``kernel`` gets them."""
         if not self._queries:
             return
         problem = f"attention of {self._family} cannot be read"
         if options.get("position_bias") is not None:
             raise UserError(f"{problem}: it uses position_bias", "model")
-        if self.implementation not in _MASKED and any(options.get(name) is not None for name in _SELECTED):
+        if kernel not in _MASKED and any(options.get(name) is not None for name in _SELECTED):
             raise UserError(f"{problem}: its kernel selects tokens: load it with attn=sdpa", "model")
         lengths, window = (query.shape[2], key.shape[2], self._queries), options.get("sliding_window")
-        self._read = Attended(
-            query=query[:, :, -self._queries :], key=key,
-            mask=_additive(mask, *lengths, query.device, window),
-            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            softcap=options.get("softcap"), sinks=options.get("s_aux"),
+        self._read = partial(
+            weights_of, query[:, :, -self._queries :], key,
+            _additive(mask, *lengths, query.device, window),
+            query.shape[-1] ** -0.5 if scaling is None else scaling,
+            options.get("softcap"), options.get("s_aux"),
         )  # fmt: skip
 
     def _ask_for_weights(
@@ -204,13 +177,12 @@ class AttentionTap(ExitStack):
     def _take_weights(self, module: nn.Module, args: Any, output: Any) -> None:
         weights = output[1] if self._queries and isinstance(output, tuple) and len(output) > 1 else None
         if isinstance(weights, Tensor) and weights.dim() == 4:
-            self._read = Returned(weights[:, :, -self._queries :])
+            last = weights[:, :, -self._queries :]
+            self._read = lambda rows=slice(None): last[rows].float()
 
-    def take(self) -> Attended | Returned:
-        """Return the last pass's attention and stop reading.
-
-        Raises:
-            RunError: the attention neither asks transformers for its function nor returns its weights.
+    def take(self) -> Callable[..., Tensor]:
+        """Stop reading and return the last pass's :func:`weights_of` as a function of its ``rows``.
+        RunError where the attention neither asks transformers for its function nor returns its weights.
         """
         if self._read is None:
             message = f"attention of {self._family} cannot be read: choose trigger and query without it"
@@ -218,15 +190,13 @@ class AttentionTap(ExitStack):
         read, self._read, self._queries = self._read, None, 0
         return read
 
+    def weights(self) -> Tensor:
+        """Stop reading and compute the last pass's weights (batch, heads, q, k) in float32."""
+        return self.take()()
 
-#: The taps of a block's modules; the first one was there first and leaves last.
+
+#: The taps of a block's modules.
 _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
-
-
-def _attention_module(block: nn.Module) -> nn.Module | None:
-    named = ((type(module).__name__, module) for module in block.modules())
-    attends = (m for name, m in named if re.search("Attention|Attn$", name) and "Norm" not in name)
-    return next(attends, None)
 
 
 def _implementation(module: nn.Module) -> str:
@@ -243,7 +213,11 @@ def _for_eager(module: nn.Module, given: dict[str, Any]) -> Tensor:
         cached = past.get_seq_length(module.layer_idx) if past is not None else 0
         visible = torch.ones(length, cached + length, dtype=torch.bool, device=states.device)
         mask = visible.tril(cached)[None, None]
-    return torch.zeros_like(mask, dtype=states.dtype).masked_fill(~mask, torch.finfo(states.dtype).min)
+    return _hiding(mask, states.dtype)
+
+
+def _hiding(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def _additive(
@@ -253,23 +227,17 @@ def _additive(
 
     A sliding ``window`` is added only to masks that hide padding alone, or nothing: others include it.
     """
-    hidden = torch.finfo(torch.float32).min
     if mask is not None and mask.dim() == 4:
         mask = mask[:, :, -queries:, :keys]
-        if mask.dtype != torch.bool:
-            return mask.float()
-        return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, hidden)
+        return _hiding(mask, torch.float32) if mask.dtype == torch.bool else mask.float()
     # No mask, or one of the padding only (flash): causality is implied.
     visible = torch.ones(length, keys, dtype=torch.bool, device=device).tril(keys - length)[-queries:]
-    outside = window is not None and keys > window
-    if window is not None and outside:
+    if window is not None and keys > window:
         visible = visible.triu(keys - queries + 1 - window)
-    visible = visible[None, None]
-    if mask is not None:
-        visible = visible & mask[:, None, None, -keys:].bool()
-    elif queries == 1 and not outside:
+    elif mask is None and queries == 1:
         return None
-    return torch.zeros_like(visible, dtype=torch.float32).masked_fill(~visible, hidden)
+    visible = visible[None, None]
+    return _hiding(visible if mask is None else visible & mask[:, None, None, -keys:].bool(), torch.float32)
 
 
 def _tapped_attention(
@@ -277,15 +245,15 @@ def _tapped_attention(
     scaling: float | None = None, **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Run the model's attention for the tap; registered under the tap's name."""
-    taps = _ARMED[module]
-    for tap in taps:
-        tap.record(query, key, attention_mask, scaling, options)
+    armed: Any = module.config
+    name = armed._attn_implementation
+    for tap in _ARMED[module]:
+        tap.record(name.replaced, query, key, attention_mask, scaling, options)
     # Families define their own eager function, in the file of the attention class.
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    attend = ALL_ATTENTION_FUNCTIONS.get(taps[0].implementation, eager)
+    attend = ALL_ATTENTION_FUNCTIONS.get(name.replaced, eager)
     # Kernels are loaded by the name in the module's config, so the call restores the model's own name.
-    armed: Any = module.config
-    module.config = taps[0].config
+    module.config = name.config
     try:
         return attend(module, query, key, value, attention_mask, scaling=scaling, **options)
     finally:
@@ -312,8 +280,7 @@ def lookback_ratios(weights: Tensor, prompts: Tensor, written: Tensor) -> Tensor
     The last column of ``weights`` (batch, heads, q, k) is the last position. ``prompts`` (batch,) counts the
     tokens of each prompt, ``written`` (batch,) those after it, including the last position.
     """
-    queries, keys = weights.shape[2:]
-    device = weights.device
+    (queries, keys), device = weights.shape[2:], weights.device
     prompts, written = prompts.to(device), written.to(device)
     back = torch.arange(keys - 1, -1, -1, device=device)  # distance of each column from the last
     new = back <= written[:, None]  # (batch, k)
@@ -364,19 +331,17 @@ class HeadsTap(ExitStack):
         reduce = near_weights
         if self._kind == "lookback":
             reduce = partial(lookback_ratios, prompts=prompts, written=written)
-        numbers = [reduce(tap.take().weights()) for tap in self._taps]
+        numbers = [reduce(tap.weights()) for tap in self._taps]
         return torch.cat([of_layer.to(numbers[0].device) for of_layer in numbers], dim=-1)[:, :, None]
 
 
-def check_capped(config: Any, attn: str | None) -> None:
-    """Refuse sdpa for a model that caps its attention scores (UserError).
+def kernel_for(config: Any, attn: str | None) -> str | None:
+    """Return ``attn``, or "eager" in place of None for a model that caps its attention scores (Gemma 2).
 
-    Up to transformers 5.20 it is the default of such models, and silently leaves their scores uncapped.
+    UserError for sdpa, up to transformers 5.20 the default of such models: it leaves scores uncapped.
     """
-    if attn == "sdpa" and caps(config):
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None:
+        return attn
+    if attn == "sdpa":
         raise UserError("attn=sdpa leaves out this model's cap on attention scores: use eager", "unsupported")
-
-
-def caps(config: Any) -> bool:
-    """Tell whether a model caps its attention scores."""
-    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return attn or "eager"

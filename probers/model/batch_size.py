@@ -43,8 +43,7 @@ class Batches:
             raise UserError(f"batch_size={size} must be auto or a whole number above 0")
         self._auto, self._device, self._most = size == "auto", device, MOST
         self._before = memory_share(device)  # already taken: the weights, other processes
-        self._beside = BESIDE if self._auto else 1
-        self.size = FIRST if self._auto else int(size)
+        self.size, self._beside = (FIRST, BESIDE) if self._auto else (int(size), 1)
 
     def each(
         self, lengths: Sequence[int] | Mapping[int, int], work: Callable[[list[int]], list[T]], *,
@@ -67,11 +66,11 @@ class Batches:
                 ordered = [lengths[i] for i in waiting]
                 plan = cut(ordered, most) if price is None else cheapest(ordered, most, price)
             chosen = waiting[: plan.pop(0)]
-            new = {i for i in chosen if i not in known}
             results, before = dict[int, T](), (self.size, self._beside)
             try:
-                pairs = zip(chosen, work(chosen), strict=True) if new else ()
-                results = {i: result for i, result in pairs if i in new}
+                if not all(i in known for i in chosen):
+                    pairs = zip(chosen, work(chosen), strict=True)
+                    results = {i: result for i, result in pairs if i not in known}
             except (RuntimeError, MemoryError) as error:
                 kinds = (MemoryError, torch.OutOfMemoryError)
                 if not isinstance(error, kinds) and not re.search(_EXHAUSTED, str(error)):
@@ -194,19 +193,18 @@ def read_nested(
     for index, covering in enumerate(whole):
         parts.setdefault(covering, []).append(index)
     waiting = sorted(parts, key=lambda i: -len(prompts[i]))
+
+    def compute(chosen: list[int]) -> list[CachedPrefix]:
+        return read_prefixes(decoder, [prompts[i][:-1] for i in chosen], begin)
+
     while waiting:
         lengths = list(accumulate(len(prompts[i]) for i in waiting))
         count = bisect_right(lengths, batches.size * lengths[0])
         group, waiting = waiting[:count], waiting[count:]
         if all(index in known for covering in group for index in parts[covering]):
             continue
-        heads = [prompts[i][:-1] for i in group]
-
-        def compute(chosen: list[int], heads: list[Sequence[int]] = heads) -> list[CachedPrefix]:
-            return read_prefixes(decoder, [heads[i] for i in chosen], begin)
-
-        read = batches.each([len(head) for head in heads], compute, price=_LEAST)
-        computed = {group[place]: prefix for batch in read for place, prefix in batch.items()}
+        read = batches.each({i: len(prompts[i]) - 1 for i in group}, compute, price=_LEAST)
+        computed = {i: prefix for batch in read for i, prefix in batch.items()}
         prefixes = {index: computed[covering] for covering in group for index in parts[covering]}
         del computed  # the caller alone holds them
         yield prefixes

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,13 +30,8 @@ def decoder_of(model: Any) -> nn.Module:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Find the decoder's blocks: the longest module list outside other ones, such as one of experts.
-
-    Raises:
-        UserError: the model has no list of blocks.
-    """
-    lists = list(_outermost(decoder_of(model)))
-    if not lists:
+    """Find the decoder's blocks: the longest module list outside other ones (UserError: it has none)."""
+    if not (lists := list(_outermost(decoder_of(model)))):
         raise UserError(f"{type(model).__name__} has no list of decoder blocks to read", "model")
     return max(lists, key=len)
 
@@ -41,7 +39,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 def _outermost(module: nn.Module) -> Iterator[nn.ModuleList]:
     for child in module.children():
         if isinstance(child, nn.ModuleList) and len(child):
-            yield child
+            yield child  # and not the lists in it, such as one of experts
         else:
             yield from _outermost(child)
 
@@ -79,8 +77,7 @@ _PARTS: WeakKeyDictionary[nn.Module, list[BlockParts]] = WeakKeyDictionary()
 def block_parts(model: Any) -> list[BlockParts]:
     """Return the parts of every block; the first time a short forward pass finds them.
 
-    Raises:
-        UserError: a block does not add the outputs of two of its modules to its input.
+    UserError where a block does not add the outputs of two of its modules to its input.
     """
     if model not in _PARTS:
         _PARTS[model] = _find_parts(model)
@@ -102,6 +99,7 @@ def _find_parts(model: Any) -> list[BlockParts]:
     blocks = decoder_layers(model)
     calls: list[list[_Call]] = [[] for _ in blocks]
     width = int(model.config.get_text_config().hidden_size)
+    waiting: list[Tensor | None] = []  # inputs of the modules that run, the outermost first
 
     def stream(value: Tensor | None) -> Tensor | None:
         # Copied, since some families add to these tensors in place; to the host, since blocks may lie on
@@ -110,26 +108,19 @@ def _find_parts(model: Any) -> list[BlockParts]:
             return None
         return value.detach().to("cpu", torch.float32, copy=True).reshape(_PROBE, width)
 
-    def listen(index: int, name: str, module: nn.Module) -> list[Any]:
-        waiting: list[Tensor | None] = []
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        waiting.append(stream(given_tensor(args, kwargs)))
 
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            waiting.append(stream(given_tensor(args, kwargs)))
+    def after(index: int, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        calls[index].append(_Call(name, module, waiting.pop(), stream(first_tensor(output))))
 
-        def after(module: nn.Module, args: Any, output: Any) -> None:
-            calls[index].append(_Call(name, module, waiting.pop(), stream(first_tensor(output))))
-
-        before_hook = module.register_forward_pre_hook(before, with_kwargs=True)
-        return [before_hook, module.register_forward_hook(after)]
-
-    modules = ((i, *named) for i, block in enumerate(blocks) for named in block.named_modules())
-    handles = [handle for module in modules for handle in listen(*module)]
-    try:
+    with ExitStack() as hooks:
+        for index, block in enumerate(blocks):
+            for name, module in block.named_modules():
+                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(partial(after, index, name)).remove)
         ids = torch.arange(_PROBE, device=model.device)[None]
         model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
     family, precision = type(model).__name__, torch.finfo(model.dtype).eps
     return [_block_parts(family, k, seen, precision) for k, seen in enumerate(calls, 1)]
 
@@ -141,37 +132,33 @@ def _block_parts(family: str, layer: int, calls: Sequence[_Call], precision: flo
     by more than a module adds to them: an error within the ``precision`` of a place is none.
     """
     before, after = calls[-1].given, calls[-1].output
-    inner = [c for c in calls[:-1] if c.output is not None]
+    inner = [(c, c.output) for c in calls[:-1] if c.output is not None]
     if before is not None and after is not None:
         added = after - before
         rounding = precision * torch.maximum(before.abs(), after.abs())
         scale = float((added.abs() - rounding).max())
         pairs = [
-            (float(((one.output + other.output - added).abs() - rounding).clamp(0).max()), i, j)
-            for i, one in enumerate(inner)
-            for j, other in enumerate(inner[i + 1 :], i + 1)
-            if one.output is not None and other.output is not None
+            (float(((one + other - added).abs() - rounding).clamp(0).max()), i, j)
+            for (i, (_, one)), (j, (_, other)) in combinations(enumerate(inner), 2)
         ]
         # The first of equally good pairs: a dropout after a module repeats its output.
         best = min(pairs, default=(scale, 0, 0))[0]
         if scale > 0 and best < 0.05 * scale:
             _, i, j = next(p for p in pairs if p[0] <= max(2 * best, 1e-5 * scale))
-            if not any(_ATTENTION.search(c.name) for c in calls[: calls.index(inner[i]) + 1]):
+            if not any(_ATTENTION.search(c.name) for c in calls[: calls.index(inner[i][0]) + 1]):
                 i, j = j, i  # the MLP ran first
-            return BlockParts(inner[i].module, inner[j].module, _middle(before, inner[i], calls))
+            (attention, output), (mlp, _) = inner[i], inner[j]
+            between, later = before + output, calls[calls.index(attention) + 1 : -1]
+            close = 1e-3 * float(between.abs().max())
+            reads = (
+                call.module
+                for call in later
+                if call.given is not None and torch.allclose(call.given, between, rtol=1e-2, atol=close)
+            )
+            return BlockParts(attention.module, mlp.module, next(reads, None))
     problem = f"block {layer} of {family} has no attn_out, mlp_out or resid_mid"
     why = "it does not add two modules' outputs to its input"
     raise UserError(f"{problem}: {why}; use site=resid_post", "model")
-
-
-def _middle(before: Tensor, attention: _Call, calls: Sequence[_Call]) -> nn.Module | None:
-    assert attention.output is not None
-    expected = before + attention.output
-    scale = 1e-3 * float(expected.abs().max())
-    for call in calls[calls.index(attention) + 1 : -1]:
-        if call.given is not None and torch.allclose(call.given, expected, rtol=1e-2, atol=scale):
-            return call.module
-    return None
 
 
 def context_length(config: Any) -> int | None:

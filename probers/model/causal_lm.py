@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import takewhile
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,16 +37,7 @@ from .loading import Loading, fingerprint, load, model_source
 from .passages import compared, read_once
 from .pooling import PER_TOKEN
 from .recorder import tapped
-from .tokens import (
-    Prompt,
-    TooLong,
-    appended,
-    encode_continuation,
-    encode_prompts,
-    end_tokens,
-    fit_context,
-    vocabulary,
-)
+from .tokens import Prompt, TooLong, appended, encode_continuation, encode_prompts, end_tokens, fit_context
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,8 +78,8 @@ class CausalLM(LanguageModel):
         self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
         self.decoder = Decoder(model, use_cache=use_cache)
         self.decoder.check()
-        rows = range(model.get_input_embeddings().num_embeddings)
-        self.decoder.tokens = frozenset(t for t in vocabulary(tokenizer) | self._eos if t in rows)
+        rows = range(model.get_input_embeddings().num_embeddings)  # some may be padding, without a token
+        self.decoder.tokens = self._eos.union(tokenizer.get_vocab().values()).intersection(rows)
         self.num_layers = len(decoder_layers(model))
         self.context = context_length(model.config)
         self._prefix: tuple[str, CachedPrefix] | None = None
@@ -180,9 +171,7 @@ class CausalLM(LanguageModel):
         encoded = self._encode(requests)
         shared = self._shared(how.prefix, encoded)
         limits = [request.max_new_tokens for request in requests]
-        fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
-        if skipped:
-            yield skipped
+        fitting = yield from self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
         ids = [prompt.ids for prompt in fitting]
         sampled = [] if how.sampling is None else how.sampling.streams([prompt.ids for prompt in encoded])
         streams = dict(enumerate(sampled))
@@ -217,15 +206,14 @@ class CausalLM(LanguageModel):
         self.check(how.needs)
         once = replace(how, needs=read_once(how.needs))
         for batch in self._read_each(requests, once, known):
-            again = {}
+            again = dict[int, ScoreRequest]()
             for place, generation in batch.items():
                 name, passages = requests[place].name, requests[place].passages
                 if generation.token_ids and passages is not None and passages.without is not None:
                     texts = (passages.without, generation.token_ids)
                     again[place] = ScoreRequest(*texts, name, passages=Passages(()))
-            bare = replace(once, prefix="")
-            read = collected(self._read_each([*again.values()], bare, ()), len(again), None)
-            others = dict(zip(again, read, strict=True))
+            bare = self._read_each([*again.values()], replace(once, prefix=""), ())
+            others = dict(zip(again, collected(bare, len(again), None), strict=True))
             yield {i: compared(made, others.get(i), how.needs) for i, made in batch.items()}
 
     def _read_each(
@@ -234,10 +222,7 @@ class CausalLM(LanguageModel):
         encoded, texts = self._encode_texts(requests)
         shared = self._shared(how.prefix, encoded)
         more = [len(text) for text in texts]
-        fitting, skipped = self._fit(encoded, more, "its continuation of {}", how.needs, known)
-        if skipped:
-            yield skipped
-
+        fitting = yield from self._fit(encoded, more, "its continuation of {}", how.needs, known)
         ids = [prompt.ids for prompt in fitting]
         shares = self.decoder.use_cache and len(ids) > 1
         whole = nested(ids, self.model.config) if shares else None
@@ -275,15 +260,12 @@ class CausalLM(LanguageModel):
         columns = {i: zip(*(texts[m] for m in members), strict=False) for i, members in several.items()}
         common = {i: takewhile(lambda tokens: len(set(tokens)) == 1, each) for i, each in columns.items()}
         begins = {i: texts[i][: len(list(each)) + 1] for i, each in common.items()}
-        features = tuple(
-            f for f in tapped(needs)
-            if f.site != "passages" and (f.pool == "prompt" or f.pool in PER_TOKEN)
-        )  # fmt: skip
+        features = [f for f in tapped(needs) if f.site != "passages" and f.pool in ("prompt", *PER_TOKEN)]
+        single = replace(needs, features=tuple(features), top=needs.highest)
 
         def work(places: list[int]) -> list[Generation]:
             batch = [(prompts[i], begins[i], None) for i in places]
-            read = replace(needs, features=features, top=needs.highest)
-            return score_batch(self.decoder, self.tokenizer, batch, read, [prefixes[i] for i in places])
+            return score_batch(self.decoder, self.tokenizer, batch, single, [prefixes[i] for i in places])
 
         finished = {i for i, members in several.items() if all(member in known for member in members)}
         lengths = {i: len(prompts[i].ids) + len(begins[i]) for i in several}
@@ -292,17 +274,15 @@ class CausalLM(LanguageModel):
             read |= batch
         return {member: read[i] for i, members in several.items() if i in read for member in members}
 
-    def attention_alone(
-        self, generations: Sequence[Generation], *, progress: str | None = None
-    ) -> list[AttentionRows]:
-        return self._attend([g.token_ids for g in generations], progress)
+    def attention_alone(self, generations: Sequence[Generation]) -> list[AttentionRows]:
+        return self._attend([g.token_ids for g in generations])
 
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
         encoded = encode_prompts(self.tokenizer, texts)
-        rows = self._attend([prompt.ids for prompt in encoded], None)
+        rows = self._attend([prompt.ids for prompt in encoded])
         return [(prompt.offsets, each) for prompt, each in zip(encoded, rows, strict=True)]
 
-    def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
+    def _attend(self, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
         nothing = AttentionRows(np.zeros((1, 0), np.float32), np.zeros(0, np.float32))
 
         def work(chosen: list[int]) -> list[AttentionRows]:
@@ -310,7 +290,7 @@ class CausalLM(LanguageModel):
             rows = iter(attend_alone(self.decoder, [sequences[i] for i in full]) if full else [])
             return [next(rows) if sequences[i] else nothing for i in chosen]
 
-        return collected(self._batches.each(list(map(len, sequences)), work), len(sequences), progress)
+        return collected(self._batches.each(list(map(len, sequences)), work), len(sequences), None)
 
     def stops(self, stop: Sequence[Stop]) -> Stops:
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""
@@ -354,9 +334,8 @@ class CausalLM(LanguageModel):
     def check_tokens(self, ids: Sequence[int], what: str) -> None:
         """Refuse tokens that model and tokenizer do not both have (UserError); ``what`` holds them."""
         assert self.decoder.tokens is not None
-        if not self.decoder.tokens.issuperset(ids):
-            odd = next(token for token in ids if token not in self.decoder.tokens)
-            problem = f"{what} holds the token {odd}, which the model or its tokenizer lacks"
+        if odd := set(ids) - self.decoder.tokens:
+            problem = f"{what} holds the token {min(odd)}, which the model or its tokenizer lacks"
             raise UserError(f"{problem}: give a model with its own tokenizer", "model")
 
     def _encode_texts(self, requests: Sequence[ScoreRequest]) -> tuple[list[Prompt], list[tuple[int, ...]]]:
@@ -370,18 +349,19 @@ class CausalLM(LanguageModel):
 
     def _fit(
         self, encoded: list[Prompt], more: Sequence[int], what: str, needs: Needs, known: Container[int]
-    ) -> tuple[list[Prompt], dict[int, Generation]]:
-        """Fit the prompts into the context with ``more``; those left out have no tokens but a text."""
+    ) -> Generator[dict[int, Generation], None, list[Prompt]]:
+        """Fit the prompts into the context with ``more``; yield those left out, which lose their tokens."""
         if self.context is None:
-            return encoded, {}
-        fit = partial(fit_context, self.tokenizer)
+            return encoded
         how = (self.context, self.on_too_long)
-        fitting = [fit(p, n, *how, what.format(n)) for p, n in zip(encoded, more, strict=True)]
+        pairs = zip(encoded, more, strict=True)
+        fitting = [fit_context(self.tokenizer, prompt, n, *how, what.format(n)) for prompt, n in pairs]
         left_out = [i for i, prompt in enumerate(fitting) if not prompt.ids]
         if left_out:
             names = ", ".join(fitting[i].name for i in left_out[:5])
             names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
         empty = (self.tokenizer, (), np.zeros((2, 0), dtype=np.float32))
-        new = [i for i in left_out if i not in known]
-        return fitting, {i: encoded[i].continued(*empty, stop="skipped", needs=needs) for i in new}
+        if new := [i for i in left_out if i not in known]:
+            yield {i: encoded[i].continued(*empty, stop="skipped", needs=needs) for i in new}
+        return fitting

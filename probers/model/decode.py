@@ -8,7 +8,7 @@ Conventions, shared with :func:`probers.model.forward.score_batch`:
   are kept (:class:`probers.model.language_model.Stops`).
 - A row that has ended leaves the batch; nothing is computed for it any more.
 
-Prompt lookup (:class:`PromptLookup`) drafts several tokens at a time and checks them in one pass over all of
+Prompt lookup (:func:`guess`) drafts several tokens at a time and checks them in one pass over all of
 them (Leviathan et al. 2023; exact for greedy decoding). A pass over a few tokens costs little more than over
 one. Only a text that runs alone is drafted: in a batch the tokens of many rows keep the processor busy
 already, and rows that advance by different lengths tear holes in the cache.
@@ -117,7 +117,7 @@ class Batch:
     """The rows of a batch that still run, and ``logits`` (b, q, vocabulary) of their last pass.
 
     ``rows`` (b,) are the original numbers of the rows that are left, ``active`` the same as a list;
-    ``width`` counts columns of the prompts, padding included.
+    ``width`` counts columns of the prompts, padding included. ``cache`` may be None.
     """
 
     def __init__(self, decoder: Decoder, requests: Sequence[Request]) -> None:
@@ -127,29 +127,25 @@ class Batch:
         self.rows = torch.arange(len(tokens), device=decoder.device)
         self.active = list(range(len(tokens)))
         self.width, self._lengths = ids.shape[1], list(map(len, tokens))
-        self._cache: Any = None
+        self.cache: Any = None
         known = [request.prefix for request in requests if request.prefix is not None]
         reuses = decoder.use_cache and len(known) == len(requests)
         self._prefixes: Sequence[CachedPrefix | None] = known if reuses else [None] * len(requests)
         self._ids = None if decoder.use_cache else ids
         if decoder.use_cache:
             capacity = self.width + max(request.limit for request in requests)
-            self._cache = new_cache(decoder.model.config, capacity)
+            self.cache = new_cache(decoder.model.config, capacity)
             if reuses:
-                columns = fill(self._cache, known, tokens, [self.width - n for n in self._lengths])
+                columns = fill(self.cache, known, tokens, [self.width - n for n in self._lengths])
                 ids, self._positions = ids[:, columns:], self._positions[:, columns:]
         # Cast to float32 once: on a CPU the maximum of bfloat16 numbers is slow.
-        self.logits = decoder(ids, self._mask, self._positions, cache=self._cache).float()
-
-    @property
-    def can_drop(self) -> bool:
-        return self._cache is not None and can_drop(self._cache)
+        self.logits = decoder(ids, self._mask, self._positions, cache=self.cache).float()
 
     def select(self, slots: list[int]) -> None:
         """Keep only some of the batch's rows, in the order that :func:`closed` gives them."""
         chosen = torch.tensor(slots, device=self._decoder.device)
-        if self._cache is not None:
-            select_rows(self._cache, slots)
+        if self.cache is not None:
+            select_rows(self.cache, slots)
         self._ids = None if self._ids is None else self._ids[chosen]
         self.rows, self._positions = self.rows[chosen], self._positions[chosen]
         self.active = [self.active[slot] for slot in slots]
@@ -158,13 +154,13 @@ class Batch:
 
     def leave(self, cache: PrefixCache | None, rows: Sequence[Row], slots: Iterable[int]) -> None:
         """Store the cache and records of some of its rows, where that is wanted."""
-        if cache is None or self._cache is None:
+        if cache is None or self.cache is None:
             return
         for slot in slots:
             number = self.active[slot]
             prompt = rows[number].prompt
             pad, ids = self.width - len(prompt.ids), (*prompt.ids, *rows[number].ids)
-            cache.keep(prompt.name, self._cache, slot, pad, ids, self._prefixes[number])
+            cache.keep(prompt.name, self.cache, slot, pad, ids, self._prefixes[number])
 
     def step(self, tokens: Tensor) -> None:
         """Forward the next tokens of each row, (b, q); without a cache q is 1."""
@@ -177,12 +173,12 @@ class Batch:
             following = torch.cat([self._positions, following], dim=1)
             self._ids = tokens = torch.cat([self._ids, tokens], dim=1)
         self._positions = following
-        self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self._cache).float()
+        self.logits = self._decoder(tokens, self._mask, following, keep=count, cache=self.cache).float()
 
     def drop(self, count: int) -> None:
         if not count:
             return
-        for layer in self._cache.layers:
+        for layer in self.cache.layers:
             layer.drop(count)
         self._positions = self._positions[:, :-count]
         if self._mask is not None:
@@ -210,15 +206,14 @@ def generate_batch(
     with CaptureSession(decoder.model, how.needs, lengths, limit) as capture:
         batch = Batch(decoder, requests)
         capture.take(-1, batch.active, batch.rows)
-        can_guess = how.draft > 0 and how.sampling is None and batch.can_drop
-        lookup: PromptLookup | None = None
+        can_guess = how.draft > 0 and how.sampling is None and can_drop(batch.cache)
+        before: np.ndarray | None = None  # what drafts may repeat, the prompt last
         index, guessed = 0, list[int]()  # tokens decided so far, and forwarded guesses that may be wrong
         while any(rows[i].stop is None for i in batch.active):
-            if can_guess and lookup is None and len(batch.active) == 1:
+            if can_guess and before is None and len(batch.active) == 1:
                 prompt = rows[batch.active[0]].prompt
                 last = None if how.cache is None else how.cache.get(prompt.name)
-                earlier = () if last is None else last.ids[last.start :]
-                lookup = PromptLookup([*earlier, *prompt.ids], how.draft)
+                before = np.array([*(() if last is None else last.ids[last.start :]), *prompt.ids])
             if how.sampling is None:
                 tokens = batch.logits.argmax(dim=-1)  # (b, q)
             else:
@@ -248,7 +243,9 @@ def generate_batch(
                 batch.select(slots)
             tokens = tokens[:, right : right + 1]
             row = rows[batch.active[0]]
-            guessed = lookup.guess(row.ids, row.limit) if lookup is not None and row.stop is None else []
+            guessed = []
+            if before is not None and row.stop is None:
+                guessed = guess(np.append(before, row.ids), min(how.draft, row.limit - len(row.ids)))
             if guessed:
                 tokens = torch.cat([tokens, tokens.new_tensor([guessed])], dim=1)
             capture.read_last(1 + len(guessed))
@@ -280,25 +277,11 @@ _CONTEXT = (3, 2, 1)  # tokens that must be repeated before a guess, the longest
 _SHORT = 4  # tokens guessed after a single repeated one, which is weak evidence
 
 
-class PromptLookup:
-    """Drafts of one text: the tokens after the last place that its end repeats, at most ``most`` at once.
-
-    An answer repeats its prompt: names from the question, sentences from a passage, its own words. ``before``
-    holds the tokens it may repeat, the prompt last.
-    """
-
-    def __init__(self, before: Sequence[int], most: int) -> None:
-        self._text, self._most, self._written = np.array(before), most, 0
-
-    def guess(self, written: Sequence[int], limit: int) -> list[int]:
-        """Guess the next tokens of the text ``written`` so far, at most ``limit``."""
-        self._text = np.append(self._text, written[self._written :])
-        self._written = len(written)
-        return guess(self._text, min(self._most, limit - len(written)))
-
-
 def guess(ids: np.ndarray, most: int) -> list[int]:
-    """Return the tokens after the last earlier place that the end of ``ids`` (n,) repeats, up to ``most``."""
+    """Return the tokens after the last earlier place that the end of ``ids`` (n,) repeats, up to ``most``.
+
+    An answer repeats its prompt: names from the question, sentences from a passage, its own words.
+    """
     for count in _CONTEXT:
         if len(ids) <= count:
             continue

@@ -12,32 +12,21 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import (
-    AttentionRows,
-    Feature,
-    Generation,
-    Needs,
-    PassageReading,
-    Passages,
-    RunError,
-    UserError,
-    first_line,
-)
+from ..types import AttentionRows, Feature, Generation, Needs, Passages, RunError, UserError, first_line
 from .attention import AttentionTap, HeadsTap
 from .blocks import decoder_of
 from .hidden_states import StateTap, broken_state, tap_of
 from .kv_cache import Cache, CachedPrefix, fill, new_cache
 from .passages import PassagesTap, shown
-from .pooling import BEFORE, PER_TOKEN, WholePool
+from .pooling import BEFORE, WholePool
 from .recorder import joined, tapped
-from .tokens import Prompt
+from .tokens import Prompt, shared_start
 
 _PIECE = 1 << 24  # logits computed at a time for whole texts: 64 MiB in float32
 
@@ -248,9 +237,7 @@ def score_batch(
     ``prefixes`` have keys and values of the prompts' beginnings, used where every text has some.
     ``beginnings`` are records of the first tokens of each text, up to where it leaves other texts after the
     same prompt: they take the place of what this pass reads there.
-
-    Raises:
-        RunError: a logit or a recorded state is NaN or infinite.
+    RunError where a logit or a recorded state is NaN or infinite.
     """
     prompts, continuations, passages = zip(*texts, strict=True)
     lengths = [len(ids) for ids in continuations]
@@ -266,18 +253,16 @@ def score_batch(
     count = torch.tensor(lengths, device=decoder.device)
     scored = torch.arange(longest, 0, -1, device=decoder.device) <= count[:, None]  # (batch, longest)
     prompted = torch.tensor([len(p.ids) for p in prompts], device=decoder.device)
-    read_from = tapped(needs)
-    by_passage = None
-    if any(feature.site == "passages" for feature in read_from):
-        each = zip(passages, prompts, continuations, strict=True)
-        by_passage = PassagesTap(decoder.model, [shown(some, tokenizer, *text) for some, *text in each])
-    features = [
-        (by_passage if by_passage and feature.site == "passages" else tap_of(decoder.model, feature),
-         WholePool(feature.pool, scored))
-        for feature in read_from
-    ]  # fmt: skip
+    by_passage: PassagesTap | None = None
+    if any(feature.site == "passages" for feature in tapped(needs)):
+        at = [shown(some, tokenizer, prompt, ids) for prompt, ids, some in texts]
+        by_passage = PassagesTap(decoder.model, at)
+    features = dict[Feature, tuple[StateTap | HeadsTap, WholePool]]()
+    for feature in tapped(needs):
+        of_passages = by_passage if feature.site == "passages" else None
+        features[feature] = (of_passages or tap_of(decoder.model, feature), WholePool(feature.pool, scored))
     with ExitStack() as taps:
-        for tap, pool in features:
+        for tap, pool in features.values():
             taps.enter_context(tap)
             if isinstance(tap, StateTap):  # pooled layer by layer: the positions of all layers are too many
                 tap.read(pool.layer)
@@ -289,9 +274,9 @@ def score_batch(
             attention.read(longest + 1)
         logits = decoder.pieces(columns, mask, positions, keep=longest + 1, cache=cache)
         scores = _scores(logits, ids, lengths, top=needs.highest)
-        layers = [_taken(tap, pool, prompted, count) for tap, pool in features]
+        layers = {feature: _taken(*each, prompted, count) for feature, each in features.items()}
         attended = attention.take() if attention is not None else None
-    for feature, (_, pool) in zip(read_from, features, strict=True):
+    for feature, (_, pool) in features.items():
         if (broken := pool.broken()) is not None:
             row, token, place = broken
             # Blocks run in ascending order.
@@ -299,11 +284,10 @@ def score_batch(
             raise broken_state(ascending, place, f"token {token} of the continuation of {prompts[row].name}")
     generations = []
     for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        for token in (~scores[row].isfinite().all(dim=0)).nonzero().tolist():
-            raise broken_logits(f"token {token[0]} of the continuation of {prompt.name}")
-        rows = None if attended is None else _rows(attended.weights(row)[0], len(prompt.ids), length)
-        read = zip(read_from, features, layers, strict=True)
-        states = {feature: pool.value(values, row) for feature, (_, pool), values in read}
+        for (token,) in (~scores[row].isfinite().all(dim=0)).nonzero().tolist():
+            raise broken_logits(f"token {token} of the continuation of {prompt.name}")
+        rows = None if attended is None else _rows(attended(slice(row, row + 1))[0], len(prompt.ids), length)
+        states = {feature: pool.value(layers[feature], row) for feature, (_, pool) in features.items()}
         recorded = scores[row].cpu().numpy()
         if beginnings and (beginning := beginnings[row]) is not None:
             _begin(beginning, continuations[row], recorded, states, rows)
@@ -311,14 +295,10 @@ def score_batch(
             tokenizer, continuations[row], recorded, stop="length", needs=needs,
             states=joined(needs, states, recorded), attention=rows,
         )  # fmt: skip
-        generations.append(replace(text, passages=_use(by_passage, passages[row], row, length)))
+        if by_passage is not None and passages[row] is not None:
+            text = replace(text, passages=by_passage.reading(row, length))
+        generations.append(text)
     return generations
-
-
-def _use(tap: PassagesTap | None, passages: Passages | None, row: int, length: int) -> PassageReading | None:
-    if tap is None or passages is None:
-        return None
-    return PassageReading(tap.weights[row, -length:, :, : len(passages.at)].numpy().copy())
 
 
 def _begin(
@@ -331,20 +311,14 @@ def _begin(
     known before two texts after one prompt part is thus the same number in both.
     """
     read = min(len(beginning.token_ids), len(ids))  # this text may be the beginning of another
-    pairs = zip(beginning.token_ids, ids, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same = shared_start(beginning.token_ids, ids)
     scores[0, :same] = beginning.logprobs[:same]
     others = [beginning.entropies, *([] if beginning.top is None else beginning.top)]
     scores[1:, :read] = [values[:read] for values in others]
-    for feature, values in states.items():
-        if feature not in beginning.states:
-            continue
-        if feature.pool == "prompt":
-            values[...] = beginning.states[feature]
-        elif feature.pool in PER_TOKEN:
-            # The states of equal tokens, and those that predict them and the token after them.
-            count = min(read, same + (feature.pool in BEFORE))
-            values[:count] = beginning.states[feature][:count]
+    for feature, values in beginning.states.items():
+        # The states of equal tokens, and those that predict them and the token after them.
+        count = None if feature.pool == "prompt" else min(read, same + (feature.pool in BEFORE))
+        states[feature][:count] = values[:count]
     if rows is not None and beginning.attention is not None:
         count = min(read, same + 1)
         width = min(beginning.attention.rows.shape[1], rows.rows.shape[1])
@@ -359,20 +333,20 @@ def attend_alone(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> list[A
         tap.read(ids.shape[1])
         decoder(ids, mask, positions)
         attended = tap.take()
-    lengths = enumerate(map(len, sequences))
-    return [_rows(attended.weights(row)[0, :, -n:], 0, n) for row, n in lengths]
+    each = enumerate(map(len, sequences))
+    return [_rows(attended(slice(row, row + 1))[0, :, -n:], 0, n) for row, n in each]
 
 
 def _scores(pieces: Iterable[Tensor], ids: Tensor, lengths: Sequence[int], *, top: bool) -> list[Tensor]:
     """Compute :func:`token_scores` (.., length) of each row's last tokens, from the logits before them."""
     scores: list[list[Tensor]] = [[] for _ in lengths]
-    place = ids.shape[1] - max(lengths) - 1  # place of the first logits
+    place = ids.shape[1] - max(lengths)  # of the token that the first logits predict
     for logits in pieces:
         for row, length in enumerate(lengths):
-            skipped = max(0, ids.shape[1] - length - 1 - place)
-            new = logits[row, skipped : ids.shape[1] - 1 - place]
-            if len(new):
-                tokens = ids[row, place + skipped + 1 :][: len(new)]
+            first = max(place, ids.shape[1] - length)
+            tokens = ids[row, first : place + logits.shape[1]]
+            if len(tokens):
+                new = logits[row, first - place :][: len(tokens)]
                 scores[row].append(token_scores(new, tokens, top=top))
         place += logits.shape[1]
     return [torch.cat(row, dim=1) for row in scores]

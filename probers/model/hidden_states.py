@@ -42,10 +42,9 @@ def vector_width(feature: Feature, model: Any) -> int:
 
 def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
     site, pool = feature.site, feature.pool
-    if site not in SITES:
-        raise UserError(f"site={site} is unknown; choose one of {', '.join(SITES)}", "unknown-choice")
-    if pool not in POOLS:
-        raise UserError(f"pool={pool} is unknown; choose one of {', '.join(POOLS)}", "unknown-choice")
+    for name, value, known in (("site", site, SITES), ("pool", pool, POOLS)):
+        if value not in known:
+            raise UserError(f"{name}={value} is unknown; choose one of {', '.join(known)}", "unknown-choice")
     if feature.of_mind and (feature.layers != (layers,) or site != "resid_post"):
         message = f"pool={pool} needs site=resid_post and layers=({layers},), not {site} and {feature.layers}"
         raise UserError(message, "layers")
@@ -73,11 +72,8 @@ def _check_feature(feature: Feature, model: nn.Module, layers: int) -> None:
 def broken_state(feature: Feature, index: int, where: str) -> RunError:
     """Build the error for a NaN or infinite state of the ``index``-th layer read by a :class:`StateTap`."""
     layers = StateTap.layers_of(feature)
-    layer = f"layer {layers[index]}"
-    if feature.of_mind and index == len(layers) - 1:
-        layer = "the final norm"
-    if feature.site in BESIDE:
-        layer = f"all layers ({feature.site})"
+    layer = "the final norm" if feature.of_mind and index == len(layers) - 1 else f"layer {layers[index]}"
+    layer = f"all layers ({feature.site})" if feature.site in BESIDE else layer
     message = f"the state of {layer} is NaN or infinite at {where}; try dtype=float32 or bfloat16"
     return RunError(message, "model")
 
@@ -111,7 +107,7 @@ class StateTap(ExitStack):
         return feature.layers
 
     def __enter__(self) -> StateTap:
-        blocks = decoder_layers(self._model) if self._layers else nn.ModuleList()
+        blocks = decoder_layers(self._model)
         for layer in set(self._layers):
             module, incoming = self._place(layer, blocks)
             places = [place for place, each in enumerate(self._layers) if each == layer]
@@ -136,18 +132,16 @@ class StateTap(ExitStack):
 
     def take(self) -> Tensor | None:
         """Return the states read, (batch, .., layers, width) float32 in the feature's order, or None.
-
-        Raises:
-            RunError: the pass did not reach a layer, or ran a graph that was compiled without this tap.
+        RunError where the pass did not reach a layer, or ran a graph that was compiled without this tap.
         """
-        armed, self._reduce = self._reduce is not None and bool(self._layers), None
+        armed, self._reduce = self._reduce is not None, None
         read, self._read, self._of_layer = self._read, None, ()
+        family = type(self._model).__name__
         if armed and read is None:
-            message = f"no block of {type(self._model).__name__} was seen to run: no state"
-            raise RunError(f"{message}; if it is compiled, {COMPILED}", "model")
-        if read is not None and self._lacking:
-            message = f"layer {min(self._lacking)} of {type(self._model).__name__} was not run: no state"
+            message = f"no block of {family} was seen to run: no state; if it is compiled, {COMPILED}"
             raise RunError(message, "model")
+        if read is not None and self._lacking:
+            raise RunError(f"layer {min(self._lacking)} of {family} was not run: no state", "model")
         return read
 
     def read_last(self, count: int) -> None:
@@ -161,9 +155,9 @@ class StateTap(ExitStack):
     def _place(self, layer: int, blocks: nn.ModuleList) -> tuple[nn.Module, bool]:
         """Return the module whose output (input when True) is the site at ``layer``."""
         if self._site == "resid_post":
-            if layer > len(blocks):
-                return decoder_of(self._model), False
-            return (blocks[0], True) if layer == 0 else (blocks[layer - 1], False)
+            if layer == 0:
+                return blocks[0], True
+            return (decoder_of(self._model) if layer > len(blocks) else blocks[layer - 1]), False
         parts = block_parts(self._model)[layer - 1]
         if self._site == "resid_mid":
             assert parts.middle is not None  # by check_needs

@@ -26,16 +26,21 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from .tokens import shared_start
+
 _ROOM = 64  # positions added when a text outgrows its room
 
 
 class GrowingLayer(DynamicLayer):
     """One layer's keys and values, views of buffers with room for ``capacity`` positions, or more."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._capacity = capacity
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._buffers: tuple[Tensor, ...] = ()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -45,18 +50,17 @@ class GrowingLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         rows, start = len(key_states), self.get_seq_length()
         end = start + key_states.shape[-2]
-        if self._buffers is None or end > self._buffers[0].shape[-2]:
-            room, before = max(end + _ROOM if start else end, self._capacity), (self.keys, self.values)
+        if not self._buffers or end > self._buffers[0].shape[-2]:
+            room = max(end + _ROOM if start else end, self._capacity)
             self._buffers = empty(rows, room, key_states[0], value_states[0])
-            for buffer, old in zip(self._buffers, before, strict=True):
-                if start and old is not None:
+            if start:
+                for buffer, old in zip(self._buffers, (self.keys, self.values), strict=True):
                     buffer[:, :, :start] = old
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:rows, :, start:end] = new
         return self._view(rows, end)
 
     def _view(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        assert self._buffers is not None
         self.keys, self.values = (buffer[:rows, :, :length] for buffer in self._buffers)
         return self.keys, self.values
 
@@ -68,17 +72,15 @@ class GrowingLayer(DynamicLayer):
 
     def join(self, other: GrowingLayer, rows: int) -> None:
         """Add the rows of another layer, with room for ``rows``; shorter ones begin masked."""
-        if other.keys is None or other.values is None:
+        if other.keys is None:
             return
-        if self.keys is None or self.values is None:
+        if self.keys is None:
             self.lazy_initialization(other.keys, other.values)
-        assert self.keys is not None and self.values is not None
-        before, length = (0, 0) if self._buffers is None else (len(self.keys), self.get_seq_length())
+        old, length = self._buffers, self.get_seq_length()
+        before = len(self.keys) if old else 0
         after, total = before + len(other.keys), max(length, other.get_seq_length())
-        old = self._buffers
-        if old is None or after > len(old[0]) or total > old[0].shape[-2]:
+        if not old or after > len(old[0]) or total > old[0].shape[-2]:
             self._buffers = empty(max(after, rows), total + _ROOM, other.keys[0], other.values[0])
-        assert self._buffers is not None
         if before and (old is not self._buffers or total > length):
             for buffer, values in zip(self._buffers, (self.keys, self.values), strict=True):
                 _align(buffer[:before, :, :total], values.clone())  # both may lie in the same buffer
@@ -88,7 +90,7 @@ class GrowingLayer(DynamicLayer):
 
     def trim(self, count: int) -> None:
         """Forget the first ``count`` positions of every row."""
-        if self._buffers is not None and self.keys is not None:
+        if self._buffers:
             rows, length = len(self.keys), self.get_seq_length() - count
             for buffer in self._buffers:
                 buffer[:rows, :, :length] = buffer[:rows, :, count : count + length].clone()
@@ -96,16 +98,12 @@ class GrowingLayer(DynamicLayer):
 
     def drop(self, count: int) -> None:
         """Remove the last ``count`` positions."""
-        if self._buffers is not None and self.keys is not None:
+        if self._buffers:
             self._view(len(self.keys), self.get_seq_length() - count)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows, like :meth:`select`."""
-        self.select(indices.tolist())
 
     def select(self, sources: Sequence[int]) -> None:
         """Keep some rows, and the room; in the order of :func:`.decode.closed` few rows are copied."""
-        if self._buffers is None:
+        if not self._buffers:
             return
         length = self.get_seq_length()
         moved = [(row, source) for row, source in enumerate(sources) if row != source]
@@ -115,8 +113,7 @@ class GrowingLayer(DynamicLayer):
                     buffer[row, :, :length] = buffer[source, :, :length]
         else:
             chosen = torch.tensor(sources, device=self._buffers[0].device)
-            keys, values = (buffer.index_select(0, chosen) for buffer in self._buffers)
-            self._buffers = keys, values
+            self._buffers = tuple(buffer.index_select(0, chosen) for buffer in self._buffers)
         self._view(len(sources), length)
 
 
@@ -137,10 +134,9 @@ def _align(places: Tensor, values: Tensor) -> None:
     places[:, :, start:] = values
 
 
-def empty(rows: int, length: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def empty(rows: int, length: int, *parts: Tensor) -> tuple[Tensor, ...]:
     """Allocate uninitialised (rows, heads, length, width) for keys and values (heads, _, width)."""
-    buffers = [one.new_empty(rows, one.shape[0], length, one.shape[2]) for one in (keys, values)]
-    return buffers[0], buffers[1]
+    return tuple(part.new_empty(rows, part.shape[0], length, part.shape[2]) for part in parts)
 
 
 class Cache(DynamicCache):
@@ -170,8 +166,8 @@ def new_cache(config: Any, capacity: int, *, whole: bool = False) -> Cache:
 
 
 def can_drop(cache: Any) -> bool:
-    """Tell whether positions can be removed and rows handed on; sliding windows allow neither."""
-    return all(type(layer) is GrowingLayer for layer in cache.layers)
+    """Tell whether a cache's positions can be removed and rows handed on; sliding windows allow neither."""
+    return cache is not None and all(type(layer) is GrowingLayer for layer in cache.layers)
 
 
 def can_share(config: Any) -> bool:
@@ -195,9 +191,7 @@ class CachedPrefix:
 
     def common(self, ids: Sequence[int]) -> int:
         """Count the leading tokens of ``ids`` that are known; its last is computed anyway, for its logits."""
-        least = min(len(ids) - 1, len(self.ids))
-        pairs = enumerate(zip(self.ids[:least], ids, strict=False))
-        return next((i for i, (mine, other) in pairs if mine != other), least)
+        return min(shared_start(self.ids, ids), len(ids) - 1)
 
     def write(self, layer: int, places: Sequence[Tensor]) -> None:
         """Copy a layer's keys and values of the first n tokens to two ``places`` (rows, heads, n, width)."""

@@ -211,7 +211,7 @@ class Decoding(Scoring):
         cache: results of earlier calls for prompts of these names, so that a prompt that
             extends one need not compute it again; this call's texts are added.
         draft: number of tokens to guess at once from the prompt, where a text is alone in its
-            batch or the last that runs, and check them in one pass (:class:`.decode.PromptLookup`);
+            batch or the last that runs, and check them in one pass (:func:`.decode.guess`);
             0 decodes token by token. Results differ by rounding only. Drawn tokens are not guessed.
     """
 
@@ -257,18 +257,13 @@ class LanguageModel(ABC):
     ) -> Iterator[dict[int, Generation]]:
         """Record given continuations, each in one forward pass, like :meth:`generate_each`.
 
-        A continuation given as token ids repeats the records of their generation. A text is
-        tokenized on its own and put after the prompt's tokens, like generated tokens; where its tokens do
-        not read as that text after the prompt, both are tokenized together. A model may have written the same
-        text in other tokens, so pass ids where that matters. A text that the tokenizer's normaliser
-        changes is read as changed, with offsets in the original; one that no tokenization reproduces is
-        refused.
+        A continuation given as token ids repeats the records of their generation. A text is tokenized so that
+        it reads as itself after the prompt, or as the tokenizer's normaliser changes it, with offsets in the
+        original. A model may have written it in other tokens, so pass ids where that matters.
         """
 
     @abstractmethod
-    def attention_alone(
-        self, generations: Sequence[Generation], *, progress: str | None = None
-    ) -> list[AttentionRows]:
+    def attention_alone(self, generations: Sequence[Generation]) -> list[AttentionRows]:
         """Compute last-layer attention when only the generated tokens are forwarded: no prompt, no BOS.
 
         ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
@@ -276,10 +271,7 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
-        """Compute attention like :meth:`attention_alone` for texts, each encoded as a prompt with its BOS.
-
-        The [start, end) of each token in the text comes first.
-        """
+        """Compute attention as above for texts, each with its BOS; [start, end) of each token comes first."""
 
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int],

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -29,7 +28,7 @@ from ..progress import running
 from ..prompts import fix_date
 from ..types import ProbersError, UserError, count, first_line
 from .adapters import active_digest, attach, mark
-from .attention import caps, check_capped
+from .attention import kernel_for
 
 log = logging.getLogger(__name__)
 
@@ -196,12 +195,11 @@ def load(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
         named = "float32" if placed and how.dtype == "auto" and device.type == "cpu" else how.dtype
         config = AutoConfig.from_pretrained(source, **options)
         dtype = pick_dtype(named, device, config)
-        check_capped(config, how.attn)
-        attention = how.attn or ("eager" if caps(config) else None)  # caps scores like the model (Gemma 2)
+        kernel = kernel_for(config, how.attn)
         tokenizer = how.tokenizer(source, **options)
         model = whole(
-            AutoModelForCausalLM, source, f"model={source}", dtype=dtype, attn_implementation=attention,
-            **options, **placed, use_safetensors=True if how.use_safetensors else None,
+            AutoModelForCausalLM, source, f"model={source}", dtype=dtype, attn_implementation=kernel,
+            **options, **placed, use_safetensors=how.use_safetensors or None,
         )  # fmt: skip
     model = (model if placed else model.to(device)).eval()
     return model if how.adapter is None else attach(model, how.adapter), tokenizer
@@ -245,15 +243,12 @@ def load_reports() -> Iterator[list[str]]:
 
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(collect)
-    quiet = running() and theirs.is_progress_bar_enabled()
-    if quiet:
-        theirs.disable_progress_bar()
-    try:
+    with ExitStack() as after:
+        after.callback(logger.removeFilter, collect)
+        if running() and theirs.is_progress_bar_enabled():
+            theirs.disable_progress_bar()
+            after.callback(theirs.enable_progress_bar)
         yield reports
-    finally:
-        logger.removeFilter(collect)
-        if quiet:
-            theirs.enable_progress_bar()
 
 
 def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, Any]:
@@ -272,10 +267,9 @@ def load_empty(source: str, revision: str | None, how: Loading) -> tuple[Any, An
             kind = config.get_text_config().dtype or torch.float32
         tokenizer = how.tokenizer(source, **options)
         if getattr(config, "quantization_config", None) is None:
-            safe = True if how.use_safetensors else None
             model = whole(
                 AutoModelForCausalLM, source, f"model={source}", dtype=kind, device_map="meta", **options,
-                use_safetensors=safe,
+                use_safetensors=how.use_safetensors or None,
             )  # fmt: skip
         else:
             with torch.device("meta"):
@@ -308,18 +302,17 @@ def _quantization(config: Mapping[str, Any]) -> Any:
 
 
 def fingerprint(source: str, model: Any) -> str:
-    """Fingerprint a model's weights (:func:`weights_fingerprint`) and its active adapter."""
-    weights = weights_fingerprint(source, model) if source else ""
-    return weights if getattr(model, "peft_config", None) is None else weights + mark(active_digest(model))
-
-
-def weights_fingerprint(source: str, model: Any) -> str:
-    """Fingerprint a model's own weights: the hub's commit, or a hash of a folder's files; "" without both.
+    """Fingerprint a model's weights and its active adapter: the hub's commit, or a hash of a folder's files.
 
     The hash covers the size, the header and samples throughout each weight file, so that another training
     run of the same shape has another fingerprint and a large model need not be read twice. Quantization
-    changes the weights and is added. Weights of a GGUF file have that file's fingerprint.
+    changes the weights and is added. Weights of a GGUF file have that file's fingerprint; others none, "".
     """
+    weights = _fingerprint(source, model) if source else ""
+    return weights if getattr(model, "peft_config", None) is None else weights + mark(active_digest(model))
+
+
+def _fingerprint(source: str, model: Any) -> str:
     quantized: Any = getattr(model.config, "quantization_config", None)
     described = quantized.to_dict() if hasattr(quantized, "to_dict") else quantized or {}
     folder, commit = Path(source), getattr(model.config, "_commit_hash", None)
@@ -361,15 +354,21 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
         if opened.read(4) != b"GGUF":
             problem = impostor(file) or "is no GGUF file: its header is missing"
             raise UserError(f"model={file} {problem}", "bad-file")
+    from gguf import GGUFReader
+
     try:
-        _check_one_of_one(file)
+        field = GGUFReader(file).fields.get("split.count")  # transformers reads a part alone
+        if field is not None and (parts := int(field.contents())) > 1:
+            problem = f"model={file} is one of {parts} files of a model, and only whole ones are read"
+            raise UserError(f"{problem}: join them with 'llama-gguf-split --merge FIRST WHOLE'", "bad-file")
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = whole(
             AutoModelForCausalLM, file.parent, f"model={file}", gguf_file=file.name, dtype="float32",
             use_safetensors=True,
         )  # fmt: skip
-    except (OSError, ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError,
-            ValueError, struct.error) as error:  # fmt: skip
+    except (ProbersError, MemoryError):
+        raise
+    except Exception as error:  # readers of damaged files raise many kinds of errors
         reason = first_line(error)
         if "architecture" not in reason:
             reason = f"it is truncated, damaged, or unknown to transformers ({reason})"
@@ -380,13 +379,3 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return {"file": file.name, "fingerprint": sampled([file], named=False)}
-
-
-def _check_one_of_one(file: Path) -> None:
-    """Refuse a file of a split model (UserError): transformers reads it alone."""
-    from gguf import GGUFReader
-
-    field = GGUFReader(file).fields.get("split.count")
-    if field is not None and (parts := int(field.contents())) > 1:
-        problem = f"model={file} is one of {parts} files of a model, and only whole ones are read"
-        raise UserError(f"{problem}: join them with 'llama-gguf-split --merge FIRST WHOLE'", "bad-file")

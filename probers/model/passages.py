@@ -18,7 +18,7 @@ attention on the prompt as a whole do not tell it from a right one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -90,7 +90,7 @@ class PassagesTap(HeadsTap):
         self._queries = 0
         layers = []
         for tap in self._taps:
-            weights = tap.take().weights()  # (batch, heads, q, k)
+            weights = tap.weights()  # (batch, heads, q, k)
             batch, heads, q, k = weights.shape
             columns = self._columns[:, -k:].to(weights.device)
             read = weights.reshape(batch, heads * q, k) @ columns
@@ -98,6 +98,11 @@ class PassagesTap(HeadsTap):
         self.weights = torch.cat(layers, dim=2)
         subject = self._subject[:, -self.weights.shape[1] :]
         return numbers_of(self.weights, subject, self._counts)[:, :, None]
+
+    def reading(self, row: int, length: int) -> PassageReading:
+        """Return the weights of a row's last ``length`` tokens on its passages."""
+        weights = self.weights[row, -length:, :, : self._counts[row]]
+        return PassageReading(weights.numpy().copy())
 
 
 def numbers_of(weights: Tensor, subject: Tensor, counts: Tensor) -> Tensor:
@@ -160,10 +165,8 @@ def request(
 
     Passages that do not fit into the context are left out, the last first, and a note names them. ``file``
     is the text's file, for messages.
-
-    Raises:
-        UserError: the chat template refuses the messages, no tokens of the model read as the answer, or
-            passages beside messages are not in them as they stand.
+    UserError where the chat template refuses the messages, no tokens of the model read as the answer, or
+    passages beside messages are not in them as they stand.
     """
     name = f"of {file} {one.where}"
     shown = len(one.passages)
@@ -197,13 +200,10 @@ def _passages(
             at = place_passages(prompt, texts)
         except ValueError as error:
             raise UserError(f"{file} {one.where}: {error}: put it into the messages", "bad-line") from error
-    plain = not one.messages and not one.passages_at
-    without = one.prompt_for(lm.tokenizer, file, template, most=0) if plain else _cut(prompt, at)
+    if one.messages or one.passages_at:
+        without = prompt
+        for start, end in sorted(at, reverse=True):
+            without = without[:start] + without[end:]
+    else:
+        without = one.prompt_for(lm.tokenizer, file, template, most=0)
     return Passages(at, subjects(one.question, one.answer, texts), without)
-
-
-def _cut(prompt: str, places: Iterable[tuple[int, int]]) -> str:
-    """Cut ranges out of a prompt."""
-    for start, end in sorted(places, reverse=True):
-        prompt = prompt[:start] + prompt[end:]
-    return prompt

@@ -32,15 +32,12 @@ class FeatureRecorder(GrowingPool):
         # A state that predicts the next token is kept until that token arrives.
         self._ahead = int(feature.pool in BEFORE)
         self.goes_on = feature.pool != "prompt"  # whether tokens are read as well
-        self._count = 0  # number of positions read
-        self._read(self._ahead)
+        self._count = self._ahead  # number of positions read
+        self.tap.read_last(self._count)
 
     def read_last(self, count: int) -> None:
-        self._read(count if self.goes_on else 0)
-
-    def _read(self, count: int) -> None:
-        self.tap.read_last(count)
-        self._count = count
+        self._count = count if self.goes_on else 0
+        self.tap.read_last(self._count)
 
     def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
         states = self.tap.take_last(self._prompts[rows], torch.full_like(rows, index + self._count))
@@ -56,7 +53,7 @@ class AttentionRecorder:
         self._device: torch.device = model.device
         self.tap = AttentionTap(model, layer)
         self._waiting = Waiting()  # weights (b, heads, g) of a token on the last g tokens
-        self._attention: Tensor | None = None  # (rows, limit + 1, width + limit)
+        self._attention = torch.zeros(self._rows, limit + 1, self._width + limit, device=self._device)
         self._column_max: Tensor | None = None  # (rows, heads, limit)
         self.read_last(1)
 
@@ -64,12 +61,9 @@ class AttentionRecorder:
         self.tap.read(count)
 
     def take(self, index: int, listed: Sequence[int], rows: Tensor) -> None:
-        weights = self.tap.take().weights().to(self._device)  # (b, heads, q, k)
+        weights = self.tap.weights().to(self._device)  # (b, heads, q, k)
         count, keys = weights.shape[2:]
         end = self._width + index + count
-        if self._attention is None:
-            shape = (self._rows, self._limit + 1, self._width + self._limit)
-            self._attention = torch.zeros(shape, device=self._device)
         self._attention[rows, index + 1 : index + 1 + count, end - keys : end] = weights.mean(dim=1)
         for place in range(count):
             stop = keys - count + place + 1  # later positions of the same pass are not seen
@@ -88,13 +82,11 @@ class AttentionRecorder:
             best = self._column_max[rows, :, place]
             self._column_max[rows, :, place] = torch.maximum(best, columns)
 
-    def value(self, row: int, length: int) -> AttentionRows | None:
-        if self._attention is None:
-            return None
+    def value(self, row: int, length: int) -> AttentionRows:
         first = self._width - self._prompts[row]
         rows = np.array(self._attention[row, : length + 1, first : self._width + length].cpu())
-        if self._column_max is None or not length:
-            return AttentionRows(rows, np.zeros(length, dtype=np.float32))
+        if self._column_max is None:  # nothing was written
+            return AttentionRows(rows, np.zeros(0, dtype=np.float32))
         return AttentionRows(rows, self._column_max[row, :, :length].mean(dim=0).cpu().numpy())
 
 
@@ -163,8 +155,8 @@ class CaptureSession(ExitStack):
         ``scores`` are those of the kept tokens, from :func:`probers.model.forward.token_scores`.
         """
         length = self._lengths[row]
-        values = ((each, recorder.value(row, length)) for each, recorder in self._features.items())
-        return joined(self._needs, {each: states for each, states in values if states is not None}, scores)
+        values = {each: recorder.value(row, length) for each, recorder in self._features.items()}
+        return joined(self._needs, {each: read for each, read in values.items() if read is not None}, scores)
 
     def attention(self, row: int) -> AttentionRows | None:
         """Return the kept part of ``row``'s attention."""
@@ -183,16 +175,18 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
     ``scores`` (2, n) are log-probabilities and entropies of the text's tokens, with the two highest
     probabilities (4, n) where they are asked for.
     """
-    states = {}
+    states = dict[Feature, np.ndarray]()
     for feature in needs.features:
-        if any(part not in read and part.site != "probabilities" for part in _parts(feature)):
-            continue
-        if feature.site == "probabilities" and not scores.shape[1]:
-            continue
-        parts = [(part, part.site == "probabilities") for part in _parts(feature)]
-        main, *beside = (_probabilities(scores, part) if last else read[part] for part, last in parts)
-        places = [as_places(vector, main.shape[-1]) for vector in beside]
-        states[feature] = np.concatenate([main, *places], axis=-2) if places else main
+        parts = _parts(feature)
+        found = [
+            read[part] if part in read else _probabilities(scores, part)
+            for part in parts
+            if part in read or (part.site == "probabilities" and scores.shape[1])
+        ]
+        if len(found) == len(parts):
+            main, *beside = found
+            places = [as_places(vector, main.shape[-1]) for vector in beside]
+            states[feature] = np.concatenate([main, *places], axis=-2) if places else main
     return states
 
 

@@ -53,7 +53,7 @@ class TextStream:
         if window.endswith(_BROKEN):
             self._tail = window[len(self._base) :] if goes_on else _BROKEN
         else:
-            known = len(self._base) if goes_on else _common(self._base, window)
+            known = len(self._base) if goes_on else shared_start(self._base, window)
             if not goes_on:
                 self.clean = False
                 self.text = self.text[: max(0, len(self.text) - len(self._base) + known)]
@@ -167,7 +167,7 @@ def _spans(read: Sequence[tuple[int, str]], text: str, start: int = 0) -> tuple[
     """Compute spans from the decoded text of each prefix of the tokens: ``text[:stable] + tail``."""
     spans: list[Span] = []
     for stable, tail in read:
-        known = max(start, stable + _common(tail, text[stable : stable + len(tail)]))
+        known = max(start, stable + shared_start(tail, text[stable : stable + len(tail)]))
         if known - stable < len(tail):  # its last character is not complete yet
             spans.append((start, min(known + 1, len(text))))
         elif known == start and tail.endswith(_BROKEN):  # another byte of a character that stays incomplete
@@ -178,7 +178,8 @@ def _spans(read: Sequence[tuple[int, str]], text: str, start: int = 0) -> tuple[
     return tuple(spans)
 
 
-def _common(one: str, other: str) -> int:
+def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Count the leading items that two sequences share."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -196,10 +197,10 @@ def read_offsets(
         return text, offsets
     complete = text.rstrip(_BROKEN)
     letters, written = _letters(tokenizer, source), letters_of(complete)
-    differs = [sign for sign, _ in letters[: len(written)]] != [sign for sign, _ in written]
-    if differs or (source.startswith(complete) and len(written) < len(letters)):
-        return text, offsets
-    return original_spans(source, letters, text, offsets)
+    same = [sign for sign, _ in letters[: len(written)]] == [sign for sign, _ in written]
+    if same and not (source.startswith(complete) and len(written) < len(letters)):
+        return original_spans(source, letters, text, offsets)
+    return text, offsets
 
 
 def _letters(tokenizer: Any, text: str) -> list[Letter]:
@@ -221,11 +222,6 @@ def _letters(tokenizer: Any, text: str) -> list[Letter]:
 def tell_once(tokenizer: Any, message: str) -> None:
     """Log a message about a tokenizer the first time."""
     log.warning("note: %s", message)
-
-
-def vocabulary(tokenizer: Any) -> frozenset[int]:
-    """List the ids that have a text; a model's vocabulary may be padded with rows that have none."""
-    return frozenset(tokenizer.get_vocab().values())
 
 
 def appended(tokenizer: Any) -> tuple[int, ...]:

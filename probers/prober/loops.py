@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ..model.attention import check_capped
+from ..model.attention import kernel_for
 from ..model.blocks import decoder_layers
 from ..model.forward import Decoder
 from ..model.hidden_states import broken_state, check_needs, tap_of
@@ -239,7 +239,7 @@ class GenerationWatcher(ExitStack):
             len(decoder_layers(model)), width, dtype.removeprefix("torch."), **marks,
         ))  # fmt: skip
         check_needs(bank.spec.needs, model)
-        check_capped(model.config, getattr(model.config, "_attn_implementation", None))
+        kernel_for(model.config, getattr(model.config, "_attn_implementation", None))
         self.bank, self.model, self.tokenizer = bank, model, tokenizer
         self.batch: WatchedBatch | None = None
         self.cache: Any = None

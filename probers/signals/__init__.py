@@ -5,41 +5,27 @@ are computed from plain values, so that datagen, triggers and tests share them; 
 answers to compare.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from ..types import lazily
-
-if TYPE_CHECKING:
-    from .meaning import Clusters, Entailment, Same, by_matcher, clusters
-    from .samples import Draws, Samples, draw
-    from .tokens import (
-        BEFORE,
-        SIGNALS,
-        Part,
-        RindScores,
-        Variant,
-        entropy_of_top,
-        margins,
-        parts,
-        rind_scores,
-        signals,
-        signals_before,
-        surprise,
-        trend_scores,
-        words,
-    )
+from .meaning import Clusters, Entailment, Same, by_matcher, clusters
+from .samples import Draws, Samples, draw
+from .tokens import (
+    BEFORE,
+    SIGNALS,
+    Part,
+    RindScores,
+    Variant,
+    entropy_of_top,
+    margins,
+    parts,
+    rind_scores,
+    signals,
+    signals_before,
+    surprise,
+    trend_scores,
+    words,
+)
 
 __all__ = [
     "BEFORE", "SIGNALS", "Clusters", "Draws", "Entailment", "Part", "RindScores", "Same", "Samples",
     "Variant", "by_matcher", "clusters", "draw", "entropy_of_top", "margins", "parts", "rind_scores",
     "signals", "signals_before", "surprise", "trend_scores", "words",
 ]  # fmt: skip
-
-__getattr__ = lazily("probers.signals", {
-    "meaning": "Clusters Entailment Same by_matcher clusters",
-    "samples": "Draws Samples draw",
-    "tokens": "BEFORE SIGNALS Part RindScores Variant entropy_of_top margins parts rind_scores signals "
-    "signals_before surprise trend_scores words",
-})  # fmt: skip

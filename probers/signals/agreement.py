@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -88,33 +88,21 @@ def semantic_entropy(
         raise UserError("semantic entropy needs samples: draw two or more", "missing-value")
     if variant not in get_args(Variant):
         raise UserError(f"variant={variant} is unknown: choose {' or '.join(get_args(Variant))}")
-    weights = np.ones(len(of))
-    if variant != "discrete":
-        logs = _each(logprobs, len(of), "log-probability", variant)
-        if variant == "weighted":
-            logs = logs / np.maximum(1, _each(lengths, len(of), "length", variant))
-        weights = _weights(logs)
+    read = {"discrete": 0, "sequence": 1, "weighted": 2}[variant]
+    given = {"log-probability": logprobs, "length": lengths}
+    for what, values in [*given.items()][:read]:
+        if values is None or len(values) != len(of):
+            problem = f"variant={variant} of semantic entropy needs the {what} of each sample"
+            raise UserError(problem, "missing-value")
+    logs = np.asarray(logprobs if read else np.zeros(len(of)), dtype=np.float64)
+    logs = logs / np.maximum(1, np.asarray(lengths)) if variant == "weighted" else logs
+    weights, known = np.ones(len(of)), ~np.isnan(logs)
+    if known.any():
+        weights = np.exp(logs - logs[known].max())  # relative to the likeliest: they may be very small
+        weights[~known] = weights[known].mean()
     shares = np.bincount(of, weights=weights) / weights.sum()
     shares = shares[shares > 0]
     return float(-(shares * np.log(shares)).sum()) + 0.0
-
-
-def _each(values: Any, n: int, what: str, variant: Variant) -> np.ndarray:
-    """Return ``values`` of n samples; UserError where there are none, or others than n."""
-    if values is None or len(values) != n:
-        problem = f"variant={variant} of semantic entropy needs the {what} of each sample"
-        raise UserError(problem, "missing-value")
-    return np.asarray(values, dtype=np.float64)
-
-
-def _weights(logprobs: np.ndarray) -> np.ndarray:
-    known = ~np.isnan(logprobs)
-    if not known.any():
-        return np.ones(len(logprobs))
-    # Relative to the likeliest, for sequences of very low probability.
-    weights = np.exp(np.where(known, logprobs, 0.0) - logprobs[known].max())
-    weights[~known] = weights[known].mean()
-    return weights
 
 
 def best_cut(entropies: np.ndarray) -> float:
@@ -142,10 +130,7 @@ def eigenscore(states: np.ndarray, alpha: float = ALPHA, *, variant: EigenVarian
 
     "inside" is INSIDE's code: Z^T J Z is divided by d - 1, which makes it a covariance, and the logarithm is
     the decimal one. "seakr" is the formula, also of a single state, which has a score in SeaKR's code.
-
-    Raises:
-        UserError: fewer than two states, or ``alpha`` is not above 0.
-        RunError: a state is not finite.
+    UserError for fewer than two states, or ``alpha`` of 0 or less; RunError for a state that is not finite.
     """
     if len(states) < (1 if variant == "seakr" else 2):
         problem = f"eigenscore compares the states of samples, and there are {len(states)}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
-from typing import Any
 
 from ..evaluation.answers import normalize_answer, unmarked
 from ..types import UserError, first_line
@@ -38,7 +38,6 @@ def by_matcher(matcher: EntityMatcher) -> Same:
     return same
 
 
-@dataclass
 class Entailment:
     """Equivalence by an entailment (NLI) model: two answers that entail each other (Kuhn et al. 2023).
 
@@ -50,43 +49,36 @@ class Entailment:
         UserError: the model cannot be loaded, or has no such label.
     """
 
-    name: str
-    _model: Any = field(init=False, repr=False)
-    _tokenizer: Any = field(init=False, repr=False)
-    _entails: int = field(init=False, repr=False)
-    _known: dict[tuple[str, str], bool] = field(init=False, repr=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from ..model.loading import whole
 
+        self.name = name
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(self.name)
-            self._model = whole(AutoModelForSequenceClassification, self.name, f"nli={self.name}").eval()
+            self._tokenizer = AutoTokenizer.from_pretrained(name)
+            self._model = whole(AutoModelForSequenceClassification, name, f"nli={name}").eval()
         except (OSError, ValueError) as error:
-            problem = f"nli={self.name} cannot be loaded: {first_line(error)}"
+            problem = f"nli={name} cannot be loaded: {first_line(error)}"
             raise UserError(f"{problem}; give a folder or hub id of an entailment model", "model") from error
         labels = {str(label).lower(): int(i) for i, label in self._model.config.id2label.items()}
         if "entailment" not in labels:
-            problem = f"nli={self.name} has the labels {', '.join(labels)} but none named entailment"
+            problem = f"nli={name} has the labels {', '.join(labels)} but none named entailment"
             raise UserError(f"{problem}: give an entailment model", "model")
         self._entails = labels["entailment"]
+        self._entailed = cache(self._read)
 
     def __call__(self, a: str, b: str) -> bool:
         if normalize_answer(a) == normalize_answer(b):
             return True
         return self._entailed(a, b) and self._entailed(b, a)
 
-    def _entailed(self, premise: str, hypothesis: str) -> bool:
+    def _read(self, premise: str, hypothesis: str) -> bool:
         import torch
 
-        if (premise, hypothesis) not in self._known:
-            pair = self._tokenizer(premise, hypothesis, return_tensors="pt", truncation=True)
-            with torch.inference_mode():
-                logits = self._model(**pair).logits[0]
-            self._known[premise, hypothesis] = int(logits.argmax()) == self._entails
-        return self._known[premise, hypothesis]
+        pair = self._tokenizer(premise, hypothesis, return_tensors="pt", truncation=True)
+        with torch.inference_mode():
+            return int(self._model(**pair).logits[0].argmax()) == self._entails
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,9 +143,7 @@ def states_at_end(lm: LanguageModel, drawn: Sequence[Samples], layer: int) -> li
     A state is the output of the MLP of block ``layer``, without the residual stream, at the end mark of the
     tokenizer after the sample. In a sample that its limit ended, the mark takes the place of the last token,
     as in that code (``StopChecker._change_last_token`` of its vLLM). None where all samples are blank.
-
-    Raises:
-        UserError: the tokenizer has no end mark.
+    UserError where the tokenizer has no end mark.
     """
     if (end := lm.tokenizer.eos_token_id) is None:
         raise UserError("variant=seakr reads the state of an end mark, and the tokenizer has none", "model")

@@ -92,13 +92,11 @@ def p_true(lm: LanguageModel, prompts: Sequence[str], *, names: Sequence[str] | 
     repeated = [prompt for prompt in prompts for _ in several]
     named = None if names is None else [name for name in names for _ in several]
     read = lm.score(repeated, [token for _ in prompts for token in several], names=named)
-    judged = []
-    for start in range(0, len(read), len(several)):
-        some = read[start : start + len(several)]
-        logs = np.array([each.logprobs[0] for each in some], dtype=np.float64)
-        true, false = np.logaddexp.reduce(logs[: len(tokens[0])]), np.logaddexp.reduce(logs[len(tokens[0]) :])
-        mass = np.logaddexp(true, false)
-        judged.append(PTrue(float(np.exp(true - mass)), float(np.exp(mass)), some[0]))
+    logs = np.array([each.logprobs[0] for each in read], dtype=np.float64).reshape(len(prompts), len(several))
+    true, false = (np.logaddexp.reduce(part, axis=1) for part in np.split(logs, [len(tokens[0])], axis=1))
+    mass = np.logaddexp(true, false)
+    columns = zip(np.exp(true - mass).tolist(), np.exp(mass).tolist(), read[:: len(several)], strict=True)
+    judged = [PTrue(*each) for each in columns]
     mean = float(np.mean([each.mass for each in judged])) if judged else 1.0
     if mean < LEAST_MASS and lm.spec not in _warned:
         _warned.add(lm.spec)
@@ -115,15 +113,14 @@ def spellings(tokenizer: Any) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[
 
     In a vocabulary that lacks either as a whole token they are the first tokens of " True" and " False".
     """
-    spellings: list[list[int]] = [[], []]
-    for token, number in tokenizer.get_vocab().items():
-        for reply, numbers in zip(_REPLIES, spellings, strict=True):
-            if reply in token.lower() and tokenizer.decode([number]).strip().lower() == reply:
-                numbers.append(number)
-    if not all(spellings):
-        first = (tokenizer(f" {r.title()}", add_special_tokens=False)["input_ids"][0] for r in _REPLIES)
-        spellings = [[number] for number in first]
-    true, false = (tuple((number,) for number in sorted(numbers)) for numbers in spellings)
+    lower = [(token.lower(), number) for token, number in tokenizer.get_vocab().items()]
+    each_spelt = [
+        [i for token, i in lower if reply in token and tokenizer.decode([i]).strip().lower() == reply]
+        for reply in _REPLIES
+    ]
+    if not all(each_spelt):
+        each_spelt = [tokenizer(f" {r.title()}", add_special_tokens=False)["input_ids"][:1] for r in _REPLIES]
+    true, false = (tuple((number,) for number in sorted(numbers)) for numbers in each_spelt)
     return true, false
 
 

@@ -65,9 +65,7 @@ def signals(generation: Generation) -> dict[str, float]:
 
     ``mean_entropy`` and ``max_entropy`` in nats over the generated tokens, ``min_prob`` the probability of
     the least likely one, ``mean_logprob`` in nats (minus the logarithm of the perplexity).
-
-    Raises:
-        RunError: nothing was generated, or a value is not finite.
+    RunError where nothing was generated, or a value is not finite.
     """
     if not generation.token_ids:
         raise RunError(f"nothing was generated after {generation.prompt[-60:]!r}: no signals", "empty")
@@ -217,34 +215,21 @@ def trend_scores(generation: Generation) -> RindScores:
     a = 0.9 + 0.1 |d2' - mean| / (|d2 - mean| + |d2' - mean|) and the mean is that of all d2 so far. The score
     is m times the highest attention that the word pays to a word of the text, within the whole context, as a
     share of its sentence's times its number of words; it is below 0 where entropy falls.
-
-    Raises:
-        UserError: attention was not recorded.
+    UserError where attention was not recorded.
     """
     if generation.attention is None:
         raise UserError("ETC needs attention; generate with Needs(attention=True)", "missing-value")
-    text, sentences = generation.text, split_sentences(generation.text)
-    units = words(text, generation.offsets)
+    text, units = generation.text, words(generation.text, generation.offsets)
     rows = [generation.attention.rows[1:][list(w.tokens)].mean(axis=0, dtype=np.float64) for w in units]
     first = len(generation.prompt_ids)
     most = [max(row[first:][list(w.tokens)].sum() for w in units) / row.sum() for row in rows]
-    attention = np.zeros(len(units))
-    for start, end in sentences:
-        inside = [i for i, w in enumerate(units) if start <= w.start < end]
-        attention[inside] = _share(np.array(most)[inside])
     entropies = np.array([generation.entropies[list(w.tokens)].max() for w in units], dtype=np.float64)
     content = np.array(is_content(text, [w.cut(text) for w in units]), dtype=bool)
     trend = np.zeros(len(units))
     trend[content] = _trend(entropies[content])
-    return RindScores(
-        "released", tuple((w.start, w.end) for w in units), tuple(w.tokens for w in units),
-        trend * attention, entropies, attention, content, tuple(sentences),
-    )  # fmt: skip
-
-
-def _share(attention: np.ndarray) -> np.ndarray:
-    """Scale words' attention (n,) as DRAGIN's code does: their share of the sentence's, times its words."""
-    return attention / attention.sum() * len(attention)
+    fields = _of_words(text, units, most)
+    scores = trend * fields["attention"]
+    return RindScores("released", scores=scores, entropies=entropies, content=content, **fields)
 
 
 def _trend(entropies: np.ndarray) -> np.ndarray:
@@ -285,18 +270,23 @@ def _released(generation: Generation, alone: AttentionRows | None) -> dict[str, 
         raise UserError(problem, "missing-value")
     if (given := len(alone.column_max)) != (count := len(generation.token_ids)):
         raise RunError(f"attention_alone has {given} tokens, the generation has {count}", "mismatch")
-    text = generation.text
-    units = words(text, generation.offsets)
-    sentences = split_sentences(text)
-    attention = np.zeros(len(units))
-    content = np.zeros(len(units), dtype=bool)
+    text, units = generation.text, words(generation.text, generation.offsets)
+    sums = [alone.column_max[list(w.tokens)].sum(dtype=np.float64) for w in units]
+    fields, content = _of_words(text, units, sums), list[bool]()
+    for start, end in fields["sentences"]:
+        content += is_content(text[start:end], [w.cut(text) for w in units if start <= w.start < end])
+    entropies = np.array([generation.entropies[list(w.tokens)].mean(dtype=np.float64) for w in units])
+    return {"entropies": entropies, "content": np.array(content, dtype=bool), **fields}
+
+
+def _of_words(text: str, units: Sequence[Part], attention: Sequence[float]) -> dict[str, Any]:
+    """Make the fields of words; attention is scaled as in DRAGIN's code, by their sentence's mean."""
+    sentences, scaled = split_sentences(text), np.zeros(len(units))
     for start, end in sentences:
         inside = [i for i, word in enumerate(units) if start <= word.start < end]
-        sums = np.array([alone.column_max[list(units[i].tokens)].sum(dtype=np.float64) for i in inside])
-        attention[inside] = _share(sums)
-        content[inside] = is_content(text[start:end], [units[i].cut(text) for i in inside])
-    entropies = np.array([generation.entropies[list(w.tokens)].mean(dtype=np.float64) for w in units])
+        given = np.array(attention)[inside]
+        scaled[inside] = given / given.sum() * len(given)
     return {
         "spans": tuple((w.start, w.end) for w in units), "tokens": tuple(w.tokens for w in units),
-        "entropies": entropies, "attention": attention, "content": content, "sentences": tuple(sentences),
+        "attention": scaled, "sentences": tuple(sentences),
     }  # fmt: skip

@@ -101,7 +101,7 @@ class FakeLM:
     def fits(self, prompts, more):
         return [len(tokens(p)) + n <= self.context for p, n in zip(prompts, more, strict=True)]
 
-    def attention_alone(self, generations, *, progress=None):
+    def attention_alone(self, generations):
         return [self._attention(0, len(g.token_ids)) for g in generations]
 
     def attention_of(self, texts):

@@ -112,9 +112,7 @@ class VllmLM(CausalLM):
             raise UserError("engine=vllm takes the likeliest tokens: leave sampling out", "unsupported")
         stops, encoded = self.stops(how.stop), self._encode(requests)
         limits = [request.max_new_tokens for request in requests]
-        fitting, skipped = self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
-        if skipped:
-            yield skipped
+        fitting = yield from self._fit(encoded, limits, "max_new_tokens={}", how.needs, known)
         new = {i: prompt for i, prompt in enumerate(fitting) if prompt.ids and i not in known}
         rows = {i: Row(Request(prompt, limits[i]), self.tokenizer, stops) for i, prompt in new.items()}
         yield from self._run({i: _Text(prompt, how.needs, rows[i]) for i, prompt in new.items()})
@@ -125,13 +123,11 @@ class VllmLM(CausalLM):
         self.check(how.needs)
         encoded, ids = self._encode_texts(requests)
         more = [len(tokens) for tokens in ids]
-        fitting, skipped = self._fit(encoded, more, "its continuation of {}", how.needs, known)
-        if skipped:
-            yield skipped
+        fitting = yield from self._fit(encoded, more, "its continuation of {}", how.needs, known)
         new = {i: prompt for i, prompt in enumerate(fitting) if prompt.ids and i not in known}
         yield from self._run({i: _Text(prompt, how.needs, tokens=ids[i]) for i, prompt in new.items()})
 
-    def _attend(self, sequences: Sequence[Sequence[int]], progress: str | None) -> list[AttentionRows]:
+    def _attend(self, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
         raise UserError("engine=vllm does not hand out attention", "unsupported")
 
     def _run(self, texts: Mapping[int, _Text]) -> Iterator[dict[int, Generation]]:

@@ -21,7 +21,6 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from ...types import RunError
-from ..tokens import vocabulary
 from . import KEY
 from .records import Recorded, TextRecord, check_options, readable
 
@@ -61,7 +60,7 @@ class ReadingWorker(_stock()):  # type: ignore[misc]
         how = {"revision": config.tokenizer_revision, "trust_remote_code": config.trust_remote_code}
         ends = config.try_get_generation_config().get("eos_token_id") or []
         listed = ends if isinstance(ends, list) else [ends]
-        return vocabulary(cached_get_tokenizer(config.tokenizer, **how)) | set(listed)
+        return frozenset([*cached_get_tokenizer(config.tokenizer, **how).get_vocab().values(), *listed])
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Run vLLM's method, then read the computed states."""
