@@ -7,7 +7,6 @@ int64 has the place where each begins.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -102,9 +101,8 @@ def _passage(row: Any, number: int) -> Passage:
         message = f"passage {number} is {row!r:.80}"
         raise UserError(f"{message}: give a text, or a dictionary with text", "bad-value")
     if "text" not in fields:
-        near = difflib.get_close_matches("text", [str(name) for name in fields], n=1, cutoff=0.5)
-        hint = f": rename {near[0]!r}" if near else f", only {', '.join(map(repr, fields)) or 'nothing'}"
-        raise UserError(f"passage {number} has no 'text'{hint}", "missing-value")
+        there = ", ".join(map(repr, fields)) or "nothing"
+        raise UserError(f"passage {number} has no 'text', only {there}: rename one to it", "missing-value")
     if (place := half_in(fields)) is not None:
         message = f"passage {number}: {place or 'a name'} holds half of a pair of surrogates"
         raise UserError(f"{message}: give valid Unicode", "bad-value")
@@ -250,7 +248,7 @@ class _Request:
     words: int | None
 
     def read(self) -> list[Passage]:
-        bad = BadLines(self.path, self.policy)
+        bad = BadLines(path=self.path, policy=self.policy)
         passages = list(self._each_once(bad))
         bad.alike = len(passages) - len(set(map(_key, passages)))
         self._finish(len(passages), bad)
@@ -258,7 +256,7 @@ class _Request:
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Fill the folder of a store, over the leftovers of an interrupted call."""
-        bad, before = BadLines(self.path, self.policy), self._stamp()
+        bad, before = BadLines(path=self.path, policy=self.policy), self._stamp()
         # 64 bits of every id and every text find all repeated ones.
         offsets, hashes, texts = array("q", [0]), array("Q"), array("Q")
         with (
@@ -282,17 +280,17 @@ class _Request:
             raise RunError(f"{self.path} has changed while it was read: run again", "changed")
         bad.alike = len(texts) - len(np.unique(np.frombuffer(texts, dtype=np.uint64)))
         self._finish(len(offsets) - 1, bad)
-        first = bad.listed[0] if bad.listed else ""
-        return {"passages": len(offsets) - 1, "skipped": bad.count, "first_skipped": first}
+        return {"passages": len(offsets) - 1, "skipped": len(bad), "first_skipped": bad.first()}
 
     def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
         """Yield passages with new ids; ``suspects`` are the only rows that may repeat one."""
-        malformed = bad if suspects is None else BadLines(self.path, "skip")  # those were counted before
+        # Of a second reading malformed lines were counted before.
+        malformed = bad if suspects is None else BadLines(path=self.path, policy="skip")
         lines: dict[str, str] = {}
         dropped = ""
         for row, (line, passage) in enumerate(read_passages(self.path, malformed, words=self.words)):
             if passage.id in lines and line != dropped:
-                bad.add(line, f"the id {passage.id!r} is already on {lines[passage.id]}")
+                bad.refuse(line, f"the id {passage.id!r} is already on {lines[passage.id]}")
                 dropped = line
             if line != dropped:  # dropped: all pieces of an article whose first piece is a repetition
                 if suspects is None or row in suspects:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..types import RunError, UserError, first_line
 
@@ -24,17 +24,22 @@ _FIELD = 1 << 26
 
 
 def table_rows(
-    lines: Iterable[str], delimiter: str, check: Callable[[list[str]], None] = lambda names: None
+    lines: Iterable[str],
+    delimiter: str,
+    check: Callable[[list[str]], None] = lambda names: None,
+    bare: Sequence[str] = (),
 ) -> Iterator[tuple[int, dict[str, str] | None, str]]:
     """Yield for each record of a table its first line, the record, and its problem.
 
     The first line names the fields, which are quoted as Python's csv module writes them, so that one may hold
-    line breaks; columns without a name are left out. ``check`` refuses the names.
+    line breaks; columns without a name are left out. ``check`` refuses the names. A table without this line
+    and without quotes has fields called ``bare``.
     """
     limit = csv.field_size_limit(_FIELD)  # the module's limit for all readers: restored below
     try:
-        rows = csv.reader(lines, delimiter=delimiter, strict=True)
-        names: list[str] | None = None
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL
+        rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+        names = list(bare)
         while True:
             first = rows.line_num + 1
             try:
@@ -46,7 +51,7 @@ def table_rows(
                 fix = "put a field with a quote in quotes, and write the quote twice"
                 yield first, None, f"{error}{end} ({fix})"
                 continue
-            if names is None:
+            if not names:
                 names = [name.strip("\ufeff ") for name in row]
                 check(names)
                 if twice := [name for name in names if name and names.count(name) > 1]:
@@ -54,7 +59,7 @@ def table_rows(
                     return
             elif len(row) == len(names):
                 yield first, {name: cell for name, cell in zip(names, row, strict=True) if name}, ""
-            elif row:
+            elif "".join(row).strip():
                 kind = "tab" if delimiter == "\t" else "comma"
                 yield first, None, f"{len(row)} {kind}-separated fields instead of {len(names)}"
     finally:

@@ -26,7 +26,7 @@ from ..records import (
     file_rows,
     given_records,
     is_lines,
-    read_lines,
+    line_rows,
     what_is_wrong,
 )
 from ..rows import records_of
@@ -110,16 +110,10 @@ def _of_rows(given: Any) -> _Rows:
 def _of_file(given: str | Path) -> _Rows:
     known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
     path = given_records("articles", given, known)
-    return (lambda: _lines(path)) if is_lines(path) else (lambda: enumerate(file_rows(path), 1))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the records of JSON lines; what no text can hold is cleaned later."""
-    for number, line in read_lines(path):
-        try:
-            yield number, Row(f"line {number}", json.loads(line))
-        except (ValueError, RecursionError) as error:
-            yield number, Row(f"line {number}", None, what_is_wrong(error))
+    if not is_lines(path):
+        return lambda: enumerate(file_rows(path), 1)
+    # What no text can hold is cleaned later.
+    return lambda: ((int(row.where.removeprefix("line ")), row) for row in line_rows(path, json.loads))
 
 
 def _of_record(record: Any, rules: Rules, splits: Splits | None = None) -> Article:
@@ -178,14 +172,19 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
             if not number:
                 _check_columns(spec, row)
             number += 1
+            record = {"id": number, "title": "", "text": ""}
+            record |= {name: value for name, value in row.items() if value is not None}
+            if isinstance(record["text"], str):
+                record["text"] = prose(clean(record["text"]))
             try:
-                article = _of_row(row, number, rules, splits)
+                article = _of_record(record, rules, splits)
+            except ValueError as error:
+                problems.malformed("skip", spec, f"row {number}", str(error))
             except UnusableError as error:
-                problems.add(str(row.get("title") or f"row {number}"), str(error))
+                problems.add(str(record["title"] or f"row {number}"), str(error))
             else:
                 done += 1
                 progress(done, limit, article.title)
-
                 yield article
 
     return ArticleSource(spec, articles(), problems, limit)
@@ -195,18 +194,3 @@ def _check_columns(spec: str, columns: Collection[str]) -> None:
     if "title" not in columns or not {"text", "sentences"} & {*columns}:
         message = f"articles={spec} needs columns title and text or sentences"
         raise UserError(f"{message}: it has {', '.join(columns) or 'none'}", "bad-file")
-
-
-def _of_row(row: Mapping[str, Any], number: int, rules: Rules, splits: Splits) -> Article:
-    title, content, text = row.get("title"), row.get("sentences"), row.get("text")
-    if not isinstance(title, str):
-        raise UnusableError("no title")
-    if content is None and not isinstance(text, str):
-        raise UnusableError("empty")
-    try:
-        check_strings("sentences", [] if content is None else content)
-    except ValueError as error:
-        raise UnusableError(f"malformed: {error}") from error
-    content = prose(clean(str(text))) if content is None else content
-    id = row.get("id")
-    return rules.article(title, content, id=str(number if id is None else id), split=splits)

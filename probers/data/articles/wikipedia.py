@@ -10,9 +10,8 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from logging import getLogger
 from pathlib import Path
@@ -24,9 +23,9 @@ import httpx
 import probers
 
 from ...checksums import seal, unsealed
-from ...files import cache_folder, check_file, digest, write_bytes
-from ...types import Article, Code, RunError, UserError, first_line
-from ..records import UnusableError
+from ...files import cache_folder, digest, write_bytes
+from ...types import Article, RunError, UserError, first_line
+from ..records import UnusableError, given_records, open_text
 from ..splits import Splits
 from .base import ArticleSource, Problems, Progress, Rules, Wikipedia, clean, prose
 
@@ -83,16 +82,11 @@ def open_wikipedia(
 
 def _title_list(options: Wikipedia) -> list[str]:
     """List the distinct titles of the option or of its file; UserError if there are none."""
-    titles: Sequence[Any] = options.titles or []
-    if isinstance(options.titles, str):
-        try:
-            check_file(options.titles)
-            titles = Path(options.titles).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"wikipedia.titles={options.titles} cannot be read as a text file ({error})"
-            remedy = "give one with a title per line, or a list like [Paris,Berlin]"
-            code: Code = "no-file" if isinstance(error, FileNotFoundError) else "bad-file"
-            raise UserError(f"{message}; {remedy}", code) from error
+    titles: Iterable[Any] = options.titles or []
+    if isinstance(titles, str):
+        give = "a text file with a title per line, or a list like [Paris,Berlin]"
+        with open_text(given_records("wikipedia.titles", titles, give)) as (lines, _):
+            titles = list(lines)
     names = (" ".join(clean(str(title)).replace("_", " ").split()) for title in titles)
     if not (distinct := list(dict.fromkeys(filter(None, names)))):
         raise UserError(f"wikipedia.titles={options.titles} holds no title", "empty")
@@ -154,12 +148,6 @@ class FetchError(Exception):
 
 #: Characters that no title holds; "|" would ask for two pages.
 _NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-#: Fields of a record in the cache: for a list by its kind, for a page by its status.
-_PAGE = {"status", "title", "pageid", "revision", "text"}
-_FIELDS = {
-    "categories": {"pages", "categories"}, "random": {"titles"},
-    "missing": {"status"}, "ok": _PAGE, "disambiguation": _PAGE,
-}  # fmt: skip
 
 
 class _Client:
@@ -214,9 +202,7 @@ class _Client:
         file = self._file(kind, name)
         try:
             record = unsealed(file)
-            about = {"schema": SCHEMA, "name": name}
-            expected = _FIELDS.get(str(record.get("status")) if kind == "pages" else kind, set())
-            if record.keys() == {*about, *expected} and all(record[k] == v for k, v in about.items()):
+            if (record.get("schema"), record.get("name")) == (SCHEMA, name):
                 return record
             raise ValueError("is not a record of this page or list")
         except (FileNotFoundError, NotADirectoryError):
@@ -363,7 +349,5 @@ def _retry_after(response: httpx.Response) -> float | None:
     if value.isdecimal():
         return float(value)
     with suppress(TypeError, ValueError, OverflowError):
-        when = parsedate_to_datetime(value)
-        when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-        return max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None

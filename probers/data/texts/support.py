@@ -9,7 +9,7 @@ from typing import Any
 
 from ..questions.values import Record, optional, records, strings, text
 from .base import truth
-from .formats import Line, Place, _mark, recognised
+from .formats import Line, Place, _mark, _wrong, recognised
 
 #: Label of a passage in RAGTruth's prompts.
 _NUMBERED = re.compile(r"(?:^|\n+)passage \d+:\s*")
@@ -24,16 +24,11 @@ def raglens(record: Record, place: Place) -> Iterator[Line]:
     if not isinstance(context, Mapping):
         raise ValueError("context must be an object with question and passages")
     question, shown = text(context, "question"), text(context, "passages")
-    spans = [
-        {
-            "start": each.get("start"), "end": each.get("end"), "text": each.get("text"), "wrong": True,
-            "type": str((each.get("meta") or {}).get("label_type") or ""),
-        }
-        for each in map(_as_object, record["hall_info"] or ())
-    ]  # fmt: skip
+    labels = list(map(_as_object, record["hall_info"] or ()))
     yield {
         "prompt": question, "passages": [p.strip() for p in _NUMBERED.split(shown) if p.strip()],
-        "answer": record["output"], "spans": spans, "outside": "right", "group": _mark(shown),
+        "answer": record["output"], "spans": _wrong({"labels": labels}, "label_type"), "outside": "right",
+        "group": _mark(shown),
         "writer": optional(record, "model"), "split": optional(record, "split"),
     }  # fmt: skip
 
@@ -41,9 +36,8 @@ def raglens(record: Record, place: Place) -> Iterator[Line]:
 def _as_object(span: Any) -> Mapping[str, Any]:
     """Read a span, which some files have as [start, end, text, label]."""
     if isinstance(span, Mapping):
-        return span
-    start, end, words, *label = span
-    return {"start": start, "end": end, "text": words, "meta": {"label_type": label[0] if label else ""}}
+        return {**span, **(span.get("meta") or {})}
+    return dict(zip(("start", "end", "text", "label_type"), span, strict=False))
 
 
 @recognised({"doc", "label", "original_summary", "summary"})
@@ -54,12 +48,9 @@ def summedits(record: Record, place: Place) -> Iterator[Line]:
     yield {
         "id": record.get("id"), "prompt": _SUMMARISE, "passages": [document],
         "answer": f" {text(record, 'summary')}", "wrong": None if consistent is None else not consistent,
-        "group": _mark(document), "dataset": f"summedits-{_domain(place)}", "split": "",
+        "group": _mark(document), "dataset": f"summedits-{place.name.removeprefix('summedits_')}",
+        "split": "",
     }  # fmt: skip
-
-
-def _domain(place: Place) -> str:
-    return place.path.name.partition(".")[0].removeprefix("summedits_")
 
 
 @recognised({"begin_label", "history", "knowledge"}, {"BEGIN", "evidence", "history", "response"})
@@ -77,7 +68,7 @@ def faithdial(record: Record, place: Place) -> Iterator[Line]:
     yield {
         "prompt": optional(record, "history"), "passages": [knowledge], "answer": f" {text(record, named)}",
         "wrong": wrong, "group": _mark(knowledge), "writer": "people" if gold else named,
-        "dataset": f"faithdial-{place.path.name.partition('.')[0]}",
+        "dataset": f"faithdial-{place.name}",
     }  # fmt: skip
 
 
@@ -170,5 +161,5 @@ def qags(record: Record, place: Place) -> Iterator[Line]:
         sentences.append({"start": start, "end": len(answer), "wrong": wrong})
     yield {
         "prompt": _SUMMARISE, "passages": [article], "answer": answer, "sentences": sentences,
-        "group": _mark(article), "dataset": place.path.name.partition(".")[0],
+        "group": _mark(article), "dataset": place.name,
     }  # fmt: skip
