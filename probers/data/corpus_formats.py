@@ -14,6 +14,7 @@ from ..checksums import draw_key
 from ..options import shown
 from ..types import Passage, UserError, count
 from ..words.text import detokenise_sentences
+from .questions.values import identifier, unchanged
 from .records import (
     BadLine,
     LeftOut,
@@ -68,11 +69,10 @@ class BadLines(LeftOut):
         if self:
             log.warning("\n  ".join([f"skipped {count(len(self), self.noun)}:", *self._named()]))
         if self.repeated:
-            reason = "since an earlier article without an id has the same title"
-            log.warning("%s: %d left out, %s", self.path, self.repeated, reason)
+            log.warning("%s: %d without id left out: their titles repeat", self.path, self.repeated)
         if self.alike:
-            same = f"{count(self.alike, 'passage')} with title and text of an earlier one"
-            log.warning("%s: %s: they share one place of a search", self.path, same)
+            same = count(self.alike, "passage")
+            log.warning("%s: %s like an earlier one: they share one place of a search", self.path, same)
         if self.long:
             advice = "passage_words=100 cuts all texts into passages of 100 words"
             texts = f"{count(self.long, 'text')} of over {LONG:,} characters"
@@ -124,7 +124,6 @@ def read_passages(
 
 
 def _records(path: Path, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
-    """Yield the records of a file with their places."""
     if ending_of(path) == ".tsv":
         rows = _tsv(path, progress)
     else:
@@ -164,13 +163,13 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     if "sentences" in record:
         check_strings("sentences", record["sentences"])
         sentences = detokenise_sentences(record["sentences"])
-        text = _text(" ".join(sentences))
+        text = unchanged({"sentences": " ".join(sentences)}, "sentences")
     else:
         title, text = _title_and_text(record, title)
         if words is None:
-            yield Passage(_id(record[key]), title, text)
+            yield Passage(identifier(record, key), title, text)
             return
-    name = _id(record[key]) if key in record else title
+    name = identifier(record, key) if key in record else title
     if not name:
         raise KeyError("id")
     pieces: Iterable[str] = whole_sentences(sentences)
@@ -183,8 +182,8 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
 def _title_and_text(record: Mapping[str, Any], title: str) -> tuple[str, str]:
     """Return the title and text of a record; in place of ``text``, ``contents`` may hold both."""
     if "text" in record or "contents" not in record:
-        return title, _text(record["text"])
-    contents = _text(record["contents"], "contents")
+        return title, unchanged(record, "text")
+    contents = unchanged(record, "contents")
     first, line_break, rest = contents.partition("\n")
     first = first.strip()
     if len(first) > 1 and first[0] == first[-1] == '"':
@@ -207,15 +206,3 @@ def whole_sentences(sentences: Iterable[str], words: int = WORDS) -> Iterator[st
         size += length
     if held:
         yield " ".join(held)
-
-
-def _id(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise ValueError(f"id must be a string or a whole number, found {value!r:.100}")
-    return str(value)
-
-
-def _text(value: Any, key: str = "text") -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{key} must be a non-empty string, found {value!r:.100}")
-    return value

@@ -128,9 +128,8 @@ class TwoWikiMultihopQA(QuestionSource):
         if self.aliases is None or not optional(record, "answer"):
             return ()
         if "answer_id" not in record:
-            message = f"{self.spec} has no answer_id, which questions.aliases={self.aliases} needs"
-            remedy = "take the files of the release with ids, or leave questions.aliases out"
-            raise UserError(f"{message}: {remedy}", "mismatch")
+            message = f"{self.spec} has no answer_id for questions.aliases={self.aliases}"
+            raise UserError(f"{message}: take the release with ids, or leave them out", "mismatch")
         return self._names.get(optional(record, "answer_id"), ())
 
     @cached_property

@@ -96,8 +96,7 @@ class BEIR(QuestionSource):
                 judged = True
                 yield row
         if passed and not judged:
-            message = f"questions.qrels={self.qrels} judges none of the queries of {self.spec}"
-            raise UserError(message, "mismatch")
+            raise UserError(f"questions.qrels={self.qrels} judges no query of {self.spec}", "mismatch")
 
     def question(self, record: Record) -> Question:
         if optional(record, "title"):

@@ -20,8 +20,8 @@ from ...parts import PARTS, load_part
 from ...prompts import turns_of
 from ...types import UserError
 from ...words import Recogniser
-from ..questions.adarague import AdaRAGUE
-from ..questions.values import Record, optional, records, strings, text
+from ..questions.helps import AdaRAGUE
+from ..questions.values import Record, optional, records, strings, text, unchanged
 from ..records import UnusableError, check_object, ending_of, file_rows, open_text
 from ..rows import lacking
 from ..tables import Row
@@ -113,12 +113,6 @@ def _wrong(record: Record, kind: str) -> list[Line] | None:
 def _ended(prompt: Any) -> Any:
     """End a prompt with a line break where its answers begin with a word: "output:The" is no text."""
     return f"{prompt}\n" if isinstance(prompt, str) and prompt and not prompt[-1].isspace() else prompt
-
-
-def unchanged(record: Record, key: str) -> str:
-    """Return a string that is not blank with its surrounding spaces, which offsets count."""
-    text(record, key)
-    return str(record[key])
 
 
 @recognised({"no_retrieve", "question_text", "rag_one_retrieve", "reference"})

@@ -19,9 +19,9 @@ from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
 from ..records import BadLine, LeftOut, UnusableError, check_unicode, given_records, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_field, unread_labels
-from ..splits import Splits
+from ..splits import SPLIT_NAMES, Splits
 from ..tables import Row, hub_splits, is_saved, saved_splits
-from .base import OF_RETRIEVAL, SPLIT_NAMES, Text, glued, glued_lines, read_text
+from .base import OF_RETRIEVAL, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,7 @@ class TextSource:
             self._records, self.path = records_of(self.path), None
             return
         if self.path is None:
-            message = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
-            raise UserError(message, "missing-value")
+            raise UserError("no texts are given: texts=FILE with answer and wrong, or hf:ID", "missing-value")
         if not self._spec.startswith("hf:"):
             given_records("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
 
@@ -121,17 +120,14 @@ class TextSource:
         for split, rows in splits:
             side = {"split": split} if split in SPLIT_NAMES else {}
             for row in rows:
-                record = row.record if row.problem else side | row.record
-                where = row.where if row.where.startswith(split) else f"{split} {row.where}"
-                yield row._replace(where=where, record=record)
+                yield row._replace(record=row.record if row.problem else side | row.record)
 
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Read every text with its place, or the reason why a line holds none."""
         # Rows have no files beside them.
         place = Place(Path(self._spec) if self._records is None else Path("rows", "rows"))
         self.mended = mended = Counter[tuple[str, str]]()
-        format_ = None if self.format == "auto" else self.format
-        outside = None if self.outside == "auto" else self.outside
+        self._layout = self.format
         seen: dict[int, str] = {}
         for row in self._rows():
             try:
@@ -139,22 +135,21 @@ class TextSource:
                     raise ValueError(row.problem)
                 if self._records is not None:  # files are checked by their readers
                     check_unicode(row.record)
-                if format_ is None:
-                    format_ = format_of(row.record, self._spec)
-                self._layout = format_
-                if format_ == "ragtruth" and not place.sources:
+                if self._layout == "auto":
+                    self._layout = format_of(row.record, self._spec)
+                if self._layout == "ragtruth" and not place.sources:
                     place = replace(place, sources=sources_beside(place.path))
                     self._no_prompts = not place.sources
-                for number, line in enumerate(lines_of(format_, row.record, place), 1):
+                for number, line in enumerate(lines_of(self._layout, row.record, place), 1):
                     where = row.where if number == 1 else f"{row.where}.{number}"
                     if (split := row.record.get("split")) is not None:
                         line.setdefault("split", split)
-                    if outside is not None:
-                        line["outside"] = outside
+                    if self.outside != "auto":
+                        line["outside"] = self.outside
                     one = read_text(line, where)
                     key = draw_key("id", 0, one.id)
                     if (other := seen.setdefault(key, where)) != where:
-                        if format_ == "jsonl":
+                        if self._layout == "jsonl":
                             raise ValueError(f"the id {one.id!r} is already on {other}")
                         one = replace(one, id=f"{one.id} ({where})")  # nobody else can mend their ids
                         mended[_REPEATED_ID] += 1
@@ -179,7 +174,6 @@ class TextSource:
         self.check_found(number)
 
     def _group_of(self, one: Text) -> str:
-        """Name the group of a text that does not say its own."""
         if self._layout == "statements" and not self._alone:
             return opening(one.answer)
         return digest(one.answer if self._alone else one.question or one.answer)
@@ -237,11 +231,8 @@ class TextSource:
             mine = (SPLITS.index(one.split) if one.split else -1, hash(verdicts), one.where)
             side, verdict, where = texts.setdefault(one.mark(unit), mine)
             if side != mine[0]:
-                raise UserError(
-                    f"texts={self._spec} {one.where} has the text of {where} in another split "
-                    f"({one.split or 'none'}): a text may be in one split only",
-                    "overlap",
-                )
+                message = f"texts={self._spec} {one.where} has the text of {where} in another split"
+                raise UserError(f"{message} ({one.split or 'none'}): give it one", "overlap")
             judged = [wrong for wrong in verdicts if wrong is not None]
             if where == one.where:
                 labels.update(judged)
@@ -274,13 +265,12 @@ class TextSource:
                 what = "beginnings" if self._layout == "statements" else "prompts"
                 note = f"the {what} make {count(different, 'group')}, so each answer is a group of its own"
                 return replace(survey, notes=(note, *survey.notes))
-            message = "too few for three splits: give group; by default texts of one prompt are one group"
-            raise UserError(f"texts={self._spec} has {count(different, 'group')}, {message}", "labels")
+            message = f"texts={self._spec} has {count(different, 'group')}, too few for three splits"
+            raise UserError(f"{message}: give group, by default one for each prompt", "labels")
         where_of, notes = self._dealt(groups, sides)
         drawn = self._limited(groups)
         if self._layout == "statements" and not self._alone:
-            what = "their beginnings, up to a name or to words in quotes"
-            notes.append(f"statements are grouped by their subject, or by {what}")
+            notes.append("statements are grouped by subject, or up to a first name or words in quotes")
         if repeated := sides.count(_REPEATED):
             message = f"{count(repeated, 'text')} left out, which stand in the file before"
             if contradicted:
@@ -314,14 +304,12 @@ class TextSource:
         for group, side in zip(groups, sides, strict=True):
             if side != _REPEATED and where.setdefault(group, side) != side:
                 two = " and ".join(SPLITS[s] for s in sorted((where[group], side)))
-                message = f"texts={self._spec}: a group is in {two}: give all its texts one split"
-                raise UserError(message, "overlap")
+                raise UserError(f"texts={self._spec}: a group is in {two}: give it one split", "overlap")
         if 1 in given:
             return where, []
         upto = int(_VALIDATION * 2**64)
         where = {g: 1 if side == 0 and self._key(g, "valid") < upto else side for g, side in where.items()}
-        note = f"{_VALIDATION:.0%} of the training groups, drawn by seed, are it"
-        return where, [f"no validation split: {note}"]
+        return where, [f"no validation split: it is {_VALIDATION:.0%} of the training groups, drawn by seed"]
 
     def _limited(self, groups: array[int]) -> set[int]:
         """Draw the groups that a limit leaves, one at least."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..questions.values import Record, optional, records, strings, text
@@ -36,7 +36,8 @@ def raglens(record: Record, place: Place) -> Iterator[Line]:
 def _as_object(span: Any) -> Mapping[str, Any]:
     """Read a span, which some files have as [start, end, text, label]."""
     if isinstance(span, Mapping):
-        return {**span, **(span.get("meta") or {})}
+        meta = span.get("meta")
+        return {**span, **meta} if isinstance(meta, Mapping) else span
     return dict(zip(("start", "end", "text", "label_type"), span, strict=False))
 
 
@@ -83,7 +84,7 @@ def faithbench(record: Record, place: Place) -> Iterator[Line]:
 
     Questionable and benign spans are undecided.
     """
-    spans = [
+    spans: list[Line] = [
         {
             "start": each.get("summary_start"), "end": each.get("summary_end"),
             "text": each.get("summary_span"),
@@ -91,24 +92,19 @@ def faithbench(record: Record, place: Place) -> Iterator[Line]:
         }
         for each in records(record, "annotations")
     ]  # fmt: skip
-    unwanted = [span for span in spans if span["wrong"]]
+    unwanted = [(span["start"], span["end"]) for span in spans if span["wrong"]]
+    apart = [  # without undecided spans that overlap wrong ones
+        span for span in spans
+        if span["wrong"] or not any(a < span["end"] and b > span["start"] for a, b in unwanted)
+    ]  # fmt: skip
     about = record.get("metadata") or {}
     source = text(record, "source")
     yield {
         "id": str(record["sample_id"]) if record.get("sample_id") is not None else None,
         "prompt": _SUMMARISE, "passages": [source], "answer": record["summary"],
-        "wrong": True if unwanted else None if spans else False, "spans": _apart(spans), "outside": "right",
+        "wrong": True if unwanted else None if spans else False, "spans": apart, "outside": "right",
         "group": _mark(source), "writer": str(about.get("summarizer") or ""), "dataset": "faithbench",
     }  # fmt: skip
-
-
-def _apart(spans: Sequence[Line]) -> list[Line]:
-    """Leave out undecided spans that overlap wrong ones."""
-    wrong = [(span["start"], span["end"]) for span in spans if span["wrong"]]
-    return [
-        span for span in spans
-        if span["wrong"] or not any(a < span["end"] and b > span["start"] for a, b in wrong)
-    ]  # fmt: skip
 
 
 @recognised({"doc_id", "sent_label", "summ_sent"}, {"document", "sent_label", "summ_sent"})
@@ -119,9 +115,7 @@ def tofueval(record: Record, place: Place) -> Iterator[Line]:
     """
     document = optional(record, "document")
     if not document:
-        raise ValueError(
-            "no document: TofuEval's files name it by doc_id, add a column document with its text"
-        )
+        raise ValueError("no document: add a column document with the text that doc_id names")
     label = str(record["sent_label"]).strip().lower()
     topic = optional(record, "topic")
     yield {
