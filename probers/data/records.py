@@ -38,8 +38,9 @@ def bad_line(message: str) -> UserError:
 
 def what_is_wrong(error: Exception) -> str:
     """Describe why a record cannot be read; name a missing key."""
-    message = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return DEEP if isinstance(error, RecursionError) else message
+    if isinstance(error, RecursionError):
+        return DEEP
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def check_object(record: Any) -> None:
@@ -337,8 +338,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                 file.seek(0)
             yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        message = f"{path} cannot be read: the compressed file is damaged ({error})"
-        raise UserError(message, "damaged") from error
+        raise UserError(f"{path} is damaged where it is compressed ({error})", "damaged") from error
 
 
 #: Nested opening brackets; the parser's memory for them could exceed the machine's.

@@ -125,11 +125,6 @@ class Rules:
     min_sentences: int = 2
     max_chars: int = 100_000
 
-    def __post_init__(self) -> None:
-        for name in ("min_sentences", "max_chars"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
-
     def article(
         self,
         title: str,
