@@ -248,13 +248,7 @@ class TextSource:
         if not groups:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
         if unit != "token" and len(labels) < 2:
-            kind, fix = "right", "texts with wrong ones, or another unit"
-            if True in labels:
-                also = "" if unit in ("sentence", "answer") else " with unit=sentence or unit=answer"
-                kind = "wrong"
-                fix = f"texts.outside=right{also} if all that is wrong is marked, or texts with right ones"
-            message = f"texts={self._spec}: every label of unit={unit} is {kind} (of {labels.total():,})"
-            raise UserError(f"{message}, and a detector needs both: give {fix}", "labels")
+            raise self._one_kind(unit, labels)
         plain = not (self._alone or forms["passages"] or forms[MESSAGES])
         if plain and (hint := unread_field("prompt", columns)):
             log.warning("texts=%s: %s", self._spec, hint)
@@ -291,6 +285,15 @@ class TextSource:
             columns=tuple(name for name in OF_RETRIEVAL if name in columns),
         )  # fmt: skip
 
+    def _one_kind(self, unit: Unit, labels: Counter[bool]) -> UserError:
+        kind, fix = "right", "texts with wrong ones, or another unit"
+        if True in labels:
+            also = "" if unit in ("sentence", "answer") else " with unit=sentence or unit=answer"
+            kind = "wrong"
+            fix = f"texts.outside=right{also} if all that is wrong is marked, or texts with right ones"
+        message = f"texts={self._spec}: every label of unit={unit} is {kind} (of {labels.total():,})"
+        return UserError(f"{message}, and a detector needs both: give {fix}", "labels")
+
     def _dealt(self, groups: array[int], sides: array[int]) -> tuple[dict[int, int], list[str]]:
         """Assign each group its split, if possible the file's, with notes (UserError: a group in two)."""
         given = {side for side in sides if side != _REPEATED}
@@ -313,11 +316,12 @@ class TextSource:
 
     def _limited(self, groups: array[int]) -> set[int]:
         """Draw the groups that a limit leaves, one at least."""
+        if self.limit is None or self.limit >= len(groups):
+            return set(groups)
         sizes, total, drawn = Counter(groups), 0, set[int]()
-        limit = len(groups) if self.limit is None else self.limit
         for group in sorted(sizes, key=lambda group: self._key(group, "limit")):
             total += sizes[group]
-            if drawn and total > limit:
+            if drawn and total > self.limit:
                 break
             drawn.add(group)
         return drawn
