@@ -264,7 +264,7 @@ class TextSource:
         where_of, notes = self._dealt(groups, sides)
         drawn = self._limited(groups)
         if self._layout == "statements" and not self._alone:
-            notes.append("statements are grouped by subject, or up to a first name or words in quotes")
+            notes.append("statements are grouped by subject, or by their words up to a name or a quotation")
         if repeated := sides.count(_REPEATED):
             message = f"{count(repeated, 'text')} left out, which stand in the file before"
             if contradicted:
