@@ -7,7 +7,6 @@ int64 has the place where each begins.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -91,23 +90,19 @@ def as_passages(rows: Rows) -> Sequence[Passage]:
     places: dict[str, int] = {}
     for number, passage in enumerate(passages, 1):
         if (first := places.setdefault(passage.id, number)) != number:
-            message = f"passages {first} and {number} have the same id {passage.id!r}"
-            raise UserError(f"{message}: give each an id of its own, or none", "conflict")
+            raise UserError(f"passages {first} and {number} have the same id {passage.id!r}", "conflict")
     return passages
 
 
 def _passage(row: Any, number: int) -> Passage:
     fields = asdict(row) if isinstance(row, Passage) else {"text": row} if isinstance(row, str) else row
     if not isinstance(fields, Mapping):
-        message = f"passage {number} is {row!r:.80}"
-        raise UserError(f"{message}: give a text, or a dictionary with text", "bad-value")
+        raise UserError(f"passage {number} must be a text, or a dictionary with text, found {row!r:.80}")
     if "text" not in fields:
-        near = difflib.get_close_matches("text", [str(name) for name in fields], n=1, cutoff=0.5)
-        hint = f": rename {near[0]!r}" if near else f", only {', '.join(map(repr, fields)) or 'nothing'}"
-        raise UserError(f"passage {number} has no 'text'{hint}", "missing-value")
+        there = ", ".join(map(repr, fields)) or "nothing"
+        raise UserError(f"passage {number} has no 'text', only {there}: rename one to it", "missing-value")
     if (place := half_in(fields)) is not None:
-        message = f"passage {number}: {place or 'a name'} holds half of a pair of surrogates"
-        raise UserError(f"{message}: give valid Unicode", "bad-value")
+        raise UserError(f"passage {number}: {place or 'a name'} holds half a surrogate pair: give Unicode")
     if isinstance(row, Passage):
         return row
     for name in ("text", "title"):
@@ -166,9 +161,7 @@ def load_corpus(
         from ..testbed import misleading
 
         return misleading.load_misleading(str(source))
-    give = "'testbed' or the path of a JSONL, TSV, CSV or Parquet file"
-    if len(str(source).split()) > 1:
-        give = f"{give}; passages themselves are given as a list, [text, ..]"
+    give = "'testbed', a JSONL, TSV, CSV or Parquet file, or in Python a list of texts"
     path = given_records("corpus", source, give)
     cache = Path(cache or cache_folder("corpus"))
     check_bad_line(on_bad_line)
@@ -189,22 +182,17 @@ def load_corpus(
 
 def search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Passage]]:
     """Find up to ``k`` passages for each query, best first, each title and text once, whatever its ids."""
-    results, wanted = [list(hits) for hits in retriever.search(queries, k)], k
-    open_ = list(range(len(results)))
+    results: list[list[Passage]] = [[] for _ in queries]
+    open_, wanted = list(range(len(queries))), k
     while open_:
-        full = [i for i in open_ if len(results[i]) >= wanted]
-        for i in open_:
-            distinct = {_key(passage): passage for passage in reversed(results[i])}
-            if len(distinct) < len(results[i]):
-                warn_once(
-                    "passages with title and text of another are found: they share one place of a search"
-                )
-            results[i] = list(distinct.values())[::-1]
-        open_ = [i for i in full if len(results[i]) < k]
-        wanted *= 4
-        more = retriever.search([queries[i] for i in open_], wanted) if open_ else []
-        for i, hits in zip(open_, more, strict=True):
-            results[i] = list(hits)
+        lacking = []
+        for i, hits in zip(open_, retriever.search([queries[i] for i in open_], wanted), strict=True):
+            results[i] = list({_key(passage): passage for passage in reversed(hits)}.values())[::-1]
+            if len(results[i]) < len(hits):
+                warn_once("passages alike in title and text are found: they share one place of a search")
+            if len(results[i]) < k and len(hits) >= wanted:
+                lacking.append(i)
+        open_, wanted = lacking, wanted * 4
     return [hits[:k] for hits in results]
 
 
@@ -237,10 +225,8 @@ def passages_from(passages: Sequence[Passage], row: int) -> Iterator[Passage]:
 
 def _alike(keys: array[int]) -> set[int]:
     """Find the places of keys that occur more than once."""
-    values = np.frombuffer(keys, dtype=np.uint64)
-    order = np.argsort(values, kind="stable")
-    same = values[order[1:]] == values[order[:-1]]
-    return {*order[1:][same].tolist(), *order[:-1][same].tolist()}
+    _, place, counts = np.unique(np.frombuffer(keys, np.uint64), return_inverse=True, return_counts=True)
+    return set(np.flatnonzero(counts[place] > 1).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +236,7 @@ class _Request:
     words: int | None
 
     def read(self) -> list[Passage]:
-        bad = BadLines(self.path, self.policy)
+        bad = BadLines(path=self.path, policy=self.policy)
         passages = list(self._each_once(bad))
         bad.alike = len(passages) - len(set(map(_key, passages)))
         self._finish(len(passages), bad)
@@ -258,7 +244,7 @@ class _Request:
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Fill the folder of a store, over the leftovers of an interrupted call."""
-        bad, before = BadLines(self.path, self.policy), self._stamp()
+        bad, before = BadLines(path=self.path, policy=self.policy), self._stamp()
         # 64 bits of every id and every text find all repeated ones.
         offsets, hashes, texts = array("q", [0]), array("Q"), array("Q")
         with (
@@ -282,17 +268,17 @@ class _Request:
             raise RunError(f"{self.path} has changed while it was read: run again", "changed")
         bad.alike = len(texts) - len(np.unique(np.frombuffer(texts, dtype=np.uint64)))
         self._finish(len(offsets) - 1, bad)
-        first = bad.listed[0] if bad.listed else ""
-        return {"passages": len(offsets) - 1, "skipped": bad.count, "first_skipped": first}
+        return {"passages": len(offsets) - 1, "skipped": len(bad), "first_skipped": bad.first()}
 
     def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
         """Yield passages with new ids; ``suspects`` are the only rows that may repeat one."""
-        malformed = bad if suspects is None else BadLines(self.path, "skip")  # those were counted before
+        # Of a second reading malformed lines were counted before.
+        malformed = bad if suspects is None else BadLines(path=self.path, policy="skip")
         lines: dict[str, str] = {}
         dropped = ""
         for row, (line, passage) in enumerate(read_passages(self.path, malformed, words=self.words)):
             if passage.id in lines and line != dropped:
-                bad.add(line, f"the id {passage.id!r} is already on {lines[passage.id]}")
+                bad.refuse(line, f"the id {passage.id!r} is already on {lines[passage.id]}")
                 dropped = line
             if line != dropped:  # dropped: all pieces of an article whose first piece is a repetition
                 if suspects is None or row in suspects:

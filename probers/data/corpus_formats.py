@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,64 +14,65 @@ from ..checksums import draw_key
 from ..options import shown
 from ..types import Passage, UserError, count
 from ..words.text import detokenise_sentences
+from .questions.values import identifier, unchanged
 from .records import (
-    NEITHER,
     BadLine,
-    bad_line,
+    LeftOut,
     check_object,
     check_strings,
     ending_of,
     file_rows,
     is_lines,
+    line_rows,
     open_text,
-    parse_json,
     what_is_wrong,
 )
-from .tables import table_rows
+from .tables import Row, table_rows
 
 log = logging.getLogger(__name__)
 
 #: Longer texts (in characters) are kept with a warning: they are rarely intended.
 LONG = 1_000_000
+#: Fields of MS MARCO's collection.
+_COLLECTION = ("id", "text")
 #: Largest number of words in a passage of whole sentences.
 WORDS = 100
-_SHOWN = 10
 
 
 @dataclass
-class BadLines:
-    """Lines of one file without a passage: the first is an error, or all are counted and some listed.
+class BadLines(LeftOut):
+    """Lines of one file without a passage: the first is an error, or they are left out by ``policy``.
 
     ``long`` counts passages beyond :data:`LONG`, which are kept; ``repeated`` counts articles left out for a
     title seen before, ``alike`` passages with the title and text of another, which are kept.
     """
 
-    path: Path
-    policy: BadLine
-    listed: list[str] = field(default_factory=list)
-    count: int = 0
+    noun: str = "malformed line"
+    path: Path = Path()
+    policy: BadLine = "error"
     long: int = 0
     repeated: int = 0
     alike: int = 0
 
-    def add(self, where: str, reason: str) -> None:
+    def refuse(self, where: str, reason: str) -> None:
         """Note a line or record; UserError if the policy is "error"."""
-        text = f"{self.path} {where}: {reason}"
-        if self.policy == "error":
-            raise bad_line(text)
-        self.count += 1
-        if len(self.listed) < _SHOWN:
-            self.listed.append(text)
+        self.malformed(self.policy, self.path, where, reason)
+
+    def first(self) -> str:
+        """Name the first line and its mistake, "" without one."""
+        return next(iter(self._named()), "")
+
+    def _named(self) -> list[str]:
+        return [f"{self.path} {where}: {why.removeprefix('malformed: ')}" for where, why in self.listed[:10]]
 
     def report(self) -> None:
-        if self.count:
-            log.warning("\n  ".join([f"skipped {count(self.count, 'malformed line')}:", *self.listed]))
+        if self:
+            log.warning("\n  ".join([f"skipped {count(len(self), self.noun)}:", *self._named()]))
         if self.repeated:
-            reason = "since an earlier article without an id has the same title"
-            log.warning("%s: %d left out, %s", self.path, self.repeated, reason)
+            log.warning("%s: %d without id left out: their titles repeat", self.path, self.repeated)
         if self.alike:
-            same = f"{count(self.alike, 'passage')} with title and text of an earlier one"
-            log.warning("%s: %s: they share one place of a search", self.path, same)
+            same = count(self.alike, "passage")
+            log.warning("%s: %s like an earlier one: they share one place of a search", self.path, same)
         if self.long:
             advice = "passage_words=100 cuts all texts into passages of 100 words"
             texts = f"{count(self.long, 'text')} of over {LONG:,} characters"
@@ -116,62 +117,39 @@ def read_passages(
             passages = list(_pieces(record, words))
         except (ValueError, KeyError) as error:
             fields = f" among its fields {shown(', '.join(record))}" if isinstance(error, KeyError) else ""
-            bad.add(where, what_is_wrong(error) + fields)
+            bad.refuse(where, what_is_wrong(error) + fields)
             continue
         bad.long += sum(len(passage.text) > LONG for passage in passages)
         yield from ((where, passage) for passage in passages)
 
 
 def _records(path: Path, bad: BadLines, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
-    """Yield the records of a file with their places."""
-    tsv = ending_of(path) == ".tsv"
-    if not tsv and not is_lines(path):
-        for row in file_rows(path):
-            if row.problem:
-                bad.add(row.where, row.problem)
-            else:
-                yield row.where, row.record
-        return
-    with open_text(path, "" if tsv else None) as (lines, position):
-        for number, (line, record) in enumerate((_tsv if tsv else _jsonl)(lines, bad)):
-            if number % 1000 == 0:
-                progress(position())
-            yield f"line {line}", record
+    if ending_of(path) == ".tsv":
+        rows = _tsv(path, progress)
+    else:
+        rows = line_rows(path, progress=progress) if is_lines(path) else file_rows(path)
+    for row in rows:
+        if row.problem:
+            bad.refuse(row.where, row.problem)
+        else:
+            yield row.where, row.record
 
 
-def _jsonl(lines: Iterable[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                record = parse_json(line.lstrip("\ufeff"))  # a mark before each of several joined files
-            except (ValueError, RecursionError) as error:
-                bad.add(f"line {number}", what_is_wrong(error) + (NEITHER if number == 1 else ""))
-            else:
-                yield number, record
-
-
-def _tsv(lines: Iterator[str], bad: BadLines) -> Iterator[tuple[int, Any]]:
-    """Yield records of DPR's table, or of MS MARCO's collection, which has no header and no quotes."""
+def _tsv(path: Path, progress: Callable[[int], None]) -> Iterator[Row]:
+    """Yield the rows of DPR's table, or of MS MARCO's collection, which has no header and no quotes."""
 
     def check(names: list[str]) -> None:
         if not {"id", "text"} <= set(names):
             expected = "the header id<TAB>text<TAB>title, or lines pid<TAB>passage"
-            raise UserError(f"{bad.path} line 1: expected {expected}, found {names!r:.100}", "bad-line")
+            raise UserError(f"{path} line 1: expected {expected}, found {names!r:.100}", "bad-line")
 
-    first = next(lines, "")
-    if re.fullmatch(r"\d+\t[^\t]*", first.rstrip("\r\n")):
-        for number, line in enumerate(chain([first], lines), 1):
-            fields = line.rstrip("\r\n").split("\t")
-            if len(fields) == 2:
-                yield number, {"id": fields[0], "text": fields[1]}
-            elif line.strip():
-                bad.add(f"line {number}", f"{len(fields)} tab-separated fields instead of 2, pid and passage")
-        return
-    for number, record, problem in table_rows(chain([first], lines), "\t", check):
-        if problem:
-            bad.add(f"line {number}", problem)
-        else:
-            yield number, record
+    with open_text(path, "") as (lines, position):
+        first = next(lines, "")
+        bare = _COLLECTION if re.fullmatch(r"\d+\t[^\t]*", first.rstrip("\r\n")) else ()
+        for number, record, problem in table_rows(chain([first], lines), "\t", check, bare):
+            if number % 1000 == 1:
+                progress(position())
+            yield Row(f"line {number}", record, problem)
 
 
 def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
@@ -185,13 +163,13 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
     if "sentences" in record:
         check_strings("sentences", record["sentences"])
         sentences = detokenise_sentences(record["sentences"])
-        text = _text(" ".join(sentences))
+        text = unchanged({"sentences": " ".join(sentences)}, "sentences")
     else:
         title, text = _title_and_text(record, title)
         if words is None:
-            yield Passage(_id(record[key]), title, text)
+            yield Passage(identifier(record, key), title, text)
             return
-    name = _id(record[key]) if key in record else title
+    name = identifier(record, key) if key in record else title
     if not name:
         raise KeyError("id")
     pieces: Iterable[str] = whole_sentences(sentences)
@@ -204,8 +182,8 @@ def _pieces(record: Any, words: int | None) -> Iterator[Passage]:
 def _title_and_text(record: Mapping[str, Any], title: str) -> tuple[str, str]:
     """Return the title and text of a record; in place of ``text``, ``contents`` may hold both."""
     if "text" in record or "contents" not in record:
-        return title, _text(record["text"])
-    contents = _text(record["contents"], "contents")
+        return title, unchanged(record, "text")
+    contents = unchanged(record, "contents")
     first, line_break, rest = contents.partition("\n")
     first = first.strip()
     if len(first) > 1 and first[0] == first[-1] == '"':
@@ -228,15 +206,3 @@ def whole_sentences(sentences: Iterable[str], words: int = WORDS) -> Iterator[st
         size += length
     if held:
         yield " ".join(held)
-
-
-def _id(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise ValueError(f"id must be a string or a whole number, found {value!r:.100}")
-    return str(value)
-
-
-def _text(value: Any, key: str = "text") -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{key} must be a non-empty string, found {value!r:.100}")
-    return value

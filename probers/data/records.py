@@ -38,8 +38,9 @@ def bad_line(message: str) -> UserError:
 
 def what_is_wrong(error: Exception) -> str:
     """Describe why a record cannot be read; name a missing key."""
-    message = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return DEEP if isinstance(error, RecursionError) else message
+    if isinstance(error, RecursionError):
+        return DEEP
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def check_object(record: Any) -> None:
@@ -112,12 +113,26 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextI
         raise UserError(f"{path} cannot be read as UTF-8 text: {error}", "bad-file") from error
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number (from 1) and text of every line that is not blank; opens like :func:`open_text`."""
-    with open_text(path) as (lines, _):
+def line_rows(
+    path: Path, parse: Callable[[str], Any] | None = None, progress: Callable[[int], None] = lambda done: None
+) -> Iterator[Row]:
+    """Yield the records of JSON lines, by default of :func:`parse_json`; blank lines are passed over.
+
+    ``progress`` is called now and then with the bytes of the file read so far. Opens like :func:`open_text`.
+    """
+    parse = parse or parse_json
+    with open_text(path) as (lines, position):
         for number, line in enumerate(lines, 1):
-            if text := line.lstrip("\ufeff").strip():  # a mark before each of several joined files
-                yield number, line if line[0] != "\ufeff" else text
+            if number % 1000 == 1:
+                progress(position())
+            if not (text := line.lstrip("\ufeff").strip()):  # a mark before each of several joined files
+                continue
+            record, problem = None, ""
+            try:
+                record = parse(text)
+            except (ValueError, RecursionError) as error:
+                problem = what_is_wrong(error) + (NEITHER if number == 1 else "")
+            yield Row(f"line {number}", record, problem)
 
 
 def as_rows(rows: Any) -> Any:
@@ -162,12 +177,7 @@ def file_rows(path: Path, *, by_id: bool = False) -> Iterator[Row]:
         return
     item = "" if by_id else _place(path)
     if item is None:
-        for number, line in read_lines(path):
-            try:
-                yield Row(f"line {number}", parse_json(line))
-            except (ValueError, RecursionError) as error:
-                hint = NEITHER if number == 1 else ""
-                yield Row(f"line {number}", None, f"{what_is_wrong(error)}{hint}")
+        yield from line_rows(path)
         return
     number = 0
     with ExitStack() as files:
@@ -328,8 +338,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                 file.seek(0)
             yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        message = f"{path} cannot be read: the compressed file is damaged ({error})"
-        raise UserError(message, "damaged") from error
+        raise UserError(f"{path} is damaged where it is compressed ({error})", "damaged") from error
 
 
 #: Nested opening brackets; the parser's memory for them could exceed the machine's.

@@ -67,10 +67,8 @@ def records_of(
         row = {field: row} if isinstance(row, str) and field else row
         if not isinstance(row, Mapping):
             noun = "row" if field in (None, "answer") else field
-            wanted = f"a dictionary with {needs[-2]} and {needs[-1]}"
-            message = f"{noun} {number} must be {wanted}, found {shown(row)}"
             layout = ", ".join(f"{name!r}: .." for name in needs)
-            raise UserError(f"{message}: give [{{{layout}}}, ..]")
+            raise UserError(f"{noun} {number} must be a dictionary {{{layout}}}, found {shown(row)}")
         records.append({str(name): _plain(value) for name, value in row.items()})
     if not records:
         fields = f"{needs[-2]} and {needs[-1]}"
@@ -79,12 +77,10 @@ def records_of(
 
 
 def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Make rows of columns (UserError: unequal lengths)."""
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        problem = f"the columns have different lengths ({sizes})"
-        raise UserError(f"{problem}: give each one value per row", "mismatch")
+        raise UserError(f"the columns differ in length ({sizes}): give each one value per row", "mismatch")
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -108,12 +104,11 @@ def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, 
     """
     for field, column in columns.items():
         if field not in FIELDS:
-            hint = nearest(field, FIELDS)
-            raise UserError(f"columns: texts have no field {shown(field)}{hint}", "unknown-key")
+            message = f"columns: texts have no field {shown(field)}{nearest(field, FIELDS)}"
+            raise UserError(message, "unknown-key")
         if column not in record:
-            message = f"columns: {field} is said to be {shown(column)}, which is no column"
-            hint = nearest(column, record)
-            raise UserError(f"{message}{hint}: there are {', '.join(record)}", "unknown-key")
+            message = f"columns: {field}={shown(column)} is no column{nearest(column, record)}"
+            raise UserError(f"{message}: there are {', '.join(record)}", "unknown-key")
     taken = set(columns.values())
     rest = {name: value for name, value in record.items() if name not in taken and name not in columns}
     return rest | {field: record[column] for field, column in columns.items()}

@@ -57,7 +57,9 @@ class Partition:
         return f"{self.number}/{self.count}"
 
 
-#: Names of the splits, for training, validation and testing.
+#: Names of splits in files of others.
+SPLIT_NAMES = {"dev": "validation", "valid": "validation", "val": "validation"} | {s: s for s in SPLITS}
+#: Shares of the splits, for training, validation and testing.
 SHARES = (0.6, 0.15, 0.25)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..types import RunError, UserError, first_line
 
@@ -24,17 +25,22 @@ _FIELD = 1 << 26
 
 
 def table_rows(
-    lines: Iterable[str], delimiter: str, check: Callable[[list[str]], None] = lambda names: None
+    lines: Iterable[str],
+    delimiter: str,
+    check: Callable[[list[str]], None] = lambda names: None,
+    bare: Sequence[str] = (),
 ) -> Iterator[tuple[int, dict[str, str] | None, str]]:
     """Yield for each record of a table its first line, the record, and its problem.
 
     The first line names the fields, which are quoted as Python's csv module writes them, so that one may hold
-    line breaks; columns without a name are left out. ``check`` refuses the names.
+    line breaks; columns without a name are left out. ``check`` refuses the names. A table without this line
+    and without quotes has fields called ``bare``.
     """
     limit = csv.field_size_limit(_FIELD)  # the module's limit for all readers: restored below
     try:
-        rows = csv.reader(lines, delimiter=delimiter, strict=True)
-        names: list[str] | None = None
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL
+        rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+        names = list(bare)
         while True:
             first = rows.line_num + 1
             try:
@@ -46,7 +52,7 @@ def table_rows(
                 fix = "put a field with a quote in quotes, and write the quote twice"
                 yield first, None, f"{error}{end} ({fix})"
                 continue
-            if names is None:
+            if not names:
                 names = [name.strip("\ufeff ") for name in row]
                 check(names)
                 if twice := [name for name in names if name and names.count(name) > 1]:
@@ -54,7 +60,7 @@ def table_rows(
                     return
             elif len(row) == len(names):
                 yield first, {name: cell for name, cell in zip(names, row, strict=True) if name}, ""
-            elif row:
+            elif "".join(row).strip():
                 kind = "tab" if delimiter == "\t" else "comma"
                 yield first, None, f"{len(row)} {kind}-separated fields instead of {len(names)}"
     finally:
@@ -66,12 +72,10 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_BATCH):
-                for number, record in enumerate(batch.to_pylist(), number + 1):  # noqa: B020 (counts on)
-                    yield Row(f"row {number}", _as_json(record))
+            records = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(_BATCH))
+            yield from (Row(f"row {number}", _as_json(record)) for number, record in enumerate(records, 1))
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read as Parquet: {first_line(error)}", "damaged") from error
 
@@ -94,8 +98,7 @@ def saved_splits(path: Path) -> Iterator[tuple[str, Iterator[Row]]]:
     try:
         data: Any = datasets.load_from_disk(str(path))
     except Exception as error:  # the library raises many kinds of errors for a damaged folder
-        message = f"{path} cannot be read as a folder of save_to_disk: {first_line(error)[:300]}"
-        raise UserError(message, "damaged") from error
+        raise UserError(f"{path} cannot be read: {first_line(error)[:300]}", "damaged") from error
     for name, split in data.items() if isinstance(data, Mapping) else [("", data)]:
         at = f"{name} row" if name else "row"
         yield name, (Row(f"{at} {number}", _as_json(record)) for number, record in enumerate(split, 1))
@@ -117,8 +120,7 @@ def open_stream(spec: str, dataset: str, *, instead: str, **options: Any) -> Any
     try:
         return datasets.load_dataset(dataset, streaming=True, **options)
     except (DatasetNotFoundError, FileNotFoundError) as error:
-        message = f"{spec}: no such dataset, or nothing in it can be read ({first_line(error)[:300]})"
-        raise UserError(message, "no-file") from error
+        raise UserError(f"{spec}: no readable dataset ({first_line(error)[:300]})", "no-file") from error
     except (ValueError, RuntimeError) as error:  # an unknown configuration or split, or a loading script
         raise UserError(f"{spec} cannot be opened: {first_line(error)[:300]}") from error
     except Exception as error:  # the libraries below raise many kinds of errors for a missing network
@@ -174,4 +176,5 @@ def hub_splits(spec: str, key: str) -> Iterator[tuple[str, Iterator[Row]]]:
         raise UserError(f"{key}={spec} has no split {split}: choose one of {known}", "unknown-choice")
     for each in [split] if split else there:
         options = {"name": config or None, "split": each}
-        yield each, hub_rows(f"{key}={spec}", name, lambda _: None, instead=instead, **options)
+        rows = hub_rows(f"{key}={spec}", name, lambda _: None, instead=instead, **options)
+        yield each, (row._replace(where=f"{each} {row.where}") for row in rows)

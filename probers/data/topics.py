@@ -13,7 +13,8 @@ from ..checksums import draw_key
 from ..types import Article, UserError
 from .articles import ArticleSource
 from .articles.cuts import natural
-from .questions.values import hashed, identifier, optional, text
+from .questions.base import hashed
+from .questions.values import identifier, optional, text
 from .records import BadLine, LeftOut, check_object, file_rows, given_records, what_is_wrong
 from .rows import records_of
 from .splits import Splits, limited

@@ -35,15 +35,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_json(file)
     except (FileNotFoundError, NotADirectoryError):
-        message = f"{path} is not a feature store (no {MANIFEST}): probers-datagen makes one"
-        raise UserError(message, "no-artifact") from None
+        raise UserError(f"{path} is no feature store: probers-datagen makes one", "no-artifact") from None
     except ValueError as error:
         raise damaged(path, MANIFEST, str(error)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a feature store", "bad-file")
     if (schema := manifest.get("schema")) != SCHEMA:
-        message = f"the feature store {path} has schema {shown(schema)}, this reads {SCHEMA}"
-        raise UserError(message, "bad-file")
+        raise UserError(f"the feature store {path} has schema {shown(schema)}, not {SCHEMA}", "bad-file")
     if problem := _problem(manifest):
         raise damaged(path, MANIFEST, problem)
     return manifest
@@ -53,8 +51,7 @@ def read_specs(path: Path, manifest: Mapping[str, Any]) -> tuple[FeatureSpec, ..
     """Read the specifications of a store's features from its manifest; UserError if damaged."""
     described = [manifest["spec"], *manifest.get("more", ())]
     if any(each.get("dtype") == "fp8" for each in described):
-        message = f"the feature store {path} has dtype=fp8, which is no longer read"
-        raise UserError(f"{message}: make it again with dtype=float16", "unsupported")
+        raise UserError(f"the feature store {path} has dtype=fp8: make it with dtype=float16", "unsupported")
     try:
         specs = tuple(map(FeatureSpec.from_dict, described))
         check_features(specs)
@@ -155,8 +152,7 @@ def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[
         if set(listed) != names or not sound:
             raise ValueError("lists files of another shard")
     except (ValueError, TypeError, KeyError) as error:
-        remedy = "the command that made the store makes the shard again"
-        raise RunError(f"{path} is damaged (it {error}): {remedy}", "damaged") from error
+        raise RunError(f"{path} is damaged (it {error}): run its command again", "damaged") from error
     return {"rows": rows, "files": {f"shards/{name}": file for name, file in listed.items()}, **about}
 
 
@@ -182,6 +178,8 @@ COLUMNS: dict[str, type] = {
     "helps": float, "retriever_score": float, "retriever_margin": float,
 }  # fmt: skip
 _REQUIRED = ("id", "group", "split", "correct")
+#: Types of values, and their names in Parquet.
+_TYPES: dict[type, str] = {str: "string", int: "int64", float: "double", bool: "bool"}
 #: Columns that are null where something is missing: the engine's attention, a gold answer, two samples
 #: with a token, a number in the model's reply, an entity in the question, an answer with passages, a passage.
 _NULLABLE = (
@@ -227,7 +225,6 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
             raise ValueError(f"row {row.get('id')}: {split=}, {correct=}")
     if lacking := [c for c in _REQUIRED if c not in names]:
         raise ValueError(f"rows lack the columns {lacking}")
-    kinds = _types()
     columns = {}
     for name in [c for c in COLUMNS if c in names] + sorted(c for c in names if c not in COLUMNS):
         required = name in COLUMNS and name not in _NULLABLE
@@ -239,7 +236,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
             raise RunError(f"{name} of {bad['id']} is {bad[name]}, not a number", "bad-value")
         if len(there) < len(rows):
             values = [row[name] for row in rows]
-        columns[name] = pa.array(values, type=kinds[kind])
+        columns[name] = pa.array(values, type=_TYPES[kind])
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer, compression="zstd")
     return buffer.getvalue()
@@ -276,28 +273,21 @@ def read_rows(
 def _kind_of(column: str, types: set[type]) -> type:
     """Find the type of a further column, float for mixed numbers."""
     kinds: set[type] = {float} if types == {int, float} else types
-    if len(kinds) != 1 or not kinds <= set(_types()):
+    if len(kinds) != 1 or not kinds <= set(_TYPES):
         held = " and ".join(sorted(kind.__name__ for kind in types)) or "None alone"
         raise ValueError(f"column {column} holds {held}; str, int, float or bool can be stored")
     return next(iter(kinds))
 
 
-def _types() -> dict[type, pa.DataType]:
-    import pyarrow as pa
-
-    return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-
-
 def _odd_column(schema: pa.Schema) -> str | None:
-    types = _types()
     if lacking := [name for name in _REQUIRED if name not in schema.names]:
         return f"lacks the column {lacking[0]}"
     if len(set(schema.names)) < len(schema.names):
         return "has two columns with the same name"
     for field in schema:
-        expected = [types[COLUMNS[field.name]]] if field.name in COLUMNS else list(types.values())
-        if field.type not in expected:
-            wanted = " or ".join(map(str, expected))
+        expected = [_TYPES[COLUMNS[field.name]]] if field.name in COLUMNS else list(_TYPES.values())
+        if str(field.type) not in expected:
+            wanted = " or ".join(expected)
             return f"has the column {shown(field.name)} of type {shown(str(field.type))}, not {wanted}"
     return None
 

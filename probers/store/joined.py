@@ -52,12 +52,10 @@ class JoinedStores:
             if odd := sorted({*map(str, table)} ^ {*map(str, tables[0])}):
                 pair = (store.path, self.stores[0].path)
                 has, lacks = pair if odd[0] in table else pair[::-1]
-                message = f"data={has} has the column {odd[0]}, which data={lacks} lacks: make both alike"
-                raise UserError(message, "mismatch")
+                raise UserError(f"data={has} has the column {odd[0]}, which data={lacks} lacks", "mismatch")
             for name in table["id"]:
                 if name in known:
-                    message = f"the id {name} is in {known[name]} and again in {store.path}"
-                    raise UserError(f"{message}: give every text once", "overlap")
+                    raise UserError(f"{known[name]} and {store.path} both have the id {name}", "overlap")
                 known[name] = store.path
         return pd.concat(tables, ignore_index=True)
 

@@ -104,8 +104,8 @@ class FeatureStore:
         store = cls(path, files.read_specs(path, manifest), manifest["config"], manifest["shards"])
         if not manifest["complete"]:
             written = f"{len(files.written_shards(path))} of {store.shards or 'an unknown number of'} shards"
-            remedy = "run the command that made it again, it continues where it stopped"
-            raise UserError(f"the feature store {path} is incomplete ({written}): {remedy}", "no-artifact")
+            message = f"the feature store {path} is incomplete ({written}): run its command again"
+            raise UserError(message, "no-artifact")
         if (problem := check(path, manifest["files"], contents=checksums)) is not None:
             raise files.damaged(path, *problem)
         return store
@@ -121,8 +121,7 @@ class FeatureStore:
                 return replace(self, read=index)
         wanted = " ".join(f"{k}={v}" for k, v in (("pool", pool), ("site", site)) if v is not None)
         there = ", ".join(f"pool={spec.pool} site={spec.site}" for spec in self.features)
-        message = f"{wanted} is not in the feature store {self.path}: it holds {there}"
-        raise UserError(message, "missing-value")
+        raise UserError(f"{wanted} is not in the store {self.path}: it holds {there}", "missing-value")
 
     @property
     def missing(self) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Annotated
 
-from ...options import Name, Natural, NotNegative, Positive
+from ...options import Limits, Name, Natural, NotNegative, Positive
 from ...types import Article, RunError, UserError
 from ..records import LeftOut, UnusableError
 
@@ -47,9 +47,11 @@ class Wikipedia:
     """number of levels of subcategories"""
     random: bool = False
     """true draws limit pages at random"""
-    language: Name = "en"
+    language: Annotated[str, Limits("a code such as en or de", pattern=r"^[\w-]+$")] = "en"
     """language of the Wikipedia"""
-    contact: Name | None = None
+    contact: (
+        Annotated[str, Limits("an e-mail address or a URL in plain ASCII", pattern="^[ -~]+$")] | None
+    ) = None
     """your e-mail address or page for the user agent, which Wikipedia asks for"""
     cache: Name | None = None
     """folder for fetched pages and lists; null is in the user's cache folder"""
@@ -63,23 +65,16 @@ class Wikipedia:
     """longest wait in seconds that a server may ask for"""
     timeout: Positive = 20
     """seconds per request"""
-    api_url: Name | None = None
+    api_url: Annotated[str, Limits("a URL of http:// or https://", pattern="^https?://[!-~]+$")] | None = None
     """address of another MediaWiki"""
 
     def check(self) -> None:
-        """Refuse several or no choices of pages, and values that make no request (UserError)."""
+        """Refuse several or no choices of pages (UserError)."""
         given = [name for name in ("titles", "category", "random") if getattr(self, name)]
         if len(given) != 1:
             needed = "exactly one of wikipedia.titles, wikipedia.category and wikipedia.random=true"
             message = f"articles=wikipedia needs {needed}; {' and '.join(given) or 'none'} given"
             raise UserError(message, "conflict" if given else "missing-value")
-        if not self.language.replace("-", "").isalnum():
-            raise UserError(f"wikipedia.language={self.language} is not a code such as en or de")
-        if self.api_url is not None and urlsplit(self.api_url).scheme not in ("http", "https"):
-            raise UserError(f"wikipedia.api_url={self.api_url} must begin with https:// or http://")
-        if self.contact is not None and not self.contact.isascii():
-            message = f"wikipedia.contact={self.contact!r} must be plain ASCII"
-            raise UserError(f"{message}: an e-mail address or a URL")
 
 
 def clean(text: str) -> str:
@@ -129,11 +124,6 @@ class Rules:
 
     min_sentences: int = 2
     max_chars: int = 100_000
-
-    def __post_init__(self) -> None:
-        for name in ("min_sentences", "max_chars"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be 1 or more")
 
     def article(
         self,

@@ -130,10 +130,6 @@ class CutPlan:
 
     def __post_init__(self) -> None:
         self._stream = self._all()
-        for name in ("per_article", "within"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}={value} leaves nothing to cut at: give 1 or more")
 
     def peek(self) -> None:
         """Make the first cut and keep it, so that articles without any cut are an error now."""
@@ -151,11 +147,9 @@ class CutPlan:
                 seed=self.seed,
             )  # fmt: skip
             if not cuts:
-                reason = "no entity: none is inside a sentence and outside the title"
-                self.source.problems.add(article.title, reason)
+                self.source.problems.add(article.title, "no entity: none in a sentence, outside the title")
             self.cuts += len(cuts)
             yield from cuts
         if not self.cuts:
-            lack = "has an entity inside a sentence and outside its title, so there is nothing to cut at"
-            where = f"articles={self.source.spec}: none of the {self.articles} articles"
-            raise UserError(f"{where} {lack}", "empty")
+            where = f"articles={self.source.spec}: nothing to cut at in {self.articles} articles"
+            raise UserError(f"{where}, no entity inside a sentence and outside the title", "empty")

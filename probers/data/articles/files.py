@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..records import (
     file_rows,
     given_records,
     is_lines,
-    read_lines,
+    line_rows,
     what_is_wrong,
 )
 from ..rows import records_of
@@ -46,18 +47,14 @@ def open_rows(
     UserError for a missing file, nothing usable, or with ``on_bad_line="error"`` a malformed line or repeated
     id. A repeated title without ids is only a problem; its first article is kept.
     """
-    rows = _of_file(given) if isinstance(given, (str, Path)) else _of_rows(given)
-    spec = path = str(given) if isinstance(given, (str, Path)) else "rows"
-    problems = Problems()
-    key = Splits(seed).key
+    rows, problems, key = _opener(given), Problems(), Splits(seed).key
+    spec = str(given) if isinstance(given, (str, Path)) else "rows"
     ids, titles, numbers, has_id = array("Q"), array("Q"), array("Q"), array("B")
     for number, row in rows():
         try:
-            if row.problem:
-                raise ValueError(row.problem)
-            article = _of_record(row.record, rules)
+            article = _of_row(row, rules)
         except (ValueError, RecursionError) as error:
-            problems.malformed(on_bad_line, path, row.where, what_is_wrong(error))
+            problems.malformed(on_bad_line, spec, row.where, what_is_wrong(error))
         except UnusableError as error:
             problems.add(clean(row.record["title"]).strip() or row.where, str(error))
         else:
@@ -69,61 +66,47 @@ def open_rows(
     _, firsts, place = np.unique(np.array(ids), return_index=True, return_inverse=True)
     origin = lines[firsts[place]]
     again = origin != lines
-    repeated = dict(zip(lines[again].tolist(), origin[again].tolist(), strict=True))  # line -> the first one
-    named = {n for n, has in zip(numbers, has_id, strict=True) if has and n in repeated}
-    for number, first in repeated.items():
-        if number in named and on_bad_line == "error":
-            raise bad_line(f"{path} line {number}: its id is already on line {first}")
-        what = "id" if number in named else "title"
+    repeats = (each[again].tolist() for each in (lines, origin, np.array(has_id)))
+    for number, first, named in zip(*repeats, strict=True):
+        if named and on_bad_line == "error":
+            raise bad_line(f"{spec} line {number}: its id is already on line {first}")
+        what = "id" if named else "title"
         problems.add(f"line {number}", f"repeated {what}: also on line {first}")
-    total = len(numbers) - len(repeated)
-    if not total:
+    repeated, usable = set(lines[again].tolist()), lines[~again]
+    if not (total := len(usable)):
         raise problems.nothing_usable(spec)
     upto = 2**64
     if limit is not None and limit < total:
-        draws = np.fromiter((_draw(n, seed) for n in numbers if n not in repeated), np.uint64, total)
-        upto = int(np.partition(draws, limit - 1)[limit - 1])
-        total = limit
+        draws = np.fromiter((_draw(number, seed) for number in usable.tolist()), np.uint64, total)
+        upto, total = int(np.partition(draws, limit - 1)[limit - 1]), limit
     splits = Splits(seed, titles)
 
     def articles() -> Iterator[Article]:
         for number, row in rows():
-            if row.problem or number in repeated or _draw(number, seed) > upto:
-                continue
-            try:
-                yield _of_record(row.record, rules, splits)
-            except (ValueError, RecursionError, UnusableError):
-                continue  # counted by the first reading
+            if number not in repeated and _draw(number, seed) <= upto:
+                with suppress(ValueError, RecursionError, UnusableError):  # counted by the first reading
+                    yield _of_row(row, rules, splits)
 
     return ArticleSource(spec, articles(), problems, total)
 
 
-#: Opens records anew, each with its number.
-_Rows = Callable[[], Iterable[tuple[int, Row]]]
+def _opener(given: Any) -> Callable[[], Iterable[tuple[int, Row]]]:
+    """Return a function that opens the records of a file or of rows anew, each with its number."""
+    if not isinstance(given, (str, Path)):
+        records = records_of(given, None, ("title", "text"))
+        return lambda: ((number, Row(f"row {number}", record)) for number, record in enumerate(records, 1))
+    path = given_records("articles", given, "testbed, a JSONL file, wikipedia or hf:<dataset id>")
+    if not is_lines(path):
+        return lambda: enumerate(file_rows(path), 1)
+    # What no text can hold is cleaned later.
+    return lambda: ((int(row.where.removeprefix("line ")), row) for row in line_rows(path, json.loads))
 
 
-def _of_rows(given: Any) -> _Rows:
-    records = records_of(given, None, ("title", "text"))
-    return lambda: ((number, Row(f"row {number}", record)) for number, record in enumerate(records, 1))
-
-
-def _of_file(given: str | Path) -> _Rows:
-    known = "testbed, the path of a JSONL file, wikipedia or hf:<dataset id>"
-    path = given_records("articles", given, known)
-    return (lambda: _lines(path)) if is_lines(path) else (lambda: enumerate(file_rows(path), 1))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the records of JSON lines; what no text can hold is cleaned later."""
-    for number, line in read_lines(path):
-        try:
-            yield number, Row(f"line {number}", json.loads(line))
-        except (ValueError, RecursionError) as error:
-            yield number, Row(f"line {number}", None, what_is_wrong(error))
-
-
-def _of_record(record: Any, rules: Rules, splits: Splits | None = None) -> Article:
-    """Make the article of a record; ValueError if malformed, UnusableError if the article is useless."""
+def _of_row(row: Row, rules: Rules, splits: Splits | None = None) -> Article:
+    """Make the article of a row; ValueError if malformed, UnusableError if the article is useless."""
+    if row.problem:
+        raise ValueError(row.problem)
+    record = row.record
     check_object(record)
     title = record.get("title")
     if not isinstance(title, str):
@@ -154,8 +137,7 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
     if split and split not in rows:
         raise UserError(f"articles={spec} has no split {split}: choose one of {there}", "unknown-choice")
     if not split and "train" not in rows and len(rows) > 1:
-        message = f"articles={spec} has several splits: add one of {there} as hf:{name}:{config}:<split>"
-        raise UserError(message, "missing-value")
+        raise UserError(f"articles={spec} has the splits {there}: add :<split>", "missing-value")
     data = rows[split or ("train" if "train" in rows else next(iter(rows)))]
     if limit is not None:
         data = data.shuffle(seed=seed, buffer_size=WINDOW)
@@ -178,14 +160,19 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
             if not number:
                 _check_columns(spec, row)
             number += 1
+            record = {"id": number, "title": "", "text": ""}
+            record |= {name: value for name, value in row.items() if value is not None}
+            if isinstance(record["text"], str):
+                record["text"] = prose(clean(record["text"]))
             try:
-                article = _of_row(row, number, rules, splits)
+                article = _of_row(Row("", record), rules, splits)
+            except ValueError as error:
+                problems.malformed("skip", spec, f"row {number}", str(error))
             except UnusableError as error:
-                problems.add(str(row.get("title") or f"row {number}"), str(error))
+                problems.add(str(record["title"] or f"row {number}"), str(error))
             else:
                 done += 1
                 progress(done, limit, article.title)
-
                 yield article
 
     return ArticleSource(spec, articles(), problems, limit)
@@ -193,20 +180,5 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
 
 def _check_columns(spec: str, columns: Collection[str]) -> None:
     if "title" not in columns or not {"text", "sentences"} & {*columns}:
-        message = f"articles={spec} needs columns title and text or sentences"
-        raise UserError(f"{message}: it has {', '.join(columns) or 'none'}", "bad-file")
-
-
-def _of_row(row: Mapping[str, Any], number: int, rules: Rules, splits: Splits) -> Article:
-    title, content, text = row.get("title"), row.get("sentences"), row.get("text")
-    if not isinstance(title, str):
-        raise UnusableError("no title")
-    if content is None and not isinstance(text, str):
-        raise UnusableError("empty")
-    try:
-        check_strings("sentences", [] if content is None else content)
-    except ValueError as error:
-        raise UnusableError(f"malformed: {error}") from error
-    content = prose(clean(str(text))) if content is None else content
-    id = row.get("id")
-    return rules.article(title, content, id=str(number if id is None else id), split=splits)
+        there = ", ".join(columns) or "none"
+        raise UserError(f"articles={spec} needs title and text or sentences: it has {there}", "bad-file")

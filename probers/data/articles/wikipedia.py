@@ -10,13 +10,13 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,14 +24,11 @@ import httpx
 import probers
 
 from ...checksums import seal, unsealed
-from ...files import cache_folder, check_file, digest, write_bytes
-from ...types import Article, Code, RunError, UserError, first_line
-from ..records import UnusableError
+from ...files import cache_folder, digest, write_bytes
+from ...types import Article, RunError, UserError, first_line
+from ..records import UnusableError, given_records, open_text
 from ..splits import Splits
 from .base import ArticleSource, Problems, Progress, Rules, Wikipedia, clean, prose
-
-if TYPE_CHECKING:
-    import wikipediaapi
 
 log = getLogger(__name__)
 
@@ -82,17 +79,11 @@ def open_wikipedia(
 
 
 def _title_list(options: Wikipedia) -> list[str]:
-    """List the distinct titles of the option or of its file; UserError if there are none."""
-    titles: Sequence[Any] = options.titles or []
-    if isinstance(options.titles, str):
-        try:
-            check_file(options.titles)
-            titles = Path(options.titles).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"wikipedia.titles={options.titles} cannot be read as a text file ({error})"
-            remedy = "give one with a title per line, or a list like [Paris,Berlin]"
-            code: Code = "no-file" if isinstance(error, FileNotFoundError) else "bad-file"
-            raise UserError(f"{message}; {remedy}", code) from error
+    titles: Iterable[Any] = options.titles or []
+    if isinstance(titles, str):
+        give = "a text file with a title per line, or a list like [Paris,Berlin]"
+        with open_text(given_records("wikipedia.titles", titles, give)) as (lines, _):
+            titles = list(lines)
     names = (" ".join(clean(str(title)).replace("_", " ").split()) for title in titles)
     if not (distinct := list(dict.fromkeys(filter(None, names)))):
         raise UserError(f"wikipedia.titles={options.titles} holds no title", "empty")
@@ -100,7 +91,6 @@ def _title_list(options: Wikipedia) -> list[str]:
 
 
 def _article(title: str, page: dict[str, Any], rules: Rules, splits: Splits, seen: dict[int, str]) -> Article:
-    """Make the article of a page; UnusableError for a missing, repeated or disambiguation page."""
     if page["status"] == "missing":
         raise UnusableError("missing: there is no page with this title")
     if page["status"] == "disambiguation":
@@ -125,8 +115,7 @@ def _category_titles(client: _Client, options: Wikipedia, problems: Problems) ->
             members = client.members(category)
         except FetchError as error:
             if level == 0:
-                message = f"wikipedia.category={options.category} was not fetched: {error}"
-                raise RunError(message, "network") from error
+                raise RunError(f"wikipedia.category={name} was not fetched: {error}", "network") from error
             problems.add(category, f"not fetched: {error}", failure=True)
             continue
         titles.update(dict.fromkeys(members["pages"]))
@@ -154,25 +143,30 @@ class FetchError(Exception):
 
 #: Characters that no title holds; "|" would ask for two pages.
 _NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-#: Fields of a record in the cache: for a list by its kind, for a page by its status.
-_PAGE = {"status", "title", "pageid", "revision", "text"}
-_FIELDS = {
-    "categories": {"pages", "categories"}, "random": {"titles"},
-    "missing": {"status"}, "ok": _PAGE, "disambiguation": _PAGE,
-}  # fmt: skip
 
 
 class _Client:
     """Client for pages, category members and random titles, fetched once; FetchErrors are not kept."""
 
     def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
+        import wikipediaapi
+
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
         cache = Path(options.cache or cache_folder("wikipedia"))
         self._cache = cache / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
         self.transport = _Transport(options, notice)
-        self._wikis: dict[bool, wikipediaapi.Wikipedia] = {}
         self._failures = 0
+        contact = f" ({options.contact})" if options.contact else ""
+        client = partial(
+            wikipediaapi.Wikipedia, user_agent=f"probers/{probers.__version__}{contact}",
+            language=options.language, max_retries=options.retries, retry_wait=options.backoff,
+            transport=self.transport, timeout=options.timeout,
+        )  # fmt: skip
+        self._lists = client(extra_api_params={"maxlag": 5})
+        # Text and kind of a page with one request.
+        of_page = {"prop": "info|extracts|pageprops", "ppprop": "disambiguation", "explaintext": 1}
+        self._pages = client(extra_api_params={"maxlag": 5, **of_page, "exsectionformat": "wiki"})
 
     def page(self, title: str) -> dict[str, Any]:
         """Find a page: ``status`` "ok", "missing" or "disambiguation", and title, pageid, revision, text."""
@@ -194,7 +188,7 @@ class _Client:
                 yield from fresh[:most]
                 if (most := most - len(fresh)) <= 0:
                     return
-                drawn = self._request(lambda: self._wiki(lists=True).random(limit=max(10, min(500, limit))))
+                drawn = self._request(lambda: self._lists.random(limit=max(10, min(500, limit))))
                 fresh = [page.title for page in drawn.values() if page.title not in titles]
                 if not fresh:
                     raise FetchError("the wiki draws no further page")
@@ -214,9 +208,7 @@ class _Client:
         file = self._file(kind, name)
         try:
             record = unsealed(file)
-            about = {"schema": SCHEMA, "name": name}
-            expected = _FIELDS.get(str(record.get("status")) if kind == "pages" else kind, set())
-            if record.keys() == {*about, *expected} and all(record[k] == v for k, v in about.items()):
+            if (record.get("schema"), record.get("name")) == (SCHEMA, name):
                 return record
             raise ValueError("is not a record of this page or list")
         except (FileNotFoundError, NotADirectoryError):
@@ -227,8 +219,7 @@ class _Client:
 
     def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
         blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()
-        remedy = "free some space or give another folder as wikipedia.cache"
-        write_bytes(self._file(kind, name), blob, remedy)
+        write_bytes(self._file(kind, name), blob, "free some space or give another wikipedia.cache")
 
     def _file(self, kind: str, name: str) -> Path:
         slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
@@ -256,25 +247,8 @@ class _Client:
             # The library reads its expected fields without checking for them.
             raise FetchError("the answer is incomplete: a part of it is missing") from error
 
-    def _wiki(self, *, lists: bool) -> wikipediaapi.Wikipedia:
-        """Return the library's client; for pages it gets text and kind with one request."""
-        if lists not in self._wikis:
-            import wikipediaapi
-
-            contact = f" ({self.options.contact})" if self.options.contact else ""
-            extra: dict[str, Any] = {"maxlag": 5}
-            if not lists:
-                extra |= {"prop": "info|extracts|pageprops", "ppprop": "disambiguation"}
-                extra |= {"explaintext": 1, "exsectionformat": "wiki"}
-            self._wikis[lists] = wikipediaapi.Wikipedia(
-                user_agent=f"probers/{probers.__version__}{contact}", language=self.options.language,
-                extra_api_params=extra, max_retries=self.options.retries, retry_wait=self.options.backoff,
-                transport=self.transport, timeout=self.options.timeout,
-            )  # fmt: skip
-        return self._wikis[lists]
-
     def _fetch_page(self, title: str) -> dict[str, Any]:
-        page = self._wiki(lists=False).page(title)
+        page = self._pages.page(title)
         if not page.exists():
             return {"status": "missing"}
         status = "disambiguation" if "disambiguation" in getattr(page, "pageprops", {}) else "ok"
@@ -286,8 +260,8 @@ class _Client:
     def _fetch_members(self, category: str) -> dict[str, list[str]]:
         import wikipediaapi
 
-        wiki = self._wiki(lists=True)
-        members = wiki.categorymembers(wiki.page(category, ns=wikipediaapi.Namespace.CATEGORY))
+        page = self._lists.page(category, ns=wikipediaapi.Namespace.CATEGORY)
+        members = self._lists.categorymembers(page)
         spaces = {"pages": wikipediaapi.Namespace.MAIN, "categories": wikipediaapi.Namespace.CATEGORY}
         return {name: [p.title for p in members.values() if p.ns == ns] for name, ns in spaces.items()}
 
@@ -363,7 +337,5 @@ def _retry_after(response: httpx.Response) -> float | None:
     if value.isdecimal():
         return float(value)
     with suppress(TypeError, ValueError, OverflowError):
-        when = parsedate_to_datetime(value)
-        when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-        return max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None

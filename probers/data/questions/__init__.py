@@ -128,8 +128,7 @@ def open_questions(
         reasons = excluded.summary() or "it is empty"
         raise UserError(f"{opened.spec} holds no usable question: {reasons}", "empty")
     if drawn.seen and not drawn.questions:
-        message = f"{opened.spec}: all {drawn.seen} questions{where} were trained or tuned on"
-        raise EmptySplitError(message, "overlap")
+        raise EmptySplitError(f"{opened.spec}: all {drawn.seen} questions{where} were trained on", "overlap")
     notes = [opened.selected] if opened.selected else []
     if drawn.seen:
         left = count(drawn.seen, "question")
@@ -154,45 +153,36 @@ def open_questions(
 
 def _check_limit(limit: Limit, split: str | None) -> None:
     """Refuse an unknown split, and limits that leave nothing or name no split (UserError)."""
-    names = ", ".join(SPLITS)
-    if not isinstance(limit, Mapping):
-        if limit is not None and limit < 1:
-            raise UserError(f"limit={limit} leaves nothing: give 1 or more, or null for all")
-        if split is not None and split not in SPLITS:
-            raise UserError(f"split={split} is unknown: choose {names}, or null for all", "unknown-choice")
-        return
-    if split is not None:
+    by_split, names = isinstance(limit, Mapping), ", ".join(SPLITS)
+    if by_split and split is not None:
         raise UserError(f"split={split} and a limit for each split conflict: leave one out", "conflict")
-    if not limit:
+    if by_split and not limit:
         raise UserError(f"limit={{}} names no split: name {names}, or give one number for all")
-    for name, most in limit.items():
-        if name not in SPLITS:
-            raise UserError(f"limit.{name} is unknown: name {names}, or give one number for all")
+    for name, most in (limit if isinstance(limit, Mapping) else {split: limit}).items():
         if most is not None and most < 1:
-            message = f"limit.{name}={most} leaves nothing"
-            raise UserError(f"{message}: give 1 or more, null for all, or leave it out")
+            key = f"limit.{name}" if by_split else "limit"
+            raise UserError(f"{key}={most} leaves nothing: give 1 or more, or null for all")
+        if name not in (*SPLITS, None):
+            key = f"limit.{name}" if by_split else f"split={name}"
+            message = f"{key} is unknown: choose {names}, or null for all"
+            raise UserError(message, "bad-value" if by_split else "unknown-choice")
 
 
 def _shortage(
     source: QuestionSource, drawn: Drawn, excluded: Excluded, key: str, split: str | None, most: int | None
 ) -> list[str]:
     """Note that a part of a set has fewer questions than requested; raise if others were left out."""
-    available = drawn.available(split)
+    available, where = drawn.available(split), f" in the {split} split" if split else ""
     if not available:
         counts = ", ".join(f"{n} {name}" for name, n in sorted(drawn.splits.items()))
-        message = f"{source.spec} has no question in the {split} split (its questions are: {counts})"
-        if "validation" in drawn.splits and key == "limit":
-            message += ": pass split=validation"
-        raise EmptySplitError(message, "empty")
+        hint = ": pass split=validation" if "validation" in drawn.splits and key == "limit" else ""
+        raise EmptySplitError(f"{source.spec} has no question{where} (it has {counts}){hint}", "empty")
     if most is None or available >= most:
         return []
-    where = f" in the {split} split" if split else ""
     if available + len(excluded) >= most or excluded.lost:
-        raise UserError(
-            f"{key}={most} cannot be met: {source.spec} has {available} usable questions{where}, "
-            f"because {len(excluded)} were left out ({excluded.summary()}); "
-            f"pass {key}={available} or less, or {key}=null for all"
-        )
+        message = f"{key}={most} cannot be met: {source.spec} has {available} usable questions{where}"
+        left = f"{len(excluded)} were left out ({excluded.summary()})"
+        raise UserError(f"{message}, since {left}: pass {key}={available} or less, or null for all")
     return [f"{source.spec} has {count(available, 'question')}{where}: all are used, {key}={most} is more"]
 
 
@@ -227,10 +217,9 @@ class _Reading:
                 continue
             for number, part in enumerate(parts, 1):
                 where = row.where if len(parts) == 1 else f"{row.where} question {number}"
-                if (question := self._question(part, where)) is not None:
-                    yield question
+                yield from self._asked(part, where)
 
-    def _question(self, record: Record | Question, where: str) -> Question | None:
+    def _asked(self, record: Record | Question, where: str) -> Iterator[Question]:
         self.read += 1
         try:
             if isinstance(record, Question):
@@ -244,13 +233,12 @@ class _Reading:
                 raise ValueError(reason) if self.source.whole else UnusableError(f"repeated id: {reason}")
         except UnusableError as error:
             self.excluded.add(where, str(error))
-            return None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._malformed(where, what_is_wrong(error))
-            return None
-        self._seen[question.id] = where
-        self.layouts[layout_name] += 1
-        return question
+        else:
+            self._seen[question.id] = where
+            self.layouts[layout_name] += 1
+            yield question
 
     def _check_dataset(self, row: Row) -> None:
         """Refuse a file that begins with records of another dataset, and name it."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
+from ...files import given_file
 from ...options import Name, field_types
 from ...types import Question, UserError
 from ..records import file_rows, given_records
 from ..tables import Row, hub_rows
-from .values import Record, accepted, hashed, identifier, optional, strings, text
+from .values import Record, accepted, identifier, optional, strings, text
+
+
+def hashed(prefix: str, question: str) -> str:
+    """Make an id for a question of a dataset without ids, the same in every copy of it."""
+    blob = " ".join(question.split()).encode("utf-8", "surrogatepass")
+    return f"{prefix}-{hashlib.blake2b(blob, digest_size=8).hexdigest()}"
 
 
 class Layout(NamedTuple):
@@ -77,8 +84,7 @@ class QuestionSource:
         remote = {f.name for f in fields(QuestionSource)} - {"path"}
         used = ", ".join(f"questions.{n}={v}" for n, v in self._given().items() if n in remote)
         if self.path is not None and used:
-            message = f"{used} is for a copy on the Hub, and questions.path={self.path} is a file"
-            raise UserError(message, "conflict")
+            raise UserError(f"{used} is for the Hub, and questions.path={self.path} is a file", "conflict")
         kind_of_set: Any = type(self)
         for option, kind in field_types(kind_of_set).items():
             if get_origin(kind) is Literal and (value := getattr(self, option)) not in get_args(kind):
@@ -114,14 +120,12 @@ class QuestionSource:
         UserError for a missing file or dataset, or another layout; RunError for an unreachable Hub.
         """
         for option in self.extra_files:
-            extra = getattr(self, option)
-            if extra is not None and not Path(extra).is_file():
-                raise UserError(f"questions.{option}={extra} is not a file", "no-file")
+            if (extra := getattr(self, option)) is not None:
+                given_file(f"questions.{option}", extra, f"an official one of {self.name}")
         if self.path is None:
             if self.hub is None:
-                message = f"questions={self.name} has no default copy on the Hub: give the official file"
-                remedy = "as questions.path=FILE, or a copy in its layout as questions.hub=ID"
-                raise UserError(f"{message} {remedy}", "missing-value")
+                message = f"questions={self.name} has no default copy on the Hub"
+                raise UserError(f"{message}: give questions.path=FILE or questions.hub=ID", "missing-value")
             yield from hub_rows(
                 self.spec, self.hub, self._check_columns, instead="give a local file as questions.path",
                 name=self.config, split=self.hub_split, revision=self.revision,
@@ -138,15 +142,13 @@ class QuestionSource:
         names = ", ".join(sorted(map(str, keys))[:12]) or "none"
         near = [sorted(known.has.difference(keys)) for known in self.layouts if known.lacks.isdisjoint(keys)]
         if not near:
-            odd = ", ".join(sorted(set().union(*(known.lacks for known in self.layouts)) & set(keys)))
-            return f"fields of another dataset: {odd} (all are {names})"
+            return f"fields of another dataset: {names}"
         missing = min(near, key=len)
         return f"no {', '.join(map(repr, missing))} (its fields are {names})"
 
     def _check_columns(self, keys: Collection[str]) -> None:
         if problem := self.mismatch(keys):
-            remedy = "give another questions.hub or a file as questions.path"
-            raise UserError(f"{self.spec}: {problem}; {remedy}", "mismatch")
+            raise UserError(f"{self.spec}: {problem}; give another, or questions.path=FILE", "mismatch")
 
     def unfold(self, record: Record) -> Sequence[Record]:
         """Split a record of the file into records of single questions."""

@@ -76,11 +76,9 @@ class Completion(QuestionSource):
         if self.kinds is not None:
             object.__setattr__(self, "kinds", tuple(self.kinds))
         if self.path is not None or self.hub is not None:
-            message = "questions=completion is made from articles: give them as questions.articles=FILE"
-            raise UserError(message, "missing-value")
+            raise UserError("questions=completion takes questions.articles=FILE alone", "missing-value")
         if self.articles == "wikipedia":
-            message = "questions.articles=wikipedia changes from day to day: give a file or hf:<dataset id>"
-            raise UserError(message, "unsupported")
+            raise UserError("questions.articles=wikipedia changes: give a file or hf:ID", "unsupported")
 
     @property
     def spec(self) -> str:
@@ -103,8 +101,7 @@ class Completion(QuestionSource):
     def every_row(self) -> Iterator[Row]:
         """Yield all completions of the articles, whatever is known."""
         if self.articles is None:
-            message = "questions=completion needs articles: give questions.articles=FILE"
-            raise UserError(message, "missing-value")
+            raise UserError("questions=completion needs questions.articles=FILE", "missing-value")
         key = (replace(self, corpus_to=None), self._stamp)
         if key in _LAST:
             yield from (Row(question.id, question) for question in _LAST[key])

@@ -10,20 +10,8 @@ from urllib.parse import unquote
 from ...options import Name, shown
 from ...types import Passage, Question, UserError
 from ..records import UnusableError
-from .base import Layout, QuestionSource, layout
-from .values import (
-    Record,
-    accepted,
-    flag,
-    hashed,
-    identifier,
-    listed,
-    optional,
-    passage,
-    records,
-    strings,
-    text,
-)  # fmt: skip
+from .base import Layout, QuestionSource, hashed, layout
+from .values import Record, accepted, flag, identifier, optional, passage, records, strings, text
 
 #: ``biencoder-<dataset>-<split>.json``.
 DPR = layout("DPR's biencoder file", "question answers positive_ctxs")
@@ -58,8 +46,7 @@ class DPRSource(QuestionSource):
             return self.own_question(record)
         origin = optional(record, "dataset")
         if origin and not origin.startswith(self.name.removesuffix("qa")):  # "trivia_train"
-            message = f"questions={self.name}: this is DPR's file of another dataset, {origin}"
-            raise UserError(message, "mismatch")
+            raise UserError(f"questions={self.name}: this is DPR's file of {origin}", "mismatch")
         gold = [(p, True) for p in records(record, "positive_ctxs")]
         hard = [(p, False) for p in records(record, "hard_negative_ctxs")[: self.hard_negatives]]
         passages = []
@@ -208,7 +195,7 @@ class PopQA(QuestionSource):
 
     def question(self, record: Record) -> Question:
         id, question = identifier(record, "id"), text(record, "question")
-        answers = accepted(listed(record, "possible_answers"))
+        answers = accepted(() if record["possible_answers"] == "" else strings(record, "possible_answers"))
         return self.made(id, question, answers, group=self.group_of(record))
 
     def group_of(self, record: Record) -> str:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from ...types import Passage, Question, UserError
 from ..records import given_records
 from ..rows import records_of
+from ..splits import SPLIT_NAMES
 from ..tables import Row
 from .base import FLASHRAG, Layout, QuestionSource, layout
 from .values import Record, accepted, flag, identifier, optional, records, strings, text
 
-#: Other common names of splits.
-_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
-           "dev": "validation", "test": "test", "": ""}  # fmt: skip
-
-
 #: Fields of the accepted answers: ours, FlashRAG's and PopQA's.
 _ANSWERS = ("answers", "golden_answers", "possible_answers")
+#: Fields of a question, for messages.
+_NEEDS = ("id", "question", "answers")
 _KNOWN = {"id", "question", *_ANSWERS, "passages", "rationale", "dataset", "group", "split"}
 
 
@@ -57,8 +52,7 @@ class JSONL(QuestionSource):
 
     def rows(self) -> Iterator[Row]:
         if self.path is None and self.hub is None:
-            message = "questions=file needs a file: give questions.path=FILE, or questions=FILE for short"
-            raise UserError(message, "missing-value")
+            raise UserError("questions=file needs a file: give questions.path=FILE", "missing-value")
         if self.path is not None:
             given_records("questions", self.path, "a JSONL file or a dataset's name")
         yield from self._checked(super().rows())
@@ -73,8 +67,8 @@ class JSONL(QuestionSource):
             yield row
         if unknown and not answered:
             names = ", ".join(sorted(unknown)[:5])
-            message = f"{self.spec}: no question has answers, but fields that are not read ({names})"
-            raise UserError(f"{message}: name them answers, or leave these fields out", "labels")
+            message = f"{self.spec}: questions have no answers, but fields that are not read"
+            raise UserError(f"{message} ({names}): name them answers, or leave them out", "labels")
 
     def mismatch(self, keys: Collection[str]) -> str | None:
         if isinstance(keys, Mapping) and isinstance(keys.get("answers"), Mapping):  # SQuAD's
@@ -83,11 +77,13 @@ class JSONL(QuestionSource):
 
     def question(self, record: Record) -> Question:
         key = next((key for key in _ANSWERS if record.get(key)), "answers")
-        answers = strings(_listed(record, key), key)
+        value = record.get(key)
+        alone = key != "answers" and isinstance(value, str) and not value.startswith("[")
+        answers = (str(value),) if alone else strings(record, key)
         if any(not a.strip() for a in answers):
             raise ValueError("answers holds an empty string")
         split = optional(record, "split")
-        if split.lower() not in _SPLITS:
+        if split and split.lower() not in SPLIT_NAMES:
             raise ValueError(f"split must be train, validation or test, found {split!r}")
         return Question(
             id=identifier(record, "id"),
@@ -100,7 +96,7 @@ class JSONL(QuestionSource):
                 for i, p in enumerate(records(record, "passages"))
             ),
             group=optional(record, "group"),
-            split=_SPLITS[split.lower()] if self.splits == "file" else "",
+            split=SPLIT_NAMES.get(split.lower(), "") if self.splits == "file" else "",
         )
 
 
@@ -111,16 +107,19 @@ class Given(JSONL):
     A question without an id is named by its number from 1 on.
     """
 
-    given: Sequence[str | Mapping[str, Any] | Question] = ()
+    given: Sequence[Mapping[str, Any] | Question] = ()
 
     name: ClassVar[str] = "given"
 
     @classmethod
     def of(cls, rows: Any) -> Given:
         """Take rows of :func:`probers.data.rows.records_of`, or ``Question`` objects (UserError: neither)."""
-        if isinstance(rows, (list, tuple)) and any(isinstance(row, Question) for row in rows):
-            return cls(given=tuple(rows))
-        return cls(given=tuple(records_of(rows, "question", ("id", "question", "answers"))))
+        if not isinstance(rows, (list, tuple)) or not any(isinstance(row, Question) for row in rows):
+            return cls(given=tuple(records_of(rows, "question", _NEEDS)))
+        given = (
+            row if isinstance(row, Question) else records_of([row], "question", _NEEDS)[0] for row in rows
+        )
+        return cls(given=tuple(given))
 
     @property
     def spec(self) -> str:
@@ -129,58 +128,31 @@ class Given(JSONL):
     @property
     def answered(self) -> bool:
         """True if every question has answers."""
-        rows = (row.record for row in map(self._row, range(len(self.given)), self.given))
         return all(
-            bool(r.answers) if isinstance(r, Question) else any(r.get(key) for key in _ANSWERS) for r in rows
+            bool(each.answers) if isinstance(each, Question) else any(each.get(key) for key in _ANSWERS)
+            for each in self.given
         )
 
     def all_asked(self) -> Given:
         """Make every question one to ask, a test question, unless some name a split."""
-        splits = [
-            each.get("split") if isinstance(each, Mapping) else getattr(each, "split", "")
-            for each in self.given
-        ]
+        splits = (e.split if isinstance(e, Question) else e.get("split") for e in self.given)
         if any(splits):
             return self
-        return replace(self, given=tuple(map(_asked, self.given)))
+        asked = (
+            replace(e, split="test") if isinstance(e, Question) else {**e, "split": "test"}
+            for e in self.given
+        )
+        return replace(self, given=tuple(asked))
 
     def rows(self) -> Iterator[Row]:
         return self._checked(self._row(number, question) for number, question in enumerate(self.given, 1))
 
-    def _row(self, number: int, given: Any) -> Row:
+    def _row(self, number: int, given: Mapping[str, Any] | Question) -> Row:
         where = f"question {number}"
         if isinstance(given, Question):
             return Row(where, given)
-        record = {"question": given} if isinstance(given, str) else given
-        if not isinstance(record, Mapping):
-            remedy = "give a text, a dictionary with question and answers, or a Question"
-            raise UserError(f"{where} is {given!r:.80}: {remedy}", "bad-value")
-        record = {name: value for name, value in record.items() if value is not None}
-        record = {"id": str(number), **record}
+        record = {"id": str(number), **{name: value for name, value in given.items() if value is not None}}
         return Row(where, record, self.mismatch(record) or "")
-
-
-def _asked(given: Any) -> Any:
-    """Mark a question as one of the test split; leave what is none to its own refusal."""
-    if isinstance(given, Question):
-        return replace(given, split="test")
-    record = {"question": given} if isinstance(given, str) else given
-    return {**record, "split": "test"} if isinstance(record, Mapping) else record
-
-
-def _listed(record: Record, key: str) -> Record:
-    """Return the record with its answers as a list; tables have it as JSON, or as Python writes it."""
-    value = record.get(key)
-    if not isinstance(value, str) or (key == "answers" and not value.startswith("[")):
-        return record
-    if not value.startswith("["):
-        return {**record, key: [value]}
-    with suppress(ValueError):
-        return {**record, key: json.loads(value)}
-    try:
-        return {**record, key: ast.literal_eval(value)}
-    except (ValueError, SyntaxError) as error:
-        raise ValueError(f"{key} must be a list of strings, found {value!r:.80}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +164,7 @@ class Testbed(QuestionSource):
 
     def __post_init__(self) -> None:
         if given := list(self._given()):
-            message = f"questions=testbed has no questions.{given[0]}: its questions come with the package"
-            raise UserError(message, "unknown-key")
+            raise UserError(f"questions=testbed has no questions.{given[0]}: it takes none", "unknown-key")
 
     @property
     def spec(self) -> str:

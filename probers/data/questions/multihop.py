@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from ...options import Name, shown
 from ...types import Passage, Question, UserError
-from ..records import UnusableError, check_object, check_strings, parse_json, read_lines, what_is_wrong
+from ..records import UnusableError, check_object, check_strings, line_rows, parse_json, what_is_wrong
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, flag, identifier, optional, passage, records, strings, text
 
@@ -128,9 +128,8 @@ class TwoWikiMultihopQA(QuestionSource):
         if self.aliases is None or not optional(record, "answer"):
             return ()
         if "answer_id" not in record:
-            message = f"{self.spec} has no answer_id, which questions.aliases={self.aliases} needs"
-            remedy = "take the files of the release with ids, or leave questions.aliases out"
-            raise UserError(f"{message}: {remedy}", "mismatch")
+            message = f"{self.spec} has no answer_id for questions.aliases={self.aliases}"
+            raise UserError(f"{message}: take the release with ids, or leave them out", "mismatch")
         return self._names.get(optional(record, "answer_id"), ())
 
     @cached_property
@@ -138,15 +137,16 @@ class TwoWikiMultihopQA(QuestionSource):
         """Wikidata id -> other names and demonyms."""
         assert self.aliases is not None
         names: dict[str, tuple[str, ...]] = {}
-        path = Path(self.aliases)
-        for number, line in read_lines(path):
+        for row in line_rows(Path(self.aliases)):
             try:
-                entry = parse_json(line)
-                check_object(entry)
-                names[identifier(entry, "Q_id")] = strings(entry, "aliases") + strings(entry, "demonyms")
-            except (ValueError, KeyError, RecursionError) as error:
-                reason = what_is_wrong(error)
-                raise UserError(f"questions.aliases={path} line {number}: {reason}", "bad-line") from error
+                if row.problem:
+                    raise ValueError(row.problem)
+                check_object(row.record)
+                others = strings(row.record, "aliases") + strings(row.record, "demonyms")
+                names[identifier(row.record, "Q_id")] = others
+            except (ValueError, KeyError) as error:
+                message = f"questions.aliases={self.aliases} {row.where}: {what_is_wrong(error)}"
+                raise UserError(message, "bad-line") from error
         return names
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from ...options import Name, shown
 from ...types import Passage, Question, UserError
-from ..records import UnusableError, bad_line, read_lines
+from ..records import UnusableError, bad_line, open_text
 from ..tables import Row
 from .base import Layout, QuestionSource, layout
 from .values import Record, accepted, identifier, optional, records, strings, text
@@ -96,8 +96,7 @@ class BEIR(QuestionSource):
                 judged = True
                 yield row
         if passed and not judged:
-            message = f"questions.qrels={self.qrels} judges none of the queries of {self.spec}"
-            raise UserError(message, "mismatch")
+            raise UserError(f"questions.qrels={self.qrels} judges no query of {self.spec}", "mismatch")
 
     def question(self, record: Record) -> Question:
         if optional(record, "title"):
@@ -109,11 +108,12 @@ class BEIR(QuestionSource):
         """Collect ids of the queries in the judgements, lines of query, passage and score below a header."""
         assert self.qrels is not None
         judged = set()
-        for number, line in read_lines(Path(self.qrels)):
-            fields = line.rstrip("\r\n").split("\t")
-            if len(fields) != 3:
-                message = f"{len(fields)} tab-separated fields instead of query-id, corpus-id and score"
-                raise bad_line(f"questions.qrels={self.qrels} line {number}: {message}")
-            if number > 1 or fields[0] != "query-id":
-                judged.add(fields[0])
+        with open_text(Path(self.qrels)) as (lines, _):
+            for number, line in enumerate(lines, 1):
+                fields = line.rstrip("\r\n").split("\t")
+                if len(fields) != 3 and line.strip():
+                    message = f"{len(fields)} tab-separated fields instead of query-id, corpus-id and score"
+                    raise bad_line(f"questions.qrels={self.qrels} line {number}: {message}")
+                if number > 1 or fields[0] != "query-id":
+                    judged.add(fields[0])
         return frozenset(judged)

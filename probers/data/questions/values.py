@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
+import ast
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ...evaluation.answers import normalize_answer
 from ...types import STEERING, Passage, Question
 from ..records import UnusableError, check_strings
+
+#: Gap between the objects of an array as numpy prints it, without a comma.
+_GAP = re.compile(r"\}\s*\n\s*\{")
+#: Largest number of characters of a list within a string.
+_MOST = 1_000_000
 
 #: One record of a file, or one row of a dataset.
 Record = Mapping[str, Any]
@@ -31,6 +37,12 @@ def text(record: Record, key: str) -> str:
     return value.strip()
 
 
+def unchanged(record: Record, key: str) -> str:
+    """Return a string that is not blank with its surrounding spaces, which offsets count."""
+    text(record, key)
+    return str(record[key])
+
+
 def identifier(record: Record, key: str) -> str:
     """Return an id, which some files write as a number."""
     value = record[key]
@@ -47,27 +59,27 @@ def optional(record: Record, key: str) -> str:
     return (value or "").strip()
 
 
-def strings(record: Record, key: str) -> tuple[str, ...]:
-    """Return a list of strings, () when it is absent or null."""
+def unwritten(record: Record, key: str) -> Any:
+    """Return a value, [] when it is absent or null; tables have a list as JSON, Python or numpy write it."""
     value = [] if record.get(key) is None else record[key]
-    check_strings(key, value)
+    if isinstance(value, str) and value.strip().startswith("[") and len(value) <= _MOST:
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                value = ast.literal_eval(_GAP.sub("}, {", value.strip()))
+    return value
+
+
+def strings(record: Record, key: str) -> tuple[str, ...]:
+    """Return a list of strings of :func:`unwritten`."""
+    check_strings(key, value := unwritten(record, key))
     return tuple(value)
 
 
-def listed(record: Record, key: str) -> tuple[str, ...]:
-    """Return a list of strings, even if written as JSON within a string."""
-    value = record.get(key)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except ValueError as error:
-            raise ValueError(f"{key} must be a JSON list of strings, found {value!r:.80}") from error
-    return strings({key: value}, key)
-
-
 def records(record: Record, key: str) -> list[Record]:
-    """Return a list of objects, [] when it is absent or null."""
-    value = [] if record.get(key) is None else record[key]
+    """Return a list of objects of :func:`unwritten`."""
+    value = unwritten(record, key)
     if not isinstance(value, list) or not all(isinstance(v, Mapping) for v in value):
         raise ValueError(f"{key} must be a list of objects, found {value!r:.80}")
     return value
@@ -100,9 +112,3 @@ def passage(record: Record, id: str, key: str = "text", *, is_gold: bool | None)
     """Make the passage with its title and the text under ``key``; None when that is blank."""
     body = optional(record, key)
     return Passage(id, optional(record, "title"), body, is_gold=is_gold) if body else None
-
-
-def hashed(prefix: str, question: str) -> str:
-    """Make an id for a question of a dataset without ids, the same in every copy of it."""
-    blob = " ".join(question.split()).encode("utf-8", "surrogatepass")
-    return f"{prefix}-{hashlib.blake2b(blob, digest_size=8).hexdigest()}"

@@ -13,13 +13,12 @@ import numpy as np
 from ...checksums import draw_key
 from ...options import shown
 from ...prompts import AUTO_PROMPT, PromptTemplate, chat_text, turns_of
-from ...types import SPLITS, Outside, Unit, count
+from ...types import Outside, Unit, count
 from ...words.text import split_sentences
-from ..questions.values import Record, identifier, optional, records, strings
+from ..questions.values import Record, identifier, optional, records, strings, unwritten
 from ..records import check_object
+from ..splits import SPLIT_NAMES
 
-#: Names of splits in files of others.
-SPLIT_NAMES = {"dev": "validation", "valid": "validation", "val": "validation"} | {s: s for s in SPLITS}
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -160,8 +159,7 @@ def read_text(record: Any, where: str) -> Text:
     if prompt is not None and not isinstance(prompt, str):
         raise ValueError(f"prompt must be text, found {shown(prompt)}")
     if messages is not None and not (isinstance(messages, list) and messages):
-        layout = 'a list of one or more {"role": .., "content": ..}'
-        raise ValueError(f"messages must be {layout}, not {shown(messages)}")
+        raise ValueError(f"messages must be a list of role and content, found {shown(messages)}")
     turns = turns_of(messages or ())
     if (split := optional(record, "split")) and split not in SPLIT_NAMES:
         raise ValueError(f"split must be train, validation or test, found {shown(split)}")
@@ -192,12 +190,7 @@ def read_text(record: Any, where: str) -> Text:
 
 def passages_of(record: Record) -> tuple[str, ...]:
     """Read passages: strings, or objects with a text and perhaps a title (ValueError)."""
-    listed = record.get("passages")
-    if isinstance(listed, str) and listed.lstrip().startswith("["):  # a cell of a table
-        try:
-            record = {**record, "passages": (listed := json.loads(listed))}
-        except ValueError:
-            raise ValueError(f"passages must be a list, also in a cell, found {shown(listed)}") from None
+    listed = unwritten(record, "passages")
     if not isinstance(listed, list) or not any(isinstance(each, Mapping) for each in listed):
         return strings(record, "passages")
     passages = []
@@ -214,9 +207,7 @@ def _passages_at(record: Record, prompt: str | None) -> tuple[tuple[int, int], .
     if (pairs := record.get("passages_at")) is None:
         return ()
     if prompt is None or record.get("passages"):
-        raise ValueError(
-            "passages_at are places in a prompt that shows its passages: give it without passages"
-        )
+        raise ValueError("passages_at are places in a prompt with its passages: leave passages out")
     if not isinstance(pairs, (list, tuple)):
         raise ValueError(f"passages_at must be a list of [start, end], found {shown(pairs)}")
     return tuple(sorted(_range(pair, prompt, "passages_at", "prompt") for pair in pairs))
@@ -272,8 +263,7 @@ def _is_pair(pair: Any) -> bool:
 
 def _range(pair: Any, text: str, what: str, of: str = "answer") -> tuple[int, int]:
     if not _is_pair(pair) or not 0 <= pair[0] < pair[1] <= len(text):
-        problem = f"must be whole numbers start < end within the {of}'s {len(text)} characters"
-        raise ValueError(f"{what} {problem}, found {shown(pair)}")
+        raise ValueError(f"{what} must be start < end within the {of}'s {len(text)}, found {shown(pair)}")
     return pair[0], pair[1]
 
 

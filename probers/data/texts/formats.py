@@ -20,8 +20,8 @@ from ...parts import PARTS, load_part
 from ...prompts import turns_of
 from ...types import UserError
 from ...words import Recogniser
-from ..questions.adarague import AdaRAGUE
-from ..questions.values import Record, optional, records, strings, text
+from ..questions.helps import AdaRAGUE
+from ..questions.values import Record, optional, records, strings, text, unchanged
 from ..records import UnusableError, check_object, ending_of, file_rows, open_text
 from ..rows import lacking
 from ..tables import Row
@@ -45,6 +45,11 @@ class Place:
     path: Path
     sources: Mapping[str, Record] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """Name of the file up to its first dot."""
+        return self.path.name.partition(".")[0]
 
 
 Reader = Callable[[Record, Place], Iterator[Line]]
@@ -98,24 +103,16 @@ def _wrong(record: Record, kind: str) -> list[Line] | None:
     """Wrong spans of ``labels``, or None without a list: an empty one says that nothing is wrong."""
     if record.get("labels") is None:
         return None
+    keys = ("start", "end", "text")
     return [
-        {
-            "start": each.get("start"), "end": each.get("end"), "text": each.get("text"), "wrong": True,
-            "type": str(each.get(kind) or ""),
-        }
+        {**{key: each.get(key) for key in keys}, "wrong": True, "type": str(each.get(kind) or "")}
         for each in records(record, "labels")
-    ]  # fmt: skip
+    ]
 
 
 def _ended(prompt: Any) -> Any:
     """End a prompt with a line break where its answers begin with a word: "output:The" is no text."""
     return f"{prompt}\n" if isinstance(prompt, str) and prompt and not prompt[-1].isspace() else prompt
-
-
-def unchanged(record: Record, key: str) -> str:
-    """Return a string that is not blank with its surrounding spaces, which offsets count."""
-    text(record, key)
-    return str(record[key])
 
 
 @recognised({"no_retrieve", "question_text", "rag_one_retrieve", "reference"})
@@ -142,9 +139,8 @@ def hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
         answer, span = unchanged(record, "gt_completion"), text(record, "exact_answer")
         label = optional(record, "llm_judge_label") or optional(record, "label")
         annotations: Any = [{"span": span, "label": label, "index": answer.find(span)}]
-        before = (
-            [{"role": "user", "content": text(record, "question")}] if "question" in record else before[:1]
-        )
+        asked = [{"role": "user", "content": text(record, "question")}] if "question" in record else None
+        before = asked or before[:1]
     else:
         *before, last = before or [{}]
         answer, annotations = unchanged(last, "content"), record["annotations"]
@@ -161,24 +157,19 @@ def _readable(annotations: Any, answer: str, place: Place) -> Iterator[Line]:
     reach: list[tuple[int, int, bool | None]] = []
     for each in annotations or ():
         try:
+            reason = "its span is not in the answer, or not only once"
             check_object(each)
             start, end = find_text(answer, each.get("span"), each.get("index"), "its span")
+            reason = "its label is unknown"
             wrong = _verdict(each.get("label"), _UNVERIFIED)
-        except ValueError as error:
-            place.dropped[_reason(error)] += 1
+        except ValueError:
+            place.dropped[reason] += 1
             continue
         if any(a < end and start < b and wrong is not other for a, b, other in reach):
             place.dropped["it overlaps one of another label"] += 1
             continue
         reach.append((start, end, wrong))
         yield {"text": answer[start:end], "index": start, "wrong": wrong}
-
-
-def _reason(error: ValueError) -> str:
-    for words in ("is not in the answer", "more than once", "must be true or false"):
-        if words in str(error):
-            return {"must be true or false": "its label is unknown"}.get(words, f"its span {words}")
-    return "it has no span"
 
 
 @recognised({"chatgpt_response", "user_query"}, {"right_answer"}, {"right_response"}, {"right_summary"})
@@ -264,7 +255,7 @@ def factscore(record: Record, place: Place) -> Iterator[Line]:
     yield {
         **({"wrong": None} if record["annotations"] is None else {}),  # an answer that says nothing
         "prompt": f"{text(record, 'input')}\n", "answer": answer, "sentences": sentences, "claims": claims,
-        "group": text(record, "topic"), "writer": place.path.name.partition(".")[0],
+        "group": text(record, "topic"), "writer": place.name,
     }  # fmt: skip
 
 
@@ -294,7 +285,7 @@ def statements(record: Record, place: Place) -> Iterator[Line]:
     yield {
         "id": record.get("id"), "answer": statement, "wrong": None if label is None else not label,
         **({"group": subject} if subject else {}), "split": optional(record, "split"),
-        "dataset": optional(record, "set") or place.path.name.partition(".")[0],
+        "dataset": optional(record, "set") or place.name,
     }  # fmt: skip
 
 
@@ -348,8 +339,7 @@ def format_of(record: Any, path: str) -> str:
 
 def lines_of(format_: str, record: Any, place: Place) -> Iterable[Line]:
     """Turn a record into lines (ValueError, KeyError: it is of another format)."""
-    if not isinstance(record, Mapping):
-        raise ValueError(f"expected a JSON object, found {shown(record)}")
+    check_object(record)
     reader: Reader = load_part("format", format_)
     if not any(one <= set(record) for one in _FIELDS[reader]):
         needed = " or ".join(", ".join(sorted(one)) for one in _FIELDS[reader])

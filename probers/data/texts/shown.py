@@ -55,7 +55,6 @@ def _subject(passage: str, language: Language) -> Callable[[frozenset[str]], boo
 
 
 def _names(text: str, language: Language) -> list[tuple[int, str]]:
-    """List the names in a text with their places."""
     entities = find_entities(text, language=language)
     return [(entity.start, entity.text) for entity in entities if entity.type in _NAMES]
 

@@ -19,9 +19,9 @@ from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
 from ..records import BadLine, LeftOut, UnusableError, check_unicode, given_records, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_field, unread_labels
-from ..splits import Splits
+from ..splits import SPLIT_NAMES, Splits
 from ..tables import Row, hub_splits, is_saved, saved_splits
-from .base import OF_RETRIEVAL, SPLIT_NAMES, Text, glued, glued_lines, read_text
+from .base import OF_RETRIEVAL, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,7 @@ class TextSource:
             self._records, self.path = records_of(self.path), None
             return
         if self.path is None:
-            message = "no texts are given: texts=FILE with lines of answer and wrong, or texts=hf:ID"
-            raise UserError(message, "missing-value")
+            raise UserError("no texts are given: texts=FILE with answer and wrong, or hf:ID", "missing-value")
         if not self._spec.startswith("hf:"):
             given_records("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
 
@@ -121,17 +120,14 @@ class TextSource:
         for split, rows in splits:
             side = {"split": split} if split in SPLIT_NAMES else {}
             for row in rows:
-                record = row.record if row.problem else side | row.record
-                where = row.where if row.where.startswith(split) else f"{split} {row.where}"
-                yield row._replace(where=where, record=record)
+                yield row._replace(record=row.record if row.problem else side | row.record)
 
     def read(self) -> Iterator[tuple[str, Text | str]]:
         """Read every text with its place, or the reason why a line holds none."""
         # Rows have no files beside them.
         place = Place(Path(self._spec) if self._records is None else Path("rows", "rows"))
         self.mended = mended = Counter[tuple[str, str]]()
-        format_ = None if self.format == "auto" else self.format
-        outside = None if self.outside == "auto" else self.outside
+        self._layout = self.format
         seen: dict[int, str] = {}
         for row in self._rows():
             try:
@@ -139,22 +135,21 @@ class TextSource:
                     raise ValueError(row.problem)
                 if self._records is not None:  # files are checked by their readers
                     check_unicode(row.record)
-                if format_ is None:
-                    format_ = format_of(row.record, self._spec)
-                self._layout = format_
-                if format_ == "ragtruth" and not place.sources:
+                if self._layout == "auto":
+                    self._layout = format_of(row.record, self._spec)
+                if self._layout == "ragtruth" and not place.sources:
                     place = replace(place, sources=sources_beside(place.path))
                     self._no_prompts = not place.sources
-                for number, line in enumerate(lines_of(format_, row.record, place), 1):
+                for number, line in enumerate(lines_of(self._layout, row.record, place), 1):
                     where = row.where if number == 1 else f"{row.where}.{number}"
                     if (split := row.record.get("split")) is not None:
                         line.setdefault("split", split)
-                    if outside is not None:
-                        line["outside"] = outside
+                    if self.outside != "auto":
+                        line["outside"] = self.outside
                     one = read_text(line, where)
                     key = draw_key("id", 0, one.id)
                     if (other := seen.setdefault(key, where)) != where:
-                        if format_ == "jsonl":
+                        if self._layout == "jsonl":
                             raise ValueError(f"the id {one.id!r} is already on {other}")
                         one = replace(one, id=f"{one.id} ({where})")  # nobody else can mend their ids
                         mended[_REPEATED_ID] += 1
@@ -179,7 +174,6 @@ class TextSource:
         self.check_found(number)
 
     def _group_of(self, one: Text) -> str:
-        """Name the group of a text that does not say its own."""
         if self._layout == "statements" and not self._alone:
             return opening(one.answer)
         return digest(one.answer if self._alone else one.question or one.answer)
@@ -226,113 +220,105 @@ class TextSource:
         return self._surveys[unit]
 
     def _read_through(self, unit: Unit) -> Survey:
-        forms = Counter[str]()
-        reading, texts = _Reading(), dict[int, tuple[int, int, str]]()
-        labels: Counter[bool] = Counter()
-        columns: dict[str, None] = {}
-        named = False
+        groups, sides, units, characters = array("Q"), array("b"), array("L"), array("L")
+        texts, columns = dict[int, tuple[int, int, str]](), dict[str, None]()
+        labels, forms = Counter[bool](), Counter[str]()
+        named, contradicted, run_on = False, 0, 0
         for one in self._usable(unit):
             columns |= dict.fromkeys(one.record)
             named |= one.record.get("group") is not None
-            key, side = draw_key("split", self.seed, one.group), SPLITS.index(one.split) if one.split else -1
-            verdicts = tuple(m.wrong for m in one.units(unit))
-            mine = (side, hash(verdicts), one.where)
-            other, verdict, where = texts.setdefault(one.mark(unit), mine)
-            if other != side:
-                raise UserError(
-                    f"texts={self._spec} {one.where} has the text of {where} in another split "
-                    f"({one.split or 'none'}): a text may be in one split only",
-                    "overlap",
-                )
+            verdicts = tuple(mark.wrong for mark in one.units(unit))
+            mine = (SPLITS.index(one.split) if one.split else -1, hash(verdicts), one.where)
+            side, verdict, where = texts.setdefault(one.mark(unit), mine)
+            if side != mine[0]:
+                message = f"texts={self._spec} {one.where} has the text of {where} in another split"
+                raise UserError(f"{message} ({one.split or 'none'}): give it one", "overlap")
             judged = [wrong for wrong in verdicts if wrong is not None]
             if where == one.where:
                 labels.update(judged)
-                reading.glued += glued(one)
+                run_on += glued(one)
                 forms["passages" if one.passages else MESSAGES if one.messages else AS_GIVEN] += 1
-                reading.add(key, side, len(judged), len(one.answer))
             else:
-                reading.add(key, _REPEATED, 0, 0)
-                reading.contradicted += verdict != mine[1]
-        if not reading.groups:
+                side = _REPEATED
+                contradicted += verdict != mine[1]
+            groups.append(draw_key("split", self.seed, one.group))
+            sides.append(side)
+            units.append(len(judged))
+            characters.append(len(one.answer))
+        if not groups:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
         if unit != "token" and len(labels) < 2:
-            kind = "wrong" if True in labels else "right"
-            message = f"texts={self._spec}: every label of unit={unit} is {kind} (of {labels.total():,})"
-            fix = "texts with wrong ones, or another unit"
-            if kind == "wrong":
-                fix = "texts.outside=right if all that is wrong is marked, or texts with right ones"
-            if kind == "wrong" and unit in ("span", "claim"):  # the marks alone, whatever is outside of them
-                fix = "unit=sentence or unit=answer, and texts.outside=right if all that is wrong is marked"
-            raise UserError(f"{message}, and a detector needs both: give {fix}", "labels")
+            raise self._one_kind(unit, labels)
         plain = not (self._alone or forms["passages"] or forms[MESSAGES])
         if plain and (hint := unread_field("prompt", columns)):
             log.warning("texts=%s: %s", self._spec, hint)
-        if (groups := len(set(reading.groups))) < len(SPLITS):
+        if (different := len(set(groups))) < len(SPLITS):
             if not (named or self._alone):
                 self._alone = True
                 survey = self._read_through(unit)
                 what = "beginnings" if self._layout == "statements" else "prompts"
-                note = f"the {what} make {count(groups, 'group')}, so each answer is a group of its own"
+                note = f"the {what} make {count(different, 'group')}, so each answer is a group of its own"
                 return replace(survey, notes=(note, *survey.notes))
-            message = "too few for three splits: give group; by default texts of one prompt are one group"
-            raise UserError(f"texts={self._spec} has {count(groups, 'group')}, {message}", "labels")
-        survey = self._drawn(reading)
-        unread = "column {0} is not read: name the column of labels by wrong={0!r}"
-        ignored = list(map(unread.format, unread_labels(columns)))
-        form = "passages" if forms["passages"] else AS_GIVEN if forms[AS_GIVEN] else MESSAGES
-        known = tuple(name for name in OF_RETRIEVAL if name in columns)
-        return replace(survey, form=form, notes=(*survey.notes, *ignored), columns=known)
-
-    def _drawn(self, reading: _Reading) -> Survey:
-        """Draw whole groups and deal them to splits."""
-        where, notes = self._dealt(reading)
-        drawn = self._limited(reading)
-        sides = array("b", (
-            where[group] if side != _REPEATED and (drawn is None or group in drawn) else -1
-            for group, side in zip(reading.groups, reading.sides, strict=True)
-        ))  # fmt: skip
+            message = f"texts={self._spec} has {count(different, 'group')}, too few for three splits"
+            raise UserError(f"{message}: give group, by default one for each prompt", "labels")
+        where_of, notes = self._dealt(groups, sides)
+        drawn = self._limited(groups)
         if self._layout == "statements" and not self._alone:
-            what = "their beginnings, up to a name or to words in quotes"
-            notes.append(f"statements are grouped by their subject, or by {what}")
-        if repeated := reading.sides.count(_REPEATED):
+            notes.append("statements are grouped by subject, or by their words up to a name or a quotation")
+        if repeated := sides.count(_REPEATED):
             message = f"{count(repeated, 'text')} left out, which stand in the file before"
-            if reading.contradicted:
-                message += f"; {reading.contradicted:,} of them with another label (the first is taken)"
+            if contradicted:
+                message += f"; {contradicted:,} of them with another label (the first is taken)"
             notes.append(message)
-        notes += glued_lines(reading.glued, len(reading.sides) - repeated)
-        places = [place for place, side in enumerate(sides) if side >= 0]
-        units, characters = (sum(each[i] for i in places) for each in (reading.units, reading.characters))
+        notes += glued_lines(run_on, len(sides) - repeated)
         if self._no_prompts:
             notes.append("no source_info.jsonl beside the file: answers are read without their prompts")
-        return Survey(sides, len(places), units, characters, tuple(notes))
+        unread = "column {0} is not read: name the column of labels by wrong={0!r}"
+        notes += map(unread.format, unread_labels(columns))
+        pairs = zip(groups, sides, strict=True)
+        dealt = array("b", (where_of[g] if s != _REPEATED and g in drawn else -1 for g, s in pairs))
+        places = [place for place, side in enumerate(dealt) if side >= 0]
+        total, long = (sum(each[place] for place in places) for each in (units, characters))
+        return Survey(
+            dealt, len(places), total, long, tuple(notes),
+            form="passages" if forms["passages"] else AS_GIVEN if forms[AS_GIVEN] else MESSAGES,
+            columns=tuple(name for name in OF_RETRIEVAL if name in columns),
+        )  # fmt: skip
 
-    def _dealt(self, reading: _Reading) -> tuple[dict[int, int], list[str]]:
+    def _one_kind(self, unit: Unit, labels: Counter[bool]) -> UserError:
+        kind, fix = "right", "texts with wrong ones, or another unit"
+        if True in labels:
+            also = "" if unit in ("sentence", "answer") else " with unit=sentence or unit=answer"
+            kind = "wrong"
+            fix = f"texts.outside=right{also} if all that is wrong is marked, or texts with right ones"
+        message = f"texts={self._spec}: every label of unit={unit} is {kind} (of {labels.total():,})"
+        return UserError(f"{message}, and a detector needs both: give {fix}", "labels")
+
+    def _dealt(self, groups: array[int], sides: array[int]) -> tuple[dict[int, int], list[str]]:
         """Assign each group its split, if possible the file's, with notes (UserError: a group in two)."""
-        sides = {side for side in reading.sides if side != _REPEATED}
-        if not {0, 2} <= sides or -1 in sides:
-            dealt, given = Splits(self.seed, reading.groups), sorted(sides - {-1})
-            named = ", ".join(SPLITS[side] for side in given)
-            message = "some texts have no split" if -1 in sides else f"all texts are of split {named}"
-            notes = [f"{message}: groups are dealt to splits anew"] if given else []
-            return {g: SPLITS.index(dealt.of_key(g)) for g in reading.groups}, notes
+        given = {side for side in sides if side != _REPEATED}
+        if not {0, 2} <= given or -1 in given:
+            splits, there = Splits(self.seed, groups), sorted(given - {-1})
+            named = ", ".join(SPLITS[side] for side in there)
+            message = "some texts have no split" if -1 in given else f"all texts are of split {named}"
+            notes = [f"{message}: groups are dealt to splits anew"] if there else []
+            return {group: SPLITS.index(splits.of_key(group)) for group in groups}, notes
         where = dict[int, int]()
-        for group, side in zip(reading.groups, reading.sides, strict=True):
+        for group, side in zip(groups, sides, strict=True):
             if side != _REPEATED and where.setdefault(group, side) != side:
                 two = " and ".join(SPLITS[s] for s in sorted((where[group], side)))
-                message = f"texts={self._spec}: a group is in {two}: give all its texts one split"
-                raise UserError(message, "overlap")
-        if 1 in sides:
+                raise UserError(f"texts={self._spec}: a group is in {two}: give it one split", "overlap")
+        if 1 in given:
             return where, []
         upto = int(_VALIDATION * 2**64)
         where = {g: 1 if side == 0 and self._key(g, "valid") < upto else side for g, side in where.items()}
-        note = f"{_VALIDATION:.0%} of the training groups, drawn by seed, are it"
-        return where, [f"no validation split: {note}"]
+        return where, [f"no validation split: it is {_VALIDATION:.0%} of the training groups, drawn by seed"]
 
-    def _limited(self, reading: _Reading) -> set[int] | None:
-        """Draw the groups that a limit leaves, one at least; None without a limit."""
-        if self.limit is None or self.limit >= len(reading.groups):
-            return None
-        sizes, total, drawn = Counter(reading.groups), 0, set[int]()
+    def _limited(self, groups: array[int]) -> set[int]:
+        """Draw the groups that a limit leaves, one at least."""
+        if self.limit is None or self.limit >= len(groups):
+            return set(groups)
+        sizes, total, drawn = Counter(groups), 0, set[int]()
         for group in sorted(sizes, key=lambda group: self._key(group, "limit")):
             total += sizes[group]
             if drawn and total > self.limit:
@@ -352,24 +338,6 @@ _MOVED = (
 _REPEATED_ID = ("id", "given twice in the file: the line was added to it")
 #: In place of the split of a text that stands in the file before.
 _REPEATED = -2
-
-
-@dataclass
-class _Reading:
-    """Result of the first reading for each text: hash of its group, its split, and sizes."""
-
-    groups: array[int] = field(default_factory=lambda: array("Q"))
-    sides: array[int] = field(default_factory=lambda: array("b"))
-    units: array[int] = field(default_factory=lambda: array("L"))
-    characters: array[int] = field(default_factory=lambda: array("L"))
-    contradicted: int = 0
-    glued: int = 0
-
-    def add(self, group: int, side: int, units: int, characters: int) -> None:
-        self.groups.append(group)
-        self.sides.append(side)
-        self.units.append(units)
-        self.characters.append(characters)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..questions.values import Record, optional, records, strings, text
 from .base import truth
-from .formats import Line, Place, _mark, recognised
+from .formats import Line, Place, _mark, _wrong, recognised
 
 #: Label of a passage in RAGTruth's prompts.
 _NUMBERED = re.compile(r"(?:^|\n+)passage \d+:\s*")
@@ -24,16 +24,11 @@ def raglens(record: Record, place: Place) -> Iterator[Line]:
     if not isinstance(context, Mapping):
         raise ValueError("context must be an object with question and passages")
     question, shown = text(context, "question"), text(context, "passages")
-    spans = [
-        {
-            "start": each.get("start"), "end": each.get("end"), "text": each.get("text"), "wrong": True,
-            "type": str((each.get("meta") or {}).get("label_type") or ""),
-        }
-        for each in map(_as_object, record["hall_info"] or ())
-    ]  # fmt: skip
+    labels = list(map(_as_object, record["hall_info"] or ()))
     yield {
         "prompt": question, "passages": [p.strip() for p in _NUMBERED.split(shown) if p.strip()],
-        "answer": record["output"], "spans": spans, "outside": "right", "group": _mark(shown),
+        "answer": record["output"], "spans": _wrong({"labels": labels}, "label_type"), "outside": "right",
+        "group": _mark(shown),
         "writer": optional(record, "model"), "split": optional(record, "split"),
     }  # fmt: skip
 
@@ -41,9 +36,9 @@ def raglens(record: Record, place: Place) -> Iterator[Line]:
 def _as_object(span: Any) -> Mapping[str, Any]:
     """Read a span, which some files have as [start, end, text, label]."""
     if isinstance(span, Mapping):
-        return span
-    start, end, words, *label = span
-    return {"start": start, "end": end, "text": words, "meta": {"label_type": label[0] if label else ""}}
+        meta = span.get("meta")
+        return {**span, **meta} if isinstance(meta, Mapping) else span
+    return dict(zip(("start", "end", "text", "label_type"), span, strict=False))
 
 
 @recognised({"doc", "label", "original_summary", "summary"})
@@ -54,12 +49,9 @@ def summedits(record: Record, place: Place) -> Iterator[Line]:
     yield {
         "id": record.get("id"), "prompt": _SUMMARISE, "passages": [document],
         "answer": f" {text(record, 'summary')}", "wrong": None if consistent is None else not consistent,
-        "group": _mark(document), "dataset": f"summedits-{_domain(place)}", "split": "",
+        "group": _mark(document), "dataset": f"summedits-{place.name.removeprefix('summedits_')}",
+        "split": "",
     }  # fmt: skip
-
-
-def _domain(place: Place) -> str:
-    return place.path.name.partition(".")[0].removeprefix("summedits_")
 
 
 @recognised({"begin_label", "history", "knowledge"}, {"BEGIN", "evidence", "history", "response"})
@@ -77,7 +69,7 @@ def faithdial(record: Record, place: Place) -> Iterator[Line]:
     yield {
         "prompt": optional(record, "history"), "passages": [knowledge], "answer": f" {text(record, named)}",
         "wrong": wrong, "group": _mark(knowledge), "writer": "people" if gold else named,
-        "dataset": f"faithdial-{place.path.name.partition('.')[0]}",
+        "dataset": f"faithdial-{place.name}",
     }  # fmt: skip
 
 
@@ -92,7 +84,7 @@ def faithbench(record: Record, place: Place) -> Iterator[Line]:
 
     Questionable and benign spans are undecided.
     """
-    spans = [
+    spans: list[Line] = [
         {
             "start": each.get("summary_start"), "end": each.get("summary_end"),
             "text": each.get("summary_span"),
@@ -100,24 +92,19 @@ def faithbench(record: Record, place: Place) -> Iterator[Line]:
         }
         for each in records(record, "annotations")
     ]  # fmt: skip
-    unwanted = [span for span in spans if span["wrong"]]
+    unwanted = [(span["start"], span["end"]) for span in spans if span["wrong"]]
+    apart = [  # without undecided spans that overlap wrong ones
+        span for span in spans
+        if span["wrong"] or not any(a < span["end"] and b > span["start"] for a, b in unwanted)
+    ]  # fmt: skip
     about = record.get("metadata") or {}
     source = text(record, "source")
     yield {
         "id": str(record["sample_id"]) if record.get("sample_id") is not None else None,
         "prompt": _SUMMARISE, "passages": [source], "answer": record["summary"],
-        "wrong": True if unwanted else None if spans else False, "spans": _apart(spans), "outside": "right",
+        "wrong": True if unwanted else None if spans else False, "spans": apart, "outside": "right",
         "group": _mark(source), "writer": str(about.get("summarizer") or ""), "dataset": "faithbench",
     }  # fmt: skip
-
-
-def _apart(spans: Sequence[Line]) -> list[Line]:
-    """Leave out undecided spans that overlap wrong ones."""
-    wrong = [(span["start"], span["end"]) for span in spans if span["wrong"]]
-    return [
-        span for span in spans
-        if span["wrong"] or not any(a < span["end"] and b > span["start"] for a, b in wrong)
-    ]  # fmt: skip
 
 
 @recognised({"doc_id", "sent_label", "summ_sent"}, {"document", "sent_label", "summ_sent"})
@@ -128,9 +115,7 @@ def tofueval(record: Record, place: Place) -> Iterator[Line]:
     """
     document = optional(record, "document")
     if not document:
-        raise ValueError(
-            "no document: TofuEval's files name it by doc_id, add a column document with its text"
-        )
+        raise ValueError("no document: add a column document with the text that doc_id names")
     label = str(record["sent_label"]).strip().lower()
     topic = optional(record, "topic")
     yield {
@@ -170,5 +155,5 @@ def qags(record: Record, place: Place) -> Iterator[Line]:
         sentences.append({"start": start, "end": len(answer), "wrong": wrong})
     yield {
         "prompt": _SUMMARISE, "passages": [article], "answer": answer, "sentences": sentences,
-        "group": _mark(article), "dataset": place.path.name.partition(".")[0],
+        "group": _mark(article), "dataset": place.name,
     }  # fmt: skip
