@@ -121,9 +121,9 @@ class Completion(QuestionSource):
         for where, reason in source.problems:
             if reason.startswith("malformed"):
                 yield Row(where, None, reason.partition(": ")[2])
-        for article in source:
+        for article in map(natural, source):
             cuts = cut_article(
-                natural(article), recognise, per_article=self.per_article, within=None, seed=seed,
+                article, recognise, per_article=self.per_article, within=None, seed=seed,
                 wanted=self._wanted,
             )  # fmt: skip
             for cut in cuts:

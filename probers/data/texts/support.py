@@ -24,11 +24,13 @@ def raglens(record: Record, place: Place) -> Iterator[Line]:
     if not isinstance(context, Mapping):
         raise ValueError("context must be an object with question and passages")
     question, shown = text(context, "question"), text(context, "passages")
-    labels = list(map(_as_object, record["hall_info"] or ()))
+    labels = record["hall_info"] or []
+    if not isinstance(labels, list) or not all(isinstance(span, Mapping | list) for span in labels):
+        raise ValueError("hall_info must be a list of spans")
+    spans = _wrong({"labels": [*map(_as_object, labels)]}, "label_type")
     yield {
         "prompt": question, "passages": [p.strip() for p in _NUMBERED.split(shown) if p.strip()],
-        "answer": record["output"], "spans": _wrong({"labels": labels}, "label_type"), "outside": "right",
-        "group": _mark(shown),
+        "answer": record["output"], "spans": spans, "outside": "right", "group": _mark(shown),
         "writer": optional(record, "model"), "split": optional(record, "split"),
     }  # fmt: skip
 
