@@ -104,12 +104,12 @@ def kept(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path, remaining, monkeypatch) -> Path:
+def place(tmp_path, kept, monkeypatch) -> Path:
     """An empty folder with the small files that pages name."""
     for file in (ROOT / "tests" / "data" / "docs").iterdir():
         shutil.copy(file, tmp_path)
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "cache").symlink_to(remaining)
+    (tmp_path / "runs" / "cache").symlink_to(kept)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     return tmp_path

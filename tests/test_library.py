@@ -102,8 +102,7 @@ def test_columns_under_other_names_are_named_and_remembered(lm, prober, tmp_path
 
 @pytest.mark.parametrize(("rows", "code"), [
     ([], "empty"), ((row for row in ()), "empty"), ({"answer": ["a", "b"], "wrong": [True]}, "mismatch"),
-    ([3], "bad-value"),
-    ([{**row, "wrong": True} for row in sums()], "labels"), ("nowhere.jsonl", "no-file"),
+    ([3], "bad-value"), ([{**row, "wrong": True} for row in sums()], "labels"), ("nowhere.jsonl", "no-file"),
     ([*sums(), {"answer": "\ud83d", "wrong": True}], "bad-line"), (sums(3), "labels"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_used_are_refused(lm, rows, code):
@@ -129,6 +128,7 @@ def test_wrong_requests_are_refused_with_a_code(lm, prober):
     assert code_of(prober.generate, lm, []) == "empty"
     assert code_of(lm.states, ["a"], layers=[99]) == "layers"
     assert code_of(probers.CausalLM.from_pretrained, "testbed", devise="cpu") == "unknown-key"
+    assert code_of(probers.CausalLM, lm.tokenizer, lm.model) == "model"
     assert code_of(probers.RAG(lm, ["a b"], "never"), ["Who?", "Where?"]) == "bad-value"
     assert code_of(probers.RAG, lm, "One passage alone.", "never") == "no-file"
 

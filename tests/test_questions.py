@@ -18,10 +18,7 @@ from helpers.artefacts import write_lines
 from helpers.refusals import fails
 
 from probers.data import load_questions
-from probers.data.questions import (
-    EmptySplitError,
-    open_questions,
-)
+from probers.data.questions import EmptySplitError, open_questions
 from probers.data.splits import Splits
 from probers.types import RunError
 

@@ -435,7 +435,7 @@ def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     assert good.status_code == 200, good.text
 
 
-@pytest.mark.parametrize(("content", "headers", "status", "told"), [
+@pytest.mark.parametrize(("content", "headers", "status", "part"), [
     ("{", {}, 400, "JSON"), ("[]", {}, 400, "the body"), ("", {}, 400, "the body"),
     ("{}", {"content-type": "text/plain"}, 415, "application/json"),
     ("x" * 4_000_001, {}, 413, "more than 4000000 bytes"),
@@ -445,26 +445,25 @@ def test_param_of_a_chat_is_what_was_sent(chatting, fields, param):
     ('{"model": "testbed", "prompt": "a", "temperature": 1e999}', {}, 400, "temperature"),
     ("{}", {f"x-{i}": "a" for i in range(300)}, 431, "headers"),
 ], ids=lambda value: str(value)[:30])  # fmt: skip
-def test_bodies_that_are_none(server, content, headers, status, code):
+def test_bodies_that_are_none(server, content, headers, status, part):
     headers = {"content-type": "application/json", **headers}
     answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert code in error["message"] and len(error["message"]) < 200
+    assert part in error["message"] and len(error["message"]) < 200
 
 
-@pytest.mark.parametrize(("method", "path", "status", "told"), [
+@pytest.mark.parametrize(("method", "path", "status", "part"), [
     ("POST", "/v1/responses", 404, "/v1/chat/completions"), ("GET", "/models", 404, "end with /v1"),
     ("POST", "/v1/files", 404, "POST /v1/files"),  # an upload, no JSON
     ("POST", "/v1/v1/chat/completions", 404, "not offered"), ("GET", "/v1/completions", 405, "send POST"),
     ("PUT", "/health", 405, "send GET"),
 ])  # fmt: skip
-def test_what_is_not_offered_says_so(server, method, path, status, code):
-    answer = httpx.request(
-        method, server.url + path, content="--x", headers={"content-type": "multipart/form-data"}
-    )
+def test_what_is_not_offered_says_so(server, method, path, status, part):
+    form = {"content-type": "multipart/form-data"}
+    answer = httpx.request(method, server.url + path, content="--x", headers=form)
     error = answer.json()["error"]
-    assert answer.status_code == status and code in error["message"] and path in error["message"]
+    assert answer.status_code == status and part in error["message"] and path in error["message"]
     assert error["code"] == ("unknown_url" if status == 404 else None)
     assert (answer.headers.get("allow") is not None) == (status == 405)
 

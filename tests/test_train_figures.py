@@ -261,13 +261,16 @@ def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None
         pair = {"auroc": schema.Difference(diff=0.0, ci95=interval)}
         figures = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
         assert f"It {said} than words alone" in str(Report(figures))
+    entry = run.summary.ensemble.model_copy(update={"auroc_ci": (0.4, 0.9)})
+    assert "chance" in str(Report(run.summary.model_copy(update={"ensemble": entry})))
 
 
 def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
     assert Figures.read(run.figures).to_dict() == run.figures
     shipped = sorted((Path(__file__).parents[1] / "probers/prober/shipped").glob("*/metrics.json"))
     for file in shipped:  # of earlier versions
-        assert "It is better than words alone" in str(Report(Figures.read(json.loads(file.read_text()))))
+        text = str(Report(Figures.read(json.loads(file.read_text()))))
+        assert "It is better than words alone" in text and "chance" not in text
     assert len(shipped) == 3
 
 

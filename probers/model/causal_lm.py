@@ -72,6 +72,9 @@ class CausalLM(LanguageModel):
         if on_too_long not in ("error", "skip", "truncate_left"):
             problem = f"on_too_long={on_too_long} is not error, skip or truncate_left"
             raise UserError(problem, "unknown-choice")
+        if not hasattr(model, "config") or not hasattr(tokenizer, "get_vocab"):
+            kinds = f"{type(model).__name__} and {type(tokenizer).__name__}"
+            raise UserError(f"CausalLM takes a model of transformers and its tokenizer, not {kinds}", "model")
         self.model, self.tokenizer = model, tokenizer
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long

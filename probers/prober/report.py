@@ -94,9 +94,10 @@ class Report:
 
     @property
     def sentences(self) -> list[str]:
-        """Lead over words alone and over the best member, promise, and where the rest is."""
-        figures = self.figures
-        lines = []
+        """Lead over chance, words alone and the best member, promise, and where the rest is."""
+        figures, lines = self.figures, list[str]()
+        if (interval := figures.ensemble.auroc_ci) is not None and interval[0] <= 0.5:
+            lines.append("Its AUROC is not shown to be above that of chance, 0.5.")
         if words := self._words:
             low, high = figures.pairs[f"{ENSEMBLE} vs {words}"]["auroc"].ci95 or (0.0, 0.0)
             verdict = "better" if low > 0 else "worse" if high < 0 else "not shown to be better"

@@ -205,7 +205,8 @@ class JudgedWriter:
         """Continue a text or answer a chat, or several; ``how`` is of :class:`.language_model.Decoding`."""
         if hasattr(prompts, "columns"):
             raise UserError("prompts are a table: give its column of prompts, as list(frame['prompt'])")
-        refuse_unknown("generate", how, [field.name for field in fields(Decoding)])
+        known = ["max_new_tokens", *(field.name for kind in (Action, Decoding) for field in fields(kind))]
+        refuse_unknown("generate", how, [*known, "threshold", "unit"])
         prompts = [prompts] if (one := isinstance(prompts, str)) else list(prompts)
         if prompts and all(isinstance(each, Mapping) for each in prompts):
             prompts, one = [prompts], True
