@@ -176,7 +176,8 @@ class Dataset:
             columns += [Column(site, k) for k in wanted]
         specs = {store.spec.site: store.spec for store in stores}
         if beside and len(formats := {store.spec.dtype for store in (*stores, *beside)}) > 1:
-            raise UserError(f"beside: states of formats {sorted(formats)}: give stores of one", "unsupported")
+            kinds = " and ".join(sorted(formats))
+            raise UserError(f"beside: states are stored as {kinds}: give stores of one format", "unsupported")
         read = tuple(BesideSpec(cast(Beside, store.spec.site), store.spec.width) for store in beside)
         return cls(examples, StoreStates(stores, columns, beside), columns, specs, read)
 
