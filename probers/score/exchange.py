@@ -219,7 +219,8 @@ def run_export(settings: Export) -> Path:
     probe = fold(bank.spec, bank.head, bank.ensemble, settings.layer)
     out, files = Path(settings.out or f"runs/export/{Path(settings.prober).name}"), probe.files()
     there = [*out.iterdir()] if out.is_dir() else [out] if out.exists() else []
-    if any(not path.is_file() or path.read_bytes() != files.get(path.name) for path in there):
+    # A large file of another name is not read.
+    if any(path.name not in files or path.read_bytes() != files[path.name] for path in there):
         message = f"out={out} holds something other than this probe: choose another out or remove it"
         raise UserError(message, "out-taken")
     for name, blob in files.items():
