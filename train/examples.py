@@ -267,7 +267,7 @@ def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndar
         elif helped < FEWEST <= harmed:
             fix = "where it hardly helps, trigger=never is the best: no head is needed"
         counts = f"retrieving turns {helped} of {len(used)} answers of {what} right and {harmed} wrong"
-        raise UserError(f"label=helps needs {FEWEST} of either, and {counts}; {fix}", code="labels")
+        raise UserError(f"label=helps needs {FEWEST} of either to learn from, and {counts}; {fix}", "labels")
     return known
 
 
