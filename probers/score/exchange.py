@@ -53,7 +53,8 @@ class Span(NamedTuple):
 def run_import(settings: Import) -> Path:
     """Make a prober of a value head; return the folder written. UserErrors come before texts are read."""
     if settings.probe is None:
-        raise UserError(f"no probe is given: probers-import FOLDER with {CONFIG}, {WEIGHTS}", "missing-value")
+        message = f"no probe is given: probers-import FOLDER, with {CONFIG} and {WEIGHTS} in it"
+        raise UserError(message, "missing-value")
     rule, name = ThresholdRule.parse(settings.threshold), settings.probe
     place = locate(name, settings.subfolder, revision=settings.revision)
     probe = read_value_head(place, name)
