@@ -135,13 +135,16 @@ class ModelClassifier:
         except UserError:
             raise
         except Exception as error:  # a foreign folder can make the libraries raise anything
-            message = f"{what} is neither of probers-train head=adaptive nor a sequence-classification model"
-            raise UserError(f"{message} ({first_line(error).rstrip('.')})", "model") from error
+            cause = first_line(error).rstrip(".")
+            message = f"{what} is neither a folder of 'probers-train head=adaptive' nor a"
+            raise UserError(f"{message} sequence-classification model ({cause})", "model") from error
         place = {str(label).lower(): int(column) for column, label in self._model.config.id2label.items()}
         names = next((names for names in (STRATEGIES, tuple("abc")) if set(names) == set(place)), None)
         if names is None or sorted(place.values()) != [0, 1, 2]:
             message = f"{what} has the labels {', '.join(map(str, self._model.config.id2label.values()))}"
-            raise UserError(f"{message}, and must have no, single and multi (or A, B and C)", "model")
+            raise UserError(
+                f"{message}: its id2label must name no, single and multi (or A, B and C)", "model"
+            )
         self._columns = [place[name] for name in names]
 
     def probabilities(self, questions: Sequence[str]) -> np.ndarray:

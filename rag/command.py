@@ -165,7 +165,8 @@ def _kept(done: Round) -> str:
     """Format a round's kept text, and the beginning of its discarded text."""
     text, gone = done.accepted.strip(), done.text[len(done.accepted) :].split()
     first = " ".join(gone[:_DISCARDED]) + (" …" if len(gone) > _DISCARDED else "")
-    return f"kept: {text}{f' | discarded: {first}' if gone else ''}" if text else "kept: nothing of it"
+    discarded = f" | discarded: {first}" if gone else ""
+    return f"kept: {text}{discarded}" if text else "kept: nothing of it"
 
 
 def _place(done: Round, decision: Decision) -> str:

@@ -134,6 +134,7 @@ class Checked:
         kind: Any = type(self)
         for name, hint in field_types(kind).items():
             key, value = f"{self.group}.{name}", getattr(self, name)
+            value = value.item() if isinstance(value, np.generic) else value
             if get_origin(hint) is Literal:
                 one_of(key, value, *get_args(hint))
             elif get_origin(hint) is Annotated:

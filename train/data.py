@@ -176,7 +176,8 @@ class Dataset:
             columns += [Column(site, k) for k in wanted]
         specs = {store.spec.site: store.spec for store in stores}
         if beside and len(formats := {store.spec.dtype for store in (*stores, *beside)}) > 1:
-            raise UserError(f"beside: states of formats {sorted(formats)}: give stores of one", "unsupported")
+            kinds = " and ".join(sorted(formats))
+            raise UserError(f"beside: states are stored as {kinds}: give stores of one format", "unsupported")
         read = tuple(BesideSpec(cast(Beside, store.spec.site), store.spec.width) for store in beside)
         return cls(examples, StoreStates(stores, columns, beside), columns, specs, read)
 
@@ -218,15 +219,16 @@ def layers_to_train(value: Any, spec: FeatureSpec) -> tuple[int, ...]:
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)-(\d+)", value)):
         layers = list(range(int(ends[1]), int(ends[2]) + 1))
     wanted = parse_layers(layers, {"all": [k for k in spec.layers if k > 0]}, "layer")
-    problem = None
-    if 0 in wanted:
-        problem = "0 is the embedding output, which is trained as a control anyway"
-    elif not wanted:
-        problem = "names no layer" if value != "all" else "the store holds the embedding output alone"
-    if problem:
-        fix = f"give all, a number from 1 to {spec.model.layers}, a range like 6-10, or a list like [6,8,10]"
-        raise UserError(f"layer={value}: {problem}; {fix}", code="layers")
-    return spec.select(wanted).layers
+    if not wanted and value == "all":
+        why = "the store holds the embedding output alone: make one with layers=all"
+        raise UserError(f"layer=all: {why}", code="layers")
+    if wanted and 0 not in wanted:
+        return spec.select(wanted).layers
+    problem = (
+        "0 is the embedding output, which is trained as a control anyway" if wanted else "names no layer"
+    )
+    fix = f"give all, a number from 1 to {spec.model.layers}, a range like 6-10, or a list like [6,8,10]"
+    raise UserError(f"layer={value}: {problem}; {fix}", code="layers")
 
 
 #: Largest number of training rows used to fit a domain, evenly spaced.

@@ -198,7 +198,7 @@ class SplitRequest:
         shares = () if isinstance(self.split, str) else self.split
         if self.split == "store" or (len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) <= 1e-6):
             return
-        raise UserError(f"split={self.split}: give store, or shares that sum to 1, like [0.6,0.2,0.2]")
+        raise UserError(f"split={self.split}: give store, or 3 shares that sum to 1, like [0.6,0.2,0.2]")
 
     def assign(self, texts: pd.DataFrame, what: str) -> np.ndarray:
         """Name the split (N,) of each text; "" for one that is left out."""
@@ -233,7 +233,7 @@ def load_examples(stores: Sequence[Stored], request: SplitRequest | None = None)
     for other in others:
         texts, of = as_texts(other)
         if not table[same].equals(texts[same]) or (members is None) != (of is None):
-            fix = "make both by one command but for site"
+            fix = "make both by the same command but for site"
             raise UserError(f"data={other.path} holds other texts than {first.path}: {fix}", code="mismatch")
     what = first.called
     split = request.assign(table, what)
@@ -267,7 +267,7 @@ def _known_to_help(table: pd.DataFrame, split: np.ndarray, what: str) -> np.ndar
         elif helped < FEWEST <= harmed:
             fix = "where it hardly helps, trigger=never is the best: no head is needed"
         counts = f"retrieving turns {helped} of {len(used)} answers of {what} right and {harmed} wrong"
-        raise UserError(f"label=helps needs {FEWEST} of either, and {counts}; {fix}", code="labels")
+        raise UserError(f"label=helps needs {FEWEST} of either to learn from, and {counts}; {fix}", "labels")
     return known
 
 

@@ -257,13 +257,9 @@ def _learning_curve(path: Path, figures: Figures) -> None:
 
 
 def _errorbars(
-    ax: Axes,
-    places: Sequence[float] | np.ndarray,
-    entries: Sequence[Decision],
-    key: str,
-    name: str,
+    ax: Axes, places: Sequence[float] | np.ndarray, entries: Sequence[Decision], key: str, name: str,
     style: Style,
-) -> None:
+) -> None:  # fmt: skip
     """Draw the defined figures of several entries with their 95% intervals."""
     if not (known := [i for i, entry in enumerate(entries) if entry.get(key) is not None]):
         return

@@ -37,16 +37,16 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
     folder without readable figures.
     """
     runs = [(job, folder, _figures(folder)) for job, folder in zip(jobs, folders, strict=True)]
-    found = [(job, folder, figures) for job, folder, figures in runs if figures is not None]
-    if not found:
+    probers = [(job, folder, figures) for job, folder, figures in runs if figures is not None]
+    if not probers:
         return ""
-    shared = Path(os.path.commonpath([folder.parent for _, folder, _ in found]))
-    cells = [_HEADER, *(
-        (" ".join(job), best_name(f), number(f.best.validation["auroc"], ".3f"),
-         bounded(f.ensemble, "auroc", ".3f", absent="-"), number(f.ensemble.accuracy, ".3f"),
-         number(f.ensemble.ece, ".3f"), str(folder.relative_to(shared)))
-        for job, folder, f in found
-    )]  # fmt: skip
+    shared = Path(os.path.commonpath([folder.parent for _, folder, _ in probers]))
+    cells = [_HEADER]
+    for job, folder, figures in probers:
+        validation, test = number(figures.best.validation["auroc"], ".3f"), figures.ensemble
+        auroc = bounded(test, "auroc", ".3f", absent="-")
+        measured = (validation, auroc, number(test.accuracy, ".3f"), number(test.ece, ".3f"))
+        cells.append((" ".join(job), best_name(figures), *measured, str(folder.relative_to(shared))))
     first, *widths = (max(map(len, column)) for column in list(zip(*cells, strict=True))[:-1])
     first = max(12, min(first, _WIDTH - sum(widths) - 2 * len(_HEADER) + 2))
     lines = []
@@ -54,7 +54,7 @@ def compare_runs(jobs: Sequence[Sequence[str]], folders: Sequence[Path]) -> str:
         fitted = [f"{cell:>{width}}" for cell, width in zip(middle, widths, strict=True)]
         lines.append("  ".join([f"{cut(name, first):{first}}", *fitted, last]).rstrip())
     lines.append(f"folders are below {shared}; choose by validation, report the test figures")
-    if few := few_groups(min(f.splits["test"].groups for *_, f in found), "test group"):
+    if few := few_groups(min(figures.splits["test"].groups for *_, figures in probers), "test group"):
         lines.append(f"note: {few}")
     return "\n".join(lines)
 

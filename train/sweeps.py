@@ -67,8 +67,8 @@ def sets_of(
             continue
         wanted = {given} if isinstance(given, int) else set(given)
         if not wanted <= set(layers) or not wanted:
-            fix = f"name one at least of those trained, {', '.join(map(str, layers))}"
-            raise UserError(f"layer_sets={given} is not trained: {fix}", code="layers")
+            fix = f"name at least one layer, and only trained ones, {', '.join(map(str, layers))}"
+            raise UserError(f"layer_sets={given}: {fix}", code="layers")
         sets.append(tuple(sorted(wanted)))
     return list(dict.fromkeys(sets))
 

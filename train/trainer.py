@@ -113,6 +113,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 def _check(tensors: Mapping[str, Tensor], about: Any, module: ProberModule, stretches: int) -> None:
     """Raise ValueError for a checkpoint of another training."""
+    if {"stretches", "steps", "head_step", "lr", "finished"} - set(about):  # of another version
+        raise ValueError("does not record the progress of the training")
     if not 0 <= about["stretches"] <= stretches:
         raise ValueError(f"is of validation {about['stretches']}, and there are {stretches}")
     expected = module.tensors()
@@ -213,7 +215,8 @@ def _quiet(*, large: bool) -> Iterator[None]:
     another program keeps a core busy.
     """
     threads = torch.get_num_threads()
-    levels = {(of := logging.getLogger(f"lightning.{name}")): of.level for name in ("pytorch", "fabric")}
+    loggers = map(logging.getLogger, ("lightning.pytorch", "lightning.fabric"))
+    levels = {logger: logger.level for logger in loggers}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
         warnings.filterwarnings("ignore", message=r".*(does not have many workers|Tensor Cores).*")

@@ -144,7 +144,7 @@ def _details(file: Path) -> Iterator[None]:
     writer = logging.FileHandler(file, encoding="utf-8")
     shown = {handler: handler.level for handler in logger.handlers}
     for handler in shown:
-        handler.setLevel(logging.WARNING)
+        handler.setLevel(max(handler.level, logging.WARNING))
     logger.addHandler(writer)
     try:
         yield

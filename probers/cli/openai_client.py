@@ -165,6 +165,7 @@ class Server:
                     thread.join(_QUIET)
         except BaseException as error:  # an interrupt: nothing more is sent
             errors.append(error)
+            raise
         if errors:
             raise errors[0]
         return [answers[place] for place in range(len(requests))]

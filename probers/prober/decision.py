@@ -200,8 +200,9 @@ class Threshold(NamedTuple):
 class ThresholdRule:
     """Rule of :data:`RULES` that chooses a threshold; UserError for an unknown name or a wrong value.
 
-    "recall_at_fpr" has the highest recall within its false positive rate, "cost" the lowest price of misses
-    and false alarms together, "risk" is the laxest threshold that keeps its promise (:mod:`.risk_control`).
+    "f1" is of wrong texts, "recall_at_fpr" has the highest recall within its false positive rate, "cost" the
+    lowest price of misses and false alarms together, and "risk" is the laxest threshold that can promise with
+    ``confidence`` that no larger share of passing texts is wrong (:mod:`.risk_control`).
     """
 
     name: str = "balanced_accuracy"

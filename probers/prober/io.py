@@ -174,12 +174,7 @@ def read_parts(folder: Path, name: str, head_class: type[nn.Module] | None) -> d
             "pointer": pointer and Pointer(tuple(pointer["heads"]), pointer["remembered"]),
             **{key: config[key] for key in ("threshold", "aggregate", "recogniser", "columns")},
         }  # fmt: skip
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # RuntimeError: tensors of other shapes
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:  # the last: tensors of other shapes
         message = f"{folder / CONFIG} is damaged ({first_line(error)}): train the prober again"
         raise UserError(message, "damaged") from error
     adapter = config["adapter"] and folder / ADAPTER

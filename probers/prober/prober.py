@@ -214,7 +214,7 @@ class Prober(ModelHubMixin):
         return self.entropy_model(score, signals)
 
     def probability(self, score: np.ndarray, *, with_entropy: bool = False) -> np.ndarray:
-        """Compute P(wrong) from scores (n,) of texts or spans, which are log-odds if made with entropy."""
+        """Compute P(wrong) from scores (n,) of texts or spans; made ``with_entropy`` they are log-odds."""
         return sigmoid(score) if with_entropy else self.calibration(np.asarray(score, dtype=np.float64))
 
     def to(self, device: Any) -> Prober:
@@ -334,7 +334,8 @@ class Prober(ModelHubMixin):
         from .watch import StopOnScore
 
         if unit == "answer":
-            raise UserError("unit=answer is stopped by the score so far: leave unit out", "unsupported")
+            message = "unit=answer has nothing to stop before: leave unit out to stop by the score so far"
+            raise UserError(message, "unsupported")
         assess = None if unit is None else Assessor(self, threshold, unit)
         return StopOnScore(self, model, tokenizer, threshold, min_tokens=min_tokens, assess=assess)
 
@@ -357,7 +358,8 @@ class Prober(ModelHubMixin):
 
         Args:
             head_class: class of heads from outside this package.
-            model: model of a value head (:mod:`.value_head`), which is not calibrated and does not name it.
+            model: specification (``lm.spec``) of the model of a value head (:mod:`.value_head`), whose files
+                lack it; the P(wrong) of such a head is not calibrated.
             subfolder: folder of the prober within that folder or repository.
             hub: options of the download (:class:`.io.HubOptions`).
         """

@@ -53,7 +53,8 @@ class ValueHead:
         if self.width != model.width:
             raise UserError(f"the probe {name} reads states of width {self.width}, {other}", "mismatch")
         if self.layer_idx >= model.layers:
-            raise UserError(f"the probe {name} reads layer_idx={self.layer_idx}, {other}", "layers")
+            message = f"the probe {name} reads layer_idx={self.layer_idx}, counted from 0, {other}"
+            raise UserError(message, "layers")
         # Not rounded to half precision, which cannot hold the largest coordinates of some models.
         layers = (self.layer_idx + 1,)
         return FeatureSpec(model, layers, self.width, pool="tokens", position="token", dtype="float32")

@@ -105,8 +105,8 @@ def compare_states(
         same = bool(relative <= tolerance)
         clear = not same and distances.get(nearest, np.inf) < _CLEARLY * relative
         is_layer = nearest if clear and nearest != _NORMED else None
-        found = LayerDifference(layer, absolute, relative, same, is_layer, clear and nearest == _NORMED)
-        differences.append(found)
+        after_norm = clear and nearest == _NORMED
+        differences.append(LayerDifference(layer, absolute, relative, same, is_layer, after_norm))
     return differences
 
 
@@ -131,7 +131,8 @@ def run(settings: Check) -> None:
     tolerance = settings.tolerance or _TOLERANCES.get(lm.spec.dtype, 0.1)
     if is_server:
         assert bank is not None
-        return _check_server(settings, lm, bank, tolerance)
+        _check_server(settings, lm, bank, tolerance)
+        return
     texts = lm.generate(settings.prompts, max_new_tokens=settings.max_new_tokens)
     written = [text for text in texts if text.token_ids]
     if other is not None:
@@ -206,7 +207,8 @@ def _check_server(settings: Check, lm: CausalLM, bank: Prober, tolerance: float)
     message = "%d tokens of %d texts, %s: largest difference of a score %.3g, relative %.2g"
     log.info(message, len(theirs), len(alike), lm.spec, largest, usual)
     if usual <= tolerance:
-        return log.info("engine=%s gives the scores that this prober gives here", url)
+        log.info("engine=%s gives the scores that this prober gives here", url)
+        return
     mistakes = {
         "layers one too high": ours[1], "layers one too low": ours[-1],
         "the token after": np.roll(ours[0], -1), "the token before": np.roll(ours[0], 1),

@@ -53,7 +53,8 @@ class Span(NamedTuple):
 def run_import(settings: Import) -> Path:
     """Make a prober of a value head; return the folder written. UserErrors come before texts are read."""
     if settings.probe is None:
-        raise UserError(f"no probe is given: probers-import FOLDER with {CONFIG}, {WEIGHTS}", "missing-value")
+        message = f"no probe is given: probers-import FOLDER, with {CONFIG} and {WEIGHTS} in it"
+        raise UserError(message, "missing-value")
     rule, name = ThresholdRule.parse(settings.threshold), settings.probe
     place = locate(name, settings.subfolder, revision=settings.revision)
     probe = read_value_head(place, name)
@@ -219,7 +220,8 @@ def run_export(settings: Export) -> Path:
     probe = fold(bank.spec, bank.head, bank.ensemble, settings.layer)
     out, files = Path(settings.out or f"runs/export/{Path(settings.prober).name}"), probe.files()
     there = [*out.iterdir()] if out.is_dir() else [out] if out.exists() else []
-    if any(not path.is_file() or path.read_bytes() != files.get(path.name) for path in there):
+    # A large file of another name is not read.
+    if any(path.name not in files or path.read_bytes() != files[path.name] for path in there):
         message = f"out={out} holds something other than this probe: choose another out or remove it"
         raise UserError(message, "out-taken")
     for name, blob in files.items():

@@ -362,7 +362,8 @@ def _shown_round(done: Round, passages: Mapping[str, Passage]) -> dict[str, Any]
             {"text": piece, "score": scores[i] if scores else None, "fired": i in hits}
             for i, piece in enumerate(pieces)
         ],
-        **{name: getattr(decision, name, None) for name in ("score", "threshold")},
+        "score": None if decision is None else decision.score,
+        "threshold": None if decision is None else decision.threshold,
         "fired": fired,
         "query": done.query,
         "passages": [{"title": passage.title, "text": passage.text} for passage in shown],

@@ -59,7 +59,8 @@ class AnswerQuery:
 
     def __post_init__(self) -> None:
         if self.with_passages and self.whole_output:
-            raise UserError("query.with_passages=true, query.whole_output=true: choose one", "conflict")
+            message = "query.with_passages=true and query.whole_output=true exclude each other"
+            raise UserError(f"{message}: leave one out", "conflict")
 
     def __call__(self, question: Question, generation: Generation, decision: Decision, state: State) -> str:
         if self.question_first and not state.retrievals:

@@ -134,8 +134,8 @@ class Places:
 
 def among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
     """Tell which values are in a sorted array; bisection makes a frequent token cheap beside a rare one."""
-    found: np.ndarray = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    return found
+    present: np.ndarray = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return present
 
 
 def write_places(

@@ -61,7 +61,9 @@ class HelpsBefore(ProbingBefore):
     def take(self, bank: Prober) -> None:
         super().take(bank)
         if self.with_entropy and bank.entropy_model is None:
-            message = "trigger.with_entropy=true: the prober learned nothing of questions"
+            message = (
+                "trigger.with_entropy=true: the prober was trained without what is known of the question"
+            )
             raise UserError(f"{message}; use with_entropy=false", "mismatch")
         if self.with_entropy and self.threshold is None and bank.entropy_model is not None:
             self._threshold = bank.entropy_model.threshold

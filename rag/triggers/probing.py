@@ -166,7 +166,8 @@ class Probing(ReadsBank):
             bank, recombined = replace(bank, ensemble=Ensemble(self.combine)), True
         if self.with_entropy and (recombined or bank.entropy_model is None):
             reason = "was fitted with another combine" if recombined else "was trained without signals"
-            raise UserError(f"trigger.with_entropy=true: the prober {reason}; leave it out", "mismatch")
+            message = f"trigger.with_entropy=true: the prober {reason}; use with_entropy=false"
+            raise UserError(message, "mismatch")
         if given is None:
             model = bank.entropy_model if self.with_entropy else None
             given = 0.0 if recombined else bank.threshold if model is None else model.threshold

@@ -189,7 +189,8 @@ class Adaptive(Trigger):
     def __post_init__(self) -> None:
         if self.classifier is None:
             remedy = "train one with 'probers-train head=adaptive' and give trigger.classifier=FOLDER"
-            raise UserError(f"trigger=adaptive needs a classifier of questions: {remedy}", "no-artifact")
+            message = f"trigger=adaptive needs a classifier of questions: {remedy}"
+            raise UserError(f"{message}, or a model with the labels no, single and multi", "no-artifact")
         from probers.adaptive import load_classifier
 
         given = self.classifier

@@ -281,9 +281,9 @@ class Verbalised(_OfAnswers):
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
         prompts, names = _asked(self.form, states), [state.question.id for state in states]
-        replies = verbalised(states[0].generate, prompts, states[0].prompt.turn_ends, names=names)
-        scored: list[Scored] = []
-        for stated, reply, state in zip(*replies, states, strict=True):
+        ends, scored = states[0].prompt.turn_ends, list[Scored]()
+        numbers, replies = verbalised(states[0].generate, prompts, ends, names=names)
+        for stated, reply, state in zip(numbers, replies, states, strict=True):
             state.spend(reply)
             score = 0.5 if stated is None else 1.0 - stated
             scored.append((score, {"reply": reply.text, "stated": stated}))

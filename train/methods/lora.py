@@ -73,15 +73,17 @@ class Adapting(Method):
         self._options: Lora = settings.head.make()
         self._how, self._notes = settings, list[str]()
         if settings.loss == "double_softmax" or settings.balance != "none":
-            what = f"loss={settings.loss} balance={settings.balance}"
-            raise UserError(f"head=lora: {what}: give ce, span_max or span_max_all, and none", "unsupported")
+            given = f"loss={settings.loss} balance={settings.balance}"
+            fix = "give loss=ce, span_max or span_max_all, and balance=none"
+            raise UserError(f"head=lora cannot be trained with {given}: {fix}", "unsupported")
         linear, epochs = Component.of("head", "linear"), self._options.start_epochs
         return replace(settings, head=linear, epochs=epochs, learning_curve=False)
 
     def prepare(self, dataset: Dataset, stores: Sequence[Stored]) -> Dataset:
         """Load the model, and keep the examples whose texts it reads in the tokens that it wrote."""
         if len({column.layer for column in dataset.columns if column.layer}) != 1:
-            raise UserError(f"layer={self._how.layer}: head=lora is on one layer: give layer=K", "conflict")
+            why = "head=lora has one head, on one layer: give layer=K"
+            raise UserError(f"layer={self._how.layer}: {why}", "conflict")
         (store, *more) = stores
         if more or not isinstance(store, FeatureStore) or store.spec.site != "resid_post":
             raise UserError("head=lora takes one store, with site=resid_post: give data=STORE", "unsupported")
@@ -215,7 +217,10 @@ def _of_model(adapted: AdaptedModel, texts: Texts, most: int, resamples: int, se
     lm.skip_too_long()
     answers = [decode(lm.tokenizer, text.ids) for text in test[:_CONTINUED]]
     # In place of an empty prompt, the first sentence of the answer.
-    prompts = [t.prompt.text or a[: split_sentences(a)[0][1]] for t, a in zip(test, answers, strict=False)]
+    prompts = [
+        text.prompt.text or answer[: split_sentences(answer)[0][1]]
+        for text, answer in zip(test, answers, strict=False)
+    ]
     with adapters.switched_off(lm.model):
         written = [g for g in lm.generate(prompts, max_new_tokens=_LENGTH) if g.token_ids]
         without = _perplexity(lm, written)
@@ -251,7 +256,8 @@ def source_of(store: FeatureStore, given: TextFile) -> TextSource:
         options = {"path": str(store.path / _JUDGED)}
     if (path := options.get("path")) is None or not (path.startswith("hf:") or Path(path).is_file()):
         there = "does not say where they are" if path is None else f"says they are in {path}, which is gone"
-        raise UserError(f"head=lora reads texts, data={store.path} {there}: give texts=FILE", "missing-value")
+        message = f"head=lora reads the texts again, and data={store.path} {there}: give texts=FILE"
+        raise UserError(message, "missing-value")
     return TextSource(**options, on_bad_line="skip")
 
 

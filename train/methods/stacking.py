@@ -69,8 +69,8 @@ class Stacking(Method):
                 f"reads {', '.join(bank.spec.feature.beside)}": bool(bank.spec.beside),
             }
             if bank.label != settings.label:
-                learned = f"learned label={bank.label}: give that, and probers of one label"
-                raise UserError(f"label={settings.label}: head.probers {name} {learned}", "mismatch")
+                message = f"head.probers: {name} learned label={bank.label}, this is label={settings.label}"
+                raise UserError(f"{message}: give probers of one label, and that label", "mismatch")
             if reason := next((text for text, applies in reasons.items() if applies), None):
                 raise UserError(f"head.probers: the head of {name} {reason}: leave it out", "unsupported")
             banks[0].spec.check(bank.spec, what=f"head.probers: states of {probers[0]}", against=f"of {name}")
