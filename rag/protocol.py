@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, get_origin
 
 import numpy as np
 
 from probers.model.language_model import SentenceEnd
-from probers.options import check_value, field_types
+from probers.options import Limits, check_value, field_types
 from probers.prompts import PromptTemplate
 from probers.signals import Variant
 from probers.signals.rarity import Counts
@@ -137,7 +137,7 @@ class Checked:
             value = value.item() if isinstance(value, np.generic) else value
             if get_origin(hint) is Literal:
                 one_of(key, value, *get_args(hint))
-            elif get_origin(hint) is Annotated:
+            elif any(isinstance(each, Limits) for each in getattr(hint, "__metadata__", ())):
                 check_value(key, value, hint)
 
 
