@@ -128,7 +128,8 @@ class GroundingJudge(Judge):
             if one.passages and (seen is None or seen.side(one.dataset, one.group, question) != "train"):
                 texts.append(one)
         if not texts:
-            raise UserError(f"judge.validation={self.validation} has no passages new to the prober", "labels")
+            message = f"judge.validation={self.validation} has no text with passages that the prober"
+            raise UserError(f"{message} was not trained on: give other texts", "labels")
         sentences = []
         for one, response in zip(texts, score_texts(self._lm, self._bank, texts), strict=True):
             labels = {mark.ranges[0]: mark.wrong for mark in one.units("sentence")}

@@ -217,9 +217,9 @@ class _Reading:
                 continue
             for number, part in enumerate(parts, 1):
                 where = row.where if len(parts) == 1 else f"{row.where} question {number}"
-                yield from self._asked(part, where)
+                yield from self._checked(part, where)
 
-    def _asked(self, record: Record | Question, where: str) -> Iterator[Question]:
+    def _checked(self, record: Record | Question, where: str) -> Iterator[Question]:
         self.read += 1
         try:
             if isinstance(record, Question):
