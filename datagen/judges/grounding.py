@@ -58,7 +58,7 @@ class GroundingJudge(Judge):
     def __post_init__(self) -> None:
         for name, what in (("prober", "prober"), ("validation", "file of labelled texts")):
             if getattr(self, name) is None:
-                raise UserError(f"judge=grounding needs a {what}: give judge.{name}", "missing-value")
+                raise UserError(f"judge=grounding needs a {what}: give judge.{name}=..", "missing-value")
         for name in ("precision", "confidence"):
             if not 0 < (getattr(self, name) or 0.5) < 1:
                 raise UserError(f"judge.{name}={getattr(self, name)} must be between 0 and 1", "bad-value")

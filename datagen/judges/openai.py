@@ -152,7 +152,7 @@ class OpenAIJudge(Judge):
         except OSError as error:
             raise UserError(f"judge.prompt={self.prompt}: {error.strerror}", "no-file") from error
         except ValueError as error:
-            raise UserError(f"judge.prompt={self.prompt} {error}: save it as UTF-8", "bad-file") from error
+            raise UserError(f"judge.prompt={self.prompt} {error}: give text in UTF-8", "bad-file") from error
         if not text.strip():
             raise UserError(f"judge.prompt={self.prompt} is empty: give instructions", "empty")
         if place := _PLACEHOLDER.search(text):

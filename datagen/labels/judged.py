@@ -148,7 +148,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             message = f"answers_per_prompt={self.answers_per_prompt}: engine={options.engine} cannot draw"
             raise UserError(f"{message}: give engine=transformers, or answers_per_prompt=1", "unsupported")
         if unit == "span" and self.judge_units == "sentences":
-            raise UserError("judge_units=sentences judges no unit=span: give unit=sentence", "conflict")
+            message = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
+            raise UserError(message, "conflict")
         return unit
 
     def _topics(self) -> tuple[list[Topic], list[str]]:

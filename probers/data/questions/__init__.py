@@ -163,8 +163,8 @@ def _check_limit(limit: Limit, split: str | None) -> None:
             key = f"limit.{name}" if by_split else "limit"
             raise UserError(f"{key}={most} leaves nothing: give 1 or more, or null for all")
         if name not in (*SPLITS, None):
-            key = f"limit.{name}" if by_split else f"split={name}"
-            message = f"{key} is unknown: choose {names}, or null for all"
+            key, whole = (f"limit.{name}", "one number") if by_split else (f"split={name}", "null")
+            message = f"{key} is unknown: choose {names}, or {whole} for all"
             raise UserError(message, "bad-value" if by_split else "unknown-choice")
 
 
