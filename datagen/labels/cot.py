@@ -88,9 +88,8 @@ class Questions(AsksQuestions, OfCot):
         options, by_entropy = self.options, self.label == BY_ENTROPY
         self._check_draws()
         if self.reads != "both" and "prompt" in options.pools:
-            raise UserError(
-                f"reads={self.reads} has no pool=prompt: give reads=both, or another pool", "conflict"
-            )
+            message = f"reads={self.reads} has no pool=prompt, the state before the whole text"
+            raise UserError(f"{message}: give reads=both, or another pool", "conflict")
         matcher = load_matcher(options) if self.label == "match" or self.samples else None
         # Labels by entropy are exact match until all entropies are known.
         right = parse_label("em" if by_entropy else self.label, self.acc, matcher)

@@ -96,8 +96,10 @@ def _is_border(text: str, match: re.Match[str], language: Language) -> bool:
     word = following[1] if following else ""
     if "\n" in text[match.end() : following.start(1) if following else match.end()] or not word:
         return True
-    if word[0].islower() or mark[0] != ".":
-        return not word[0].islower()
+    if word[0].islower():
+        return False
+    if mark[0] != ".":
+        return True
     before = _LAST_WORD.search(text, max(0, match.start() - 20), match.start())
     last = before[0] if before else ""
     if last.lower() in language.titles:
