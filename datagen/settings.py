@@ -301,7 +301,9 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
                     message = f"{first} belongs to {' and '.join(owners)}, and the source is {name}"
                     raise UserError(f"{message}: leave it out, or choose another source", "conflict")
                 if plain != key:
-                    raise UserError(f"{name} has no {key}, but {', '.join(sorted(keys))}", "unknown-key")
+                    raise UserError(
+                        f"source={name} has no {plain}: it has {', '.join(sorted(keys))}", "unknown-key"
+                    )
             if first not in there and (keys is None or first in keys):
                 plain = f"+own.{plain}"
             accepted.append(override if plain == key else f"{plain}={override.partition('=')[2]}")

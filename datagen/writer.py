@@ -218,9 +218,8 @@ def _kinds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[str, _K
 class Quotas:
     """Wanted and present numbers of examples of each label in every split.
 
-    ``wanted`` has examples by split, of both labels and all parts together, as an argument, and of each of
-    these as an attribute; UserError for a number that cannot be shared evenly. ``by`` and ``parts`` are as in
-    :class:`.Source`.
+    The argument ``wanted`` has the examples of each split, the attribute those of each label and part of it;
+    UserError for a number that cannot be shared evenly. ``by`` and ``parts`` are as in :class:`.Source`.
     """
 
     def __init__(self, wanted: Mapping[str, int], *, by: Sequence[str], parts: int) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from probers.data.texts import TextSource
 from probers.evaluation.bootstrap import Bootstrap, Interval, bounds, few_groups, number
@@ -169,7 +168,8 @@ def agreement(
     """
     shared = pairs(a, b, names)
     if not shared:
-        raise UserError(f"{names[0]} and {names[1]} judge no part of a text in common", "empty")
+        message = f"no span or sentence of {names[0]} is in {names[1]} too"
+        raise UserError(f"{message}: ids, answers and characters must be the same", "empty")
     table = _tables(np.array([len(VERDICTS) * p.a + p.b for p in shared]), np.ones(len(shared))).astype(int)
     sizes = {"kappa": len(shared), "kappa_decided": table[:2, :2].sum()}
     sizes |= {name: table[_cells(name, "+.")].sum() for name in _SHARES}
@@ -178,7 +178,9 @@ def agreement(
         "a": _side(names[0], a, both), "b": _side(names[1], b, both),
         "pairs": _by_kind(pair.part for pair in shared),
         "texts": len({pair.text for pair in shared}), "groups": len({pair.group for pair in shared}),
-        "table": pd.DataFrame(table.T, VERDICTS, VERDICTS).to_dict(),
+        "table": {
+            row: dict(zip(VERDICTS, n, strict=True)) for row, n in zip(VERDICTS, table.tolist(), strict=True)
+        },
         "figures": {
             name: {
                 "value": None if np.isnan(interval.value) else float(interval.value),
@@ -216,9 +218,8 @@ def lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for side in "ab":
         yield f"in {side.upper()} alone: {_counted(figures[side]['alone'])}"
     yield f"{'A':>16}{'B ' + VERDICTS[0]:>14}{''.join(f'{name:>14}' for name in (*VERDICTS[1:], 'all'))}"
-    table = pd.DataFrame(figures["table"])  # a column for each verdict of A
-    table["all"] = table.sum(axis=1)
-    for row, cells in table.items():
+    table = np.array([[*cells.values()] for cells in figures["table"].values()])  # (A, B)
+    for row, cells in zip([*VERDICTS, "all"], [*table, table.sum(axis=0)], strict=True):
         yield f"{row:>16}{''.join(f'{n:14,}' for n in (*cells, cells.sum()))}"
     yield f"{'':36}{'':6}{'95% interval':14}{'of':>8}"
     for name, label in (_KAPPAS | {name: label for name, (label, _) in _SHARES.items()}).items():

@@ -171,7 +171,8 @@ class MajorityJudge(Judge):
 
     def __init__(self, grounds: Grounds, *, judges: tuple[str | dict[str, Any], ...] = ()) -> None:
         if len(judges) < 2:
-            raise UserError(f"judge.judges={shown(list(judges))}: name two, as article,hand", "missing-value")
+            message = f"judge.judges={shown(list(judges))} must name two judges or more"
+            raise UserError(f"{message}, as judge.judges=[article,hand]", "missing-value")
         names, components = zip(*map(_component, judges), strict=True)
         numbered = [f"{name} {names[: place + 1].count(name)}" for place, name in enumerate(names)]
         self._names = [n if names.count(n) == 1 else m for n, m in zip(names, numbered, strict=True)]

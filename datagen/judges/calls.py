@@ -79,10 +79,14 @@ class Budget:
                 self.add(spent)
             self._changed.notify_all()
 
-    def stop(self, stopped: bool = True) -> None:
-        """Let no further call begin, or let them begin again."""
+    def start(self) -> None:
+        """Let calls begin, also after :meth:`stop`."""
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Let no further call begin."""
         with self._changed:
-            self._stopped = stopped
+            self._stopped = True
             self._changed.notify_all()
 
     def pause(self, seconds: float) -> None:
@@ -222,7 +226,7 @@ class Calls:
         return {key: content for key, content in requests.items() if key not in self._known}
 
     def _ask(self, requests: Mapping[str, str]) -> None:
-        self.budget.stop(False)
+        self.budget.start()
         pool = ThreadPoolExecutor(self.parallel)
         try:
             futures = [pool.submit(self._one, key, content) for key, content in requests.items()]

@@ -58,7 +58,7 @@ class GroundingJudge(Judge):
     def __post_init__(self) -> None:
         for name, what in (("prober", "prober"), ("validation", "file of labelled texts")):
             if getattr(self, name) is None:
-                raise UserError(f"judge=grounding needs a {what}: give judge.{name}", "missing-value")
+                raise UserError(f"judge=grounding needs a {what}: give judge.{name}=..", "missing-value")
         for name in ("precision", "confidence"):
             if not 0 < (getattr(self, name) or 0.5) < 1:
                 raise UserError(f"judge.{name}={getattr(self, name)} must be between 0 and 1", "bad-value")
@@ -128,7 +128,8 @@ class GroundingJudge(Judge):
             if one.passages and (seen is None or seen.side(one.dataset, one.group, question) != "train"):
                 texts.append(one)
         if not texts:
-            raise UserError(f"judge.validation={self.validation} has no passages new to the prober", "labels")
+            message = f"judge.validation={self.validation} has no text with passages that the prober"
+            raise UserError(f"{message} was not trained on: give other texts", "labels")
         sentences = []
         for one, response in zip(texts, score_texts(self._lm, self._bank, texts), strict=True):
             labels = {mark.ranges[0]: mark.wrong for mark in one.units("sentence")}

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 
 from probers.cli.openai_client import Server
-from probers.files import read_text
+from probers.files import check_file, read_text
 from probers.options import Count, Natural, Positive
-from probers.types import Passage, UserError, count
+from probers.types import Passage, UserError, count, first_line
 from probers.words.text import split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling, Verdict
@@ -148,11 +148,13 @@ class OpenAIJudge(Judge):
         if self.prompt is None:
             return (resources.files("probers.datagen.judges") / "openai.txt").read_text("utf-8")
         try:
+            check_file(self.prompt)
             text = read_text(Path(self.prompt))
         except OSError as error:
-            raise UserError(f"judge.prompt={self.prompt}: {error.strerror}", "no-file") from error
+            reason = error.strerror or first_line(error)
+            raise UserError(f"judge.prompt={self.prompt} cannot be read: {reason}", "no-file") from error
         except ValueError as error:
-            raise UserError(f"judge.prompt={self.prompt} {error}: save it as UTF-8", "bad-file") from error
+            raise UserError(f"judge.prompt={self.prompt} {error}: give text in UTF-8", "bad-file") from error
         if not text.strip():
             raise UserError(f"judge.prompt={self.prompt} is empty: give instructions", "empty")
         if place := _PLACEHOLDER.search(text):

@@ -163,7 +163,8 @@ class Source(ABC):
     def one_limit(self) -> int | None:
         """Return the limit of a source that draws before texts are split (UserError: a limit by split)."""
         if isinstance(limit := self.options.limit, Mapping):
-            raise UserError(f"limit={shown(limit)} is for cot: give a number, or balance_to", "conflict")
+            message = f"limit={shown(limit)} is for source=cot: give one number with source={self.name}"
+            raise UserError(f"{message}, or balance_to", "conflict")
         return limit
 
     @abstractmethod
@@ -277,7 +278,7 @@ class AsksQuestions(Corpus, Source):
     item_name = "question"
 
     def open_questions(self) -> Inputs:
-        """Draw the questions and open the passages (UserError)."""
+        """Draw the questions (UserError); the passages are opened later, since a corpus may be large."""
         source, options = self.questions, self.options
         if isinstance(source, str):
             path = {} if source in PARTS["questions"] else {"path": source}
@@ -290,7 +291,7 @@ class AsksQuestions(Corpus, Source):
         chosen = open_questions(source, **draw)
         for line in chosen.lines():
             log.info("%s", line)
-        self.keep(chosen=chosen, open_passages=self.open_retriever(options))
+        self.keep(chosen=chosen)
         record = {"questions_read": digest(repr(source.given))} if isinstance(source, Given) else {}
         return Inputs([*source.files, *self.corpus_files], record)
 
@@ -379,7 +380,8 @@ def unit_for(options: Options, unit: Unit | None, default: Unit) -> Unit:
     tokens = "tokens" in options.pools
     chosen: Unit = unit or ("token" if tokens else default)
     if (chosen == "token") != tokens:
-        raise UserError(f"unit={chosen}, pool={shown(options.pool)}: give pool=tokens unit=token", "conflict")
+        message = f"unit={chosen} and pool={shown(options.pool)}"
+        raise UserError(f"{message}: unit=token and pool=tokens go together", "conflict")
     if chosen == "token" and (options.balance or options.balance_to):
         raise UserError("unit=token has no balance: leave it out, and set span_weight", "conflict")
     return chosen

@@ -88,7 +88,8 @@ class Questions(AsksQuestions, OfCot):
         options, by_entropy = self.options, self.label == BY_ENTROPY
         self._check_draws()
         if self.reads != "both" and "prompt" in options.pools:
-            raise UserError(f"reads={self.reads} excludes pool=prompt: choose another pool", "conflict")
+            message = f"reads={self.reads} has no pool=prompt, the state before the whole text"
+            raise UserError(f"{message}: give reads=both, or another pool", "conflict")
         matcher = load_matcher(options) if self.label == "match" or self.samples else None
         # Labels by entropy are exact match until all entropies are known.
         right = parse_label("em" if by_entropy else self.label, self.acc, matcher)
@@ -99,7 +100,8 @@ class Questions(AsksQuestions, OfCot):
             if not by_entropy and not any(a.strip() for a in question.answers):
                 raise UserError(f"question {question.id} has no gold answer to be labelled by", "labels")
         self.keep(
-            matcher=matcher, right=right, position=position_of(self.reads),
+            matcher=matcher, right=right, open_passages=self.open_retriever(options),
+            position=position_of(self.reads),
             # Heads trained without gold answers are also ranked by gold answers, if all questions have some.
             all_gold=by_entropy and all(question.answers for question in questions),
         )  # fmt: skip
@@ -125,11 +127,12 @@ class Questions(AsksQuestions, OfCot):
             if self.options.balance_to:
                 raise UserError(f"label={BY_ENTROPY} needs balance=true in place of balance_to", "conflict")
             if self.samples < 2:
-                raise UserError(f"label={BY_ENTROPY} needs two samples, not {self.samples}", "missing-value")
+                raise UserError(f"label={BY_ENTROPY} needs samples>=2, not {self.samples}", "missing-value")
         if self.samples:
             Draws(samples=self.samples, temperature=self.temperature).at_least(2, "the signals of samples")
         if self.samples and self.options.engine != "transformers":
-            raise UserError(f"engine={self.options.engine} draws no samples: give samples=0", "unsupported")
+            message = f"samples={self.samples}: engine={self.options.engine} cannot draw"
+            raise UserError(f"{message}: give engine=transformers, or samples=0", "unsupported")
 
     def units(self) -> Iterator[Question]:
         if not self.options.balance_to:

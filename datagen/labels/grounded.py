@@ -77,7 +77,8 @@ class Grounded(AsksQuestions, OfGrounded):
                 kinds.setdefault(_kind(question), set()).add(question.answers[0])
         if not kinds:
             raise UserError("source=grounded changes gold answers, and no question has one", "labels")
-        self.keep(others={kind: sorted(values) for kind, values in kinds.items()})
+        others = {kind: sorted(values) for kind, values in kinds.items()}
+        self.keep(others=others, open_passages=self.open_retriever(self.options))
         return read
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
@@ -92,11 +93,11 @@ class Grounded(AsksQuestions, OfGrounded):
         cases = [case for each in zip(units, hits, strict=True) for case in self.cases(*each)]
         texts = [self.prompt.question(case.question.question, case.passages) for case in cases]
         limit = self.options.max_new_tokens
-        examples, asked, requests = Examples(), [], []
+        examples, fitting, requests = Examples(), [], []
         fits = lm.fits(texts, [limit] * len(texts))
         for case, text, fit in zip(cases, texts, fits, strict=True):
             if fit:
-                asked.append(case)
+                fitting.append(case)
                 requests.append(GenerationRequest(text, limit, case.id))
             else:
                 examples.leave_out(case.id, NO_ROOM)
@@ -104,7 +105,7 @@ class Grounded(AsksQuestions, OfGrounded):
         how = Decoding(prefix=self.prompt.prefix, stop=self.prompt.stop)
         for batch in lm.generate_each(requests, how):
             for number, generation in batch.items():
-                case = asked[number]
+                case = fitting[number]
                 examples.tokens += len(generation.token_ids)
                 answer = final_answer(generation.text, self.prompt.answer_cue, case.question.dataset)
                 if generation.token_ids and tokenize(answer):

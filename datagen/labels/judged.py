@@ -111,7 +111,8 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             raise UserError(f"{message}: give articles=FILE, or judge.passages=3", "missing-value")
         language = self.language_of_topics(topics)
         if not language.english and "probers.datagen.judges.article." in json.dumps(plain(judge)):
-            raise UserError(f"judge=article reads English, not {language.name}: choose openai", "unsupported")
+            message = f"judge=article reads facts of English, the language is {language.name}"
+            raise UserError(f"{message}: choose judge=openai or hand", "unsupported")
         recognise = self.recogniser_in(language)
         matcher = load_matcher(options)
         matcher = matcher if language.english else matcher.in_language(language)
@@ -144,9 +145,11 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         if unit in ("answer", "token") and "predicting" in options.pools:
             raise UserError(f"unit={unit} has no pool=predicting: give unit=span or sentence", "conflict")
         if self.answers_per_prompt > 1 and options.engine != "transformers":
-            raise UserError(f"engine={options.engine} cannot draw: give answers_per_prompt=1", "unsupported")
+            message = f"answers_per_prompt={self.answers_per_prompt}: engine={options.engine} cannot draw"
+            raise UserError(f"{message}: give engine=transformers, or answers_per_prompt=1", "unsupported")
         if unit == "span" and self.judge_units == "sentences":
-            raise UserError("judge_units=sentences judges no unit=span: give unit=sentence", "conflict")
+            message = "judge_units=sentences judges no entities: give unit=sentence, or judge_units=both"
+            raise UserError(message, "conflict")
         return unit
 
     def _topics(self) -> tuple[list[Topic], list[str]]:
@@ -196,7 +199,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
         """Make the rows of a batch once its parts are judged, and its answers as lines of labelled texts."""
         lines = []
         examples = Examples(tokens=sum(len(generation.token_ids) for generation in written.values()))
-        asked: list[tuple[_Request, Answer, list[Mark]]] = []
+        answers: list[tuple[_Request, Answer, list[Mark]]] = []
         for request, generation in written.items():
             if not generation.text.strip():
                 examples.leave_out(request.id, TOO_LONG if generation.stop == "skipped" else "empty answer")
@@ -207,9 +210,9 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
             marks = [mark for mark in everywhere if start <= mark.start and mark.end <= end]
             units = tuple(mark for mark in marks if mark.rule not in _UNJUDGED)
             about = request.topic.title, request.topic.reference
-            asked.append((request, Answer(request.id, message, generation.text, units, *about), marks))
-        rulings = self.judges.judge([answer for _, answer, _ in asked])
-        for (request, answer, marks), given in zip(asked, rulings, strict=True):
+            answers.append((request, Answer(request.id, message, generation.text, units, *about), marks))
+        rulings = self.judges.judge([answer for _, answer, _ in answers])
+        for (request, answer, marks), given in zip(answers, rulings, strict=True):
             judged = dict(zip(answer.units, given, strict=True))
             ruled = [_ruled(mark, judged.get(mark)) for mark in marks]
             lines.append(self._line(request, answer, [m for m in ruled if m.rule not in _UNJUDGED]))

@@ -254,9 +254,8 @@ class MarkedRows:
         noun = "labelled answer" if self.unit == "token" else f"labelled {self.unit}"
         line = f"{count(texts, 'text')}, {count(n, noun)}, {labels[0] / n:.3f} wrong"
         if self.unit == "token":
-            tokens = Counter(
-                n for table in store.tables(["token_wrong"]) for n in table["token_wrong"].tolist()
-            )
+            tables = store.tables(["token_wrong"])
+            tokens = Counter(verdict for table in tables for verdict in table["token_wrong"].tolist())
             judged = tokens[0] + tokens[1]
             figures["tokens"] = {"wrong": tokens[1], "right": tokens[0], "undecided": tokens[-1]}
             line += f"; {judged:,} tokens, {tokens[1] / judged:.3f} of them wrong"

@@ -178,7 +178,8 @@ class Articles(ReadsArticles, OfWiki, Source):
         """Check the options, read the articles and make the first cut."""
         options = self.options
         if self.background and options.pools != ["tokens"]:
-            raise UserError(f"background={self.background} stores tokens: give pool=tokens", "conflict")
+            message = f"background={self.background} stores tokens before an entity one by one"
+            raise UserError(f"{message}: give pool=tokens, or leave it out", "conflict")
         matching = options.matcher.options
         trains = matching["vectors"] == _OWN or self._tries_vectors
         vectors = "" if matching["vectors"] in (_OWN, _AUTO) else matching["vectors"]

@@ -90,7 +90,8 @@ def as_passages(rows: Rows) -> Sequence[Passage]:
     places: dict[str, int] = {}
     for number, passage in enumerate(passages, 1):
         if (first := places.setdefault(passage.id, number)) != number:
-            raise UserError(f"passages {first} and {number} have the same id {passage.id!r}", "conflict")
+            message = f"passages {first} and {number} have the same id {passage.id!r}"
+            raise UserError(f"{message}: give each an id of its own, or none", "conflict")
     return passages
 
 
@@ -102,7 +103,7 @@ def _passage(row: Any, number: int) -> Passage:
         there = ", ".join(map(repr, fields)) or "nothing"
         raise UserError(f"passage {number} has no 'text', only {there}: rename one to it", "missing-value")
     if (place := half_in(fields)) is not None:
-        raise UserError(f"passage {number}: {place or 'a name'} holds half a surrogate pair: give Unicode")
+        raise UserError(f"passage {number}: {place or 'a name'} holds half a pair of surrogates")
     if isinstance(row, Passage):
         return row
     for name in ("text", "title"):

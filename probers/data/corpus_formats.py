@@ -69,10 +69,11 @@ class BadLines(LeftOut):
         if self:
             log.warning("\n  ".join([f"skipped {count(len(self), self.noun)}:", *self._named()]))
         if self.repeated:
-            log.warning("%s: %d without id left out: their titles repeat", self.path, self.repeated)
+            reason = "since an earlier article without an id has the same title"
+            log.warning("%s: %d left out, %s", self.path, self.repeated, reason)
         if self.alike:
-            same = count(self.alike, "passage")
-            log.warning("%s: %s like an earlier one: they share one place of a search", self.path, same)
+            same = f"{count(self.alike, 'passage')} with title and text of an earlier one"
+            log.warning("%s: %s: they share one place of a search", self.path, same)
         if self.long:
             advice = "passage_words=100 cuts all texts into passages of 100 words"
             texts = f"{count(self.long, 'text')} of over {LONG:,} characters"

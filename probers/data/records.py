@@ -338,7 +338,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                 file.seek(0)
             yield cast("IO[bytes]", _Shallow(file))
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path} is damaged where it is compressed ({error})", "damaged") from error
+        raise UserError(f"{path}: the compressed file is damaged ({error})", "damaged") from error
 
 
 #: Nested opening brackets; the parser's memory for them could exceed the machine's.

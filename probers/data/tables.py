@@ -98,7 +98,8 @@ def saved_splits(path: Path) -> Iterator[tuple[str, Iterator[Row]]]:
     try:
         data: Any = datasets.load_from_disk(str(path))
     except Exception as error:  # the library raises many kinds of errors for a damaged folder
-        raise UserError(f"{path} cannot be read: {first_line(error)[:300]}", "damaged") from error
+        message = f"{path} cannot be read as a folder of save_to_disk: {first_line(error)[:300]}"
+        raise UserError(message, "damaged") from error
     for name, split in data.items() if isinstance(data, Mapping) else [("", data)]:
         at = f"{name} row" if name else "row"
         yield name, (Row(f"{at} {number}", _as_json(record)) for number, record in enumerate(split, 1))

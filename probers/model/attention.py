@@ -195,7 +195,7 @@ class AttentionTap(ExitStack):
         return self.take()()
 
 
-#: The taps of a block's modules.
+#: The taps of a block's modules; the first one was there first and leaves last.
 _ARMED: WeakKeyDictionary[nn.Module, list[AttentionTap]] = WeakKeyDictionary()
 
 

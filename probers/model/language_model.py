@@ -259,7 +259,8 @@ class LanguageModel(ABC):
 
         A continuation given as token ids repeats the records of their generation. A text is tokenized so that
         it reads as itself after the prompt, or as the tokenizer's normaliser changes it, with offsets in the
-        original. A model may have written it in other tokens, so pass ids where that matters.
+        original; UserError where no tokens do. A model may have written it in other tokens, so pass ids where
+        that matters.
         """
 
     @abstractmethod
@@ -271,7 +272,7 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
-        """Compute attention as above for texts, each with its BOS; [start, end) of each token comes first."""
+        """Compute :meth:`attention_alone` of texts with a BOS; each token's [start, end) comes first."""
 
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int],

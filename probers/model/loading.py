@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -366,9 +367,8 @@ def _write(file: Path, folder: Path) -> dict[str, Any]:
             AutoModelForCausalLM, file.parent, f"model={file}", gguf_file=file.name, dtype="float32",
             use_safetensors=True,
         )  # fmt: skip
-    except (ProbersError, MemoryError):
-        raise
-    except Exception as error:  # readers of damaged files raise many kinds of errors
+    except (ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+            ValueError, struct.error) as error:  # fmt: skip
         reason = first_line(error)
         if "architecture" not in reason:
             reason = f"it is truncated, damaged, or unknown to transformers ({reason})"

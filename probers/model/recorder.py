@@ -178,13 +178,13 @@ def joined(needs: Needs, read: Mapping[Feature, np.ndarray], scores: np.ndarray)
     states = dict[Feature, np.ndarray]()
     for feature in needs.features:
         parts = _parts(feature)
-        found = [
+        vectors = [
             read[part] if part in read else _probabilities(scores, part)
             for part in parts
             if part in read or (part.site == "probabilities" and scores.shape[1])
         ]
-        if len(found) == len(parts):
-            main, *beside = found
+        if len(vectors) == len(parts):
+            main, *beside = vectors
             places = [as_places(vector, main.shape[-1]) for vector in beside]
             states[feature] = np.concatenate([main, *places], axis=-2) if places else main
     return states

@@ -55,7 +55,8 @@ class JoinedStores:
                 raise UserError(f"data={has} has the column {odd[0]}, which data={lacks} lacks", "mismatch")
             for name in table["id"]:
                 if name in known:
-                    raise UserError(f"{known[name]} and {store.path} both have the id {name}", "overlap")
+                    message = f"{known[name]} and {store.path} both have the id {name}"
+                    raise UserError(f"{message}: give every text once", "overlap")
                 known[name] = store.path
         return pd.concat(tables, ignore_index=True)
 

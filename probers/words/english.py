@@ -172,8 +172,10 @@ class _Words:
         if words[0] == "of":  # "Jordan Vale of the Northern League" is two names
             league = tokens[right].text in ("League", "Conference", "Division", "Association")
             return not (league and len(left) >= 2)
-        if words[0] != "and" or (headed and "of" in left):
-            return headed and words[0] in ("for", "at", "and")
+        if words[0] in ("for", "at") or (words[0] == "and" and "of" in left and headed):
+            return headed
+        if words[0] != "and":
+            return False
         before = text[max(0, tokens[first].start - 160) : tokens[first].start].lower()
         named = any(noun in before for noun in _WORK_NOUNS)
         return named and _YEAR_AHEAD.match(text, tokens[right].end) is not None
@@ -215,8 +217,10 @@ def _is_opener(run: list[_Token], seen: set[str], lower: set[str], text: str) ->
         return False
     if not lower.isdisjoint((word.lower(), f"{word.lower()}s", word.lower().rstrip("s"))):
         return True
-    if first.possessive or _SUFFIX.match(word):
-        return not first.possessive
+    if first.possessive:
+        return False
+    if _SUFFIX.match(word):
+        return True
     following = _AFTER.match(text, first.end)
     after = following[1] if following else ""
     return not (after in _PREDICATES or (after.endswith("ed") and len(after) > 4))

@@ -113,7 +113,7 @@ def forms(mention: str) -> list[tuple[str, ...]]:
 
 def same_string(a: str, b: str) -> str:
     """Name the spelling difference between two equal names, "" if they are not equal."""
-    small = all(m.split()[-1][:1].islower() for m in (a, b))  # "Wood" and "Woods" are two names
+    small = all("".join(m.split()[-1:])[:1].islower() for m in (a, b))  # "Wood" and "Woods" are two names
     for x, y in product(filter(None, forms(a)), filter(None, forms(b))):
         if x == y:
             return "the same words"

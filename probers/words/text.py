@@ -12,7 +12,6 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import regex
@@ -97,8 +96,10 @@ def _is_border(text: str, match: re.Match[str], language: Language) -> bool:
     word = following[1] if following else ""
     if "\n" in text[match.end() : following.start(1) if following else match.end()] or not word:
         return True
-    if word[0].islower() or mark[0] != ".":
-        return not word[0].islower()
+    if word[0].islower():
+        return False
+    if mark[0] != ".":
+        return True
     before = _LAST_WORD.search(text, max(0, match.start() - 20), match.start())
     last = before[0] if before else ""
     if last.lower() in language.titles:
@@ -166,7 +167,9 @@ def stop_words() -> frozenset[str]:
     if package is None or not package.submodule_search_locations:
         raise UserError("the stop words are spaCy's, which is missing: pip install spacy", "missing-extra")
     path = Path(next(iter(package.submodule_search_locations))) / "lang" / "en" / "stop_words.py"
-    return frozenset(run_path(str(path))["STOP_WORDS"])
+    names: dict[str, Any] = {}
+    exec(path.read_text("utf-8"), names)  # runpy would also change sys.argv, for every thread
+    return frozenset(names["STOP_WORDS"])
 
 
 def is_stop_word(word: str) -> bool:

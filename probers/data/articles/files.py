@@ -137,7 +137,8 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
     if split and split not in rows:
         raise UserError(f"articles={spec} has no split {split}: choose one of {there}", "unknown-choice")
     if not split and "train" not in rows and len(rows) > 1:
-        raise UserError(f"articles={spec} has the splits {there}: add :<split>", "missing-value")
+        message = f"articles={spec} has several splits: add one of {there} as hf:{name}:{config}:<split>"
+        raise UserError(message, "missing-value")
     data = rows[split or ("train" if "train" in rows else next(iter(rows)))]
     if limit is not None:
         data = data.shuffle(seed=seed, buffer_size=WINDOW)

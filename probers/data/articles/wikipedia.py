@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
+from datetime import timezone
 from email.utils import parsedate_to_datetime
 from functools import partial
 from logging import getLogger
@@ -337,5 +338,7 @@ def _retry_after(response: httpx.Response) -> float | None:
     if value.isdecimal():
         return float(value)
     with suppress(TypeError, ValueError, OverflowError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        when = parsedate_to_datetime(value)
+        when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+        return max(0.0, when.timestamp() - time.time())
     return None

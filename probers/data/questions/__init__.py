@@ -163,8 +163,8 @@ def _check_limit(limit: Limit, split: str | None) -> None:
             key = f"limit.{name}" if by_split else "limit"
             raise UserError(f"{key}={most} leaves nothing: give 1 or more, or null for all")
         if name not in (*SPLITS, None):
-            key = f"limit.{name}" if by_split else f"split={name}"
-            message = f"{key} is unknown: choose {names}, or null for all"
+            key, whole = (f"limit.{name}", "one number") if by_split else (f"split={name}", "null")
+            message = f"{key} is unknown: choose {names}, or {whole} for all"
             raise UserError(message, "bad-value" if by_split else "unknown-choice")
 
 
@@ -217,9 +217,9 @@ class _Reading:
                 continue
             for number, part in enumerate(parts, 1):
                 where = row.where if len(parts) == 1 else f"{row.where} question {number}"
-                yield from self._asked(part, where)
+                yield from self._checked(part, where)
 
-    def _asked(self, record: Record | Question, where: str) -> Iterator[Question]:
+    def _checked(self, record: Record | Question, where: str) -> Iterator[Question]:
         self.read += 1
         try:
             if isinstance(record, Question):

@@ -142,13 +142,15 @@ class QuestionSource:
         names = ", ".join(sorted(map(str, keys))[:12]) or "none"
         near = [sorted(known.has.difference(keys)) for known in self.layouts if known.lacks.isdisjoint(keys)]
         if not near:
-            return f"fields of another dataset: {names}"
+            odd = set().union(*(known.lacks for known in self.layouts)).intersection(keys)
+            return f"fields of another dataset: {', '.join(sorted(odd))} (all are {names})"
         missing = min(near, key=len)
         return f"no {', '.join(map(repr, missing))} (its fields are {names})"
 
     def _check_columns(self, keys: Collection[str]) -> None:
         if problem := self.mismatch(keys):
-            raise UserError(f"{self.spec}: {problem}; give another, or questions.path=FILE", "mismatch")
+            remedy = "give another questions.hub or a file as questions.path"
+            raise UserError(f"{self.spec}: {problem}; {remedy}", "mismatch")
 
     def unfold(self, record: Record) -> Sequence[Record]:
         """Split a record of the file into records of single questions."""

@@ -78,7 +78,7 @@ class Completion(QuestionSource):
         if self.path is not None or self.hub is not None:
             raise UserError("questions=completion takes questions.articles=FILE alone", "missing-value")
         if self.articles == "wikipedia":
-            raise UserError("questions.articles=wikipedia changes: give a file or hf:ID", "unsupported")
+            raise UserError("questions.articles=wikipedia changes daily: give a file or hf:ID", "unsupported")
 
     @property
     def spec(self) -> str:

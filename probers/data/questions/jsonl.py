@@ -116,10 +116,9 @@ class Given(JSONL):
         """Take rows of :func:`probers.data.rows.records_of`, or ``Question`` objects (UserError: neither)."""
         if not isinstance(rows, (list, tuple)) or not any(isinstance(row, Question) for row in rows):
             return cls(given=tuple(records_of(rows, "question", _NEEDS)))
-        given = (
-            row if isinstance(row, Question) else records_of([row], "question", _NEEDS)[0] for row in rows
-        )
-        return cls(given=tuple(given))
+        plain = [{} if isinstance(row, Question) else row for row in rows]
+        pairs = zip(rows, records_of(plain, "question", _NEEDS), strict=True)
+        return cls(given=tuple(row if isinstance(row, Question) else record for row, record in pairs))
 
     @property
     def spec(self) -> str:
@@ -138,11 +137,11 @@ class Given(JSONL):
         splits = (e.split if isinstance(e, Question) else e.get("split") for e in self.given)
         if any(splits):
             return self
-        asked = (
+        tests = (
             replace(e, split="test") if isinstance(e, Question) else {**e, "split": "test"}
             for e in self.given
         )
-        return replace(self, given=tuple(asked))
+        return replace(self, given=tuple(tests))
 
     def rows(self) -> Iterator[Row]:
         return self._checked(self._row(number, question) for number, question in enumerate(self.given, 1))

@@ -129,7 +129,7 @@ class TwoWikiMultihopQA(QuestionSource):
             return ()
         if "answer_id" not in record:
             message = f"{self.spec} has no answer_id for questions.aliases={self.aliases}"
-            raise UserError(f"{message}: take the release with ids, or leave them out", "mismatch")
+            raise UserError(f"{message}: take the release with ids, or leave aliases out", "mismatch")
         return self._names.get(optional(record, "answer_id"), ())
 
     @cached_property

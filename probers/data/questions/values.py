@@ -47,7 +47,7 @@ def identifier(record: Record, key: str) -> str:
     """Return an id, which some files write as a number."""
     value = record[key]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise ValueError(f"{key} must be a string or a number, found {value!r:.80}")
+        raise ValueError(f"{key} must be a string or a whole number, found {value!r:.80}")
     return str(value).strip()
 
 

@@ -159,7 +159,7 @@ def read_text(record: Any, where: str) -> Text:
     if prompt is not None and not isinstance(prompt, str):
         raise ValueError(f"prompt must be text, found {shown(prompt)}")
     if messages is not None and not (isinstance(messages, list) and messages):
-        raise ValueError(f"messages must be a list of role and content, found {shown(messages)}")
+        raise ValueError(f'messages must be [{{"role": .., "content": ..}}, ..], found {shown(messages)}')
     turns = turns_of(messages or ())
     if (split := optional(record, "split")) and split not in SPLIT_NAMES:
         raise ValueError(f"split must be train, validation or test, found {shown(split)}")
@@ -207,7 +207,7 @@ def _passages_at(record: Record, prompt: str | None) -> tuple[tuple[int, int], .
     if (pairs := record.get("passages_at")) is None:
         return ()
     if prompt is None or record.get("passages"):
-        raise ValueError("passages_at are places in a prompt with its passages: leave passages out")
+        raise ValueError("passages_at are places in a prompt: give the prompt, and no passages beside it")
     if not isinstance(pairs, (list, tuple)):
         raise ValueError(f"passages_at must be a list of [start, end], found {shown(pairs)}")
     return tuple(sorted(_range(pair, prompt, "passages_at", "prompt") for pair in pairs))
@@ -263,7 +263,8 @@ def _is_pair(pair: Any) -> bool:
 
 def _range(pair: Any, text: str, what: str, of: str = "answer") -> tuple[int, int]:
     if not _is_pair(pair) or not 0 <= pair[0] < pair[1] <= len(text):
-        raise ValueError(f"{what} must be start < end within the {of}'s {len(text)}, found {shown(pair)}")
+        within = f"whole numbers start < end within the {of}'s {len(text)} characters"
+        raise ValueError(f"{what} must be {within}, found {shown(pair)}")
     return pair[0], pair[1]
 
 

@@ -139,8 +139,8 @@ def hallucination_probes(record: Record, place: Place) -> Iterator[Line]:
         answer, span = unchanged(record, "gt_completion"), text(record, "exact_answer")
         label = optional(record, "llm_judge_label") or optional(record, "label")
         annotations: Any = [{"span": span, "label": label, "index": answer.find(span)}]
-        asked = [{"role": "user", "content": text(record, "question")}] if "question" in record else None
-        before = asked or before[:1]
+        question = [{"role": "user", "content": text(record, "question")}] if "question" in record else None
+        before = question or before[:1]
     else:
         *before, last = before or [{}]
         answer, annotations = unchanged(last, "content"), record["annotations"]

@@ -39,7 +39,7 @@ def _as_object(span: Any) -> Mapping[str, Any]:
     """Read a span, which some files have as [start, end, text, label]."""
     if isinstance(span, Mapping):
         meta = span.get("meta")
-        return {**span, **meta} if isinstance(meta, Mapping) else span
+        return {**meta, **span} if isinstance(meta, Mapping) else span
     return dict(zip(("start", "end", "text", "label_type"), span, strict=False))
 
 
