@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probers.types import Article
-from probers.words import LANGUAGES, STAGES, EntityMatcher, Recogniser, wordnet_available
+from probers.words import LANGUAGES, STAGES, EntityMatcher, Recogniser
 from probers.words import wordnet as wordnet_module
 from probers.words.vectors import cosine, load_vectors, train_vectors
 
@@ -24,7 +24,9 @@ DECISIONS = [
     for line in (DATA / "entity_decisions.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("# ")
 ]
-needs_wordnet = pytest.mark.skipif(not wordnet_available(), reason="WordNet's files are not on this machine")
+needs_wordnet = pytest.mark.skipif(
+    wordnet_module.find_wordnet() is None, reason="WordNet's files are not on this machine"
+)
 
 
 RULES = EntityMatcher(stages=PLAIN)
