@@ -175,12 +175,6 @@ class RemoteLM(LanguageModel):
     ) -> NoReturn:
         raise self._lacks("scores of given texts")
 
-    def attention_alone(self, generations: Sequence[Generation]) -> NoReturn:
-        raise self._lacks("attention")
-
-    def attention_of(self, texts: Sequence[str]) -> NoReturn:
-        raise self._lacks("attention")
-
     def _lacks(self, what: str) -> UserError:
         return UserError(f"engine={self.url} does not hand out {what}", "unsupported")
 
