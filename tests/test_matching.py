@@ -22,8 +22,6 @@ PAIRS = [json.loads(line) for line in (DATA / "entity_pairs.jsonl").read_text(en
 DECIDED = (DATA / "entity_decisions.txt").read_text(encoding="utf-8").splitlines()
 DECISIONS = [line for line in DECIDED if not line.startswith("# ")]
 needs_wordnet = pytest.mark.skipif(not wordnet_module.find_wordnet(), reason="WordNet's files are not here")
-
-
 RULES = EntityMatcher(stages=PLAIN)
 
 
