@@ -32,7 +32,7 @@ FASTER, SLOWER = 4.0, 4.0
 def fit(store: Path, layers: Sequence[int], device: str = "auto") -> dict[str, Any]:
     """Train the default heads of some layers; return seconds, seconds per step, and validation accuracy."""
     opened, settings = FeatureStore.open(store), Fitting(device=device)
-    tasks = [heads.Task(k, site=opened.spec.site) for k in layers]
+    tasks = [heads.Task(Column(opened.spec.site, k)) for k in layers]
     columns: list[Column] = [task.column for task in tasks]
     examples = load_examples([opened])
     dataset = Dataset(examples, StoreStates([opened], columns), columns, {opened.spec.site: opened.spec})

@@ -280,11 +280,11 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
 
     @classmethod
     def accepted(cls, typed: Sequence[str]) -> list[str]:
-        """Write ``source.KEY`` as KEY; refuse the keys of sources that are not chosen (UserError)."""
+        """Write KEY of a user's own source as ``own.KEY``; refuse those of sources not chosen (UserError)."""
         pairs = list(map(key_value, typed))
-        names = {key.removeprefix("source.").partition(".")[0] for key, _ in pairs}
+        names = [key.partition(".")[0] for key, _ in pairs]
         chosen = [f"{key}={value}" for key, value in pairs if key in _CHOOSING]
-        config = compose("datagen", chosen) if names & {*_ONLY_WITH, *_CHOOSING} else {"source": "cot"}
+        config = compose("datagen", chosen) if {*names} & {*_ONLY_WITH, *_CHOOSING} else {"source": "cot"}
         name = str(config["source"])
         keys = SOURCES[name].keys if name in SOURCES else _own_keys(name)
         for key, (option, needed) in _ONLY_WITH.items():
@@ -292,21 +292,13 @@ class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
                 message = f"{key} belongs to {option}={needed}, and {option} is {config[option]}"
                 raise UserError(f"{message}: leave it out, or give {option}={needed}", "conflict")
         there, accepted = {f.name for f in fields(cls)}, []
-        for (key, _), override in zip(pairs, typed, strict=True):
-            plain = key.removeprefix("source.")
-            first = plain.partition(".")[0]
+        for first, (key, _), override in zip(names, pairs, typed, strict=True):
             owners = [f"source={each}" for each, kind in SOURCES.items() if first in kind.keys]
-            if keys is not None and first not in keys:
-                if owners:
-                    message = f"{first} belongs to {' and '.join(owners)}, and the source is {name}"
-                    raise UserError(f"{message}: leave it out, or choose another source", "conflict")
-                if plain != key:
-                    raise UserError(
-                        f"source={name} has no {plain}: it has {', '.join(sorted(keys))}", "unknown-key"
-                    )
-            if first not in there and (keys is None or first in keys):
-                plain = f"+own.{plain}"
-            accepted.append(override if plain == key else f"{plain}={override.partition('=')[2]}")
+            if keys is not None and first not in keys and owners:
+                message = f"{first} belongs to {' and '.join(owners)}, and the source is {name}"
+                raise UserError(f"{message}: leave it out, or choose another source", "conflict")
+            of_source = first not in there and (keys is None or first in keys)
+            accepted.append(f"+own.{key}={override.partition('=')[2]}" if of_source else override)
         return accepted
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .files import impostor
 from .options import shown
-from .types import UserError, count, first_line
+from .types import UserError, count, first_line, shortlist
 
 #: Names of weights in the order in which transformers looks for them; the last two are pickles.
 _WEIGHTS = (
@@ -185,8 +185,7 @@ def _without_shards(folder: Path, index: str) -> str:
 
 def _listed(folder: Path) -> str:
     names = sorted(file.name for file in folder.iterdir())
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"there are {', '.join(names[:8])}{more}" if names else "it is empty"
+    return f"there are {shortlist(names, 8)}" if names else "it is empty"
 
 
 def locate(source: str, name: str | None, revision: str | None) -> Path | None:

@@ -84,6 +84,12 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
+def shortlist(names: Sequence[object], most: int = 5, sep: str = ", ") -> str:
+    """Join the first names, and say how many more there are: "a, b and 3 more"."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return sep.join(map(str, names[:most])) + more
+
+
 def lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``: torch, pandas and the like are imported only by who needs them.
 

@@ -30,7 +30,7 @@ from probers.model.language_model import (
     Stops,
 )
 from probers.store.spec import ModelSpec
-from probers.types import Generation, UserError, count
+from probers.types import Generation, UserError, count, shortlist
 
 from .completions import (
     Choice,
@@ -41,7 +41,6 @@ from .completions import (
     generation,
     nothing_written,
 )
-from .traces import listed
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class RemoteLM(LanguageModel):
             log.warning(message, self.without)
         if others:
             message = "%s does not list model=%s but answers to this name; it lists %s: see that they are one"
-            log.warning(message, self._server.name, name, ", ".join(others[:5]))
+            log.warning(message, self._server.name, name, shortlist(others))
 
     @property
     def spec(self) -> ModelSpec:
@@ -176,12 +175,6 @@ class RemoteLM(LanguageModel):
     ) -> NoReturn:
         raise self._lacks("scores of given texts")
 
-    def attention_alone(self, generations: Sequence[Generation]) -> NoReturn:
-        raise self._lacks("attention")
-
-    def attention_of(self, texts: Sequence[str]) -> NoReturn:
-        raise self._lacks("attention")
-
     def _lacks(self, what: str) -> UserError:
         return UserError(f"engine={self.url} does not hand out {what}", "unsupported")
 
@@ -192,13 +185,13 @@ class RemoteLM(LanguageModel):
             why = failed[long[0]]
             if self._on_too_long == "error":
                 remedy = "give a smaller k, or model.on_too_long=skip; what is written is kept"
-                raise UserError(f"the prompt of {listed(long)} is too long: {why}; {remedy}", "too-long")
-            log.warning("left out prompts longer than the server's context: %s (%s)", listed(long), why)
+                raise UserError(f"the prompt of {shortlist(long)} is too long: {why}; {remedy}", "too-long")
+            log.warning("left out prompts longer than the server's context: %s (%s)", shortlist(long), why)
         if odd := [name for name in failed if name not in long]:
             error = failed[odd[0]]
             if len(odd) > 1 and not written:
                 raise error
-            log.warning("the text of %s is left out: %s", listed(odd), error)
+            log.warning("the text of %s is left out: %s", shortlist(odd), error)
 
     def _notice(
         self, requests: Sequence[GenerationRequest], written: Mapping[int, ServedGeneration],
@@ -261,9 +254,8 @@ class RemoteLM(LanguageModel):
                     continue
                 if not others or not (isinstance(error, NotThere) or "model" in str(error)):
                     raise
-                names = ", ".join(others[:5])
-                message = f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of {names}"
-                raise UserError(message, "model") from error
+                message = f"engine={self.url} has no model {self.name!r}: pass model=NAME, one of "
+                raise UserError(message + shortlist(others), "model") from error
         if first.read > _MOST:
             message = f"engine={self.url} reads {first.read} tokens of a prompt of one letter"
             remedy = "its /v1/completions puts it into a chat template. Choose a server that continues texts"

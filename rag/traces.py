@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from probers.checksums import Journal
 from probers.evaluation.answers import final_answer
 from probers.prompts import PromptTemplate
-from probers.types import Decision, Generation, Passage, Question, Round, UserError
+from probers.types import Decision, Generation, Passage, Question, Round, UserError, shortlist
 from probers.words.text import split_sentences
 
 if TYPE_CHECKING:
@@ -288,11 +288,6 @@ class OpenQuestion:
             self.listener.round(self.question, done, passages, left_out)
 
 
-def listed(names: Sequence[object]) -> str:
-    """Name the first five, and say how many more there are."""
-    return ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 class TraceFile:
     """File of answers as checksummed JSON lines in the order of the questions, from which a run resumes."""
 
@@ -307,7 +302,8 @@ class TraceFile:
         """
         answers, damaged, cut = self._read(questions)
         if damaged:
-            log.info("%s is damaged in line %s: answering those questions again", self.path, listed(damaged))
+            message = "%s is damaged in line %s: answering those questions again"
+            log.info(message, self.path, shortlist(damaged))
         if damaged or cut:
             self.rewrite(answers)
         return answers

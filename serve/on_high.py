@@ -19,7 +19,7 @@ from probers.prober.assessment import Assessor, GrowingSpans, WrittenText, units
 from probers.prober.prober import Prober
 from probers.prober.response import Acted, Response, ScoredSpan, TokenScores
 from probers.types import UserError
-from probers.words.thinking import Span
+from probers.words.text import Span
 
 from .http import ApiError
 from .protocol import Hallucination

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from probers.heads import HEADS, AttentionPoolHead, LinearHead, Moments, ProbingRagHead
 from probers.store.store import FeatureStore
 from probers.train.assemble import score_everything
-from probers.train.data import Dataset
+from probers.train.data import Column, Dataset
 from probers.train.heads import Fitted, Task, targets_of
 from probers.train.heads import train_heads as fit
 from probers.train.module import Batches, ProberModule, Schedule, balancing, head_losses
@@ -26,6 +26,7 @@ from probers.train.trainer import Checkpoint, write_tensors
 from probers.train.trainer import read_tensors as read_checkpoint
 from probers.types import RunError
 
+at = partial(Column, "resid_post")
 small_head = partial(ProbingRagHead, hidden=24)
 QUICK = Fitting(batch_size=32, checks=2, epochs=4, lr=3e-3, device="cpu", save_every=0)
 
@@ -66,7 +67,7 @@ def assert_same_head(fitted: Fitted, i: int, alone: Fitted) -> None:
     ("mean_difference", {}),
 ])  # fmt: skip
 def test_the_signal_is_found_only_where_it_is(data: Dataset, head: str, how: dict[str, Any]) -> None:
-    tasks = [Task(0), Task(1), Task(2), Task(3), Task(2, "shuffled"), Task(2, "person")]
+    tasks = [*(Task(at(layer)) for layer in range(4)), Task(at(2), "shuffled"), Task(at(2), "person")]
     none, weak, best, middle, shuffled, person = aurocs(data, train(data, tasks, HEADS[head], **how))
     assert 0.4 < none < 0.6 and 0.4 < shuffled < 0.6
     assert 0.65 < weak < middle < best and min(best, person) > 0.95
@@ -75,8 +76,8 @@ def test_the_signal_is_found_only_where_it_is(data: Dataset, head: str, how: dic
 @pytest.mark.parametrize("balance", ["none", "weights", "sampling"])
 def test_heads_side_by_side_equal_single_ones(data: Dataset, balance: str) -> None:
     """Each seed has weights, dropout masks and an order of its own; converse: another gives another head."""
-    tasks = [Task(k, seed=s) for s in (0, 3, 7) for k in (1, 2)]
-    together = train(data, [*tasks, Task(3), Task(2, "shuffled")], epochs=2, balance=balance)
+    tasks = [Task(at(k), seed=s) for s in (0, 3, 7) for k in (1, 2)]
+    together = train(data, [*tasks, Task(at(3)), Task(at(2), "shuffled")], epochs=2, balance=balance)
     alone = [train(data, [task], epochs=2, balance=balance) for task in tasks[1::2]]
     for i, fitted in enumerate(alone):
         assert_same_head(together, 2 * i + 1, fitted)
@@ -89,19 +90,20 @@ def test_heads_that_pool_tokens_read_whole_texts(data: Dataset, tokens: Dataset)
     assert len(tokens.examples.table) == 300
     assert [len(m) for m in tokens.examples.members[:5]] == [1, 2, 3, 4, 1]
     how: Any = {"head": AttentionPoolHead, "lr": 3e-2, "epochs": 8, "batch_size": 12}
-    pooled = train(tokens, [Task(2), Task(2, seed=1), Task(0)], **how)
+    pooled = train(tokens, [Task(at(2)), Task(at(2), seed=1), Task(at(0))], **how)
     best, _, none = aurocs(tokens, pooled)
     assert best > 0.9 and 0.35 < none < 0.65
-    assert_same_head(pooled, 1, train(tokens, [Task(2, seed=1)], **how))
-    single = train(tokens, [Task(2)], LinearHead, lr=3e-2, epochs=8)
+    assert_same_head(pooled, 1, train(tokens, [Task(at(2), seed=1)], **how))
+    single = train(tokens, [Task(at(2))], LinearHead, lr=3e-2, epochs=8)
     assert aurocs(tokens, single, "mean")[0] > 0.8
     with fails("mismatch", "attention_pool", "pool=tokens"):
-        train(data, [Task(2)], AttentionPoolHead)
+        train(data, [Task(at(2))], AttentionPoolHead)
 
 
 def test_a_killed_training_ends_the_same(data: Dataset, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Killed in the second and in the sixth of eight stretches; what was done is not done again."""
-    training = partial(train, data, [Task(1), Task(2, seed=4), Task(2)], balance="sampling", patience=5)
+    tasks = [Task(at(1)), Task(at(2), seed=4), Task(at(2))]
+    training = partial(train, data, tasks, balance="sampling", patience=5)
     expected = training()
     steps = stop_training(monkeypatch, 15, 60, error=RuntimeError)
     for _ in range(2):
@@ -129,7 +131,7 @@ def test_killed_at_its_last_validation_it_is_finished(
     data: Dataset, tmp_path: Path, changes: Any, monkeypatch: Any
 ) -> None:
     """Behind the last stretch, or where patience ran out: not a step more is taken."""
-    training = partial(train, data, [Task(1), Task(2)], lr=0.1, **changes)
+    training = partial(train, data, [Task(at(1)), Task(at(2))], lr=0.1, **changes)
     expected = training()
     assert bool(changes) == (expected.steps < 76)
     with interrupted(Checkpoint, "on_train_end", after=0):
@@ -143,7 +145,7 @@ def checkpoint(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That of a training which was interrupted in its third stretch."""
     out = tmp_path_factory.mktemp("interrupted")
     with interrupted(ProberModule, "training_step", after=24):
-        train(data, [Task(2)], out=out)
+        train(data, [Task(at(2))], out=out)
     return out / "checkpoint.safetensors"
 
 
@@ -165,7 +167,7 @@ def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
     else:  # with the checksum of what it holds then
         wider = {name: torch.zeros(3, *held[name].shape)} if how == "wider" else {}
         write_tensors(path, held | wider, about | ({"stretches": 9} if how == "further" else {}))
-    same_as(train(data, [Task(2)], out=tmp_path), train(data, [Task(2)]))
+    same_as(train(data, [Task(at(2))], out=tmp_path), train(data, [Task(at(2))]))
     (line,) = [x for x in caplog.messages if "checkpoint" in x]
     assert line.startswith(f"{path} ") and named in line and line.endswith(": the training starts over")
     assert read_checkpoint(path)[1]["finished"]
@@ -174,7 +176,7 @@ def test_a_damaged_checkpoint_is_named_and_the_training_begins_anew(
 
 def test_the_kept_state_is_the_best_one_seen(data: Dataset) -> None:
     """A learning rate far too high makes later states worse; the kept one has the reported figures."""
-    fitted = train(data, [Task(2), Task(3)], lr=0.3, gamma=1.0, epochs=4, checks=6)
+    fitted = train(data, [Task(at(2)), Task(at(3))], lr=0.3, gamma=1.0, epochs=4, checks=6)
     rows = torch.from_numpy(data.examples.rows["validation"])
     states, targets = data.states[rows][:, 2:].float(), targets_of(fitted.tasks, data.examples)[rows]
     with torch.no_grad():
@@ -200,12 +202,12 @@ def spied(monkeypatch: MonkeyPatch) -> list[tuple[int, np.ndarray, np.ndarray]]:
 def test_a_head_stops_when_its_patience_is_over(data: Dataset, monkeypatch: MonkeyPatch) -> None:
     """Claim: it then keeps nothing better; converse: with more patience it would have."""
     how: Any = {"lr": 0.05, "gamma": 1.0, "epochs": 6, "checks": 6, "warmup_epochs": 0}
-    seen, tasks = spied(monkeypatch), [Task(1), Task(2), Task(3)]
+    seen, tasks = spied(monkeypatch), [Task(at(1)), Task(at(2)), Task(at(3))]
     impatient = train(data, tasks, patience=3, **how)
     _, best, over = (np.array(values) for values in zip(*seen, strict=True))
     assert over.any() and (np.diff(over.astype(int), axis=0) >= 0).all()
     assert all(len(set(best[over[:, head], head])) <= 1 for head in range(3))
-    alone = train(data, [Task(1)], patience=3, **how)
+    alone = train(data, [Task(at(1))], patience=3, **how)
     assert_same_head(impatient, 0, alone)
     patient = train(data, tasks, **how)
     gain = patient.accuracy - impatient.accuracy
@@ -235,7 +237,7 @@ def test_losses_by_hand_and_the_schedule_per_step(data: Dataset, monkeypatch: Mo
         return original(self, batch, index)
 
     monkeypatch.setattr(ProberModule, "training_step", step)
-    assert train(data, [Task(2)], epochs=1, lr=1e-3, gamma=0.9).steps == len(rates) == 19
+    assert train(data, [Task(at(2))], epochs=1, lr=1e-3, gamma=0.9).steps == len(rates) == 19
     np.testing.assert_allclose(rates, 1e-3 * 0.9 ** np.arange(len(rates)))
 
 
@@ -263,7 +265,7 @@ def test_weights_move_the_decision_towards_the_rare_class(tmp_path: Path) -> Non
     data = Dataset.load([make_store(tmp_path / "s", 1200, edit=rare, strength=0.6)], 1)
     fired = {}
     for balance in ("none", "weights", "sampling"):
-        fitted = train(data, [Task(1)], LinearHead, lr=1e-2, balance=balance)
+        fitted = train(data, [Task(at(1))], LinearHead, lr=1e-2, balance=balance)
         margins = score_everything(fitted.head, fitted.tasks, data, None)
         fired[balance] = float((margins.values[data.examples.rows["test"], 0] > 0).mean())
     assert fired["none"] < 0.1 < 0.3 < min(fired["weights"], fired["sampling"])
@@ -271,14 +273,14 @@ def test_weights_move_the_decision_towards_the_rare_class(tmp_path: Path) -> Non
 
 def test_a_loss_that_explodes_is_an_error(data: Dataset) -> None:
     with fails("failed", "lr", kind=RunError):
-        train(data, [Task(2)], lr=1e38, epochs=1)
+        train(data, [Task(at(2))], lr=1e38, epochs=1)
 
 
 @pytest.mark.parametrize(("row", "split"), [(0, "train"), (4, "validation"), (6, "test")])
 def test_a_state_that_is_no_number_is_named(tmp_path: Path, row: int, split: str) -> None:
     store = make_store(tmp_path / "s", 80)
     damage(store, row, 2)
-    data, tasks = Dataset.load([store]), [Task(1), Task(2)]
+    data, tasks = Dataset.load([store]), [Task(at(1)), Task(at(2))]
     with fails("damaged", f"'q{row}'", kind=RunError):
         fitted = train(data, tasks, epochs=1)
         assert split == "test"  # nothing else was looked at so far
@@ -292,7 +294,7 @@ def test_ones_own_head_is_given_the_moments_of_its_training_states_alone(store: 
         def prepare(self, moments: Moments) -> None:
             given.append(moments)
 
-    train(data, [Task(2), Task(1)], partial(Own, hidden=8), epochs=1)
+    train(data, [Task(at(2)), Task(at(1))], partial(Own, hidden=8), epochs=1)
     rows = data.examples.rows["train"]
     for head, layer in enumerate((2, 1)):
         states = store.layer(layer)[rows].astype(np.float64)

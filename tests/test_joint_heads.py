@@ -27,7 +27,8 @@ from probers.train.data import Column, Dataset
 from probers.train.heads import Task
 
 WIDTH, LAYERS = 6, (1, 2)
-JOINT = Task.of(Column.of("resid_post", LAYERS))
+JOINT = Task(Column.of("resid_post", LAYERS))
+ALONE = [Task(Column("resid_post", layer)) for layer in (1, 2)]
 #: Small enough for tests, with a reach of nine tokens.
 SMALL: Any = {"size": 16, "blocks": 2, "window": 5}
 TOKENS = FeatureSpec(replace(SPEC.model, width=WIDTH), LAYERS, WIDTH, pool="tokens", dtype="float32")
@@ -99,7 +100,7 @@ def test_two_layers_together_tell_what_neither_does_alone(layers: Dataset, head:
     """Claim: a head of both layers finds the signal; converse: no linear head of one layer does."""
     (auroc,) = aurocs(layers, train(layers, [JOINT], head, **HOW), "mean")
     assert auroc > 0.9
-    assert max(aurocs(layers, train(layers, [Task(1), Task(2)], LinearHead, **HOW), "mean")) < 0.75
+    assert max(aurocs(layers, train(layers, ALONE, LinearHead, **HOW), "mean")) < 0.75
 
 
 def test_only_a_sequence_head_reads_what_stands_before_a_span(tmp_path: Path) -> None:
@@ -120,11 +121,11 @@ def test_a_signal_of_attention_alone_is_read_beside_the_states(ratios: FeatureSt
     """Claim: heads that read it find it; converse: not the same heads of states, nor a linear one."""
     sources = Sources.of([ratios], None, None, ["lookback"])
     beside, plain = Dataset.load(sources.stores, beside=sources.beside), Dataset.load(sources.stores)
-    task = Task.of(Column.of("resid_post", LAYERS, beside.beside_places))
+    task = Task(Column.of("resid_post", LAYERS, beside.beside_places))
     assert aurocs(beside, train(beside, [task], head, **HOW), "max")[0] > 0.95
     others = [
         *aurocs(plain, train(plain, [JOINT], head, **HOW), "max"),
-        *aurocs(plain, train(plain, [Task(1), Task(2)], LinearHead, **HOW), "max"),
+        *aurocs(plain, train(plain, ALONE, LinearHead, **HOW), "max"),
     ]
     assert max(others) < 0.65
 
@@ -179,7 +180,7 @@ def test_joined_layers_are_one_logistic_regression(layers: Dataset) -> None:
 def test_group_lasso_drops_a_layer_that_adds_nothing(tmp_path: Path) -> None:
     """The embedding layer has no signal; converse: without the penalty it keeps its weight."""
     data = Dataset.load([make_token_store(tmp_path / "tokens")])
-    task = Task.of(Column.of("resid_post", (0, 2)))
+    task = Task(Column.of("resid_post", (0, 2)))
     how = {"lr": 1e-2, "epochs": 20, "batch_size": 32, "gamma": 1.0}
     heads = [partial(ConcatHead, group_lasso=strength) for strength in (0.0, 0.1)]
     free, bound = (train(data, [task], head, **how).head.layer_weights() for head in heads)

@@ -25,7 +25,7 @@ from probers.datagen.judges.base import JUDGED, Answer, Grounds
 from probers.datagen.judges.relations import another_kind, facts
 from probers.testbed.assets import model_path
 from probers.words import EntityMatcher, Recogniser, find_entities
-from probers.words.wordnet import wordnet_available
+from probers.words.wordnet import find_wordnet
 from tools.testbed.drawing import load_world
 from tools.testbed.relations import RELATIONS
 
@@ -209,7 +209,7 @@ def ruled(text, entity, reference=ARTICLE):
     return ruling.verdict, ruling.rule
 
 
-@pytest.mark.skipif(not wordnet_available(), reason="WordNet's files are not here")
+@pytest.mark.skipif(find_wordnet() is None, reason="WordNet's files are not here")
 def test_of_another_subject_everything_is_contradicted_and_nothing_supported():
     article, name = " ".join(ARTICLE), "Bob Nielson"
     text = "Bob Nielson is an American astrophysicist. He won the Nobel Prize and met Carl Sagan in Iowa."

@@ -53,11 +53,11 @@ def made(name, files):
     return {
         "cot": (
             Questions(questions, passages=PASSAGES, k=1), {},
-            [f"questions={questions}", f"corpus={corpus}", "source.k=1"],
+            [f"questions={questions}", f"corpus={corpus}", "k=1"],
         ),
         "wiki": (
             Articles(articles, per_article=3, negatives="untouched"), {"pool": both, "balance": True},
-            [f"articles={articles}", "per_article=3", "source.negatives=untouched", "pool=[predicting,mean]",
+            [f"articles={articles}", "per_article=3", "negatives=untouched", "pool=[predicting,mean]",
              "balance=true"],
         ),
         "texts": (Texts(texts, unit="span"), {}, [f"texts={texts}", "unit=span"]),

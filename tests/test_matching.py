@@ -12,21 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probers.types import Article
-from probers.words import LANGUAGES, STAGES, EntityMatcher, Recogniser, wordnet_available
+from probers.words import LANGUAGES, STAGES, EntityMatcher, Recogniser
 from probers.words import wordnet as wordnet_module
 from probers.words.vectors import cosine, load_vectors, train_vectors
 
 PLAIN = tuple(s for s in STAGES if s not in ("wordnet", "vectors"))
 DATA = Path(__file__).parent / "data"
 PAIRS = [json.loads(line) for line in (DATA / "entity_pairs.jsonl").read_text(encoding="utf-8").splitlines()]
-DECISIONS = [
-    line
-    for line in (DATA / "entity_decisions.txt").read_text(encoding="utf-8").splitlines()
-    if not line.startswith("# ")
-]
-needs_wordnet = pytest.mark.skipif(not wordnet_available(), reason="WordNet's files are not on this machine")
-
-
+DECIDED = (DATA / "entity_decisions.txt").read_text(encoding="utf-8").splitlines()
+DECISIONS = [line for line in DECIDED if not line.startswith("# ")]
+needs_wordnet = pytest.mark.skipif(not wordnet_module.find_wordnet(), reason="WordNet's files are not here")
 RULES = EntityMatcher(stages=PLAIN)
 
 

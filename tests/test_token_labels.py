@@ -18,14 +18,14 @@ from probers.heads import LinearHead
 from probers.store.store import FeatureStore
 from probers.train import sweeps
 from probers.train.assemble import score_everything
-from probers.train.data import Dataset
+from probers.train.data import Column, Dataset
 from probers.train.evaluate import level_figures
 from probers.train.heads import Task
 from probers.train.heads import train_heads as fit
 from probers.train.module import ProberModule, head_losses
 from probers.train.settings import Fitting
 
-SIZE = 6
+SIZE, TASK = 6, Task(Column("resid_post", 2))
 
 
 def token_rows(n, rng, wrong, *, outside=2):
@@ -77,7 +77,7 @@ HOW = Fitting(batch_size=32, checks=1, epochs=12, lr=2e-2, device="cpu", save_ev
 
 
 def span_auroc(data, **how):
-    fitted = fit(LinearHead, [Task(2)], data, replace(HOW, **how))
+    fitted = fit(LinearHead, [TASK], data, replace(HOW, **how))
     margins = score_everything(fitted.head, fitted.tasks, data, "max")
     table, rows = data.examples.table, data.examples.rows["test"]
     marked = rows[table["inside"].to_numpy()[rows] == 1]
@@ -97,11 +97,11 @@ def test_tokens_are_weighted_as_scikit_learn_does(tmp_path):
     examples = data.examples
     of = examples.text_of
     train = np.isin(of, examples.rows["train"])
-    x = data.states[torch.arange(len(of))][:, data.columns.index(Task(2).column)].numpy()
+    x = data.states[torch.arange(len(of))][:, data.columns.index(TASK.column)].numpy()
     wrong = 1 - examples.table["correct"].to_numpy()[of]
     weights = np.where(examples.inside[of], 10.0, 1.0)
     plain = LogisticRegression(C=1e3).fit(x[train], wrong[train], sample_weight=weights[train])
-    fitted = fit(LinearHead, [Task(2)], data, HOW)
+    fitted = fit(LinearHead, [TASK], data, HOW)
     ours = score_everything(fitted.head, fitted.tasks, data, "max").values[:, 0]
     order = np.concatenate(examples.members)
     assert np.corrcoef(ours, plain.decision_function(x)[order])[0, 1] > 0.98

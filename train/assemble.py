@@ -352,9 +352,9 @@ def _head_controls(tasks: Sequence[Task], margins: Margins, examples: Examples) 
     controls: list[Detector] = []
     for index, task in enumerate(tasks):
         about = f"the same head at {task.column}"
-        if task.target == "correct" and task.layer == 0:
+        if task.target == "correct" and task.column.layer == 0:
             controls.append(_alone(EMBEDDING, margins, index, examples, about))
-        elif task.site == "resid_bare":
+        elif task.column.site == "resid_bare":
             controls.append(_alone(BARE, margins, index, examples, f"{about}, read without passages"))
         elif task.target == "shuffled":
             permuted = 1 - targets_of([task], examples)[:, 0].numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from probers.data.splits import Partition
 from probers.heads import HEADS, Moments, ProbeHead, factory, is_joint
 from probers.prober.figures import EMBEDDING
 from probers.store.joined import Stored
-from probers.types import Beside, RunError, Site, UserError, first_line
+from probers.types import Beside, RunError, UserError, first_line
 
 from .data import CHUNK, Column, Dataset, Inputs, Padded, States, StoreStates, at_once
 from .examples import Examples
@@ -46,37 +46,22 @@ MakeHead = Callable[..., ProbeHead]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One head: its layer, its target, and the seed of weights, dropout and order.
+    """One head: what it reads, its target, and the seed of weights, dropout and order."""
 
-    A head of several layers has its last one as ``layer`` and the others ``below``, and as a column what it
-    reads ``beside`` them.
-    """
-
-    layer: int
+    column: Column
     target: Target = "correct"
     seed: int = 0
-    site: Site = "resid_post"
-    below: tuple[int, ...] = ()
-    beside: tuple[tuple[Beside, int], ...] = ()
-
-    @classmethod
-    def of(cls, column: Column, target: Target = "correct", seed: int = 0) -> Task:
-        return cls(column.layer, target, seed, column.site, column.below, column.beside)
-
-    @property
-    def column(self) -> Column:
-        return Column(self.site, self.layer, self.below, self.beside)
 
     @property
     def is_probe(self) -> bool:
         """True for a head of the prober, false for a control."""
-        return self.target == "correct" and self.layer > 0 and self.site != "resid_bare"
+        return self.target == "correct" and self.column.layer > 0 and self.column.site != "resid_bare"
 
     @property
     def stream(self) -> str:
         """Name of the head in logs, and of its random stream."""
-        read = "+".join([*map(str, self.column.layers), *dict(self.beside)])
-        return f"{self.seed}/{'layer' if self.site == 'resid_post' else self.site}{read}-{self.target}"
+        site, read = self.column.site, [*map(str, self.column.layers), *dict(self.column.beside)]
+        return f"{self.seed}/{'layer' if site == 'resid_post' else site}{'+'.join(read)}-{self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +241,7 @@ def probe_tasks(
     for site in dict.fromkeys(c.site for c in columns if c.layer > 0 and c.site != "resid_bare"):
         heads = [column for column in columns if column.site == site and column.layer > 0]
         heads = [Column.of(site, [column.layer for column in heads], beside)] if joint else heads
-        tasks += [Task.of(column, seed=seed) for seed in seeds for column in heads]
+        tasks += [Task(column, seed=seed) for seed in seeds for column in heads]
     return tasks
 
 
@@ -269,39 +254,39 @@ def plan_tasks(dataset: Dataset, how: Fitting, *, joint: bool = False) -> tuple[
     """
     first, beside = how.seed, dataset.beside_places
     tasks = probe_tasks(dataset.columns, range(first, first + how.seeds), joint=joint, beside=beside)
-    columns = [task.column for task in tasks if (task.site, task.seed) == (tasks[0].site, first)]
+    columns = [t.column for t in tasks if (t.column.site, t.seed) == (tasks[0].column.site, first)]
     middle = columns[len(columns) // 2]
     sites = [column.site for column in dataset.columns if column.layer == 0]
     notes = [] if sites else [f"control {EMBEDDING!r} left out: the store has no layer 0"]
-    tasks += [Task.of(Column.of(site, [0] * len(middle.places)), seed=first) for site in sites]
+    tasks += [Task(Column.of(site, [0] * len(middle.places)), seed=first) for site in sites]
     bare = [column.layer for column in dataset.columns if column.site == "resid_bare"]
     if set(middle.layers) <= set(bare):  # the same texts read without their passages
         repeated = [middle.layer] * (len(middle.places) - len(middle.layers))
-        tasks.append(Task.of(Column.of("resid_bare", [*middle.layers, *repeated]), seed=first))
-    tasks.append(Task.of(middle, "shuffled", first))
+        tasks.append(Task(Column.of("resid_bare", [*middle.layers, *repeated]), seed=first))
+    tasks.append(Task(middle, "shuffled", first))
     examples, left_out = dataset.examples, "positive control left out"
     if "answer_kind" not in examples.table:
         return tasks, [*notes, f"{left_out}: the store has no column answer_kind"]
     for split in examples.rows:
         if len(set(examples.column("answer_kind", split) == "person")) == 1:
             return tasks, [*notes, f"{left_out}: all or none of the {split} answers are persons"]
-    return [*tasks, Task.of(middle, "person", first)], notes
+    return [*tasks, Task(middle, "person", first)], notes
 
 
 def part_tasks(tasks: Sequence[Task], part: Partition) -> list[Task]:
     """Select the heads and controls of a part's layers (UserError: more parts than layers, joint heads)."""
-    if tasks[0].below:
+    if tasks[0].column.below:
         raise UserError(f"part={part}: this head reads all layers at once: leave it out", code="conflict")
-    layers = sorted({task.layer for task in tasks if task.layer})
+    layers = sorted({task.column.layer for task in tasks} - {0})
     if part.count > (n := len(layers)):
         raise UserError(f"part={part}: {n} layers are trained, give {n} parts at most", code="parts")
     block = {*part.block(layers), *([0] if part.number == 1 else [])}
-    return [task for task in tasks if task.layer in block]
+    return [task for task in tasks if task.column.layer in block]
 
 
 def of_tasks(dataset: Dataset, stores: Sequence[Stored], tasks: Sequence[Task]) -> Dataset:
     """Restrict the dataset to the states that some heads read."""
-    read = {Column(task.site, layer) for task in tasks for layer in task.column.layers}
+    read = {Column(task.column.site, layer) for task in tasks for layer in task.column.layers}
     columns = [column for column in dataset.columns if column in read]
     return replace(dataset, columns=columns, states=StoreStates(stores, columns))
 
@@ -315,13 +300,15 @@ def save(fitted: Fitted, file: Path) -> None:
     """Write trained heads in full precision, with their validation figures."""
     figures = {name: torch.from_numpy(values) for name, values in fitted.figures.items()}
     tensors = named(head=fitted.head.state_dict()) | figures
-    write_tensors(file, tensors, {"tasks": [asdict(task) for task in fitted.tasks], "steps": fitted.steps})
+    tasks = [{"target": t.target, "seed": t.seed, **t.column._asdict()} for t in fitted.tasks]
+    write_tensors(file, tensors, {"tasks": tasks, "steps": fitted.steps})
 
 
 def joined(parts: PartRuns, make_head: MakeHead, tasks: Sequence[Task], width: int, what: str = "") -> Fitted:
     """Join the heads of all parts, in the order of the tasks; the parts may have more."""
     tensors, abouts = zip(*(_read(run.path / file_of(what)) for run in parts.runs), strict=True)
-    trained = [Task(**{**t, "below": (), "beside": ()}) for about in abouts for t in about["tasks"]]
+    heads = [head for about in abouts for head in about["tasks"]]
+    trained = [Task(Column(head["site"], head["layer"]), head["target"], head["seed"]) for head in heads]
     if lacking := [task for task in tasks if task not in trained]:
         raise UserError(f"no part has the head {lacking[0].stream}: make the parts again", code="parts")
     order = torch.tensor([trained.index(task) for task in tasks])

@@ -114,7 +114,7 @@ class Plan:
         shown = all((pool, "passages") in [(f.pool, f.site) for f in store.features] for store in opened)
         return cls(
             settings, method, request, sources, dataset, tasks, notes,
-            sets=sweeps.sets_of(how.layer_sets, sorted({task.layer for task in tasks if task.is_probe})),
+            sets=sweeps.sets_of(how.layer_sets, sorted({t.column.layer for t in tasks if t.is_probe})),
             fewer=sweeps.sizes_of(how.sizes, dataset.examples, curve=how.learning_curve, seed=how.seed),
             stores=paths, alone={str(store.path): Sources.of([store], *what) for store in stores},
             passages=of_site(opened, pool, "passages") if shown else None,
@@ -253,7 +253,7 @@ def run_on(
     for leftover in (*out.glob("checkpoint*.safetensors"), *out.glob(".checkpoint*.tmp")):  # of a killed run
         leftover.unlink()
     if part is not None:
-        which = ", ".join(map(str, sorted({task.layer for task in tasks if task.is_probe})))
+        which = ", ".join(map(str, sorted({t.column.layer for t in tasks if t.is_probe})))
         log.info("wrote the heads of layers %s, part %s, to %s", which, part, out)
         log.info("once all parts are there: %s", merge_line(out.parent))
         return out

@@ -109,7 +109,7 @@ def of_sizes(
     Only the training texts differ, not the number of passes, so that fewer texts take fewer steps.
     """
     whole, notes, texts = dataset.examples, list(trained.notes), len(dataset.examples.rows["train"])
-    tasks = [Task.of(c, seed=how.seed) for c in trained.layers if c.site == trained.best.site]
+    tasks = [Task(c, seed=how.seed) for c in trained.layers if c.site == trained.best.site]
     curve, probers = list[tuple[Trained, Examples]](), list[SweptProber]()
     for size, examples in fewer.items():
         n = len(examples.rows["train"])
@@ -139,7 +139,7 @@ def of_layers(
 ) -> Iterator[SweptProber]:
     """Assemble a prober for each set of layers from trained heads; the controls are those of the training."""
     for layers in sets:
-        heads = [i for i, task in enumerate(fitted.tasks) if task.is_probe and task.layer in layers]
+        heads = [i for i, task in enumerate(fitted.tasks) if task.is_probe and task.column.layer in layers]
         subset = assemble(fitted.select(heads), dataset, choice, controls=False, refuse=False)
         notes = list(dict.fromkeys([*trained.notes, *subset.notes]))
         subset = replace(subset, controls=trained.controls, person=trained.person, notes=notes)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from probers.cli.openai_client import Server
 from probers.files import check_file, read_text
 from probers.options import Count, Natural, Positive
-from probers.types import Passage, UserError, count, first_line
+from probers.types import Passage, UserError, count, first_line, shortlist
 from probers.words.text import split_sentences
 
 from .base import Answer, Grounds, Judge, Ruling, Verdict
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 REPLIES = "judge.jsonl"
 #: Most words of the reference article in a request, in whole sentences.
 _REFERENCE = 600
-_LISTED = 5  # most answers that a line names
 #: Pattern of instructions to a judge, which hardly ever occur in statements about the world.
 _INSTRUCTION = re.compile(
     r"\b(ignore|disregard|forget)\b.{0,40}\b(above|previous|prior|earlier|preceding|instructions?|prompts?)\b"
@@ -138,10 +137,8 @@ class OpenAIJudge(Judge):
             listed = ", ".join(f"{n} {problem}" for problem, n in self.problems.most_common())
             lines.append(f"  without a verdict: {listed}")
         if self.instructing:
-            names = ", ".join(list(self.instructing)[:_LISTED])
-            more = f" and {len(self.instructing) - _LISTED} more" if len(self.instructing) > _LISTED else ""
-            sentences = count(self.instructing.total(), "sentence")
-            lines.append(f"  {sentences} that read like an instruction to the judge, in {names}{more}")
+            names, sentences = shortlist([*self.instructing]), count(self.instructing.total(), "sentence")
+            lines.append(f"  {sentences} that read like an instruction to the judge, in {names}")
         return lines
 
     def _instructions(self) -> str:

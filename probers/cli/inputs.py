@@ -124,10 +124,10 @@ def load_matcher(settings: Any) -> EntityMatcher:
 
 def wordnet_found(settings: Any) -> dict[str, bool]:
     """Tell whether the matcher finds and uses WordNet: a store must not mix labels with and without it."""
-    from ..words import wordnet_available
+    from ..words.wordnet import find_wordnet
 
     auto = settings.matcher.options["wordnet"] == "auto"
-    return {"wordnet_found": wordnet_available()} if auto else {}
+    return {"wordnet_found": find_wordnet() is not None} if auto else {}
 
 
 def question_source(settings: Any) -> QuestionSource:

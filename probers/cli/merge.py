@@ -16,7 +16,7 @@ import yaml
 
 from ..data.splits import PARTS, Partition
 from ..options import Name
-from ..types import UserError, first_line
+from ..types import UserError, first_line, shortlist
 from .command_lines import command_line
 from .compose import key_value, quote, request
 from .runs import CONFIG_FILE, RunFolder, differences, identity, read_state
@@ -165,9 +165,9 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
     count = first.part.count
     missing = [Partition(i, count) for i in range(1, count + 1) if i not in runs]
     if missing:
-        listed = ", ".join(map(str, missing[:5])) + (" .." if len(missing) > 5 else "")
         remedy = f"make {missing[0]} with {first.command(missing[0])}"
-        raise UserError(f"{len(missing)} of {count} parts are missing ({listed}): {remedy}", "parts")
+        lacking = f"{len(missing)} of {count} parts are missing ({shortlist(missing)})"
+        raise UserError(f"{lacking}: {remedy}", "parts")
     return PartRuns(first.state["command"], tuple(runs[i] for i in sorted(runs)))
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.splits import PARTS
 from ..files import SOFT, canonical_json, digest, locked, read_json, write_text, writing
 from ..options import shown
-from ..types import UserError, first_line
+from ..types import UserError, first_line, shortlist
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -294,8 +294,8 @@ def differences(
     """
     ours, others = _flat(dict(here)), _flat(dict(there))
     keys = sorted(k for k in {*ours, *others} if ours.get(k) != others.get(k))
-    listed = [f"{k}: {shown(others.get(k))} {names[0]}, {shown(ours.get(k))} {names[1]}" for k in keys[:2]]
-    return "; ".join(listed) + (f"; and {len(keys) - 2} more" if len(keys) > 2 else "")
+    listed = [f"{k}: {shown(others.get(k))} {names[0]}, {shown(ours.get(k))} {names[1]}" for k in keys]
+    return shortlist(listed, 2, "; ")
 
 
 def _writer(path: Path) -> str:

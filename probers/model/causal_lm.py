@@ -16,7 +16,7 @@ import torch
 from ..options import refuse_unknown
 from ..prompts import text_marks
 from ..store.spec import ModelSpec
-from ..types import AttentionRows, Generation, Needs, Passages, UserError
+from ..types import AttentionRows, Generation, Needs, Passages, UserError, shortlist
 from .batch_size import IDLE, Batches, nested, read_nested
 from .blocks import context_length, decoder_layers
 from .decode import Request, generate_batch
@@ -361,8 +361,7 @@ class CausalLM(LanguageModel):
         fitting = [fit_context(self.tokenizer, prompt, n, *how, what.format(n)) for prompt, n in pairs]
         left_out = [i for i, prompt in enumerate(fitting) if not prompt.ids]
         if left_out:
-            names = ", ".join(fitting[i].name for i in left_out[:5])
-            names += f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+            names = shortlist([fitting[i].name for i in left_out])
             log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
         empty = (self.tokenizer, (), np.zeros((2, 0), dtype=np.float32))
         if new := [i for i in left_out if i not in known]:

@@ -263,16 +263,17 @@ class LanguageModel(ABC):
         that matters.
         """
 
-    @abstractmethod
     def attention_alone(self, generations: Sequence[Generation]) -> list[AttentionRows]:
         """Compute last-layer attention when only the generated tokens are forwarded: no prompt, no BOS.
 
         ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
+        UserError for a model that hands out none.
         """
+        raise UserError(f"{self.spec.id} does not hand out attention", "unsupported")
 
-    @abstractmethod
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
         """Compute :meth:`attention_alone` of texts with a BOS; each token's [start, end) comes first."""
+        raise UserError(f"{self.spec.id} does not hand out attention", "unsupported")
 
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int],

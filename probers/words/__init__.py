@@ -30,13 +30,12 @@ if TYPE_CHECKING:
         written_entities,
     )
     from .spelling import normalise
-    from .wordnet import wordnet_available
 
 __all__ = [
     "LANGUAGES", "STAGES", "Entity", "EntityMatcher", "EntityType", "Language", "Match", "Number",
     "Recognise", "Recogniser", "Time", "Verdict", "WrittenEntity", "find_entities", "head_entity",
     "language_of", "normalise", "read_number", "read_time", "same_kind", "tokens_of", "with_scores",
-    "wordnet_available", "written_entities",
+    "written_entities",
 ]  # fmt: skip
 
 __getattr__ = lazily(__name__, {
@@ -44,5 +43,5 @@ __getattr__ = lazily(__name__, {
     "matcher": "STAGES EntityMatcher Match Verdict", "numbers": "Number read_number",
     "recogniser": "Entity EntityType Recognise Recogniser WrittenEntity find_entities head_entity "
     "language_of same_kind tokens_of with_scores written_entities",
-    "spelling": "normalise", "wordnet": "wordnet_available",
+    "spelling": "normalise",
 })  # fmt: skip

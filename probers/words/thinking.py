@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..types import UserError
+from .text import Span
 
-Span = tuple[int, int]
 #: Parts of a text that are read and labelled.
 Part = Literal["both", "answer", "thinking"]
 #: Parts smaller than the text, which are also positions of a store's features.

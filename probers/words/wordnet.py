@@ -50,11 +50,6 @@ def has_wordnet(folder: str) -> bool:
     return all((path / name).is_file() for name in _NEEDED)
 
 
-def wordnet_available() -> bool:
-    """Tell whether WordNet's files are on this machine."""
-    return find_wordnet() is not None
-
-
 def same_in_wordnet(a: str, b: str, folder: str) -> tuple[Relation | Literal["whole"], str] | None:
     """Return the relation of two names in WordNet, with the synsets; None without one.
 

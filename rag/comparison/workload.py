@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from probers.data.cache import duration
 from probers.types import count
 
 from ..queries.text import AnswerQuery
@@ -86,12 +87,3 @@ class Workload:
         written = self.stages.get(THRESHOLDS, 0) + self.stages[closed]
         rest = self.texts - written
         return f"about {duration(seconds / written * rest)} more, at most" if written and rest else ""
-
-
-def duration(seconds: float) -> str:
-    """Format a time roughly: "40 seconds", "3 minutes", "2.5 hours"."""
-    if seconds < 50:
-        return count(max(10, 10 * round(seconds / 10)), "second")
-    if seconds < 90 * 60:
-        return count(max(1, round(seconds / 60)), "minute")
-    return f"{seconds / 3600:.1f} hours"

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 from probers.data.corpus import fingerprint, passages_from
 from probers.files import canonical_json, digest
 from probers.progress import Bar
-from probers.types import Passage, ProbersError, RunError, UserError
+from probers.types import Passage, ProbersError, RunError, UserError, shortlist
 
 from .lexical import tokenize, tokens_of
 from .server import PassingError, Server, is_passing
@@ -253,8 +253,8 @@ class ServerIndex:
                     if len(refused) >= _MOST_REFUSED:
                         break
             if refused:
-                listed = ", ".join(refused[:_MOST_REFUSED])
-                raise self.server.error(f"{len(refused)} passages are refused: {listed}")
+                reasons = shortlist(refused, _MOST_REFUSED)
+                raise self.server.error(f"{len(refused)} passages are refused: {reasons}")
             self.server.ask(self.server.client.indices.refresh, index=index)
             holds = self._count(index)
         if holds != total:

@@ -118,7 +118,7 @@ class Adapting(Method):
         how, options, examples = self._how, self._options, dataset.examples
         alone = fitted.select([i for i, task in enumerate(fitted.tasks) if task.is_probe])
         (task,) = alone.tasks
-        adapted = AdaptedModel(lm, task.layer, options, how.seed)
+        adapted = AdaptedModel(lm, task.column.layer, options, how.seed)
         weights = examples.loss_weights(how.span_weight, marked=how.loss == "span_max")
         shares = None if weights is None else torch.from_numpy(weights).float()
         targets, split_of = targets_of([task], examples)[:, 0], examples.table["split"].tolist()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from ...files import given_file
 from ...options import Name, field_types
-from ...types import Question, UserError
+from ...types import Question, UserError, shortlist
 from ..records import file_rows, given_records
 from ..tables import Row, hub_rows
 from .values import Record, accepted, identifier, optional, strings, text
@@ -139,7 +139,7 @@ class QuestionSource:
         """Describe the mismatch of a record with these fields; None when a layout fits."""
         if any(known.fits(keys) for known in (*self.layouts, FLASHRAG)):
             return None
-        names = ", ".join(sorted(map(str, keys))[:12]) or "none"
+        names = shortlist(sorted(map(str, keys)), 12) or "none"
         near = [sorted(known.has.difference(keys)) for known in self.layouts if known.lacks.isdisjoint(keys)]
         if not near:
             odd = set().union(*(known.lacks for known in self.layouts)).intersection(keys)

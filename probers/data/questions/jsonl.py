@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from ...types import Passage, Question, UserError
+from ...types import Passage, Question, UserError, shortlist
 from ..records import given_records
 from ..rows import records_of
 from ..splits import SPLIT_NAMES
@@ -66,7 +66,7 @@ class JSONL(QuestionSource):
                 unknown |= {str(key) for key in row.record} - _KNOWN
             yield row
         if unknown and not answered:
-            names = ", ".join(sorted(unknown)[:5])
+            names = shortlist(sorted(unknown))
             message = f"{self.spec}: questions have no answers, but fields that are not read"
             raise UserError(f"{message} ({names}): name them answers, or leave them out", "labels")
 
