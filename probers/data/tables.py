@@ -60,7 +60,7 @@ def table_rows(
                     return
             elif len(row) == len(names):
                 yield first, {name: cell for name, cell in zip(names, row, strict=True) if name}, ""
-            elif "".join(row).strip():
+            elif row:
                 kind = "tab" if delimiter == "\t" else "comma"
                 yield first, None, f"{len(row)} {kind}-separated fields instead of {len(names)}"
     finally:
