@@ -164,13 +164,17 @@ def allowed(annotation: Any) -> str:
     return f"{', '.join(most)}{comma} or {last}" if most else last
 
 
-def text_keys(kind: Any, prefix: str = "") -> Iterator[str]:
+def text_keys(kind: type) -> list[str]:
     """List the dotted keys that take text but no number, list or mapping."""
+    return [key for key, hint in _keys(kind) if all(_is_text(choice) for choice in _members(hint))]
+
+
+def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, annotation in field_types(kind).items():
         if is_dataclass(annotation):
-            yield from text_keys(annotation, f"{prefix}{name}.")
-        elif all(map(_is_text, _members(annotation))):
-            yield f"{prefix}{name}"
+            yield from _keys(annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", annotation
 
 
 def _is_text(annotation: Any) -> bool:

@@ -20,6 +20,8 @@ StopReason = Literal["eos", "stop", "length", "skipped"]
 Unit = Literal["span", "sentence", "claim", "answer", "token"]
 #: What text outside of the spans is: right, or not judged.
 Outside = Literal["right", "unknown"]
+#: [start, end) of a text, in characters.
+Span = tuple[int, int]
 
 BESIDE: tuple[Beside, ...] = get_args(Beside)
 #: Sites that are read with and without passages, and all that need to know where the passages stand.

@@ -14,8 +14,7 @@ from pydantic_core import to_json
 
 from probers.model.tokens import shown_bytes, token_bytes
 from probers.prober.assessment import WrittenText
-from probers.types import Needs
-from probers.words.text import Span
+from probers.types import Needs, Span
 from probers.words.thinking import Thinking, tokens_in
 
 from .on_high import FINISH, Judgement, OnHigh

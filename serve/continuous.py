@@ -33,8 +33,7 @@ from probers.model.kv_cache import (
 )
 from probers.model.language_model import Sampling, Stops
 from probers.model.pooling import BEFORE
-from probers.types import Feature, Generation, Needs, RunError, UserError
-from probers.words.text import Span
+from probers.types import Feature, Generation, Needs, RunError, Span, UserError
 
 _TRIM = 128  # columns of padding in every row that may gather before they are freed
 

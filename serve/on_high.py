@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from probers.prober.assessment import Assessor, GrowingSpans, WrittenText, units_of
 from probers.prober.prober import Prober
 from probers.prober.response import Acted, Response, ScoredSpan, TokenScores
-from probers.types import UserError
-from probers.words.text import Span
+from probers.types import Span, UserError
 
 from .http import ApiError
 from .protocol import Hallucination

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import Generation, StopReason
-from ..words.text import Span
+from ..types import Generation, Span, StopReason
 from .forward import Decoder, broken_logits, token_scores
 from .hidden_states import broken_state
 from .kv_cache import CachedPrefix, PrefixCache, can_drop, fill, new_cache, select_rows

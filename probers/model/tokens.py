@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..types import HALVES, AttentionRows, Feature, Generation, Needs, StopReason, UserError
-from ..words.text import Letter, Span, letters_of, original_spans
+from ..types import HALVES, AttentionRows, Feature, Generation, Needs, Span, StopReason, UserError
+from ..words.text import Letter, letters_of, original_spans
 
 log = logging.getLogger(__name__)
 

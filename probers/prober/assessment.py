@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from ..signals import surprise
-from ..types import Generation, UserError
+from ..types import Generation, Span, UserError
 from ..words import Recogniser, tokens_of, written_entities
-from ..words.text import Span, split_sentences
+from ..words.text import split_sentences
 from ..words.thinking import part_at, part_of, place_in, tokens_in
 from .response import DomainDistance, Response, ScoredSpan, TokenScores
 from .token_scores import PIECES, Scorer, aggregate

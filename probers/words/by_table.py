@@ -7,9 +7,10 @@ from typing import Literal
 
 import regex
 
+from ..types import Span
 from .english import is_title
 from .language import Language
-from .text import Cover, Span, split_sentences
+from .text import Cover, split_sentences
 from .values import find_moments, find_values
 
 #: Largest number of words in a title, and of characters in a script without spaces.

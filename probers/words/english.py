@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from itertools import dropwhile, takewhile
 from typing import Literal, NamedTuple
 
+from ..types import Span
 from .language import ENGLISH, either, english
 from .numerals import ORDINAL_WORDS, SMALL_WORDS, TENS_WORDS
-from .text import Cover, Span, is_stop_word, split_sentences
+from .text import Cover, is_stop_word, split_sentences
 
 
 def is_title(words: list[str], is_small: Callable[[str], bool], *, longest: int, capitals: float) -> bool:

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..types import UserError
+from ..types import Span, UserError
 from .by_table import find_by_table
 from .english import find_dates, find_names, find_numbers, is_title
 from .language import ENGLISH, LANGUAGES, Language, language_named
-from .text import Cover, Span, is_stop_word, split_sentences
+from .text import Cover, is_stop_word, split_sentences
 
 log = logging.getLogger(__name__)
 

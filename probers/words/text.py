@@ -16,11 +16,9 @@ from typing import Any
 
 import regex
 
-from ..types import UserError
+from ..types import Span, UserError
 from .language import ENGLISH, Language
 
-#: A span [start, end) of a text.
-Span = tuple[int, int]
 #: A character, and its place in the text that it was made of.
 Letter = tuple[str, int]
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..types import UserError
-from .text import Span
+from ..types import Span, UserError
 
 #: Parts of a text that are read and labelled.
 Part = Literal["both", "answer", "thinking"]

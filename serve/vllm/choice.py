@@ -7,7 +7,7 @@ from typing import Any
 
 from probers.model.tokens import TextStream, decode, token_offsets
 from probers.prober.assessment import WrittenText
-from probers.words.text import Span
+from probers.types import Span
 
 from ..on_high import Judgement, OnHigh
 
