@@ -145,7 +145,7 @@ class RemoteLM(LanguageModel):
         server refuses a request, RunError if it cannot be reached, fails, or sends nothing that can be read.
         """
         if how.needs.features or how.needs.attention:
-            raise self._lacks("hidden states or attention")
+            raise self.lacks("hidden states or attention")
         stops = Stops.of(frozenset(), how.stop)
         common = {"stop": list(stops.strings[:_STOPS])} if stops.strings else {}
         drawing = _drawing(how.sampling, requests)
@@ -173,9 +173,9 @@ class RemoteLM(LanguageModel):
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()
     ) -> NoReturn:
-        raise self._lacks("scores of given texts")
+        raise self.lacks("scores of given texts")
 
-    def _lacks(self, what: str) -> UserError:
+    def lacks(self, what: str) -> UserError:
         return UserError(f"engine={self.url} does not hand out {what}", "unsupported")
 
     def _leave_out(self, failed: Mapping[str, Any], written: Mapping[int, Any]) -> None:

@@ -269,11 +269,15 @@ class LanguageModel(ABC):
         ``rows`` is (n + 1, n) with a zero row 0; ``column_max`` includes the diagonal.
         UserError for a model that hands out none.
         """
-        raise UserError(f"{self.spec.id} does not hand out attention", "unsupported")
+        raise self.lacks("attention")
 
     def attention_of(self, texts: Sequence[str]) -> list[tuple[tuple[tuple[int, int], ...], AttentionRows]]:
         """Compute :meth:`attention_alone` of texts with a BOS; each token's [start, end) comes first."""
-        raise UserError(f"{self.spec.id} does not hand out attention", "unsupported")
+        raise self.lacks("attention")
+
+    def lacks(self, what: str) -> UserError:
+        """Make the error of what this model does not hand out."""
+        return UserError(f"{self.spec.id} does not hand out {what}", "unsupported")
 
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int],

@@ -95,7 +95,7 @@ class VllmLM(CausalLM):
     def check(self, needs: Needs) -> None:
         """Refuse needs that this model or vLLM cannot record (UserError)."""
         if needs.attention:
-            raise UserError("engine=vllm does not hand out attention: leave out what reads it", "unsupported")
+            raise self.lacks("attention")
         if odd := [k for f in needs.features for k in (f.site, *f.beside) if k != "resid_post"]:
             raise UserError(f"site={odd[0]} cannot be read with engine=vllm: use resid_post", "unsupported")
         super().check(needs)
@@ -128,7 +128,10 @@ class VllmLM(CausalLM):
         yield from self._run({i: _Text(prompt, how.needs, tokens=ids[i]) for i, prompt in new.items()})
 
     def _attend(self, sequences: Sequence[Sequence[int]]) -> list[AttentionRows]:
-        raise UserError("engine=vllm does not hand out attention", "unsupported")
+        raise self.lacks("attention")
+
+    def lacks(self, what: str) -> UserError:
+        return UserError(f"engine=vllm does not hand out {what}: leave out what reads it", "unsupported")
 
     def _run(self, texts: Mapping[int, _Text]) -> Iterator[dict[int, Generation]]:
         waiting = dict(texts)
