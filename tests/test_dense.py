@@ -105,8 +105,8 @@ def test_an_encoder_without_some_of_its_weights_is_refused(tiny, dense, tmp_path
 
 def test_a_missing_extra_is_one_sentence_with_the_line_that_installs_it(dense, monkeypatch):
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "faiss" else real(name))
-    with fails("missing-extra", "needs faiss: pip install 'probers[dense]'"):
+    monkeypatch.setattr("probers.options.find_spec", lambda name: None if name == "faiss" else real(name))
+    with fails("missing-extra", 'needs faiss: pip install "probers[dense]"'):
         dense(corpus(3))
 
 

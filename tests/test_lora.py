@@ -235,7 +235,7 @@ def test_what_cannot_be_trained_is_refused(store, file, bank, tmp_path, monkeypa
         bank.check_model(load(str(tiny_path(seed=1)), dtype="float32").spec)
     with fails("mismatch", "adapter="):
         load(str(tiny_path("gpt2")))
-    monkeypatch.setattr("probers.model.adapters.find_spec", lambda name: None)
+    monkeypatch.setattr("probers.options.find_spec", lambda name: None)
     refuse("missing-extra", "probers[lora]")
 
 

@@ -74,7 +74,7 @@ def test_the_first_broken_state_is_named_by_token_and_layer() -> None:
 
 
 def test_without_vllm_the_extra_is_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("probers.model.vllm.lm.find_spec", lambda name: None)
+    monkeypatch.setattr("probers.options.find_spec", lambda name: None)
     with fails("missing-extra", "engine=vllm", 'pip install "probers[vllm]"'):
         cli.run("datagen", ["engine=vllm", f"out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()

@@ -13,9 +13,8 @@ import socket
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from importlib import import_module
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..data.splits import PARTS, Partition
-from ..options import Count, Name, Natural, NotNegative, shown
+from ..options import Count, Name, Natural, NotNegative, check_extra, shown
 from ..types import RunError, UserError, first_line
 from . import main
 from .command_lines import merge_line, retyped
@@ -34,20 +33,24 @@ from .runs import read_state
 
 log = logging.getLogger(__name__)
 
-#: Answer of a worker: whether the part is made, and where; or why the command refuses it.
-Made = tuple[bool, str]
 _PATIENCE = 10.0  # seconds for a cluster to answer
 _STORE = 100 << 20  # bytes of Ray's object store, which holds only sentences
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A run of a command split into parts: its options without folder and launcher, and its folder."""
+    """A run of a command split into parts: its options without folder and launcher, and its folder.
+
+    Workers get it as it is: ``directory`` and ``version`` are the driver's, ``threads`` those of each worker.
+    """
 
     command: str
     typed: tuple[str, ...]
     out: str
     count: int = 0
+    threads: int = 1
+    directory: str = field(default_factory=os.getcwd)
+    version: str = __version__
 
     @property
     def folders(self) -> dict[Partition, Path]:
@@ -86,6 +89,56 @@ class Parts:
         done, command = self.count - len(self.left), f"probers-{self.command}"
         return tqdm(total=self.count, initial=done, desc=command, unit="part", dynamic_ncols=True)
 
+    def make(self, number: int) -> tuple[bool, str]:
+        """Make one part in a worker's process, its output in its log; wait while another process writes it.
+
+        Returns:
+            True, and the machine and process; or False, and why the command, or another version of the
+            package than the driver's, refuses the part.
+
+        Raises:
+            RunError: the part failed and may be tried again.
+            OSError: this machine lacks the driver's directory.
+        """
+        where, here = os.uname().nodename, self.version
+        if here != __version__:
+            return False, f"probers is {__version__} on {where} and {here} here: install the same version"
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)  # torch is loaded only now
+        os.environ.setdefault("TQDM_MININTERVAL", "10")  # seconds between two lines of a bar in a log
+        os.chdir(self.directory)
+        keep_model()
+        part = Partition(number, self.count)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        typed = [*self.typed, f"out={quote(self.out)}", f"part={part}", "wait=true"]
+        output = self.log(part).open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+        with output, redirect_stdout(output), redirect_stderr(output), main.console():
+            log.info("== %s %s", self.command, " ".join(typed))
+            try:
+                main.run(self.command, typed)
+            except UserError as error:
+                log.warning("%s", error)
+                return False, str(error)
+            except Exception as error:
+                traceback.print_exc()
+                kind = "" if isinstance(error, (RunError, OSError)) else f"{type(error).__name__}: "
+                raise RunError(f"{kind}{main.described(error)[0]}") from None
+        return True, f"{where}, process {os.getpid()}"
+
+    __call__ = make
+
+    def checkpoint(self, number: int) -> Any:
+        """Have submitit queue a part again when its time is up or it is preempted."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, number)
+
+    def ended(self, bar: tqdm[Any], part: Partition, done: bool, sentence: str) -> None:
+        """Count a part that is done; a worker's refusal is a UserError."""
+        if not done:
+            raise UserError(sentence, "worker")
+        bar.update()
+        bar.write(f"part {part} is done ({sentence})")
+
     def failed(self, part: Partition, tries: int, why: object) -> RunError:
         sentence = f"part {part} failed {tries} times; the last time {why}; its output is in {self.log(part)}"
         return RunError(sentence, "worker")
@@ -106,7 +159,11 @@ def run(command: str, settings: Any) -> Any:
     if state is not None and state["complete"]:  # the command refuses another run
         return main.load(command)(request(command, placed))
     launcher = settings.launch.make()
-    parts = launcher.make(Parts(command, typed, out))
+    parts = Parts(command, typed, out, threads=launcher.cpus_per_worker)
+    parts = replace(parts, count=launcher.parts or parts.begun or 0)
+    if not parts.count or parts.left:
+        check_extra(f"launch={name}", name, name, instead=", or type part=i/n for each part")
+        parts = launcher.make(parts)
     if parts is not None and launcher.merge:  # also while another driver merges
         return gather([*parts.folders.values()]).merge([*placed, "wait=true"])
     when = "when every part is there" if parts is None else "every part is there"
@@ -114,82 +171,40 @@ def run(command: str, settings: Any) -> Any:
     return None
 
 
-def make_part(parts: Parts, number: int, folder: str, threads: int, version: str = __version__) -> Made:
-    """Make one part in a worker's process, its output in its log, and wait while another process writes it.
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """Options of workers that make the parts of a run."""
 
-    Returns:
-        True, and the machine and process; or False, and why the command, or another ``version`` of the
-        package than the driver's, refuses the part.
-
-    Raises:
-        RunError: the part failed and may be tried again.
-        OSError: this machine lacks the driver's ``folder``.
-    """
-    where = os.uname().nodename
-    if version != __version__:
-        return False, f"probers is {__version__} on {where} and {version} here: install the same version"
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # torch is loaded only now
-    os.environ.setdefault("TQDM_MININTERVAL", "10")  # seconds between two lines of a bar in a log
-    os.chdir(folder)
-    keep_model()
-    part = Partition(number, parts.count)
-    file = parts.log(part)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    typed = [*parts.typed, f"out={quote(parts.out)}", f"part={part}", "wait=true"]
-    output = file.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
-    with output, redirect_stdout(output), redirect_stderr(output), main.console():
-        log.info("== %s %s", parts.command, " ".join(typed))
-        try:
-            main.run(parts.command, typed)
-        except UserError as error:
-            log.warning("%s", error)
-            return False, str(error)
-        except Exception as error:
-            traceback.print_exc()
-            kind = "" if isinstance(error, (RunError, OSError)) else f"{type(error).__name__}: "
-            raise RunError(f"{kind}{main.described(error)[0]}") from None
-    return True, f"{where}, process {os.getpid()}"
-
-
-def _package(name: str) -> Any:
-    """Import the package of a launcher (UserError: it is not installed)."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        problem = f'launch={name} needs {name}: pip install "probers[{name}]", or type part=i/n for each part'
-        raise UserError(problem, "missing-extra") from error
+    workers: Count | None = None
+    """largest number of parts made at once, each by a process with a model; null is as many as there is room
+    for"""
+    cpus_per_worker: Count = 1
+    """cores and threads of each worker"""
+    tries: Count = 3
+    """number of attempts at a part whose worker was lost or failed"""
+    merge: bool = True
+    """false leaves the joining of the parts to probers-merge"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ray:
+class Ray(Launcher):
     """Run the parts over the machines of a Ray cluster, or over this one (pip install "probers[ray]")."""
 
     parts: Count | None = None
     """number of parts; null takes those begun in out, else one for each worker"""
     address: Name | None = None
     """auto joins the cluster of this machine, HOST:PORT another; null starts one on this machine"""
-    workers: Count | None = None
-    """processes that hold a model each; null is as many as there is room for"""
-    cpus_per_worker: Count = 1
-    """cores and threads of each worker"""
     gpus_per_worker: NotNegative | None = None
     """GPUs of each worker, .5 lets two share one; null is 1 where the cluster has GPUs, else 0"""
-    tries: Count = 3
-    """number of attempts at a part whose worker was lost or failed"""
-    merge: bool = True
-    """false leaves the joining of the parts to probers-merge"""
 
     def make(self, parts: Parts) -> Parts:
         """Make the missing parts; return all of them (RunError: one failed ``tries`` times)."""
-        parts = replace(parts, count=self.parts or parts.begun or 0)
-        if parts.count and not parts.left:
-            return parts
         with self._cluster() as ray:
             gpus, room = self._room(ray)
             parts = replace(parts, count=parts.count or room)
             log.info("%d of %d parts are left, for %d workers; their output is in %s",
                      len(parts.left), parts.count, room, parts.logs)  # fmt: skip
-            task = ray.remote(make_part).options(
+            task = ray.remote(Parts.make).options(
                 num_cpus=self.cpus_per_worker, num_gpus=gpus, scheduling_strategy="SPREAD",
                 max_retries=self.tries - 1, retry_exceptions=True,
             )  # fmt: skip
@@ -197,17 +212,14 @@ class Ray:
         return parts
 
     def _run(self, ray: Any, task: Any, parts: Parts, room: int) -> None:
-        waiting, running = parts.left[::-1], dict[Any, Partition]()
-        how = os.getcwd(), self.cpus_per_worker, __version__
+        begun = ((task.remote(parts, part.number), part) for part in parts.left)
+        running = dict(islice(begun, room))
         with parts.bar() as bar:
-            while waiting or running:
-                while waiting and len(running) < room:
-                    part = waiting.pop()
-                    running[task.remote(parts, part.number, *how)] = part
+            while running:
                 (call, *_), _ = ray.wait(list(running))
                 part = running.pop(call)
                 try:
-                    done, where = ray.get(call)
+                    parts.ended(bar, part, *ray.get(call))
                 except ray.exceptions.RayError as error:
                     problem = first_line(getattr(error, "cause", None) or error)
                     absent = re.search("ModuleNotFoundError|ImportError|failed to import", str(error))
@@ -215,13 +227,15 @@ class Ray:
                         problem = f"the workers lack the package probers {__version__}"
                         raise UserError(f"{problem}: install it where Ray runs", "worker") from error
                     raise parts.failed(part, self.tries, problem) from error
-                _finished(bar, part, done, where)
+                running |= islice(begun, 1)
 
     @contextmanager
     def _cluster(self) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # the workers are the main load
-        ray, options = _package("ray"), dict[str, Any](log_to_driver=False, logging_level="error")
+        import ray
+
+        options = dict[str, Any](log_to_driver=False, logging_level="error")
         if self.address is None:
             cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus_per_worker)
             options |= {"include_dashboard": False, "object_store_memory": _STORE, "num_cpus": cores}
@@ -252,51 +266,26 @@ class Ray:
         return each, min(room, self.workers or room)
 
 
-def _finished(bar: tqdm[Any], part: Partition, done: bool, sentence: str) -> None:
-    if not done:
-        raise UserError(sentence, "worker")
-    bar.update()
-    bar.write(f"part {part} is done ({sentence})")
-
-
-class Task(partial[Made]):
-    """Function of a Slurm array's tasks: :func:`make_part` of a number."""
-
-    def checkpoint(self, number: int) -> Any:
-        """Queue the same task again when its time is up or it is preempted."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self, number)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Submitit:
+class Submitit(Launcher):
     """Run the parts as an array job of Slurm (pip install "probers[submitit]")."""
 
     parts: Count = 8
     """number of parts, each a task of the array"""
     cluster: Literal["slurm", "local"] = "slurm"
     """slurm, or local: processes of this machine, all parts at once"""
-    workers: Count | None = None
-    """largest number of concurrent tasks; null is as many as Slurm allows"""
-    cpus_per_worker: Count = 1
-    """cores and threads of each task"""
     gpus_per_worker: Natural = 0
     """GPUs of each task; 0 is none, also on a cluster of GPUs"""
     timeout_min: Count = 1440
     """minutes; a task that needs more, or is preempted, is queued again and resumes"""
     slurm: Mapping[str, Any] | None = None
     """further options of sbatch, as {partition: gpu, account: mine, mem: 32GB}"""
-    tries: Count = 3
-    """number of attempts at a part whose task was lost or failed"""
     wait: bool = True
     """false returns once the array is queued, and leaves the joining to probers-merge"""
-    merge: bool = True
-    """false leaves the joining of the parts to probers-merge"""
 
     def make(self, parts: Parts) -> Parts | None:
         """Make the missing parts; return all of them, or None with ``wait=false``."""
-        parts, problems = replace(parts, count=self.parts), dict[Partition, str]()
+        problems = dict[Partition, str]()
         for _ in range(self.tries):
             if not (left := parts.left):
                 return parts
@@ -311,11 +300,13 @@ class Submitit:
         return parts
 
     def _submit(self, parts: Parts, left: Sequence[Partition]) -> list[Any]:
-        submitit, options = _package("submitit"), dict(self.slurm or {})
+        import submitit
+
+        options = dict(self.slurm or {})
         if self.workers is not None:
             options["array_parallelism"] = self.workers
-        requests = {key: value for key, value in options.items() if key != "partition"}
-        if self.cluster == "slurm" and not self.gpus_per_worker and "gpu" not in str(requests):
+        alone = self.cluster == "slurm" and not self.gpus_per_worker
+        if alone and "gpu" not in str({**options, "partition": ""}):
             log.warning("launch.gpus_per_worker=0: tasks run without a GPU; give 1 on a cluster of GPUs")
         try:
             executor = submitit.AutoExecutor(parts.logs / "submitit", cluster=self.cluster)
@@ -324,8 +315,7 @@ class Submitit:
                 cpus_per_task=self.cpus_per_worker, gpus_per_node=self.gpus_per_worker,
                 **{f"slurm_{key}": value for key, value in options.items()},
             )  # fmt: skip
-            task = Task(make_part, parts, folder=os.getcwd(), threads=self.cpus_per_worker)
-            return executor.map_array(task, [part.number for part in left])
+            return executor.map_array(parts, [part.number for part in left])
         except (RuntimeError, NameError, ValueError, submitit.core.utils.FailedJobError) as error:
             raise UserError(f"launch.cluster={self.cluster}: {first_line(error)}", "worker") from error
 
@@ -340,8 +330,7 @@ def _wait(parts: Parts, jobs: Mapping[Partition, Any]) -> dict[Partition, str]:
                     problems[part] = f"job {job.job_id} was lost or failed ({first_line(error)})"
                     bar.write(f"part {part}: {problems[part]}")
                 else:
-                    done, sentence = job.result()
-                    _finished(bar, part, done, f"job {job.job_id}" if done else sentence)
+                    parts.ended(bar, part, *job.result())
     finally:
         for job in jobs.values():
             if not job.done():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError, model_validator
 
+from ..options import check_extra
 from ..types import Code, RunError, UserError, first_line
 
 if TYPE_CHECKING:
@@ -89,11 +90,9 @@ class Server:
 
     def client(self, **options: Any) -> OpenAI:
         """Make the client, with :func:`api_key`; UserError without openai."""
-        try:
-            import openai
-        except ImportError as error:
-            problem = f'{self.name} needs openai: pip install "probers[remote]"'
-            raise UserError(problem, "missing-extra") from error
+        check_extra(self.name, "remote", "openai")
+        import openai
+
         return openai.OpenAI(base_url=self.url, api_key=api_key() or "-", **options)
 
     def read(self, kind: type[_Body], raw: Any) -> _Body:

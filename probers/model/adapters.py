@@ -11,7 +11,6 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from safetensors.torch import save as encode
 from torch import Tensor, nn
 
 from ..files import canonical_json, impostor, read_json, write_bytes, write_text
+from ..options import check_extra
 from ..store.spec import ADAPTER_MARK
 from ..types import UserError, count, first_line
 
@@ -34,18 +34,12 @@ _PREFIX = "base_model.model."
 _SCALING = ("r", "lora_alpha", "use_rslora")
 
 
-def check_installed(asks: str) -> None:
-    """Raise UserError where peft is not installed."""
-    if find_spec("peft") is None:
-        raise UserError(f'{asks} needs peft: pip install "probers[lora]"', "missing-extra")
-
-
 def attach(model: nn.Module, folder: str | Path) -> nn.Module:
     """Put the adapter of a folder into a model, in place, and switch it on.
 
     UserError where peft or the folder is missing, or where the folder is damaged or fits another model.
     """
-    check_installed(f"adapter={folder}")
+    check_extra(f"adapter={folder}", "lora", "peft")
     digest_of(Path(folder))  # before peft looks for the folder on the Hub
     from peft import PeftModel
 

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from .. import checkpoints
 from ..checksums import file_digest, sampled, unsealed
 from ..data.cache import MANIFEST, Estimate, build_once
 from ..files import cache_folder, digest, impostor
-from ..options import nearest
+from ..options import check_extra, nearest
 from ..progress import running
 from ..prompts import fix_date
 from ..types import ProbersError, UserError, count, first_line
@@ -349,8 +348,7 @@ def dequantised(file: Path, cache: Path) -> Path:
 def _write(file: Path, folder: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if find_spec("gguf") is None or find_spec("accelerate") is None:
-        raise UserError(f"model={file} needs packages: pip install 'probers[gguf]'", "missing-extra")
+    check_extra(f"model={file}", "gguf", "gguf", "accelerate")
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             problem = impostor(file) or "is no GGUF file: its header is missing"

@@ -23,11 +23,11 @@ from probers.data.cache import Estimate, build_once
 from probers.data.corpus import as_passages, fingerprint, passages_from
 from probers.files import cache_folder, digest, write_text
 from probers.model.loading import load_reports
+from probers.options import check_extra
 from probers.progress import Bar
 from probers.types import Passage, RunError, UserError, first_line
 
 from ..protocol import at_least, one_of
-from . import lexical
 
 log = logging.getLogger(__name__)
 
@@ -181,8 +181,7 @@ class Encoder:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        packages = {"sentence_transformers": "sentence-transformers", "faiss": "faiss"}
-        lexical.check_extra("dense", "dense", packages)
+        check_extra("retriever=dense", "dense", "sentence_transformers", "faiss")
         for name in ("batch_size", "max_tokens"):
             if (number := getattr(self, name)) is not None:
                 at_least(f"retriever.{name}", number)

@@ -17,12 +17,11 @@ of the others, moved by their distance (positional postings, Manning et al. 2008
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -315,11 +314,3 @@ def check_options(k1: float, b: float) -> None:
     at_least("retriever.k1", k1, 0)
     if not 0 <= b <= 1:
         raise UserError(f"retriever.b={b} must be between 0 and 1")
-
-
-def check_extra(retriever: str, extra: str, packages: Mapping[str, str]) -> None:
-    """Refuse missing packages of an extra, given by their modules."""
-    missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        message = f"retriever={retriever} needs {' and '.join(missing)}"
-        raise UserError(f"{message}: pip install 'probers[{extra}]'", "missing-extra")

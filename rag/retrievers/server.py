@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from probers.options import check_extra
 from probers.types import Code, ProbersError, RunError, UserError
-
-from . import lexical
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +93,7 @@ class Server:
     ca_file: str | None = None
 
     def __post_init__(self) -> None:
-        packages = {"elasticsearch": "elasticsearch", "opensearchpy": "opensearch-py"}
-        lexical.check_extra("elasticsearch", "search", packages)
+        check_extra("retriever=elasticsearch", "search", "elasticsearch", "opensearchpy")
         given = self.url or os.environ.get("ES_URL", "").split()
         hosts = [self.url] if isinstance(self.url, str) else list(given)
         if not hosts or not all(re.fullmatch(_ADDRESS, host) for host in hosts):

@@ -21,7 +21,7 @@ from probers.model.blocks import decoder_layers, first_tensor
 from probers.model.causal_lm import CausalLM
 from probers.model.language_model import ScoreRequest
 from probers.model.tokens import Prompt
-from probers.options import Count, Limits, NotNegative, Positive
+from probers.options import Count, Limits, NotNegative, Positive, check_extra
 from probers.types import UserError
 
 from ..data import Padded
@@ -120,7 +120,7 @@ class AdaptedModel:
     """
 
     def __init__(self, lm: CausalLM, layer: int, options: Lora, seed: int) -> None:
-        adapters.check_installed("head=lora")
+        check_extra("head=lora", "lora", "peft")
         self.lm, self.layer = lm, layer
         names = {module: name for name, module in lm.model.named_modules()}
         modules = [module for block in decoder_layers(lm.model)[:layer] for module in block.modules()]

