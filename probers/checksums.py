@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .files import cache_folder, canonical_json, digest, impostor, read_json, regular, write_text, writing
-from .types import RunError, UserError, first_line
+from .types import RunError, UserError, first_line, shortlist
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -242,6 +242,15 @@ class Journal:
                 records[number] = unseal(json.loads(line))
         damaged = {*range(1, len(lines) + 1)} - records.keys()
         return Lines(records, tuple(sorted(damaged)), bool(rest))
+
+    def resume(self) -> list[dict[str, Any]]:
+        """Read all sound records, and drop the other lines, so that more can be appended."""
+        lines = self.read()
+        if lines.damaged:
+            log.warning("%s is damaged in line %s: that is made again", self.path, shortlist(lines.damaged))
+        if lines.damaged or lines.cut:
+            self.rewrite(lines.records.values())
+        return [*lines.records.values()]
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records and flush them to disk before returning; a kill leaves all of them or none.

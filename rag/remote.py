@@ -126,10 +126,7 @@ class RemoteLM(LanguageModel):
     def keep(self, path: Path) -> None:
         """Keep every answer in a file, so that a run that ends early has none of them written again."""
         self._journal = Journal(path)
-        lines = self._journal.read()
-        if lines.cut or lines.damaged:
-            self._journal.rewrite(lines.records.values())
-        for record in lines.records.values():
+        for record in self._journal.resume():
             self._known[record["request"]] = Completion.model_validate(record["answer"])
 
     def fits(self, prompts: Sequence[str], more: Sequence[int]) -> list[bool]:

@@ -211,11 +211,7 @@ def rounds(
     finished fold of a candidate.
     """
     journal, records = Journal(out / _JOURNAL), dict[str, list[Record]]()
-    lines = journal.read()
-    if lines.damaged or lines.cut:
-        log.warning("%s is damaged in places; what stood there is measured again", journal.path)
-        journal.rewrite(lines.records.values())
-    known: dict[tuple[str, int], Record] = {(r["name"], r["fold"]): r for r in lines.records.values()}
+    known: dict[tuple[str, int], Record] = {(r["name"], r["fold"]): r for r in journal.resume()}
     alive = list(candidates)
     for fold, examples in enumerate(folds, 1):
         measured = []

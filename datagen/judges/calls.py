@@ -192,15 +192,8 @@ class Calls:
     @cached_property
     def _known(self) -> dict[str, Reply]:
         """Map the hash of each request to its reply; at first read and count the replies of the file."""
-        journal = Journal(self.path)
-        lines = journal.read()
-        if lines.cut or lines.damaged:
-            # A line without a line end would spoil the next one.
-            journal.rewrite(lines.records.values())
-        if lines.damaged:
-            log.warning("%s is damaged in %s: asking again", self.path, count(len(lines.damaged), "line"))
         replies = {}
-        for record in lines.records.values():
+        for record in Journal(self.path).resume():
             if record.get("asker") == self._asker:
                 self.budget.add(record["tokens"])
                 replies[record["request"]] = Reply(record["reply"], record["refused"])

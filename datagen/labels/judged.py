@@ -177,8 +177,7 @@ class Prompts(ReadsArticles, Corpus, OfJudged, Source):
 
     def examples(self, lm: CausalLM, units: Sequence[_Request]) -> Iterator[Examples]:
         journal = Journal(self.folder / JOURNAL)
-        if (read := journal.read()).damaged or read.cut:  # after a kill; those answers are made again
-            journal.rewrite(read.records.values())
+        journal.resume()  # after a kill; answers that it lacks are made again
         for number in range(self.answers_per_prompt):
             answers = [one for one in units if one.number == number]
             limit = self.options.max_new_tokens

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..checksums import draw_key
+from ..checksums import Journal, draw_key
 from ..data.cache import build_once
 from ..data.questions.completion import Chosen, Completion
 from ..evaluation.answers import exact_match, final_answer
@@ -29,8 +29,8 @@ from .components import Component
 
 log = logging.getLogger(__name__)
 
-#: File of the verdicts, a line ``{"id", "right"}`` for each completion.
-_VERDICTS = "verdicts.jsonl"
+#: File of the verdicts, a record ``{"id", "right"}`` for each completion.
+_VERDICTS = "right.jsonl"
 #: Tokens of a continuation, and completions that are written to the file together.
 _TOKENS, _TOGETHER = 16, 256
 
@@ -94,41 +94,27 @@ def _chosen(questions: Sequence[Question], right: dict[str, bool], share: float,
 
 def _right(source: Completion, questions: Sequence[Question]) -> dict[str, bool]:
     """Answer all completions greedily without passages, once; tell of each id whether that is right."""
-    content = repr((source.known_to, _TOKENS, [(q.id, q.question, q.answers) for q in questions]))
+    content = repr((source.known_to, _TOKENS, _VERDICTS, [(q.id, q.question, q.answers) for q in questions]))
     folder = cache_folder("known") / digest(content)
-    make = partial(_answer, source, questions)
-    build_once(folder, "answers without passages", make, lambda: None)
-    return dict(_verdicts(folder))
+    build_once(folder, "answers without passages", partial(_answer, source, questions), lambda: None)
+    return {record["id"]: record["right"] for record in Journal(folder / _VERDICTS).read().records.values()}
 
 
 def _answer(source: Completion, questions: Sequence[Question], folder: Path) -> dict[str, Any]:
     """Append the verdict of each question that the file has none of."""
-    lm = CausalLM.from_pretrained(source.known_to)
+    lm, journal = CausalLM.from_pretrained(source.known_to), Journal(folder / _VERDICTS)
     prompt = Component.of("prompt", source.prompt or "completion").make().bind(lm.tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
-    done = {id for id, _ in _verdicts(folder)}
+    done = {record["id"] for record in journal.resume()}
     left = [question for question in questions if question.id not in done]
     log.info("%s answers %d completions without passages, to see which it knows", source.known_to, len(left))
-    decoding = Decoding(Needs(), prompt.prefix, prompt.ends)
+    requests = [GenerationRequest(prompt.question(q.question), _TOKENS, q.id) for q in left]
     for start in range(0, len(left), _TOGETHER):
-        part = left[start : start + _TOGETHER]
-        requests = [GenerationRequest(prompt.question(q.question), _TOKENS, q.id) for q in part]
-        lines = []
-        for batch in lm.generate_each(requests, decoding):
+        records = []
+        some = slice(start, start + _TOGETHER)
+        for batch in lm.generate_each(requests[some], Decoding(Needs(), prompt.prefix, prompt.ends)):
             for place, generation in batch.items():
-                question = part[place]
+                question = left[some][place]
                 answer = final_answer(generation.text, prompt.answer_cue, question.dataset)
-                right = bool(exact_match(answer, question.answers))
-                lines.append(json.dumps({"id": question.id, "right": right}) + "\n")
-        with (folder / _VERDICTS).open("a", encoding="utf-8") as file:
-            file.writelines(lines)
+                records.append({"id": question.id, "right": bool(exact_match(answer, question.answers))})
+        journal.append(records)
     return {"completions": len(questions)}
-
-
-def _verdicts(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Read the whole lines of the file; one that a killed process left half is no line."""
-    file = folder / _VERDICTS
-    for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []:
-        if line.endswith("\n"):
-            record = json.loads(line)
-            yield record["id"], record["right"]
