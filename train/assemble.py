@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from pandas.api.types import is_numeric_dtype
 
-from probers.evaluation.baselines import RANGES, bag_of_words, categories, numbers
+from probers.evaluation.baselines import BY_RANGES, OF_TEXT, RANGES, numbers
 from probers.heads import CORRECT, WRONG, ProbeHead
 from probers.prober.calibration import CALIBRATIONS, Calibration, fit_calibration, fit_entropy_model, sigmoid
 from probers.prober.decision import KINDS, Ensemble, fit_ensemble, half_precision
@@ -70,7 +69,7 @@ def control_detectors(examples: Examples) -> tuple[list[Detector], list[str]]:
         values = np.stack(list(known.values()), axis=1)
         parts = {name: values[:, [i]] for i, name in enumerate(known)} | {"known of the question": values}
         detectors += [
-            Detector(name.replace("_", " "), numbers(part, wrong, train, bins=RANGES), _RANGES[0])
+            Detector(name.replace("_", " "), numbers(part, wrong, train, bins=RANGES), BY_RANGES[0])
             for name, part in parts.items() if np.ptp(part[train], axis=0).any()
         ]  # fmt: skip
     return detectors, notes
@@ -91,12 +90,6 @@ def _unusable(examples: Examples, column: str) -> str | None:
     return f"{column} is the same in all training examples" if same else None
 
 
-def _ranges(table: pd.DataFrame, *of: np.ndarray) -> np.ndarray:
-    """Score texts by numeric columns, and by the lengths in characters of others."""
-    sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
-    return numbers(np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1), *of, bins=RANGES)
-
-
 def _product(table: pd.DataFrame, *of: np.ndarray) -> np.ndarray:
     return table.to_numpy(dtype=float).prod(axis=1)
 
@@ -105,22 +98,8 @@ def _falling(table: pd.DataFrame, *of: np.ndarray) -> np.ndarray:
     return -_product(table)
 
 
-_WORDS = ("tf-idf of its words, logistic regression", lambda t, *of: bag_of_words([*t.iloc[:, 0]], *of))
-_ONE_HOT = ("one-hot, logistic regression", lambda t, *of: categories(t.to_numpy(), *of))
-_ALL = ("all entropy signals, logistic regression", lambda t, *of: numbers(t.to_numpy(dtype=float), *of))
-_RANGES = ("numbers and their ranges, logistic regression", _ranges)
-#: Name -> description, scores (N,) by a table of N texts, their labels and the training rows; its columns.
-_CONTROLS: dict[str, tuple[Any, ...]] = {
-    "bag of words, text": (*_WORDS, "text"),
-    "bag of words, question": (*_WORDS, "question"),
-    "bag of words, answer": (*_WORDS, "answer"),
-    "length": (*_RANGES, "n_tokens", "answer"),
-    "position": (*_RANGES, "cut_at", "sentence"),
-    "overlap": (*_RANGES, "new_words", "new_pairs", "new_values"),
-    "question type": (*_ONE_HOT, "question_type"),
-    "condition": (*_ONE_HOT, "condition"),
-    "writer": (*_ONE_HOT, "writer"),
-    "writer and position": (*_ONE_HOT, "writer", "sentence"),
+#: Controls, as :data:`probers.evaluation.baselines.OF_TEXT`.
+_CONTROLS = OF_TEXT | {
     "mean entropy": ("mean_entropy, not trained", _product, "mean_entropy"),
     "max entropy": ("max_entropy, not trained", _product, "max_entropy"),
     "min probability": ("minus min_prob, not trained", _falling, "min_prob"),
@@ -130,7 +109,10 @@ _CONTROLS: dict[str, tuple[Any, ...]] = {
     ),
     "context gain": ("minus context_gain, not trained", _falling, "context_gain"),
     "RIND maximum": ("rind_max, not trained", _product, "rind_max"),
-    "entropies combined": (*_ALL, *SIGNALS),
+    "entropies combined": (
+        "all entropy signals, logistic regression", lambda t, *of: numbers(t.to_numpy(dtype=float), *of),
+        *SIGNALS,
+    ),
 }  # fmt: skip
 
 

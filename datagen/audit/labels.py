@@ -57,11 +57,9 @@ def audit(store: FeatureStore, *, seed: int, most: int = 20_000) -> Audit:
     read at their end, long texts at their beginning.
     """
     drawn = draw_rows(store, seed=seed, most=most, tally=("correct", "question_type", "match_stage"))
-    columns = ["group", "split", "correct", *(c for b in BASELINES for c in b.columns)]
+    columns = ["group", "split", "correct", *(c for _, _, *read in BASELINES.values() for c in read)]
     cuts = {"question": slice(-_READ, None), "text": slice(_READ), "answer": slice(_READ)}
     table = read_drawn(store, drawn, columns, cuts)
-    if "answer" in table:
-        table["characters"] = table["answer"].str.len()
     leaks = measure_leaks(store, drawn.rows, table, seed=seed)
     both = table.groupby("group")["split"].nunique()
     warnings = _warnings(leaks, [str(group) for group in both.index[both > 1]], store.config, drawn)

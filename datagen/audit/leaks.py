@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from probers.evaluation import metrics
-from probers.evaluation.baselines import RANGES, bag_of_words, categories, logistic_regression, numbers
+from probers.evaluation.baselines import OF_TEXT, logistic_regression
 from probers.evaluation.bootstrap import Bootstrap, Interval, few_groups
 from probers.store.store import FeatureStore
 from probers.types import SPLITS
@@ -86,25 +86,10 @@ MAJORITY, PROBE = "majority", "linear probe"
 LEAST_SPANS, LEAST_GROUPS = 20, 5
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """Detector that never sees a state; it reads those of its columns that the store has."""
-
-    name: str
-    kind: Literal["words", "numbers", "category"]
-    columns: tuple[str, ...]
-
-
-#: Baselines; "characters" are those of the answer.
-BASELINES = (
-    Baseline("bag of words, answer", "words", ("answer",)),
-    Baseline("bag of words, text", "words", ("text",)),
-    Baseline("bag of words, question", "words", ("question",)),
-    Baseline("length", "numbers", ("n_tokens", "characters")),
-    Baseline("position", "numbers", ("cut_at", "sentence")),
-    Baseline("type", "category", ("question_type",)),
-    Baseline("condition", "category", ("condition",)),
-)
+_NAMES = ("bag of words, answer", "bag of words, text", "bag of words, question", "length", "position")
+#: Baselines, which never see a state; each reads those of its columns that the store has.
+BASELINES = {name: OF_TEXT[name] for name in _NAMES}
+BASELINES |= {"type": OF_TEXT["question type"], "condition": OF_TEXT["condition"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +167,14 @@ def _scores(
 ) -> dict[str, np.ndarray]:
     """Score every baseline (n,) that has something to read; note the others."""
     scores, constant = {}, list[str]()
-    for baseline in BASELINES:
-        there = [c for c in baseline.columns if c in table]
-        columns = [c for c in there if table[c].iloc[train].nunique() > 1]
+    for name, (_, score, *columns) in BASELINES.items():
+        there = [c for c in columns if c in table]
         if not there:
-            notes.append(f"{baseline.name} left out: the store has no column {' or '.join(baseline.columns)}")
-        elif not columns:
-            constant += [baseline.name] if baseline.name != "condition" else []  # usually there is one
-        elif baseline.kind == "words":
-            scores[baseline.name] = bag_of_words(table[columns[0]].tolist(), wrong, train)
-        elif baseline.kind == "category":
-            scores[baseline.name] = categories(table[columns].to_numpy(), wrong, train)
-        else:
-            scores[baseline.name] = numbers(table[columns].to_numpy(dtype=float), wrong, train, bins=RANGES)
+            notes.append(f"{name} left out: the store has no column {' or '.join(columns)}")
+        elif several := [c for c in there if table[c].iloc[train].nunique() > 1]:
+            scores[name] = score(table[several], wrong, train)
+        elif name != "condition":  # of which there is usually one
+            constant.append(name)
     if constant:
         notes.append(f"{', '.join(constant)} left out: the same in all training examples")
     return scores

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..types import RunError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Number of ranges of a number, so that "neither short nor long" is found too.
 RANGES = 8
@@ -54,6 +57,33 @@ def numbers(values: np.ndarray, events: np.ndarray, train: np.ndarray, *, bins: 
         place = np.searchsorted(borders, values[:, column], side="right")
         inputs.append((place[:, None] == np.arange(len(borders) + 1)).astype(float))
     return _log_odds(np.hstack(inputs), events, train)
+
+
+def _ranges(table: pd.DataFrame, *of: np.ndarray) -> np.ndarray:
+    """Score texts by numeric columns, and by the lengths in characters of others."""
+    from pandas.api.types import is_numeric_dtype
+
+    sizes = [c if is_numeric_dtype(c) else c.str.len() for _, c in table.items()]
+    return numbers(np.stack([np.asarray(c, dtype=float) for c in sizes], axis=1), *of, bins=RANGES)
+
+
+_WORDS = ("tf-idf of its words, logistic regression", lambda t, *of: bag_of_words([*t.iloc[:, 0]], *of))
+_ONE_HOT = ("one-hot, logistic regression", lambda t, *of: categories(t.to_numpy(), *of))
+BY_RANGES = ("numbers and their ranges, logistic regression", _ranges)
+#: Baselines of what is known without a model: name -> description, scores (n,) by a table of n texts, their
+#: events and training rows; its columns.
+OF_TEXT: dict[str, tuple[Any, ...]] = {
+    "bag of words, text": (*_WORDS, "text"),
+    "bag of words, question": (*_WORDS, "question"),
+    "bag of words, answer": (*_WORDS, "answer"),
+    "length": (*BY_RANGES, "n_tokens", "answer"),
+    "position": (*BY_RANGES, "cut_at", "sentence"),
+    "overlap": (*BY_RANGES, "new_words", "new_pairs", "new_values"),
+    "question type": (*_ONE_HOT, "question_type"),
+    "condition": (*_ONE_HOT, "condition"),
+    "writer": (*_ONE_HOT, "writer"),
+    "writer and position": (*_ONE_HOT, "writer", "sentence"),
+}
 
 
 def _log_odds(inputs: Any, events: np.ndarray, train: np.ndarray) -> np.ndarray:
