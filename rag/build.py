@@ -144,11 +144,10 @@ def unsupported(
     if served(engine) and getattr(trigger.kind, "prober", None) and (options or not _is_probing(trigger)):
         name += f" with {options[0]}" if options else ""
         return f"{name} reads hidden states, which {engine} does not hand out"
-    formulator = query.make()
-    parts = {f"query={name_of(formulator)}": formulator}
+    chosen, formulator = for_engine(engine, trigger), query.make()
     # A trigger with a bank or classifier cannot be made without it; it reads states or nothing of the model.
-    if not {"bank", "classifier"} & set(trigger.options):
-        parts = {name: as_trigger(trigger.make()), **parts}
+    made = None if {"bank", "classifier"} & set(chosen.options) else as_trigger(chosen.make())
+    parts = {**({} if made is None else {name: made}), f"query={name_of(formulator)}": formulator}
     for name, part in parts.items():
         if reads_states(part) and served(engine):
             return f"{name} reads hidden states, which {engine} does not hand out"
@@ -158,10 +157,7 @@ def unsupported(
             return f"{name} draws answers, and engine=vllm takes the likeliest tokens only"
         if getattr(part, "reads_texts", False) and served(engine):
             return f"{name} reads probabilities of given texts, which {engine} does not hand out"
-    if server is not None:
-        trigger_made = None if "classifier" in trigger.options else for_engine(engine, trigger).make()
-        return unreadable(server, as_trigger(trigger_made) if trigger_made else None, formulator)
-    return None
+    return None if server is None else unreadable(server, made, formulator)
 
 
 #: Models whose attention has been read successfully.

@@ -19,7 +19,7 @@ from probers.options import Limits, Natural
 from probers.prober.calibration import Platt, Temperature, sigmoid
 from probers.signals import Part, margins
 from probers.signals.rarity import Counts, pair_rarity, question_rarity
-from probers.types import Decision, Generation, Needs, Question, RunError, count
+from probers.types import Decision, Generation, Needs, Question, count
 from probers.words import Entity, Recogniser, tokens_of, with_scores, written_entities
 from probers.words.recogniser import HEAD
 
@@ -102,10 +102,6 @@ class BeforeEntity(_AtEntities, ReadsBank):
         self._recognise = Recogniser(self.recogniser or bank.recogniser or "rules", quiet=True)
         chosen = float(self._chances(np.array([bank.threshold]))[0])
         self._threshold = chosen if self.threshold is None else self.threshold
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return super().record | {"threshold": self._threshold}
 
     def scores(self, generations: Sequence[Generation]) -> list[np.ndarray]:
         return self.by_token(generations, lambda states: self._chances(self._bank.score_states(states)))
@@ -292,6 +288,5 @@ class Rarity(Trigger):
 
 def _index(states: Sequence[State]) -> Counts:
     retriever = states[0].retriever
-    if not isinstance(retriever, Counts):
-        raise RunError("trigger=rarity was asked without a retriever that counts phrases", "mismatch")
+    assert isinstance(retriever, Counts)  # others are refused by check_counts
     return retriever

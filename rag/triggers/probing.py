@@ -34,6 +34,7 @@ class ReadsBank(Trigger):
 
     bank: Prober | str | None = None
     _bank: Prober = field(init=False, repr=False)
+    _threshold: float = field(init=False, repr=False)
 
     @property
     def make(self) -> str:
@@ -47,6 +48,10 @@ class ReadsBank(Trigger):
     @property
     def needs(self) -> Needs:
         return self._bank.needs
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return super().record | {"threshold": self._threshold}
 
     @property
     def adapter(self) -> Path | None:
@@ -139,7 +144,6 @@ class Probing(ReadsBank):
     theta: InitVar[float | None] = None
     combine: Literal["logits", "probabilities"] | None = None
     with_entropy: bool = False
-    _threshold: float = field(init=False, repr=False)
     _recombined: bool = field(init=False, repr=False)
     _recognise: Recogniser | None = field(init=False, repr=False)
     _part: Part = field(init=False, repr=False)
@@ -193,10 +197,6 @@ class Probing(ReadsBank):
         """Calibration of the prober; None with another ``combine``, as it was not fitted to these scores."""
         return None if self._recombined else partial(self._bank.probability, with_entropy=self.with_entropy)
 
-    @property
-    def record(self) -> dict[str, Any]:
-        return super().record | ({"threshold": self._threshold} if self.threshold is None else {})
-
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         if self._part != "both":
             return [verdict(self._of_part(generation), self._threshold) for generation in generations]
@@ -247,7 +247,6 @@ class ReadsApart(ReadsBank):
     """
 
     threshold: float | None = None
-    _threshold: float = field(init=False, repr=False)
 
     before = True
     needs = Needs()
@@ -260,10 +259,6 @@ class ReadsApart(ReadsBank):
     @property
     def probability(self) -> Callable[[np.ndarray], np.ndarray]:
         return self._bank.probability
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return super().record | {"threshold": self._threshold}
 
 
 @dataclass
@@ -352,7 +347,7 @@ class Radio(ReadsBank):
         if bank.spec.pool != "tokens" or bank.head.tokens:
             read = "whole texts of tokens" if bank.spec.pool == "tokens" else f"{bank.spec.pool} states"
             raise self.unfit("single tokens", read)
-        self._bank = bank
+        self._bank, self._threshold = bank, self.threshold
 
     def decide(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
         parts = self.by_token(generations, lambda states: sigmoid(self._bank.margins(states)).mean(axis=1))
