@@ -233,8 +233,7 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     Examples of finished ``parts`` are joined instead of being generated.
     """
     source = source_class(settings.source).read(settings)
-    names = [f.name for f in fields(Options) if f.name != "_record"]
-    read = source.plan(Options(**{name: getattr(settings, name) for name in names}))
+    read = source.plan(settings)
     record = {key: value for key, value in settings.record.items() if key not in ("language", "own")}
     record |= {"own": settings.own} if settings.own else {}
     record |= {"inputs": inputs(*read.files, *prompt_files(settings)), **read.record}

@@ -236,7 +236,7 @@ SOURCES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Labelling, Reading):
+class Datagen(OfGrounded, OfJudged, OfTexts, OfWiki, OfCot, Options, Reading):
     """Label text that a model writes, and store its hidden states.
 
     source=cot answers questions with and without retrieved passages; source=wiki cuts articles before

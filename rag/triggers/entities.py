@@ -19,7 +19,7 @@ from probers.options import Limits, Natural
 from probers.prober.calibration import Platt, Temperature, sigmoid
 from probers.signals import Part, margins
 from probers.signals.rarity import Counts, pair_rarity, question_rarity
-from probers.types import Decision, Generation, Needs, Question, count
+from probers.types import Decision, Generation, Needs, Question, RunError, count
 from probers.words import Entity, Recogniser, tokens_of, with_scores, written_entities
 from probers.words.recogniser import HEAD
 
@@ -288,5 +288,6 @@ class Rarity(Trigger):
 
 def _index(states: Sequence[State]) -> Counts:
     retriever = states[0].retriever
-    assert isinstance(retriever, Counts)  # others are refused by check_counts
+    if not isinstance(retriever, Counts):
+        raise RunError("trigger=rarity was asked without a retriever that counts phrases", "mismatch")
     return retriever
