@@ -17,8 +17,8 @@ from probers.prober.assessment import WrittenText
 from probers.types import Needs, Span
 from probers.words.thinking import Thinking, tokens_in
 
+from .continuous import LiveText
 from .on_high import FINISH, Judgement, OnHigh
-from .scheduler import ScoredText
 
 #: Log-probability of a token that is impossible, as OpenAI gives it.
 _LEAST = -9999.0
@@ -174,7 +174,7 @@ class Choice:
     """
 
     def __init__(
-        self, frame: Frame, index: int, text: ScoredText, tokenizer: Any, alternatives: int | None,
+        self, frame: Frame, index: int, text: LiveText, tokenizer: Any, alternatives: int | None,
         acting: OnHigh | None, thinking: Thinking | None = None,
     ) -> None:  # fmt: skip
         self.text, self.finished, self.returned = text, False, True
@@ -253,7 +253,7 @@ class Choice:
         if self._acting is not None:
             if self.judgement.high is None:  # the tokenizer knows better which tokens share a character
                 distances = None if text.distances is None else text.distances[:returned]
-                written = text.recorded(self._tokenizer, Needs())
+                written = text.generation(self._tokenizer, Needs())
                 record = WrittenText.of(written, text.scores[:returned], distances)
             more["hallucination"] = judgement.whole(record, thought, answer, returned, written=self.written)
         return self._frame.choice(self._index, finish=reason, whole=whole, **more)

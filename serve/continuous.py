@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,14 +32,17 @@ from probers.model.kv_cache import (
     select_rows,
 )
 from probers.model.language_model import Sampling, Stops
-from probers.model.pooling import BEFORE
+from probers.model.pooling import BEFORE, PER_TOKEN, pool_tokens
+from probers.prober.assessment import WrittenText
 from probers.types import Feature, Generation, Needs, RunError, Span, UserError
 
 _TRIM = 128  # columns of padding in every row that may gather before they are freed
 
 
 class LiveText:
-    """A text while it is written.
+    """A text while it is written, with a prober's scores of its tokens.
+
+    It is read by its maker while it grows: lists are only appended to.
 
     Attributes:
         logprobs, entropies: one per token, nats, of the raw distribution.
@@ -52,11 +55,16 @@ class LiveText:
         cancelled: set by any thread to make it leave with the next step.
         left: true once it has left its batch.
         cached: tokens of its prompt whose keys and values were in the cache.
+        scores: one score per token read.
+        distances: distance of each token read from the prober's domain; None without a domain.
+        vectors: states (heads, width) of each token read, if ``keep``.
+        shown: number of tokens read that stay in any case; for other threads, as of the last step.
+        changed: called on the thread that writes when the text has grown or is finished.
     """
 
     def __init__(
         self, request: Request, tokenizer: Any, stops: Stops, sampling: Sampling | None = None, *,
-        alternatives: int = 0,
+        alternatives: int = 0, keep: bool = False, changed: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self.request, self.sampling, self.alternatives = request, sampling, alternatives
         self.row = Row(request, tokenizer, stops, read=True)
@@ -67,9 +75,13 @@ class LiveText:
         self.text = ""
         self.ends: list[int] = []
         self.offsets: list[Span] = []
-        self.read = self.cached = 0
+        self.read = self.cached = self.shown = 0
         self.cancelled = self.left = False
         self.error: RunError | None = None
+        self.scores: list[float] = []
+        self.distances: list[float] | None = None
+        self.vectors: list[Tensor] | None = [] if keep else None
+        self.changed = changed
 
     @property
     def written(self) -> bool:
@@ -86,15 +98,24 @@ class LiveText:
         """Number of tokens that were read and that no stop can cut off any more."""
         return min(self.row.length if self.written else self.row.safe(), self.read)
 
-    def generation(
-        self, tokenizer: Any, needs: Needs, states: Mapping[Feature, np.ndarray] | None = None
-    ) -> Generation:
-        """Return the text like :meth:`.causal_lm.CausalLM.generate`, with recorded ``states``."""
-        length = self.row.length
+    @property
+    def record(self) -> WrittenText:
+        """The text so far with its scored tokens, whose lists the thread that writes goes on to extend."""
+        known = slice(min(len(self.scores), len(self.offsets)))  # heads before a token are one ahead
+        distances = None if self.distances is None else self.distances[known]
+        lists = self.scores[known], distances, self.logprobs[known], self.entropies[known]
+        return WrittenText(self.request.prompt.text, self.text, self.offsets[known], *lists)
+
+    def generation(self, tokenizer: Any, needs: Needs) -> Generation:
+        """Return the text like :meth:`.causal_lm.CausalLM.generate`, with the states kept."""
+        length, states = self.row.length, dict[Feature, np.ndarray]()
+        if length and self.vectors:
+            stacked = torch.stack(self.vectors[:length]).cpu().numpy()
+            for feature in needs.features:
+                states[feature] = stacked if feature.pool in PER_TOKEN else pool_tokens(stacked, feature.pool)
         scores = np.array([self.logprobs[:length], self.entropies[:length]], dtype=np.float32)
-        stop, prompt = self.row.stop or "length", self.request.prompt
-        ids = self.row.ids[:length]
-        return prompt.continued(tokenizer, ids, scores, stop=stop, needs=needs, states=states)
+        stop, ids = self.row.stop or "length", self.row.ids[:length]
+        return self.request.prompt.continued(tokenizer, ids, scores, stop=stop, needs=needs, states=states)
 
     def accept(self, token: int, scores: Sequence[float], top: list[tuple[int, float]]) -> None:
         """Take the next token with its log-probability and entropy."""

@@ -24,10 +24,11 @@ from probers.types import UserError
 from probers.words.thinking import Thinking
 
 from .answers import Choice, Frame, as_events, as_json, sse, usage_of
+from .continuous import LiveText
 from .http import ApiError
 from .on_high import OnHigh, headers
 from .protocol import ChatRequest, Request, check_unicode
-from .scheduler import Scheduler, ScoredText
+from .scheduler import Scheduler
 from .settings import Serve
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ class Endpoint:
             if (p_wrong := choice.get("hallucination", {}).get("p_wrong")) is not None:
                 self._served.scheduler.metrics.scores.observe(p_wrong)
 
-    def _texts(self, request: Request, changed: Callable[[], None], draw: int = 0) -> list[ScoredText]:
+    def _texts(self, request: Request, changed: Callable[[], None], draw: int = 0) -> list[LiveText]:
         """Make the texts of a request (ApiError: they do not fit the model or the server's limits).
 
         Every ``draw`` has its own random numbers.
@@ -272,7 +273,7 @@ class Endpoint:
         turn = turn_ends(self._lm.tokenizer) if isinstance(request, ChatRequest) else ()
         stops = self._lm.stops([*request.stops, *turn])
         return [
-            ScoredText(
+            LiveText(
                 Wanted(prompt, most, None, stream), self._lm.tokenizer, stops, sampling,
                 alternatives=request.alternatives or 0, changed=changed,
             )

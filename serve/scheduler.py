@@ -1,9 +1,7 @@
 """Thread of generation, on which all passes of the model and all scores run.
 
-Other threads submit :class:`ScoredText`. All are written together in one
-:class:`.continuous.ContinuousBatch` and are read by their makers while they grow: lists are
-only appended to, and ``changed`` is called when there is more. :class:`SharedLM` is the same model for the
-loop of retrieval.
+Other threads submit :class:`.continuous.LiveText`. All are written together in one
+:class:`.continuous.ContinuousBatch`. :class:`SharedLM` is the same model for the loop of retrieval.
 """
 
 from __future__ import annotations
@@ -21,20 +19,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
 from probers.model.causal_lm import CausalLM
 from probers.model.decode import Request
 from probers.model.kv_cache import BlockCache
-from probers.model.language_model import Decoding, GenerationRequest, Sampling, ScoreRequest, Scoring, Stops
-from probers.model.pooling import PER_TOKEN, pool_tokens, token_vectors
-from probers.prober.assessment import WrittenText
+from probers.model.language_model import Decoding, GenerationRequest, ScoreRequest, Scoring
+from probers.model.pooling import token_vectors
 from probers.prober.prober import Prober
 from probers.prober.token_scores import GrowingScores, GrowingSentences, pools_sentences
-from probers.types import AttentionRows, Feature, Generation, Needs, RunError, StopReason, first_line
+from probers.types import AttentionRows, Feature, Generation, RunError, StopReason, first_line
 
 from .continuous import ContinuousBatch, LiveText
 from .http import ApiError
@@ -77,46 +72,6 @@ class Metrics:
         self.cached_tokens.inc(text.cached)
 
 
-class ScoredText(LiveText):
-    """Growing text with the prober's scores of its tokens.
-
-    Attributes:
-        scores: one score per token read.
-        distances: distance of each token read from the prober's domain; None without a domain.
-        vectors: states (heads, width) of each token read, if ``keep``.
-        shown: number of tokens read that stay in any case; for other threads, as of the last step.
-        changed: called on the scheduler's thread when the text has grown or is finished.
-    """
-
-    def __init__(
-        self, request: Request, tokenizer: Any, stops: Stops, sampling: Sampling | None = None, *,
-        alternatives: int = 0, keep: bool = False, changed: Callable[[], None],
-    ) -> None:  # fmt: skip
-        super().__init__(request, tokenizer, stops, sampling, alternatives=alternatives)
-        self.scores: list[float] = []
-        self.distances: list[float] | None = None
-        self.vectors: list[Tensor] | None = [] if keep else None
-        self.shown = 0
-        self.changed = changed
-
-    @property
-    def record(self) -> WrittenText:
-        """The text so far with its scored tokens, whose lists the scheduler's thread goes on to extend."""
-        known = slice(min(len(self.scores), len(self.offsets)))  # heads before a token are one ahead
-        distances = None if self.distances is None else self.distances[known]
-        lists = self.scores[known], distances, self.logprobs[known], self.entropies[known]
-        return WrittenText(self.request.prompt.text, self.text, self.offsets[known], *lists)
-
-    def recorded(self, tokenizer: Any, needs: Needs) -> Generation:
-        """Make a generation of the text, with the states that ``needs`` asks for."""
-        states: dict[Feature, np.ndarray] = {}
-        if self.row.length and self.vectors:
-            stacked = torch.stack(self.vectors[: self.row.length]).cpu().numpy()
-            for feature in needs.features:
-                states[feature] = stacked if feature.pool in PER_TOKEN else pool_tokens(stacked, feature.pool)
-        return self.generation(tokenizer, needs, states)
-
-
 class Scheduler:
     """Writer of at most ``rows`` texts together, which runs other work with the model between two steps.
 
@@ -135,7 +90,7 @@ class Scheduler:
             self._running = GrowingSentences(bank) if pools_sentences(bank) else GrowingScores(bank)
         self._inbox: queue.SimpleQueue[Callable[[ContinuousBatch], None] | None] = queue.SimpleQueue()
         self._lock, self._ending = threading.Lock(), False
-        self._open: set[ScoredText] = set()
+        self._open: set[LiveText] = set()
         self._calls: set[Future[Any]] = set()
         self.error: RunError | None = None
         self._step = 0.0  # seconds of a step, a moving average
@@ -162,7 +117,7 @@ class Scheduler:
         self._inbox.put(None)
         self._thread.join()
 
-    def submit(self, texts: Sequence[ScoredText]) -> None:
+    def submit(self, texts: Sequence[LiveText]) -> None:
         """Submit texts, all or none (ApiError: too many are waiting; RunError: the thread is dead)."""
         with self._lock:
             if self.error is not None:
@@ -255,9 +210,9 @@ class Scheduler:
                     batch = hooks.enter_context(self._make())
                 seconds = time.perf_counter() - begun
                 self._step += (seconds - self._step) * (0.05 if self._step else 1)
-                self._publish(batch, [text for text in changed if isinstance(text, ScoredText)])
+                self._publish(batch, changed)
 
-    def _publish(self, batch: ContinuousBatch, changed: Sequence[ScoredText]) -> None:
+    def _publish(self, batch: ContinuousBatch, changed: Sequence[LiveText]) -> None:
         left = [text for text in changed if text.left]
         with self._lock:
             self._open.difference_update(left)
@@ -282,7 +237,6 @@ class Scheduler:
         else:
             scores = running.add_each(texts, states, names)
         for text, score, state in zip(texts, scores, states, strict=True):
-            assert isinstance(text, ScoredText)
             if isinstance(score, RunError):
                 text.error = score
                 continue
@@ -312,7 +266,7 @@ class SharedLM(CausalLM):
         # Not made again, as that would run the model to check it, through the hooks of the running batch too.
         vars(self).update(vars(scheduler.lm))
         self.on_too_long = "error"  # the client needs an answer
-        self.last: ScoredText | None = None
+        self.last: LiveText | None = None
         self.stop: StopReason | None = None
         self.gone = threading.Event()
         self.scheduler = scheduler
@@ -334,7 +288,7 @@ class SharedLM(CausalLM):
         changed, stops = threading.Event(), self.stops(how.stop)
         options: dict[str, Any] = {"keep": bool(needs.features), "changed": changed.set}
         pairs = zip(fitting, limits, strict=True)
-        texts = [ScoredText(Request(*pair), self.tokenizer, stops, **options) for pair in pairs]
+        texts = [LiveText(Request(*pair), self.tokenizer, stops, **options) for pair in pairs]
         self.scheduler.submit(texts)
         while not all(text.over for text in texts):
             changed.wait()
@@ -347,7 +301,7 @@ class SharedLM(CausalLM):
             if text.error is not None:
                 raise text.error
         self.last, self.stop = texts[-1], texts[-1].row.stop
-        yield {i: text.recorded(self.tokenizer, needs) for i, text in enumerate(texts)}
+        yield {i: text.generation(self.tokenizer, needs) for i, text in enumerate(texts)}
 
     def score_each(
         self, requests: Sequence[ScoreRequest], how: Scoring, *, known: Container[int] = ()

@@ -31,7 +31,7 @@ from probers.serve.continuous import LiveText
 from probers.serve.http import ApiError
 from probers.serve.on_high import Judgement, OnHigh
 from probers.serve.protocol import ChatRequest
-from probers.serve.scheduler import Scheduler, ScoredText
+from probers.serve.scheduler import Scheduler
 from probers.types import RunError
 
 PROMPTS = [PROMPT, "Question: Where was Lena Zaser born?\nAnswer:", "Lena Zaser was born in", "The"]
@@ -522,8 +522,8 @@ def test_retry_after_is_when_enough_texts_are_over(lm):
     scheduler._step = 0.1
     (prompt,) = encode_prompts(lm.tokenizer, [PROMPT], ["p"])
 
-    def texts(*limits: int) -> list[ScoredText]:
-        return [ScoredText(Wanted(prompt, n), lm.tokenizer, lm.stops(()), changed=Mock()) for n in limits]
+    def texts(*limits: int) -> list[LiveText]:
+        return [LiveText(Wanted(prompt, n), lm.tokenizer, lm.stops(()), changed=Mock()) for n in limits]
 
     def refused(count: int) -> ApiError:
         with pytest.raises(ApiError) as error:
