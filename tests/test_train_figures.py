@@ -32,7 +32,7 @@ from probers.train.before_after import COMBINED, WITH_SIGNALS, moment_figures
 from probers.train.data import Column
 from probers.train.evaluate import Evaluator, summarise
 from probers.train.examples import Examples
-from probers.train.report import Origin, write_card
+from probers.train.report import write_card
 from probers.types import RunError
 
 pytestmark = pytest.mark.usefixtures("pictures")
@@ -287,9 +287,7 @@ def test_every_picture_is_written(run: Any, tmp_path: Path) -> None:
 
 
 def card_of(trained: Any, figures: Any) -> str:
-    return write_card(
-        trained.bank, figures, Origin([Path("runs/datagen/cot")], "cot"), Path("runs/train/cot")
-    )
+    return write_card(trained.bank, figures, [Path("runs/datagen/cot")], Path("runs/train/cot"), source="cot")
 
 
 def of_model(bank: Any, name: str) -> Any:
@@ -301,7 +299,7 @@ def of_model(bank: Any, name: str) -> Any:
 @pytest.mark.parametrize("name", ["a/b", "/home/me/b", "~/models/b"])
 def test_the_card_names_the_model_and_not_where_it_lay(run: Any, tmp_path: Path, name: str) -> None:
     bank, shown = of_model(run.trained.bank, name), "a/b" if name == "a/b" else "b"
-    card = write_card(bank, run.summary, Origin([tmp_path / "cot"], "cot"), tmp_path / "p")
+    card = write_card(bank, run.summary, [tmp_path / "cot"], tmp_path / "p", source="cot")
     assert f"\n# Prober for {shown}\n" in card and f"hidden states of `{shown}@" in card
     assert yaml.safe_load(card.split("---\n")[1]).get("base_model") == ("a/b" if name == "a/b" else None)
     assert str(tmp_path) not in card and "/home/me" not in card and "~" not in card
@@ -314,7 +312,7 @@ def test_markup_in_names_is_text_in_the_card(run: Any) -> None:
     figures["conditions"] = dict(zip([hostile, "b"], run.figures["conditions"].values(), strict=True))
     figures["notes"] = [hostile]
     bank = of_model(run.trained.bank, hostile)
-    card = write_card(bank, Figures.read(figures), Origin([Path(hostile)], hostile), Path('x"); y'))
+    card = write_card(bank, Figures.read(figures), [Path(hostile)], Path('x"); y'), source=hostile)
     parts, plain = card.split("\n---\n"), card_of(run.trained, run.summary)
     assert len(parts) == 2 and yaml.safe_load(parts[0]) == yaml.safe_load(plain.split("---\n")[1])
     assert not any(mark in card for mark in ("\n# Heading", "\x1b", "\u202e"))

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -71,17 +70,14 @@ def _figures(folder: Path) -> Figures | None:
         raise RunError(f"the figures of a run cannot be read: {path}: {why}", code="damaged") from error
 
 
-class Origin(NamedTuple):
-    """Origin of a prober's texts: stores, kind of examples ("cot"), and whether they are texts of others."""
+def write_card(
+    bank: Prober, figures: Figures, data: Sequence[Path], out: Path | None, *, source: str, read: bool = False
+) -> str:
+    """Render ``README.md`` of a prober in a folder, or of one that is not written yet.
 
-    data: Sequence[Path]
-    source: str
-    read: bool = False
-
-
-def write_card(bank: Prober, figures: Figures, origin: Origin, out: Path | None) -> str:
-    """Render ``README.md`` of a prober in a folder, or of one that is not written yet."""
-    spec, read, prefix = bank.spec, origin.read, f"{ENSEMBLE} vs "
+    ``data`` are its stores, of a ``source`` such as "cot"; ``read``: its texts are those of others.
+    """
+    spec, prefix = bank.spec, f"{ENSEMBLE} vs "
     over = f"{spec.pool} over the {spec.position} tokens"
     if spec.pool == "prompt":
         over = "the prompt's last token, before anything is written"
@@ -91,15 +87,15 @@ def write_card(bank: Prober, figures: Figures, origin: Origin, out: Path | None)
     pairs = {name: (pair["auroc"].ci95 or [0])[0] for name, pair in figures.pairs.items()}
     beaten_by = [n.removeprefix(prefix) for n, low in pairs.items() if n.startswith(prefix) and not low > 0]
     shown = "PROBER" if out is None else public_path(out, "PROBER")
-    stores = ",".join(public_path(path, "STORE") for path in origin.data)
-    stores = stores if len(origin.data) == 1 else f"[{stores}]"
+    stores = ",".join(public_path(path, "STORE") for path in data)
+    stores = stores if len(data) == 1 else f"[{stores}]"
     functions = (
         bounded, bounds, moment_columns, number, ranges, shared.adapter_rows, shared.best_member, best_name,
         shared.layer_name, shared.promised, shared.summed, shared.warnings,
     )  # fmt: skip
     return render(
         "probers.train/card.md.j2",
-        bank=bank, figures=figures, data=stores, source=origin.source, read=read, out=shown,
+        bank=bank, figures=figures, data=stores, source=source, read=read, out=shown,
         model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
         head=head_name(bank.head), over=over, command=use_command(bank, shown, read=read),
         rows=Report(figures).rows, columns=COLUMNS, calibrated=_calibrated(bank, figures),

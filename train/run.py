@@ -34,7 +34,7 @@ from .examples import Examples, SplitRequest
 from .heads import Task, build, head_of, joins_layers, of_tasks, part_tasks
 from .methods import Method, class_of, method_of
 from .plots import write_plots
-from .report import Origin, compare_runs, use_command, write_card
+from .report import compare_runs, use_command, write_card
 from .settings import Stores, Train
 
 log = logging.getLogger(__name__)
@@ -297,11 +297,10 @@ def _measure(
     how, config = plan.settings, plan.sources.stores[0].config
     evaluator = Evaluator(examples, how.rule(), resamples=how.resamples, seed=how.seed)
     figures = summarise(trained, evaluator, {**trained.training, "seeds": how.seeds}, **more)
-    origin = Origin(plan.stores, str(config.get("source", "")), examples.read)
-    texts = config.get("texts")
+    texts, source = config.get("texts"), str(config.get("source", ""))
     bank = replace(
-        trained.bank, metrics=figures.to_dict(), card=write_card(trained.bank, figures, origin, out),
-        seen=examples.seen(), recogniser=_recogniser(config),
+        trained.bank, metrics=figures.to_dict(), seen=examples.seen(), recogniser=_recogniser(config),
+        card=write_card(trained.bank, figures, plan.stores, out, source=source, read=examples.read),
         columns=(texts.get("columns") or None) if isinstance(texts, Mapping) else None,
     )  # fmt: skip
     if out is not None:
