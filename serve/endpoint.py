@@ -27,7 +27,7 @@ from .answers import Choice, Frame, as_events, as_json, sse, usage_of
 from .continuous import LiveText
 from .http import ApiError
 from .on_high import OnHigh, headers
-from .protocol import ChatRequest, Request, check_unicode
+from .protocol import ChatRequest, Request
 from .scheduler import Scheduler
 from .settings import Serve
 
@@ -297,7 +297,6 @@ class Endpoint:
         prompts = list[Prompt]()
         for number, text in enumerate(texts):
             if isinstance(text, str):
-                check_unicode(text, request.asks)
                 prompts += encode_prompts(tokenizer, [text], [str(number)])
             else:
                 self._lm.check_tokens(text, f"prompt {number}")

@@ -6,7 +6,6 @@ The fields follow OpenAI's API reference; docs/serving.md describes the addition
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,13 +14,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from probers.data.records import half_in
 
 from .http import ApiError
-
-
-def check_unicode(text: str, param: str) -> None:
-    """Refuse half a pair of surrogates, which is no character (ApiError)."""
-    if re.search("[\ud800-\udfff]", text):
-        raise ApiError(400, f"{param} has half a pair of surrogates: send valid Unicode", param)
-
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 

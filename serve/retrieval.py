@@ -32,7 +32,7 @@ from probers.words import tokens_of
 
 from .answers import Frame, sse, usage
 from .http import ApiError
-from .protocol import ChatRequest, Hallucination, Request, Retrieval, check_unicode
+from .protocol import ChatRequest, Hallucination, Request, Retrieval
 from .scheduler import Cancelled, Scheduler, SharedLM
 
 
@@ -127,7 +127,6 @@ def _question(request: Request) -> str:
         questions = [text for text in request.prompts if isinstance(text, str)]
     if len(questions) != 1 or not questions[0].strip():
         raise ApiError(400, "with retrieval the prompt must be one question in words", request.asks)
-    check_unicode(questions[0], request.asks)
     return " ".join(questions[0].split())
 
 

@@ -13,9 +13,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from probers.cli.components import Component
-from probers.cli.inputs import question_source
+from probers.cli.inputs import load_passages, question_source
 from probers.cli.settings import TextFile, plain
-from probers.data import load_corpus
 from probers.data.articles import ArticleSource, Rules, open_articles
 from probers.data.questions import QuestionSet, QuestionSource, make_source, open_questions
 from probers.data.questions.jsonl import Given
@@ -238,15 +237,11 @@ class Corpus:
         if not isinstance(self.retriever, (str, Component)):
             return lambda: self.retriever  # type: ignore[no-any-return]
         component = component_of("retriever", self.retriever)
-        if component.get("existing"):
-            if self.passages != "testbed":
-                raise UserError("retriever.existing=true searches no corpus: leave out corpus", "conflict")
-            return component.make
         if isinstance(self.passages, str):
-            passages: Sequence[Passage] = load_corpus(
-                self.passages, on_bad_line=options.on_bad_line, passage_words=self.passage_words,
-                cache=self.corpus_cache,
-            )  # fmt: skip
+            passages = load_passages(SimpleNamespace(
+                retriever=component, corpus=self.passages, on_bad_line=options.on_bad_line,
+                passage_words=self.passage_words, corpus_cache=self.corpus_cache,
+            ))  # fmt: skip
         else:
             numbered = enumerate(self.passages, 1)
             passages = [t if isinstance(t, Passage) else Passage(str(n), "", t) for n, t in numbered]
