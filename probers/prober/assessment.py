@@ -252,7 +252,7 @@ class GrowingSpans:
     sentences. Spans that only the whole text reveals are judged at its end.
 
     Attributes:
-        high: the first span above the threshold of ``assess``; None so far.
+        high: the first span above the threshold of ``assess``, whose end may still move; None so far.
         sure: number of characters that may be shown.
     """
 
