@@ -193,8 +193,8 @@ def _levels(
     negative = w - positive
     if len(starts) < len(ranked):  # ties
         positive, negative = (np.add.reduceat(x, starts, axis=0) for x in (positive, negative))
-    sums = (np.cumsum(x, axis=0) for x in (positive, negative))
-    return _Levels(positive, negative, *sums, np.flatnonzero(begins[starts]))
+    events, others = np.cumsum(positive, axis=0), np.cumsum(negative, axis=0)
+    return _Levels(positive, negative, events, others, np.flatnonzero(begins[starts]))
 
 
 def _auroc(levels: _Levels) -> Any:

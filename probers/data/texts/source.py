@@ -20,7 +20,7 @@ from ...types import SPLITS, Outside, Unit, UserError, count
 from ..records import BadLine, LeftOut, UnusableError, check_unicode, given_records, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_field, unread_labels
 from ..splits import SPLIT_NAMES, Splits
-from ..tables import Row, hub_splits, is_saved, saved_splits
+from ..tables import HUB_FOLDER, Row, hub_splits, is_saved, saved_splits, stream_rows
 from .base import OF_RETRIEVAL, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
@@ -111,7 +111,9 @@ class TextSource:
             yield from (Row(f"row {number}", record) for number, record in enumerate(self._records, 1))
             return
         if self._spec.startswith("hf:"):
-            splits = hub_splits(self._spec, "texts")
+            spec = f"texts={self._spec}"
+            opened = hub_splits("texts", self._spec).items()
+            splits = ((k, stream_rows(spec, v, instead=HUB_FOLDER, at=f"{k} row")) for k, v in opened)
         elif is_saved(Path(self._spec)):
             splits = saved_splits(Path(self._spec))
         else:
