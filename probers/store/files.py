@@ -145,15 +145,12 @@ def read_sidecar(store: Path, index: int, specs: Sequence[FeatureSpec]) -> dict[
     path = store / shard_file(index, "json")
     try:
         record = unsealed(path)
-        about = {name: list(record[name]) for name in ("units", "left_out")}
-        rows, listed = int(record["rows"]), dict(record["files"])
-        names = {f"{index:05d}.{end}" for end in ("parquet", *state_suffixes(specs)) if rows > 0}
-        sound = all(map(_is_listed, listed.values())) and all(isinstance(u, str) for u in about["units"])
-        if set(listed) != names or not sound:
+        ends = ("parquet", *state_suffixes(specs)) if record["rows"] else ()
+        if record["files"].keys() != {f"{index:05d}.{end}" for end in ends}:
             raise ValueError("lists files of another shard")
-    except (ValueError, TypeError, KeyError) as error:
+        return record | {"files": {f"shards/{name}": file for name, file in record["files"].items()}}
+    except (ValueError, LookupError) as error:
         raise RunError(f"{path} is damaged (it {error}): run its command again", "damaged") from error
-    return {"rows": rows, "files": {f"shards/{name}": file for name, file in listed.items()}, **about}
 
 
 def written_shards(store: Path) -> list[int]:

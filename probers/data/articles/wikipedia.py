@@ -24,8 +24,8 @@ import httpx
 
 import probers
 
-from ...checksums import seal, unsealed
-from ...files import cache_folder, digest, write_bytes
+from ...checksums import made_once, sealed
+from ...files import cache_folder, digest, write_text
 from ...types import Article, RunError, UserError, first_line
 from ..records import UnusableError, given_records, open_text
 from ..splits import Splits
@@ -129,7 +129,6 @@ def _category_titles(client: _Client, options: Wikipedia, problems: Problems) ->
     return list(titles)
 
 
-SCHEMA = 1
 #: Failed requests in a row before only the cache answers.
 GIVE_UP = 3
 
@@ -181,8 +180,8 @@ class _Client:
 
     def random_titles(self, seed: int, limit: int, problems: Problems) -> Iterator[str]:
         """Yield titles drawn for ``seed``, cached ones first; about 20 times the limit at most."""
-        name = f"seed {seed}"
-        titles: list[str] = (self._read("random", name) or {"titles": []})["titles"]
+        file = self._file("random", f"seed {seed}")
+        titles: list[str] = made_once(file, lambda: {"titles": []})["titles"]
         most, fresh = 20 * limit + 100, titles
         try:
             while True:
@@ -194,33 +193,12 @@ class _Client:
                 if not fresh:
                     raise FetchError("the wiki draws no further page")
                 titles = titles + fresh
-                self._keep("random", name, {"titles": titles})
+                write_text(file, sealed({"titles": titles}))
         except FetchError as error:
             problems.add("random pages", f"not fetched: {error}", failure=True)
 
     def _cached(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if (record := self._read(kind, name)) is None:
-            record = self._request(fetch)
-            self._keep(kind, name, record)
-        return record
-
-    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Read a record of the cache; a damaged one is logged and counts as absent."""
-        file = self._file(kind, name)
-        try:
-            record = unsealed(file)
-            if (record.get("schema"), record.get("name")) == (SCHEMA, name):
-                return record
-            raise ValueError("is not a record of this page or list")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError) as error:
-            log.info("%s %s: fetching it again", file, first_line(error))
-            return None
-
-    def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
-        blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()
-        write_bytes(self._file(kind, name), blob, "free some space or give another wikipedia.cache")
+        return made_once(self._file(kind, name), lambda: self._request(fetch))
 
     def _file(self, kind: str, name: str) -> Path:
         slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")

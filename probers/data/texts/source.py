@@ -110,6 +110,7 @@ class TextSource:
         if self._records is not None:
             yield from (Row(f"row {number}", record) for number, record in enumerate(self._records, 1))
             return
+        splits: Iterator[tuple[str, Iterator[Row]]]
         if self._spec.startswith("hf:"):
             spec = f"texts={self._spec}"
             opened = hub_splits("texts", self._spec).items()
