@@ -34,7 +34,7 @@ from ..records import (
 from ..rows import records_of
 from ..splits import Splits
 from ..tables import HUB_FOLDER, Row, hub_splits, stream_rows
-from .base import ArticleSource, Problems, Progress, Rules, clean, prose
+from .base import ArticleSource, Problems, Rules, clean, prose
 
 #: With a limit, articles of the Hub are drawn from a window of this many rows that moves over the stream.
 WINDOW = 1000
@@ -126,7 +126,7 @@ def _draw(number: int, seed: int) -> int:
     return draw_key("limit", seed, str(number))
 
 
-def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:
+def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules) -> ArticleSource:
     """Open the articles of ``hf:<dataset id>[:<config>][:<split>]``, by default train or the only split.
 
     Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings).
@@ -160,7 +160,6 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress:
                     problems.add(str(record["title"] or row.where), str(error))
                 else:
                     done += 1
-                    progress(done, limit, article.title)
                     yield article
                     if done == limit:
                         return
