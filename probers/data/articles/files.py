@@ -48,14 +48,15 @@ def open_rows(
     UserError for a missing file, nothing usable, or with ``on_bad_line="error"`` a malformed line or repeated
     id. A repeated title without ids is only a problem; its first article is kept.
     """
-    rows, problems, key = _opener(given), Problems(), Splits(seed).key
     spec = str(given) if isinstance(given, (str, Path)) else "rows"
+    rows, key = _opener(given), Splits(seed).key
+    problems = Problems(file=spec, policy=on_bad_line)
     ids, titles, numbers, has_id = array("Q"), array("Q"), array("Q"), array("B")
     for number, row in rows():
         try:
             article = _of_row(row, rules)
         except (ValueError, RecursionError) as error:
-            problems.malformed(on_bad_line, spec, row.where, what_is_wrong(error))
+            problems.refuse(row.where, what_is_wrong(error))
         except UnusableError as error:
             problems.add(clean(row.record["title"]).strip() or row.where, str(error))
         else:
@@ -155,7 +156,7 @@ def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules) -> Articl
                 try:
                     article = _of_row(row._replace(record=record), rules, splits)
                 except ValueError as error:
-                    problems.malformed("skip", spec, row.where, str(error))
+                    problems.refuse(row.where, str(error))
                 except UnusableError as error:
                     problems.add(str(record["title"] or row.where), str(error))
                 else:
