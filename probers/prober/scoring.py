@@ -43,7 +43,7 @@ def readable(source: TextSource, texts: Sequence[Text], prober: Scorer, tokenize
             encode_answer(tokenizer, prompt, answer, one.id)
             written.append(replace(one, answer=answer))
         except UserError as error:
-            source.refuse(one.where, str(error))
+            source.left_out.refuse(one.where, str(error))
     source.check_found(written)
     names = dict.fromkeys(name for one in written for name in one.record)
     bare = not any(one.passages or one.passages_at or one.messages for one in written)
