@@ -58,12 +58,13 @@ def pick_device(device: str) -> torch.device:
     return chosen
 
 
-def pick_dtype(dtype: str, device: torch.device, config: Any) -> str | torch.dtype:
+def pick_dtype(dtype: str | torch.dtype, device: torch.device, config: Any) -> str | torch.dtype:
     """Return the named number format; "auto" is the checkpoint's own, but on a CPU float32 or bfloat16.
 
     A CPU gets bfloat16, which is logged, where it multiplies matrices in it natively and the model is at
     least 512 wide. On other processors half precision is slower than single, and less exact.
     """
+    dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         if device.type != "cpu":
             return "auto"
