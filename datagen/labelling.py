@@ -119,7 +119,8 @@ def _component(group: str, value: Any) -> Component:
 
 
 def _record(lm: CausalLM, source: Source, options: Options) -> dict[str, Any]:
-    record: dict[str, Any] = {"source": source.name, "model": {"name": lm.spec.id, "weights": str(lm.spec)}}
+    model = {"name": lm.spec.id, "weights": str(lm.spec), "sample": lm.spec.sample}
+    record: dict[str, Any] = {"source": source.name, "model": model}
     for part in (source, options):
         names = [f.name for f in fields(part) if f.init and not f.name.startswith("_")]  # type: ignore[arg-type]
         record |= {name: _plain(getattr(part, name)) for name in names}

@@ -34,10 +34,10 @@ def cache_folder(name: str) -> Path:
     return Path(user).expanduser() / "probers" / name
 
 
-def write_bytes(path: Path, blob: bytes, then: str = RESUMES) -> None:
+def write_bytes(path: Path, blob: bytes) -> None:
     """Write a file, whole or not at all, and the folders above it."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with writing(path, then):
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
@@ -57,14 +57,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
-    """Turn a failure to write into a RunError that says what is possible ``then``."""
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write into a RunError that says what is kept."""
     try:
         yield
     except OSError as error:
         causes = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
         cause = causes.get(error.errno or 0, error.strerror or str(error))
-        raise RunError(f"cannot write {path}: {cause}; {then}", "disk") from error
+        raise RunError(f"cannot write {path}: {cause}; {RESUMES}", "disk") from error
 
 
 #: Failures of a lock on file systems that have none.

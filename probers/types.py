@@ -293,12 +293,10 @@ class PassageReading:
         weights: (n, heads of all layers, P) float32, each token's attention on each passage, if recorded.
         gains: (n,) float32, nats, by how much the passages raised each token's log-probability, if the text
             was also read without them.
-        unread: numbers of the passages, from 0, that the model's context cut off.
     """
 
     weights: np.ndarray | None = None
     gains: np.ndarray | None = None
-    unread: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

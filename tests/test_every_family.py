@@ -1,6 +1,5 @@
 """Every decoder family of transformers, as a tiny random model, is read as there or refused by name."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,11 +130,16 @@ def tiny(family: str) -> Any:
     pytest.skip(message)
 
 
+def close(actual: Any, expected: Any) -> None:
+    """Equal up to rounding, which grows with the largest value: the states of one family reach 170."""
+    atol = max(1e-4, 2e-6 * float(np.abs(np.asarray(expected)).max(initial=0)))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=atol)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_is_read_as_transformers_reads_it_or_refused_by_name(family: str) -> None:
-    model, close = tiny(family), partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    stream = Feature((0, 1, 2), pool="tokens")
+    model, stream = tiny(family), Feature((0, 1, 2), pool="tokens")
     needs = Needs((stream,), attention=True)
     try:
         lm = CausalLM(model, byte_level())

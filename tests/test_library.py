@@ -1,5 +1,6 @@
 """The verbs of the library: what they return, that commands return the same, and what they refuse."""
 
+import copy
 import json
 import math
 import subprocess
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers.artefacts import write_lines
 from helpers.serving import PROMPT, bank_for
 
@@ -121,12 +123,20 @@ def test_wrong_requests_are_refused_with_a_code(lm, prober):
     assert code_of(probers.fit, lm, sums(), head="linaer") == "unknown-choice"
     assert code_of(probers.fit, lm) == "missing-value"
     assert code_of(probers.label, lm, sums(2)) == "bad-value"
+    assert code_of(probers.fit, lm, sums(), head={"name": "linear"}) == "argument"
     assert code_of(prober.score, lm, sums(1), unit="token") == "unsupported"
     assert code_of(prober.score, "testbed", sums(2)) == "bad-value"
-    assert code_of(prober.generate, lm, "2 + 2 =", on_high="stopp") == "unknown-choice"
-    assert code_of(prober.generate, lm, "2 + 2 =", max_tokens=3) == "unknown-key"
+    for prompts in ({"prompt": "2 + 2 ="}, pd.DataFrame(sums(2)), None, ["2 + 2 =", None]):
+        assert code_of(prober.generate, lm, prompts) == "bad-value"
+    for code, options in {
+        "unknown-choice": {"on_high": "stopp"}, "unknown-key": {"max_tokens": 3}, "conflict": {"seed": 1},
+        "bad-value": {"max_new_tokens": 8.0}, "bad-value ": {"threshold": "a"}, " bad-value": {"sampling": 1},
+    }.items():  # fmt: skip
+        assert code_of(prober.generate, lm, "2 + 2 =", **options) == code.strip()
     assert code_of(prober.generate, lm, []) == "empty"
+    assert code_of(prober.watch, lm) == code_of(prober.stopping, lm, lm.tokenizer) == "model"
     assert code_of(lm.states, ["a"], layers=[99]) == "layers"
+    assert code_of(lm.states, "a text") == code_of(lm.states, pd.DataFrame(sums(2))) == "bad-value"
     assert code_of(probers.CausalLM.from_pretrained, "testbed", devise="cpu") == "unknown-key"
     assert code_of(probers.CausalLM, lm.tokenizer, lm.model) == "model"
     assert code_of(probers.RAG(lm, ["a b"], "never"), ["Who?", "Where?"]) == "bad-value"
@@ -169,6 +179,17 @@ def test_states_are_those_of_a_score(lm):
     tokens = lm.states(texts, layers=[4, 8], pool="tokens")
     np.testing.assert_allclose(states[0], tokens[0].mean(axis=0), atol=1e-4)
     assert lm.states([], layers=[4]).shape == (0, 1, lm.width)
+    assert [len(state) for state in lm.states(texts, layers=[4], pool="predicting")] == list(map(len, tokens))
+
+
+def test_a_model_that_is_held_is_known_by_its_weights_and_read_without_dropout(lm, prober):
+    model = copy.deepcopy(lm.model).train()
+    held = probers.CausalLM(model, lm.tokenizer)
+    np.testing.assert_array_equal(prober.p_wrong(held, sums(2)), prober.p_wrong(lm, sums(2)))
+    assert model.training and all(module.training for module in model.modules())
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.5)
+    assert code_of(prober.score, probers.CausalLM(model, lm.tokenizer), sums(2)) == "mismatch"
 
 
 def test_threads_take_turns(lm):

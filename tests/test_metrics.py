@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
-from probers.evaluation.baselines import pooled_auroc
 from probers.types import RunError
 
 
@@ -195,16 +194,16 @@ def test_it_counts_the_pairs_of_each_stratum(seed):
     rng = np.random.default_rng(seed)
     # Few values, so that ties within and across strata are many.
     labels, scores, strata = rng.integers(0, 2, 60), rng.integers(0, 12, 60) / 4, rng.integers(0, 4, 60)
-    one = pooled_auroc(labels, scores, np.zeros(60, int))
+    one = m.pooled_auroc(labels, scores, np.zeros(60, int))
     assert one == pytest.approx(sk.roc_auc_score(labels, scores), rel=1e-12)
     weights = rng.integers(0, 4, (60, 7))
     weights[:, 0], weights[:, 1] = 0, 1  # a resample without any pair, and all texts once
-    result = pooled_auroc(labels, scores, strata, weights)
+    result = m.pooled_auroc(labels, scores, strata, weights)
     expected = [one_by_one(labels, scores, strata, column) for column in weights.T]
     assert np.isnan(result[0])
     np.testing.assert_allclose(result, expected, rtol=1e-12)
-    assert pooled_auroc(labels, scores, strata) == pytest.approx(result[1], rel=1e-12)
-    assert np.isnan(pooled_auroc(labels, scores, np.arange(60)))  # nothing is compared across strata
+    assert m.pooled_auroc(labels, scores, strata) == pytest.approx(result[1], rel=1e-12)
+    assert np.isnan(m.pooled_auroc(labels, scores, np.arange(60)))  # nothing is compared across strata
 
 
 def covered(odds, n, per_group, worlds=40):

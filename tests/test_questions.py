@@ -127,7 +127,6 @@ def test_2wikimultihopqa_with_and_without_aliases(tmp_path):
     assert others["c0ffee02"].answers == ("4 May 1920",) and others["c0ffee03"].answers == ("Low Tide", "Ebb")
     first, second, third = plain.values()  # questions on the same articles are one group
     assert first.group == second.group != third.group and first.split == second.split
-    assert first.rationale == "Low Tide, director, Ada Lindqvist. Ada Lindqvist, country of birth, Sweden."
     assert passages(first) == [  # sentences of this set bring no spaces along
         ("0", "Low Tide", "Low Tide is a film of 1961. It was directed by Ada Lindqvist.", True),
         ("1", "High Tide", "High Tide is another film.", False),
@@ -175,14 +174,12 @@ def test_musique_leaves_unanswerable_twins_out_or_wants_noanswer():
     loaded = opened("musique_full.jsonl")
     (question,) = loaded.questions
     assert question.answers == ("Malmo", "Malmö", "City of Malmö")
-    assert question.rationale == "Low Tide >> director: Ada Lindqvist. Where was Ada Lindqvist born? Malmo."
     gold = [(p.id, p.title, p.is_gold) for p in question.passages]
     assert gold == [("0", "Low Tide", True), ("1", "Moon", False), ("2", "Ada Lindqvist", True)]
     assert loaded.excluded.counts == {"unanswerable": 1}
     both = opened("musique_full.jsonl", unanswerable="noanswer").questions
     assert [q.answers for q in both] == [question.answers, ("noanswer",)]
     assert both[0].id != both[1].id and both[0].group == both[1].group and both[0].split == both[1].split
-    assert not both[1].rationale
 
 
 def test_musique_groups_questions_that_share_a_single_question(tmp_path):
@@ -198,7 +195,6 @@ def test_strategyqa_answers_yes_or_no_and_takes_the_evidence_of_all_annotators(t
     loaded = opened("strategyqa.json", paragraphs=path("strategyqa_paragraphs.json"))
     yes, no = loaded.questions
     assert (yes.answers, no.answers) == (("yes",), ("no",))
-    assert yes.rationale == "The Brenne ends in the Marl Sea. Fish swim down rivers."
     assert passages(yes) == [
         ("Brenne-1", "Brenne", "The Brenne is a river that ends in the Marl Sea.", True),
         ("Fish-2", "Fish", "Many fish swim down rivers.", True),
@@ -606,8 +602,6 @@ def test_a_copy_on_the_hub_is_streamed(tmp_path, name):
     if name == "hotpotqa":
         texts = [("0", "A", "A is. It was.", True), ("1", "B", "B is.", True), ("2", "C", "C is.", False)]
         assert passages(first) == texts
-    elif name == "2wikimultihopqa":
-        assert first.rationale == "A, land, Sweden."
     elif name == "webquestions":
         assert first in opened("webquestions.json").questions
     elif name == "squad":

@@ -220,9 +220,10 @@ def test_the_verdict_is_one_sentence_about_the_best_trigger(tmp_path: Path) -> N
     best = "In short: probing_with_entropy, the best trigger, is right on 72% of 800 questions with 0.66"
     assert verdict_of(results, data, tmp_path).startswith(best)
     assert "for random" not in verdict_of(results, data, tmp_path)
-    lucky = results | {
-        "methods": results["methods"] | {"random": results["methods"]["random"] | {"em": 0.75}}
-    }
+    fixed = data | {"flags": {"probing_with_entropy": "always fired"}}
+    assert "probing_with_entropy, the best" not in verdict_of(results, fixed, tmp_path)
+    lucky = sample_results()
+    lucky["methods"]["random"]["em"] = 0.75
     assert "against 75% for random" in verdict_of(lucky, data, tmp_path)
     figure = {"value": 0.6, "diff": 0.106, "ci95": [0.05, 0.16], "p_holm": 0.01}
     results["random_at_budget"] = {"probing_with_entropy": {"query": "answer", "em": figure}}

@@ -17,7 +17,6 @@ from helpers.refusals import fails
 from sklearn import metrics as sk
 
 from probers.evaluation import metrics as m
-from probers.evaluation.baselines import pooled_auroc
 from probers.evaluation.bootstrap import Bootstrap
 from probers.heads import LinearHead
 from probers.prober import figures as schema
@@ -389,7 +388,7 @@ def test_figures_and_differences_are_those_of_the_scores(signalled: Examples) ->
     rows, wrong, before = evaluator.test, evaluator.wrong, figures["before"]
     lengths = np.minimum(signalled.column("n_tokens", "test"), 5)
     head, entropy = trained.saved.scores[rows], signalled.column("entropy_before", "test")
-    measures = {"all": partial(m.auroc, wrong), "length": lambda s, w: pooled_auroc(wrong, s, lengths, w)}
+    measures = {"all": partial(m.auroc, wrong), "length": lambda s, w: m.pooled_auroc(wrong, s, lengths, w)}
     for key, measure in measures.items():
         for name, scores in (("all layers", head), ("entropy before", entropy)):
             actual = before["detectors"][name][key]

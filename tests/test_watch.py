@@ -384,8 +384,11 @@ def test_another_model_is_refused() -> None:
             with fails("mismatch"):
                 make()
         assert hooks(other.model) == before
-    anonymous = AutoModelForCausalLM.from_config(loop.model.config)  # only its shape is known
+    anonymous = AutoModelForCausalLM.from_config(loop.model.config)
     anonymous.name_or_path = ""
+    with fails("mismatch"):
+        loop.bank.watch(anonymous)
+    anonymous.load_state_dict(loop.model.state_dict())  # the same weights, wherever they are from
     loop.bank.watch(anonymous)
     with fails("mismatch"):  # a criterion of one model in another's loop
         Loop().write(3, stopping_criteria=[loop.stop()])

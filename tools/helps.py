@@ -1,9 +1,9 @@
 """Retrieving when it helps: comparisons in worlds in which the choice matters.
 
-    python tools/helps.py testbed                    # 30% of the questions are misled
-    python tools/helps.py completion ARTICLES.jsonl  # half of the completions are known to SmolLM2
-    python tools/helps.py multihop FILE.csv.gz ..    # questions of AdaRAGUE's files, triggers of the papers
-    python tools/helps.py adarague FILE.csv.gz ..    # does one retrieval turn an 8B's answer right?
+    python tools/helps.py testbed                        # 30% of the questions are misled
+    python tools/helps.py completion ARTICLES.jsonl 4200 # half of the completions are known to SmolLM2
+    python tools/helps.py multihop FILE.csv.gz ..        # questions of AdaRAGUE's files, papers' triggers
+    python tools/helps.py adarague FILE.csv.gz ..        # does one retrieval turn an 8B's answer right?
 
 The first three label answers without and with passages, train heads of "wrong" and of "helps" on the same
 states, and compare their triggers, which retrieve once, at half of the validation questions, with the

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from probers.evaluation import metrics
-from probers.evaluation.baselines import Strata, numbers, pooled_auroc, weighted_sums
+from probers.evaluation.baselines import Strata, numbers, weighted_sums
 from probers.evaluation.bootstrap import Bootstrap, Sample
 from probers.prober import figures as schema
 from probers.prober.calibration import fit_logistic
@@ -198,7 +198,7 @@ def auroc_samples(
     wrong, names = examples.wrong[test], ["all", *strata, *([] if gold is None else ["gold"])]
 
     def every(scores: np.ndarray, weights: np.ndarray) -> list[Any]:
-        within = [pooled_auroc(wrong, scores, of.of, weights) for of in strata.values()]
+        within = [metrics.pooled_auroc(wrong, scores, of.of, weights) for of in strata.values()]
         by_gold = [] if gold is None else [metrics.auroc(gold[test], scores, weights)]
         return [metrics.auroc(wrong, scores, weights), *within, *by_gold]
 

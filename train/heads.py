@@ -164,6 +164,9 @@ def head_of(head: str | Component | Callable[..., Any]) -> Component:
         return head
     if not isinstance(head, str):
         kind, options = getattr(head, "func", head), dict(getattr(head, "keywords", {}))
+        if not isinstance(kind, type):
+            fix = "give a name with options, as 'radio hidden=64', a class, or a functools.partial of one"
+            raise UserError(f"head is of the kind {type(kind).__name__}: {fix}", "argument")
         if name := next((name for name, known in HEADS.items() if known is kind), None):
             return Component.of("head", name, **options)
         return Component.read("head", {"_target_": f"{kind.__module__}.{kind.__qualname__}", **options})

@@ -237,7 +237,7 @@ class _Request:
     words: int | None
 
     def read(self) -> list[Passage]:
-        bad = BadLines(path=self.path, policy=self.policy)
+        bad = self._bad_lines()
         passages = list(self._each_once(bad))
         bad.alike = len(passages) - len(set(map(_key, passages)))
         self._finish(len(passages), bad)
@@ -245,7 +245,7 @@ class _Request:
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Fill the folder of a store, over the leftovers of an interrupted call."""
-        bad, before = BadLines(path=self.path, policy=self.policy), self._stamp()
+        bad, before = self._bad_lines(), self._stamp()
         # 64 bits of every id and every text find all repeated ones.
         offsets, hashes, texts = array("q", [0]), array("Q"), array("Q")
         with (
@@ -274,7 +274,7 @@ class _Request:
     def _each_once(self, bad: BadLines, suspects: Container[int] | None = None) -> Iterator[Passage]:
         """Yield passages with new ids; ``suspects`` are the only rows that may repeat one."""
         # Of a second reading malformed lines were counted before.
-        malformed = bad if suspects is None else BadLines(path=self.path, policy="skip")
+        malformed = bad if suspects is None else BadLines()
         lines: dict[str, str] = {}
         dropped = ""
         for row, (line, passage) in enumerate(read_passages(self.path, malformed, words=self.words)):
@@ -285,6 +285,9 @@ class _Request:
                 if suspects is None or row in suspects:
                     lines[passage.id] = line
                 yield passage
+
+    def _bad_lines(self) -> BadLines:
+        return BadLines(file=str(self.path), policy=self.policy)
 
     def _stamp(self) -> tuple[int, int]:
         return _size(self.path), self.path.stat().st_mtime_ns

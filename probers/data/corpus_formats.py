@@ -16,7 +16,6 @@ from ..types import Passage, UserError, count
 from ..words.text import detokenise_sentences
 from .questions.values import identifier, unchanged
 from .records import (
-    BadLine,
     LeftOut,
     check_object,
     check_strings,
@@ -41,43 +40,37 @@ WORDS = 100
 
 @dataclass
 class BadLines(LeftOut):
-    """Lines of one file without a passage: the first is an error, or they are left out by ``policy``.
+    """Lines of one file without a passage.
 
     ``long`` counts passages beyond :data:`LONG`, which are kept; ``repeated`` counts articles left out for a
     title seen before, ``alike`` passages with the title and text of another, which are kept.
     """
 
     noun: str = "malformed line"
-    path: Path = Path()
-    policy: BadLine = "error"
     long: int = 0
     repeated: int = 0
     alike: int = 0
-
-    def refuse(self, where: str, reason: str) -> None:
-        """Note a line or record; UserError if the policy is "error"."""
-        self.malformed(self.policy, self.path, where, reason)
 
     def first(self) -> str:
         """Name the first line and its mistake, "" without one."""
         return next(iter(self._named()), "")
 
     def _named(self) -> list[str]:
-        return [f"{self.path} {where}: {why.removeprefix('malformed: ')}" for where, why in self.listed[:10]]
+        return [f"{self.file} {where}: {why.removeprefix('malformed: ')}" for where, why in self.listed[:10]]
 
     def report(self) -> None:
         if self:
             log.warning("\n  ".join([f"skipped {count(len(self), self.noun)}:", *self._named()]))
         if self.repeated:
             reason = "since an earlier article without an id has the same title"
-            log.warning("%s: %d left out, %s", self.path, self.repeated, reason)
+            log.warning("%s: %d left out, %s", self.file, self.repeated, reason)
         if self.alike:
             same = f"{count(self.alike, 'passage')} with title and text of an earlier one"
-            log.warning("%s: %s: they share one place of a search", self.path, same)
+            log.warning("%s: %s: they share one place of a search", self.file, same)
         if self.long:
             advice = "passage_words=100 cuts all texts into passages of 100 words"
             texts = f"{count(self.long, 'text')} of over {LONG:,} characters"
-            log.warning("%s: %s kept as one passage each; %s", self.path, texts, advice)
+            log.warning("%s: %s kept as one passage each; %s", self.file, texts, advice)
 
 
 def read_passages(

@@ -63,11 +63,14 @@ class UnusableError(Exception):
 class LeftOut:
     """Cases that were left out, called ``noun``: the count of each kind, and the first with their reasons.
 
-    ``listed`` holds the first 1000 as (name, reason), each in one line; a kind is a reason up to its colon.
-    :meth:`summary` names so many ``kinds``; None is all.
+    A malformed record of ``file`` is an error, or left out too, as ``policy`` says. ``listed`` holds the
+    first 1000 as (name, reason), each in one line; a kind is a reason up to its colon. :meth:`summary` names
+    so many ``kinds``; None is all.
     """
 
     noun: str
+    file: str = ""
+    policy: BadLine = "skip"
     kinds: int | None = None
     listed: list[tuple[str, str]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -77,10 +80,10 @@ class LeftOut:
             self.listed.append((" ".join(name.split())[:200], " ".join(reason.split())[:300]))
         self.counts[reason.partition(":")[0]] += 1
 
-    def malformed(self, policy: BadLine, file: str | Path, where: str, reason: str) -> None:
-        """Note a malformed record of a file; UserError if the policy is "error"."""
-        if policy == "error":
-            raise bad_line(f"{file} {where}: {reason}")
+    def refuse(self, where: str, reason: str) -> None:
+        """Note a malformed record; UserError if the policy is "error"."""
+        if self.policy == "error":
+            raise bad_line(f"{self.file} {where}: {reason}")
         self.add(where, f"malformed: {reason}")
 
     def __len__(self) -> int:

@@ -132,14 +132,14 @@ def _network(what: str, error: Exception, remedy: str) -> RunError:
     return RunError(f"{what}: {type(error).__name__}: {first_line(error)[:300]}; {remedy}", "network")
 
 
-def hub_rows(
-    spec: str, dataset: str, check: Callable[[Collection[str]], None], *, instead: str, **options: Any
-) -> Iterator[Row]:
-    """Yield the rows of one split of a dataset opened by :func:`open_stream`; ``check`` refuses its columns.
+def stream_rows(
+    spec: str, data: Any, check: Callable[[Collection[str]], None] = lambda columns: None, *, instead: str,
+    at: str = "row",
+) -> Iterator[Row]:  # fmt: skip
+    """Yield the rows of one split that :func:`open_stream` opened; ``check`` refuses its columns.
 
     A stream that breaks off is a RunError, since a part of the questions would be another experiment.
     """
-    data = open_stream(spec, dataset, instead=instead, **options)
     if data.column_names is not None:
         check(data.column_names)
     number = 0
@@ -147,7 +147,7 @@ def hub_rows(
         for number, row in enumerate(data, 1):
             if number == 1:
                 check(row)
-            yield Row(f"row {number}", row)
+            yield Row(f"{at} {number}", row)
     except UserError:
         raise
     except Exception as error:  # any error of the file system and format below
@@ -155,27 +155,21 @@ def hub_rows(
         raise _network(f"{spec} broke off after {number} rows", error, remedy) from error
 
 
-def hub_parts(spec: str, key: str) -> tuple[str, str, str]:
-    """Split ``hf:ID[:config][:split]``, "" for missing parts; a UserError names the option ``key``."""
+#: Advice where the Hub cannot be reached.
+HUB_FOLDER = "give a folder with the dataset's files as hf:FOLDER"
+
+
+def hub_splits(key: str, spec: str) -> dict[str, Any]:
+    """Open ``hf:ID[:config][:split]``, the value of option ``key``: the named split, or all there are.
+
+    Errors are those of :func:`open_stream`, and UserError for another form or no such split.
+    """
     parts = spec.removeprefix("hf:").split(":")
     if len(parts) > 3 or not parts[0]:
         raise UserError(f"{key}={spec} is not valid: give hf:<dataset id>[:<config>][:<split>]")
     name, config, split = (*parts, "", "")[:3]
-    return name, config, split
-
-
-def hub_splits(spec: str, key: str) -> Iterator[tuple[str, Iterator[Row]]]:
-    """Open the rows of each split of ``hf:ID[:config][:split]``, all splits where none is named.
-
-    ``key`` is the option in messages; errors are those of :func:`hub_rows`, and UserError for no such split.
-    """
-    name, config, split = hub_parts(spec, key)
-    instead = "give a folder with the dataset's files as hf:FOLDER"
-    there = list(open_stream(f"{key}={spec}", name, instead=instead, name=config or None))
-    if split and split not in there:
-        known = ", ".join(there)
-        raise UserError(f"{key}={spec} has no split {split}: choose one of {known}", "unknown-choice")
-    for each in [split] if split else there:
-        options = {"name": config or None, "split": each}
-        rows = hub_rows(f"{key}={spec}", name, lambda _: None, instead=instead, **options)
-        yield each, (row._replace(where=f"{each} {row.where}") for row in rows)
+    data = dict(open_stream(f"{key}={spec}", name, instead=HUB_FOLDER, name=config or None))
+    if split and split not in data:
+        message = f"{key}={spec} has no split {split}: choose one of {', '.join(data)}"
+        raise UserError(message, "unknown-choice")
+    return {split: data[split]} if split else data

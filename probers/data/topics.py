@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,10 @@ class PromptFile:
     limit: int | None = None
     seed: int = 0
     on_bad_line: BadLine = "error"
-    left_out: LeftOut = field(default_factory=partial(LeftOut, "prompt"), init=False)
+    left_out: LeftOut = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left_out = LeftOut("prompt", f"prompts={self.file}", self.on_bad_line)
 
     @property
     def file(self) -> str:
@@ -88,8 +90,7 @@ class PromptFile:
                 if other is not topic:
                     self.left_out.add(row.where, "repeated prompt")
             except (ValueError, KeyError) as error:
-                file, reason = f"prompts={self.file}", what_is_wrong(error)
-                self.left_out.malformed(self.on_bad_line, file, row.where, reason)
+                self.left_out.refuse(row.where, what_is_wrong(error))
         if not topics:
             raise UserError(f"prompts={self.file} holds no prompt: give JSON lines with prompt", "empty")
         keys = array("Q", (draw_key("split", self.seed, topic.group) for topic in topics.values()))

@@ -1,10 +1,7 @@
-"""Baselines without hidden states: detectors of words, categories and numbers, and AUROC within strata.
+"""Baselines without hidden states: detectors of words, categories and numbers, and strata of texts.
 
 A baseline learns from the training rows alone and scores every row: ``events`` (n,) are 1 for rows to be
 detected and 0 otherwise, ``train`` has row numbers; the result (n,) is the log-odds of the event.
-
-Length or kind alone raises every figure that compares unlike texts. Within strata an event is compared only
-with others of its own stratum (the AROC of Janes and Pepe 2009, for strata, with pairs as weights).
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from ..types import RunError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,39 +101,6 @@ def logistic_regression(inputs: Any, labels: np.ndarray, *, c: float = 1.0, step
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=c, max_iter=steps).fit(inputs, labels)
-
-
-def pooled_auroc(
-    labels: np.ndarray, scores: np.ndarray, strata: np.ndarray, weights: np.ndarray | None = None
-) -> Any:
-    """Compute P(score of an event > score of a non-event of its stratum), ties count half.
-
-    It sums Mann-Whitney counts over strata, divided by the number of pairs: NaN if no stratum has both
-    classes. ``strata`` (n,) are whole numbers from 0; all else is as in :mod:`probers.evaluation.metrics`.
-    """
-    if not len(labels) == len(scores) == len(strata) > 0:
-        raise ValueError(f"{len(labels)} labels, {len(scores)} scores, {len(strata)} strata: all must be n")
-    if np.isnan(scores).any():
-        raise RunError(f"{int(np.isnan(scores).sum())} of {len(scores)} scores are not numbers")
-    order = np.lexsort((scores, strata))
-    stratum, ranked = strata[order], scores[order]
-    begins = np.r_[True, stratum[1:] != stratum[:-1]]
-    levels = np.flatnonzero(begins | np.r_[True, ranked[1:] != ranked[:-1]])
-    w = np.ones(len(labels)) if weights is None else np.asarray(weights)
-    w = w[order] if w.dtype.kind == "f" else w[order].astype(np.float64)
-    events = w * labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
-    others = w - events
-    if len(levels) < len(order):  # ties
-        events, others = (np.add.reduceat(x, levels, axis=0) for x in (events, others))
-    starts = np.flatnonzero(begins[levels])  # the first level of each stratum
-    below = np.cumsum(others, axis=0)
-    below -= others
-    below -= np.repeat(below[starts], np.diff(np.r_[starts, len(levels)]), axis=0)
-    below += others / 2
-    wins = (events * below).sum(axis=0)
-    pairs = (np.add.reduceat(events, starts, axis=0) * np.add.reduceat(others, starts, axis=0)).sum(axis=0)
-    out = np.full(np.shape(pairs), np.nan, dtype=w.dtype)
-    return np.divide(wins, pairs, out=out, where=pairs > 0)[()]
 
 
 @dataclass(frozen=True, slots=True)

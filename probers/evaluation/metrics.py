@@ -17,8 +17,8 @@ from .bootstrap import Bootstrap, Interval, holm, mean
 
 __all__ = [
     "Bootstrap", "Interval", "Ranking", "accuracy", "auprc", "auroc", "balanced_accuracy", "brier", "ece",
-    "ece_by_chance", "ece_interval", "f1_detection", "holm", "mean", "prr", "ranking", "recall_at_fpr",
-    "risk_coverage",
+    "ece_by_chance", "ece_interval", "f1_detection", "holm", "mean", "pooled_auroc", "prr", "ranking",
+    "recall_at_fpr", "risk_coverage",
 ]  # fmt: skip
 
 
@@ -40,6 +40,18 @@ def ranking(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None =
 def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
     """Compute the area under the ROC curve: P(score of an event > score of a non-event), ties count half."""
     return _auroc(_levels(labels, scores, weights))
+
+
+def pooled_auroc(
+    labels: np.ndarray, scores: np.ndarray, strata: np.ndarray, weights: np.ndarray | None = None
+) -> Any:
+    """Compute P(score of an event > score of a non-event of its stratum), ties count half.
+
+    Length or kind alone raises every figure that compares unlike texts; this one compares texts of one
+    stratum (the AROC of Janes and Pepe 2009, for ``strata`` (n,), with pairs as weights). NaN if no stratum
+    has both classes.
+    """
+    return _auroc(_levels(labels, scores, weights, strata))
 
 
 def auprc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> Any:
@@ -151,35 +163,48 @@ def ece_by_chance(probabilities: np.ndarray) -> float:
 
 
 class _Levels(NamedTuple):
-    """Weights at each distinct score, ascending, and of all at or below it; (levels,) or (levels, r)."""
+    """Weights at each distinct score, ascending, and of all at or below it; (levels,) or (levels, r).
+
+    With strata these follow each other; ``starts`` are the first level of each.
+    """
 
     positive: np.ndarray
     negative: np.ndarray
     events: np.ndarray
     others: np.ndarray
+    starts: np.ndarray
 
     def above(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the weight of events and of non-events at or above each score."""
         return self.events[-1] - self.events + self.positive, self.others[-1] - self.others + self.negative
 
 
-def _levels(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> _Levels:
+def _levels(
+    labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None, strata: np.ndarray | None = None
+) -> _Levels:
     labels, scores = _checked(labels, scores)
-    order = np.argsort(scores, kind="stable")
-    ranked = scores[order]
-    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    of = np.zeros(len(scores), dtype=int) if strata is None else strata
+    order = np.argsort(scores, kind="stable") if strata is None else np.lexsort((scores, of))
+    ranked, of = scores[order], of[order]
+    begins = np.r_[True, of[1:] != of[:-1]]
+    starts = np.flatnonzero(begins | np.r_[True, ranked[1:] != ranked[:-1]])
     w = np.ones(len(labels)) if weights is None else np.asarray(weights)[order]
     positive = w * labels[order].astype(w.dtype).reshape(-1, *[1] * (w.ndim - 1))
     negative = w - positive
     if len(starts) < len(ranked):  # ties
         positive, negative = (np.add.reduceat(x, starts, axis=0) for x in (positive, negative))
-    return _Levels(positive, negative, np.cumsum(positive, axis=0), np.cumsum(negative, axis=0))
+    events, others = np.cumsum(positive, axis=0), np.cumsum(negative, axis=0)
+    return _Levels(positive, negative, events, others, np.flatnonzero(begins[starts]))
 
 
 def _auroc(levels: _Levels) -> Any:
-    below = levels.others - levels.negative
+    below, pairs = levels.others - levels.negative, levels.events[-1] * levels.others[-1]
+    if len(starts := levels.starts) > 1:  # of each stratum by itself
+        below -= np.repeat(below[starts], np.diff(np.r_[starts, len(below)]), axis=0)
+        events, others = (np.add.reduceat(x, starts, axis=0) for x in (levels.positive, levels.negative))
+        pairs = (events * others).sum(axis=0)
     wins = (levels.positive * (below + levels.negative / 2)).sum(axis=0)
-    return _ratio(wins, levels.events[-1] * levels.others[-1])
+    return _ratio(wins, pairs)
 
 
 def _auprc(levels: _Levels) -> Any:

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..options import Name, check_options, check_record
 from .base import CORRECT, WRONG, Memory, ProbeHead
-
-
-@dataclass(frozen=True, slots=True)
-class _Ensemble:
-    kind: Literal["logits", "probabilities", "best", "stacked"]
-    weights: tuple[float, ...]
-    intercept: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    head: Name
-    options: dict[str, Any]
-    layers: tuple[int, ...]
-    ensemble: _Ensemble
 
 
 class StackedHead(ProbeHead):
@@ -43,9 +26,7 @@ class StackedHead(ProbeHead):
             the layers of the states are all of theirs, ascending.
 
     Raises:
-        UserError: members unlike those in ``config.json`` of this version.
-        ValueError: more than one head, members that do not read the states' layers, or an ensemble with
-            another number of weights than heads.
+        ValueError: more than one head, or members that do not read the states' layers.
     """
 
     joint: ClassVar[bool] = True
@@ -62,9 +43,6 @@ class StackedHead(ProbeHead):
     ) -> None:
         super().__init__(streams, width, layers)
         self.members = [dict(member) for member in members]
-        for number, member in enumerate(self.members):
-            check_record(_Member, member, f"members.{number}.")
-            check_record(_Ensemble, member["ensemble"], f"members.{number}.ensemble.")
         read = sorted({layer for member in self.members for layer in member["layers"]})
         if len(streams) != 1 or len(read) != layers:
             raise ValueError(f"one stack reads {len(read)} layers, not {len(streams)} stacks {layers} layers")
@@ -78,17 +56,9 @@ class StackedHead(ProbeHead):
         self.register_load_state_dict_pre_hook(partial(_index_members, 0))
 
     def _make_member(self, member: Mapping[str, Any]) -> ProbeHead:
-        kind, layers = self.kinds.get(member["head"]), len(member["layers"])
-        if kind is None:
-            raise ValueError(f"a member's head {member['head']} is unknown")
-        options: dict[str, Any] = member["options"]
-        check_options(kind, options, "members.options.")
-        names = [f"layer{k}" for k in member["layers"]]
-        streams, sizes = (names[:1], (self.width, layers)) if kind.joint else (names, (self.width,))
-        head = kind(streams, *sizes, **options)
-        if len(member["ensemble"]["weights"]) != len(head.streams):
-            raise ValueError(f"a member's ensemble does not fit its {len(head.streams)} heads")
-        return head
+        kind, names = self.kinds[member["head"]], [f"layer{k}" for k in member["layers"]]
+        streams, sizes = (names[:1], (self.width, len(names))) if kind.joint else (names, (self.width,))
+        return kind(streams, *sizes, **member["options"])
 
     @property
     def _heads(self) -> list[ProbeHead]:

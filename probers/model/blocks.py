@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -166,3 +166,16 @@ def context_length(config: Any) -> int | None:
     names = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
     lengths = (getattr(config.get_text_config(), name, None) for name in names)
     return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation, without dropout, and the modules that were in training back."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -18,7 +18,7 @@ from ..prompts import text_marks
 from ..store.spec import ModelSpec
 from ..types import AttentionRows, Generation, Needs, Passages, UserError, shortlist
 from .batch_size import IDLE, Batches, nested, read_nested
-from .blocks import context_length, decoder_layers
+from .blocks import context_length, decoder_layers, evaluating
 from .decode import Request, generate_batch
 from .forward import Decoder, attend_alone, read_prefixes, score_batch
 from .hidden_states import check_needs
@@ -33,7 +33,7 @@ from .language_model import (
     Stops,
     collected,
 )
-from .loading import Loading, fingerprint, load, model_source
+from .loading import Loading, fingerprint, load, model_source, weight_sample
 from .passages import compared, read_once
 from .pooling import PER_TOKEN
 from .recorder import tapped
@@ -57,7 +57,7 @@ class CausalLM(LanguageModel):
         context: largest number of tokens of a prompt and its continuation; None without a limit.
 
     Args:
-        name: the user's name for it, part of every feature's specification.
+        name: the user's name for it, part of every feature's specification; "" is where it was loaded from.
         batch_size: texts per forward pass, or "auto" (:class:`probers.model.batch_size.Batches`).
         on_too_long: treatment of a prompt that does not fit into the context: "error",
             "skip" (its Generation has no tokens and the stop "skipped"), or "truncate_left"
@@ -78,9 +78,13 @@ class CausalLM(LanguageModel):
         self.model, self.tokenizer = model, tokenizer
         self.width = int(model.config.get_text_config().hidden_size)
         self.on_too_long: TooLong = on_too_long
+        if not name:
+            name = str(getattr(model, "name_or_path", ""))
+            revision = revision or fingerprint(name, model)
         self._name, self._revision, self._batch_size = name or type(model).__name__, revision, batch_size
         self.decoder = Decoder(model, use_cache=use_cache)
-        self.decoder.check()
+        with evaluating(model):
+            self.decoder.check()
         rows = range(model.get_input_embeddings().num_embeddings)  # some may be padding, without a token
         self.decoder.tokens = self._eos.union(tokenizer.get_vocab().values()).intersection(rows)
         self.num_layers = len(decoder_layers(model))
@@ -142,7 +146,10 @@ class CausalLM(LanguageModel):
     def spec(self) -> ModelSpec:
         dtype = str(self.model.dtype).removeprefix("torch.")
         marks = text_marks(self.tokenizer, self._eos)
-        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype, **marks)
+        sample = weight_sample(self.model)
+        return ModelSpec(
+            self._name, self._revision, self.num_layers, self.width, dtype, **marks, sample=sample
+        )
 
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
@@ -157,7 +164,7 @@ class CausalLM(LanguageModel):
     def _one_at_a_time(self, batches: Iterator[Made]) -> Iterator[Made]:
         """Let other threads wait while a batch runs: its hooks and caches belong to one pass."""
         while True:
-            with self._lock:
+            with self._lock, evaluating(self.model):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -293,7 +300,8 @@ class CausalLM(LanguageModel):
             rows = iter(attend_alone(self.decoder, [sequences[i] for i in full]) if full else [])
             return [next(rows) if sequences[i] else nothing for i in chosen]
 
-        return collected(self._batches.each(list(map(len, sequences)), work), len(sequences), None)
+        batches = self._one_at_a_time(self._batches.each(list(map(len, sequences)), work))
+        return collected(batches, len(sequences), None)
 
     def stops(self, stop: Sequence[Stop]) -> Stops:
         """Collect the ends of a text before its limit: ``stop`` of :class:`Decoding`, and the end tokens."""

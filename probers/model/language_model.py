@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -167,8 +168,8 @@ class GenerationRequest:
     name: str = ""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+        if not isinstance(self.max_new_tokens, Integral) or self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={self.max_new_tokens!r} must be a whole number of 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,11 @@ class Decoding(Scoring):
     sampling: Sampling | None = None
     cache: PrefixCache | None = None
     draft: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, Sampling | None):
+            example = "probers.Sampling(1.0, seed=0), or leave it out for the likeliest tokens"
+            raise UserError(f"sampling={self.sampling!r} is no Sampling: give {example}")
 
 
 class LanguageModel(ABC):
@@ -289,7 +295,8 @@ class LanguageModel(ABC):
         default their places. ``progress`` is the label of a bar, and ``how`` are ``needs``, ``stop``,
         ``sampling``, .. of :class:`Decoding`. Errors are those of :meth:`generate_each`.
         """
-        limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        several = isinstance(max_new_tokens, Sequence) and not isinstance(max_new_tokens, str)
+        limits: Any = max_new_tokens if several else [max_new_tokens] * len(prompts)
         rows = aligned(prompts, names, **{"limits in max_new_tokens": limits})
         requests = [GenerationRequest(prompt, limit, name) for prompt, name, limit in rows]
         return collected(self.generate_each(requests, Decoding(**how)), len(requests), progress)
@@ -333,7 +340,7 @@ class LanguageModel(ABC):
         needs = Needs.of(wanted, site=site, pool=pool)
         read = self.score([""] * len(texts) if prompts is None else prompts, texts, needs=needs)
         states = [one.state for one in read if one.state is not None]
-        if pool == "tokens":
+        if pool == "tokens" or any(state.ndim > 2 for state in states):
             return states
         return np.stack(states) if states else np.empty((0, len(wanted), self.spec.width), np.float32)
 
@@ -341,11 +348,14 @@ class LanguageModel(ABC):
 def aligned(
     prompts: Sequence[str], names: Sequence[str] | None, **others: Sequence[Any]
 ) -> Iterable[tuple[Any, ...]]:
-    """Return each prompt with its name and its own entries (UserError: unequal lengths, or a single text)."""
-    if isinstance(prompts, str):
-        raise UserError("prompts must be a list of texts, not one text")
+    """Return each prompt with its name and its own entries (UserError: unequal lengths, or no lists)."""
     columns = {"names": [""] * len(prompts) if names is None else names, **others}
-    for what, column in columns.items():
+    for what, column in {"prompts": prompts, **columns}.items():
+        if isinstance(column, str | Mapping) or hasattr(column, "columns"):
+            kind = type(column).__name__
+            raise UserError(
+                f"{what} must be a list of texts, found {kind}: give [text], or list(table[column])"
+            )
         if len(column) != len(prompts):
             raise UserError(f"{len(prompts)} prompts but {len(column)} {what} were given", "mismatch")
     return zip(prompts, *columns.values(), strict=True)

@@ -181,7 +181,7 @@ class GrowingPool:
             self._waiting.drop(count)
 
     def commit(self, upto: int, lengths: Mapping[int, int]) -> None:
-        """Pool the waiting tokens below ``upto``; ``kept`` tells how many tokens ended rows keep."""
+        """Pool the waiting tokens below ``upto``; ``lengths`` are the tokens that ended rows keep."""
         places = {row: count + self._more for row, count in lengths.items()} if self._more else lengths
         for place, listed, rows, (vectors, finite) in self._waiting.below(upto + self._more, places):
             self._finite.append((place, listed, finite))

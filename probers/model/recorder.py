@@ -134,7 +134,7 @@ class CaptureSession(ExitStack):
             recorder.drop(count)
 
     def finish(self, row: int, length: int) -> None:
-        """End ``row``; its first ``kept`` tokens are its text."""
+        """End ``row``, whose text has ``length`` tokens."""
         self._lengths[row] = length
 
     def commit(self, upto: int) -> None:

@@ -13,9 +13,11 @@ judge every sentence, every token, or the text as one span: the ``unit``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -122,6 +124,8 @@ class Assessor:
             message = f"unit={unit} cannot be judged by this prober: choose {' or '.join(known)}"
             raise UserError(message, "unsupported")
         self.bank, self.unit = bank, unit or known[0]
+        if threshold is not None and (not isinstance(threshold, Real) or math.isnan(threshold)):
+            raise UserError(f"threshold={threshold!r} must be a number")
         self.threshold = float(bank.threshold if threshold is None else threshold)
         same = self.threshold == bank.threshold and self.unit == known[0]
         self.promise = bank.promise if same else None
@@ -252,7 +256,7 @@ class GrowingSpans:
     sentences. Spans that only the whole text reveals are judged at its end.
 
     Attributes:
-        high: the first span above the threshold of ``assess``; None so far.
+        high: the first span above the threshold of ``assess``, whose end may still move; None so far.
         sure: number of characters that may be shown.
     """
 

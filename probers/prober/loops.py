@@ -33,7 +33,7 @@ from ..model.attention import kernel_for
 from ..model.blocks import decoder_layers
 from ..model.forward import Decoder
 from ..model.hidden_states import broken_state, check_needs, tap_of
-from ..model.loading import fingerprint
+from ..model.loading import fingerprint, weight_sample
 from ..model.pooling import all_finite, token_vectors
 from ..model.tokens import appended, end_tokens, marker_of, tell_once
 from ..prompts import text_marks
@@ -227,13 +227,15 @@ class GenerationWatcher(ExitStack):
     ) -> None:
         super().__init__()
         check_growing(bank)
-        # Depth and width are always compared, the weights only if the model knows its origin.
+        if not hasattr(model, "config"):
+            what = f"a model of transformers is watched, found {type(model).__name__}"
+            raise UserError(f"{what}: give lm.model of a CausalLM", "model")
         name = str(getattr(model, "name_or_path", "") or "")
         width, dtype = int(model.config.get_text_config().hidden_size), str(model.dtype)
         config = getattr(model, "generation_config", None) or model.config
         ends = end_tokens(config, tokenizer)
         pads = {getattr(owner, "pad_token_id", None) for owner in (config, tokenizer)} - {None}
-        marks = {} if tokenizer is None else text_marks(tokenizer, ends)
+        marks = {"sample": weight_sample(model)} | ({} if tokenizer is None else text_marks(tokenizer, ends))
         bank.check_model(ModelSpec(
             name or bank.spec.model.id, fingerprint(name, model),
             len(decoder_layers(model)), width, dtype.removeprefix("torch."), **marks,

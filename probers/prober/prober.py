@@ -274,8 +274,12 @@ class Prober(ModelHubMixin):
         Returns:
             A :class:`.response.Scored` text for one prompt, :class:`.response.ScoredTexts` for several.
         """
-        names = {field.name for field in fields(Action)} & options.keys()
-        action = Action(on_high, **{name: options.pop(name) for name in names})
+        acting = {name: options.pop(name) for name in [f.name for f in fields(Action)] if name in options}
+        action = Action(on_high, **acting)
+        for name in acting:
+            if on_high != ("abstain" if name == "abstention" else "retry"):
+                fix = "leave it out, and to draw texts give sampling=probers.Sampling(1.0, seed=0)"
+                raise UserError(f"{name} has no effect with on_high={on_high}: {fix}", "conflict")
         return JudgedWriter(lm, self, action, threshold, unit)(prompts, max_new_tokens, **options)
 
     @property

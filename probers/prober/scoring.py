@@ -6,7 +6,7 @@ A text that is written can be acted on where its score is above the threshold (:
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -43,7 +43,7 @@ def readable(source: TextSource, texts: Sequence[Text], prober: Scorer, tokenize
             encode_answer(tokenizer, prompt, answer, one.id)
             written.append(replace(one, answer=answer))
         except UserError as error:
-            source.refuse(one.where, str(error))
+            source.left_out.refuse(one.where, str(error))
     source.check_found(written)
     names = dict.fromkeys(name for one in written for name in one.record)
     bare = not any(one.passages or one.passages_at or one.messages for one in written)
@@ -203,10 +203,12 @@ class JudgedWriter:
 
     def __call__(self, prompts: Any, max_new_tokens: int, **how: Any) -> Scored | ScoredTexts:
         """Continue a text or answer a chat, or several; ``how`` is of :class:`.language_model.Decoding`."""
-        if hasattr(prompts, "columns"):
-            raise UserError("prompts are a table: give its column of prompts, as list(frame['prompt'])")
+        if hasattr(prompts, "columns") or not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
+            fix = "give a text, or a list of texts, as list(rows['prompt'])"
+            raise UserError(f"prompts are of the kind {type(prompts).__name__}: {fix}")
         known = ["max_new_tokens", *(field.name for kind in (Action, Decoding) for field in fields(kind))]
         refuse_unknown("generate", how, [*known, "threshold", "unit"])
+        how = {name: value for name, value in how.items() if value is not None}
         prompts = [prompts] if (one := isinstance(prompts, str)) else list(prompts)
         if prompts and all(isinstance(each, Mapping) for each in prompts):
             prompts, one = [prompts], True
@@ -225,8 +227,11 @@ class JudgedWriter:
         """Read a prompt: a text, or the messages of a chat."""
         if isinstance(given, str):
             return given, ()
-        known = [each for each in given if isinstance(each, Mapping) and {"role", "content"} <= each.keys()]
-        if not known or len(known) < len(given):
+        messages = list(given) if isinstance(given, Sequence) else []
+        known = [
+            each for each in messages if isinstance(each, Mapping) and {"role", "content"} <= each.keys()
+        ]
+        if not known or len(known) < len(messages):
             message = f"a prompt is a text or a list of messages with role and content, found {shown(given)}"
             raise UserError(message)
         return chat_text(self._lm.tokenizer, given, "a prompt of messages"), turn_ends(self._lm.tokenizer)

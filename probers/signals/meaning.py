@@ -97,24 +97,17 @@ class Clusters:
 
 def clusters(answers: Sequence[str], same: Same) -> Clusters:
     """Group answers by the transitive closure of ``same``; an undecided pair alone joins nothing."""
-    texts = list(dict.fromkeys(answers))  # equal answers are compared once
-    root = list(range(len(texts)))
+    from scipy.cluster.hierarchy import DisjointSet
 
-    def find(i: int) -> int:
-        while root[i] != i:
-            i = root[i]
-        return i
-
-    open_ = []
-    for i, j in combinations(range(len(texts)), 2):
-        if find(i) == find(j):
+    groups = DisjointSet(dict.fromkeys(answers))  # equal answers are compared once
+    undecided = []
+    for a, b in combinations(list(groups), 2):
+        if groups.connected(a, b):
             continue
-        verdict = same(texts[i], texts[j])
-        if verdict:
-            root[find(j)] = find(i)
+        if verdict := same(a, b):
+            groups.merge(a, b)
         elif verdict is None:
-            open_.append((i, j))
-    place = {text: i for i, text in enumerate(texts)}
-    roots = [find(place[answer]) for answer in answers]
-    number = {r: i for i, r in enumerate(dict.fromkeys(roots))}
-    return Clusters(tuple(number[r] for r in roots), sum(find(i) != find(j) for i, j in open_))
+            undecided.append((a, b))
+    numbers: dict[str, int] = {}
+    of = tuple(numbers.setdefault(groups[answer], len(numbers)) for answer in answers)
+    return Clusters(of, sum(not groups.connected(a, b) for a, b in undecided))

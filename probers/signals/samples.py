@@ -101,7 +101,7 @@ def draw(
 
     Args:
         generate: writes the texts.
-        asked: prompts of questions.
+        prompts: those of questions.
         how: number of samples, and settings for drawing tokens.
         prompt: template of the prompts, with stops and the words that announce an answer.
         layer: layer whose states are recorded; 0 records none.

@@ -22,6 +22,7 @@ ADAPTER_MARK = "+lora-"
 
 #: Fields that are not there in files of version 0.2.
 _MARKS = ("template", "ends", "tokens")
+_OPTIONAL = (*_MARKS, "sample")
 _LAYERS = 10_000  # more than any model has
 _Layers = Annotated[tuple[Natural, ...], Limits(max_length=_LAYERS)]
 _Format = Annotated[str, Limits("float16, float32 or float64", pattern="^float(16|32|64)$")]
@@ -35,7 +36,8 @@ class ModelSpec:
     unknown, and the model's adapter; ``width`` the size d of the residual stream; ``dtype`` the number
     format the model ran in. The others name what turns a chat into tokens and ends a text, "" if unknown:
     digests of the chat template and of a sample's tokens, and the end tokens
-    (:func:`probers.prompts.text_marks`).
+    (:func:`probers.prompts.text_marks`). ``sample`` is a digest of weights in memory, "" if unknown
+    (:func:`probers.model.loading.weight_sample`).
     """
 
     id: Name
@@ -46,6 +48,7 @@ class ModelSpec:
     template: Line = ""
     ends: Line = ""
     tokens: Line = ""
+    sample: Line = ""
 
     @property
     def adapter(self) -> str:
@@ -69,19 +72,23 @@ class ModelSpec:
         difference = self.other_texts(other)
         if difference and self.same_weights(other):
             return f"came from the model {self}, which now has {difference}"
+        if self.revision and self.revision == other.revision:
+            difference = difference or "other weights in memory"
         now = f"{other}{difference and f' with {difference}'}"
         return f"came from the model {self}, but the model now is {now}"
 
     def same_weights(self, other: ModelSpec) -> bool:
-        """Tell whether both name the same weights: by revision (whatever the path), if unknown by id."""
+        """Tell whether both have the same weights: by sample, if unknown by revision, if unknown by id."""
         if (self.layers, self.width, self.adapter) != (other.layers, other.width, other.adapter):
             return False
+        if self.sample and other.sample:
+            return self.sample == other.sample
         mine, theirs = (spec.revision.partition(ADAPTER_MARK)[0] for spec in (self, other))
         return mine == theirs if mine and theirs else self.id == other.id
 
     def __str__(self) -> str:
-        weights, plus, quantized = self.revision.partition("+")
-        revision = f"@{weights[:12]}{plus}{quantized}" if self.revision else ""
+        weights, plus, quantized = (self.revision or self.sample).partition("+")
+        revision = f"@{weights[:12]}{plus}{quantized}" if weights else ""
         return f"{self.id}{revision} ({self.layers} layers of width {self.width})"
 
 
@@ -189,7 +196,7 @@ class FeatureSpec:
 
     def to_dict(self) -> dict[str, Any]:
         fields = {**asdict(self), "layers": list(self.layers), "beside": list(map(asdict, self.beside))}
-        fields["model"] = {k: v for k, v in fields["model"].items() if v or k not in _MARKS}
+        fields["model"] = {k: v for k, v in fields["model"].items() if v or k not in _OPTIONAL}
         return {name: value for name, value in fields.items() if name != "beside" or value}  # none in stores
 
     @classmethod
@@ -197,7 +204,7 @@ class FeatureSpec:
         """Invert :meth:`to_dict`; UserError or ValueError for other fields."""
         value = {"beside": [], **value}
         check_record(cls, value, "spec.")
-        value["model"] = dict.fromkeys(_MARKS, "") | value["model"]
+        value["model"] = dict.fromkeys(_OPTIONAL, "") | value["model"]
         check_record(ModelSpec, value["model"], "spec.model.")
         beside = tuple(BesideSpec(**record) for record in value["beside"])
         model, layers = ModelSpec(**value["model"]), tuple(value["layers"])

@@ -33,9 +33,10 @@ class Advice(NamedTuple):
 def conclusion(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """Say in one sentence how a comparison came out; ``results`` and ``data`` as of :func:`write_report`.
 
-    The sentence is about the best method that decides for itself, whether or not it is the best of all: how
-    often it is right, at how many retrievals, against always and never retrieving, and whether it is above
-    random retrieval at the same budget. Of few questions it says first that they settle nothing.
+    The sentence is about the best method that decides for itself, if possible one that did not always or
+    never fire: how often it is right, at how many retrievals, against always and never retrieving, and
+    whether it is above random retrieval at the same budget. Of few questions it says first that they settle
+    nothing.
     """
     findings = Findings(results, data)
     groups = findings.results.get("bootstrap", {}).get("units", findings.n)
@@ -80,6 +81,7 @@ def _outcome(findings: Findings) -> str:
     if (shared := findings.shared()) is not None:
         return f"all methods are right on {_share(shared)}, so that they are not told apart."
     deciding = [name for name in ranked if stem(name) not in _RULES]
+    deciding.sort(key=lambda name: name in findings.flags)  # those that always or never fired are last
     best = deciding[0] if deciding else next(iter(ranked))
     above = deciding and ranked.get("random", 0.0) > ranked[best]
     fixed = ("random", "always", "never") if above else ("always", "never")

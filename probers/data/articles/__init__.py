@@ -9,9 +9,9 @@ from ...options import check_options
 from ...types import UserError
 from ..records import BadLine
 from ..splits import limited
-from .base import ArticleSource, Problems, Progress, Rules, Wikipedia
+from .base import ArticleSource, Problems, Rules, Wikipedia
 
-__all__ = ["ArticleSource", "Problems", "Progress", "Rules", "open_articles"]
+__all__ = ["ArticleSource", "Problems", "Rules", "open_articles"]
 
 
 def open_articles(
@@ -22,7 +22,6 @@ def open_articles(
     on_bad_line: BadLine = "error",
     rules: Rules = Rules(),
     wikipedia: Mapping[str, Any] | None = None,
-    progress: Progress = lambda done, total, text: None,
 ) -> ArticleSource:
     """Open articles, which come one at a time with a split, and a list of unusable ones.
 
@@ -49,9 +48,9 @@ def open_articles(
 
         check_options(Wikipedia, wikipedia or {}, "wikipedia.")
         options = Wikipedia(**(wikipedia or {}))
-        return open_wikipedia(options, limit=limit, seed=seed, rules=rules, progress=progress)
+        return open_wikipedia(options, limit=limit, seed=seed, rules=rules)
     from .files import open_hub, open_rows
 
     if isinstance(spec, str) and spec.startswith("hf:"):
-        return open_hub(spec, limit=limit, seed=seed, rules=rules, progress=progress)
+        return open_hub(spec, limit=limit, seed=seed, rules=rules)
     return open_rows(spec, limit=limit, seed=seed, on_bad_line=on_bad_line, rules=rules)

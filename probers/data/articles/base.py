@@ -155,10 +155,6 @@ class Rules:
         return Article(title if id is None else id, title, tuple(sentences), split(title) if split else "")
 
 
-#: Called with the number of delivered articles, the expected number (None: unknown) and the current step.
-Progress = Callable[[int, "int | None", str], None]
-
-
 @dataclass
 class Problems(LeftOut):
     """Articles that could not be used; ``failed`` counts those that the network did not deliver."""

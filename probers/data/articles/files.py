@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from ...checksums import draw_key
 from ...options import shown
-from ...types import Article, UserError, first_line
+from ...types import Article, RunError, UserError
 from ..records import (
     BadLine,
     UnusableError,
@@ -32,8 +33,8 @@ from ..records import (
 )
 from ..rows import records_of
 from ..splits import Splits
-from ..tables import Row, hub_parts, open_stream
-from .base import ArticleSource, Problems, Progress, Rules, clean, prose
+from ..tables import HUB_FOLDER, Row, hub_splits, stream_rows
+from .base import ArticleSource, Problems, Rules, clean, prose
 
 #: With a limit, articles of the Hub are drawn from a window of this many rows that moves over the stream.
 WINDOW = 1000
@@ -47,14 +48,15 @@ def open_rows(
     UserError for a missing file, nothing usable, or with ``on_bad_line="error"`` a malformed line or repeated
     id. A repeated title without ids is only a problem; its first article is kept.
     """
-    rows, problems, key = _opener(given), Problems(), Splits(seed).key
     spec = str(given) if isinstance(given, (str, Path)) else "rows"
+    rows, key = _opener(given), Splits(seed).key
+    problems = Problems(file=spec, policy=on_bad_line)
     ids, titles, numbers, has_id = array("Q"), array("Q"), array("Q"), array("B")
     for number, row in rows():
         try:
             article = _of_row(row, rules)
         except (ValueError, RecursionError) as error:
-            problems.malformed(on_bad_line, spec, row.where, what_is_wrong(error))
+            problems.refuse(row.where, what_is_wrong(error))
         except UnusableError as error:
             problems.add(clean(row.record["title"]).strip() or row.where, str(error))
         else:
@@ -125,56 +127,45 @@ def _draw(number: int, seed: int) -> int:
     return draw_key("limit", seed, str(number))
 
 
-def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules, progress: Progress) -> ArticleSource:
+def open_hub(spec: str, *, limit: int | None, seed: int, rules: Rules) -> ArticleSource:
     """Open the articles of ``hf:<dataset id>[:<config>][:<split>]``, by default train or the only split.
 
     Rows need a ``title`` and ``text`` or ``sentences`` (a list of strings).
     """
-    name, config, split = hub_parts(spec, "articles")
-    folder = "give a folder with the dataset's files as hf:FOLDER"
-    rows: Mapping[str, Any] = open_stream(f"articles={spec}", name, instead=folder, name=config or None)
-    there = ", ".join(rows)
-    if split and split not in rows:
-        raise UserError(f"articles={spec} has no split {split}: choose one of {there}", "unknown-choice")
-    if not split and "train" not in rows and len(rows) > 1:
-        message = f"articles={spec} has several splits: add one of {there} as hf:{name}:{config}:<split>"
+    opened = hub_splits("articles", spec)
+    if len(opened) > 1 and "train" not in opened:
+        there = ", ".join(opened)
+        message = f"articles={spec} has several splits: add one of {there} as hf:ID:CONFIG:SPLIT"
         raise UserError(message, "missing-value")
-    data = rows[split or ("train" if "train" in rows else next(iter(rows)))]
+    data = opened.get("train") or next(iter(opened.values()))
     if limit is not None:
         data = data.shuffle(seed=seed, buffer_size=WINDOW)
     if data.column_names is not None:
         _check_columns(spec, data.column_names)
     problems, splits = Problems(), Splits(seed)
+    rows = stream_rows(f"articles={spec}", data, partial(_check_columns, spec), instead=HUB_FOLDER)
 
     def articles() -> Iterator[Article]:
         done = number = 0
-        stream = iter(data)
-        while done != limit:
-            try:
-                row = next(stream, None)
-            except Exception as error:  # any error of the file system and format below
-                reason = f"broke off: {type(error).__name__}: {first_line(error)}"
-                problems.add(f"row {number + 1}", reason, failure=True)
-                break
-            if row is None:
-                break
-            if not number:
-                _check_columns(spec, row)
-            number += 1
-            record = {"id": number, "title": "", "text": ""}
-            record |= {name: value for name, value in row.items() if value is not None}
-            if isinstance(record["text"], str):
-                record["text"] = prose(clean(record["text"]))
-            try:
-                article = _of_row(Row("", record), rules, splits)
-            except ValueError as error:
-                problems.malformed("skip", spec, f"row {number}", str(error))
-            except UnusableError as error:
-                problems.add(str(record["title"] or f"row {number}"), str(error))
-            else:
-                done += 1
-                progress(done, limit, article.title)
-                yield article
+        try:
+            for number, row in enumerate(rows, 1):
+                record = {"id": number, "title": "", "text": ""}
+                record |= {name: value for name, value in row.record.items() if value is not None}
+                if isinstance(record["text"], str):
+                    record["text"] = prose(clean(record["text"]))
+                try:
+                    article = _of_row(row._replace(record=record), rules, splits)
+                except ValueError as error:
+                    problems.refuse(row.where, str(error))
+                except UnusableError as error:
+                    problems.add(str(record["title"] or row.where), str(error))
+                else:
+                    done += 1
+                    yield article
+                    if done == limit:
+                        return
+        except RunError as error:  # what came before stays
+            problems.add(f"row {number + 1}", f"broke off: {error}", failure=True)
 
     return ArticleSource(spec, articles(), problems, limit)
 

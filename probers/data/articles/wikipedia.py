@@ -5,7 +5,6 @@ Requests, timeouts and repetitions are those of the wikipedia-api package.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import time
@@ -15,7 +14,6 @@ from contextlib import closing, suppress
 from datetime import timezone
 from email.utils import parsedate_to_datetime
 from functools import partial
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,19 +22,15 @@ import httpx
 
 import probers
 
-from ...checksums import seal, unsealed
-from ...files import cache_folder, digest, write_bytes
+from ...checksums import made_once, sealed
+from ...files import cache_folder, digest, write_text
 from ...types import Article, RunError, UserError, first_line
 from ..records import UnusableError, given_records, open_text
 from ..splits import Splits
-from .base import ArticleSource, Problems, Progress, Rules, Wikipedia, clean, prose
-
-log = getLogger(__name__)
+from .base import ArticleSource, Problems, Rules, Wikipedia, clean, prose
 
 
-def open_wikipedia(
-    options: Wikipedia, *, limit: int | None, seed: int, rules: Rules, progress: Progress
-) -> ArticleSource:
+def open_wikipedia(options: Wikipedia, *, limit: int | None, seed: int, rules: Rules) -> ArticleSource:
     """Open the articles of a Wikipedia; its network is first used when they are iterated.
 
     A limit counts usable articles: further titles replace unusable ones.
@@ -49,9 +43,9 @@ def open_wikipedia(
     problems = Problems()
 
     def articles() -> Iterator[Article]:
-        done, total, splits = 0, limit, Splits(seed)
+        done, splits = 0, Splits(seed)
         seen: dict[int, str] = {}
-        client = _Client(options, lambda text: progress(done, total, text))
+        client = _Client(options)
         with closing(client.transport):
             if options.random:
                 names = client.random_titles(seed, limit or 1, problems)
@@ -59,10 +53,8 @@ def open_wikipedia(
                 listed = _category_titles(client, options, problems) if options.category else titles
                 if limit is not None and limit < len(listed):
                     random.Random(f"limit:{seed}").shuffle(listed)
-                total = min(limit or len(listed), len(listed))
                 names = iter(listed)
             for title in names:
-                progress(done, total, title)
                 try:
                     article = _article(title, client.page(title), rules, splits, seen)
                 except FetchError as error:
@@ -74,7 +66,6 @@ def open_wikipedia(
                     yield article
                     if done == limit:
                         break
-            progress(done, total, "done")
 
     return ArticleSource("wikipedia", articles(), problems, total)
 
@@ -129,7 +120,6 @@ def _category_titles(client: _Client, options: Wikipedia, problems: Problems) ->
     return list(titles)
 
 
-SCHEMA = 1
 #: Failed requests in a row before only the cache answers.
 GIVE_UP = 3
 
@@ -149,14 +139,14 @@ _NO_TITLE = re.compile(r"[#<>\[\]{}|\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 class _Client:
     """Client for pages, category members and random titles, fetched once; FetchErrors are not kept."""
 
-    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
+    def __init__(self, options: Wikipedia) -> None:
         import wikipediaapi
 
         self.options = options
         address = urlsplit(options.api_url or f"https://{options.language}.wikipedia.org")
         cache = Path(options.cache or cache_folder("wikipedia"))
         self._cache = cache / re.sub(r"[^\w.-]+", "_", address.netloc + address.path)
-        self.transport = _Transport(options, notice)
+        self.transport = _Transport(options)
         self._failures = 0
         contact = f" ({options.contact})" if options.contact else ""
         client = partial(
@@ -181,8 +171,8 @@ class _Client:
 
     def random_titles(self, seed: int, limit: int, problems: Problems) -> Iterator[str]:
         """Yield titles drawn for ``seed``, cached ones first; about 20 times the limit at most."""
-        name = f"seed {seed}"
-        titles: list[str] = (self._read("random", name) or {"titles": []})["titles"]
+        file = self._file("random", f"seed {seed}")
+        titles: list[str] = made_once(file, lambda: {"titles": []})["titles"]
         most, fresh = 20 * limit + 100, titles
         try:
             while True:
@@ -194,33 +184,12 @@ class _Client:
                 if not fresh:
                     raise FetchError("the wiki draws no further page")
                 titles = titles + fresh
-                self._keep("random", name, {"titles": titles})
+                write_text(file, sealed({"titles": titles}))
         except FetchError as error:
             problems.add("random pages", f"not fetched: {error}", failure=True)
 
     def _cached(self, kind: str, name: str, fetch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if (record := self._read(kind, name)) is None:
-            record = self._request(fetch)
-            self._keep(kind, name, record)
-        return record
-
-    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Read a record of the cache; a damaged one is logged and counts as absent."""
-        file = self._file(kind, name)
-        try:
-            record = unsealed(file)
-            if (record.get("schema"), record.get("name")) == (SCHEMA, name):
-                return record
-            raise ValueError("is not a record of this page or list")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError) as error:
-            log.info("%s %s: fetching it again", file, first_line(error))
-            return None
-
-    def _keep(self, kind: str, name: str, record: dict[str, Any]) -> None:
-        blob = json.dumps(seal({"schema": SCHEMA, "name": name, **record})).encode()
-        write_bytes(self._file(kind, name), blob, "free some space or give another wikipedia.cache")
+        return made_once(self._file(kind, name), lambda: self._request(fetch))
 
     def _file(self, kind: str, name: str) -> Path:
         slug = re.sub(r"[^A-Za-z0-9]+", "_", name)[:40].strip("_")
@@ -278,8 +247,8 @@ class _Transport(httpx.BaseTransport):
     connections. ``failure`` is the reason of the last failed request.
     """
 
-    def __init__(self, options: Wikipedia, notice: Callable[[str], None]) -> None:
-        self.options, self.failure, self._notice = options, "", notice
+    def __init__(self, options: Wikipedia) -> None:
+        self.options, self.failure = options, ""
         self._network = httpx.Client()  # uses the proxies that the environment names
         self._next = 0.0
 
@@ -294,10 +263,10 @@ class _Transport(httpx.BaseTransport):
         try:
             response = self._network.send(request)
         except httpx.TimeoutException:
-            self._failed(f"no answer within wikipedia.timeout={self.options.timeout:g} s")
+            self.failure = f"no answer within wikipedia.timeout={self.options.timeout:g} s"
             raise
         except httpx.TransportError as error:
-            self._failed(f"the connection failed: {error or type(error).__name__}")
+            self.failure = f"the connection failed: {error or type(error).__name__}"
             raise httpx.ConnectError(str(error), request=request) from error
         status, reason = response.status_code, f"HTTP {response.status_code}"
         if status == 200:
@@ -320,16 +289,12 @@ class _Transport(httpx.BaseTransport):
         if wait is not None and wait > self.options.max_wait:
             limit = f"wikipedia.max_wait is {self.options.max_wait:g}"
             raise FetchError(f"{reason}, to be repeated after {wait:.0f} s; {limit}", down=True)
-        self._failed(reason)
+        self.failure = reason
         headers = {} if wait is None else {"Retry-After": f"{wait:.0f}"}
         return httpx.Response(429, headers=headers, request=response.request)
 
     def close(self) -> None:
         self._network.close()
-
-    def _failed(self, reason: str) -> None:
-        self.failure = reason
-        self._notice(reason)
 
 
 def _retry_after(response: httpx.Response) -> float | None:

@@ -190,8 +190,8 @@ class _Reading:
     """The usable questions of a source, in its order; all other records are counted."""
 
     def __init__(self, source: QuestionSource, on_bad_line: BadLine) -> None:
-        self.source, self.on_bad_line = source, on_bad_line
-        self.excluded = Excluded()
+        self.source = source
+        self.excluded = Excluded(file=str(source.path or source.spec), policy=on_bad_line)
         self.layouts: Counter[str] = Counter()
         self.read = 0
         self._fitted = False  # whether a record in one of the source's layouts was read
@@ -203,7 +203,7 @@ class _Reading:
         for row in Bar(rows, self.source.name, unit=" records", delay=5, leave=False, disable=None):
             if row.problem:
                 self._check_dataset(row)
-                self._malformed(row.where, row.problem)
+                self.excluded.refuse(row.where, row.problem)
                 self.excluded.lost = row.where if row.last else self.excluded.lost
                 continue
             self._fitted = self._fitted or isinstance(row.record, dict)
@@ -213,7 +213,7 @@ class _Reading:
                     check_object(row.record)
                     parts = [row.record] if FLASHRAG.fits(row.record) else self.source.unfold(row.record)
             except (ValueError, KeyError, TypeError) as error:
-                self._malformed(row.where, what_is_wrong(error))
+                self.excluded.refuse(row.where, what_is_wrong(error))
                 continue
             for number, part in enumerate(parts, 1):
                 where = row.where if len(parts) == 1 else f"{row.where} question {number}"
@@ -234,7 +234,7 @@ class _Reading:
         except UnusableError as error:
             self.excluded.add(where, str(error))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            self._malformed(where, what_is_wrong(error))
+            self.excluded.refuse(where, what_is_wrong(error))
         else:
             self._seen[question.id] = where
             self.layouts[layout_name] += 1
@@ -249,9 +249,6 @@ class _Reading:
                 if name != self.source.name and known.fits(row.record):
                     other = f"{known.name}, to be read by questions={name}"
                     raise UserError(f"{self.source.spec}: {row.where} looks like {other}", "mismatch")
-
-    def _malformed(self, where: str, reason: str) -> None:
-        self.excluded.malformed(self.on_bad_line, self.source.path or self.source.spec, where, reason)
 
 
 def source_class(name: str) -> type[QuestionSource]:

@@ -12,7 +12,7 @@ from ...files import given_file
 from ...options import Name, field_types
 from ...types import Question, UserError, shortlist
 from ..records import file_rows, given_records
-from ..tables import Row, hub_rows
+from ..tables import Row, open_stream, stream_rows
 from .values import Record, accepted, identifier, optional, strings, text
 
 
@@ -126,10 +126,10 @@ class QuestionSource:
             if self.hub is None:
                 message = f"questions={self.name} has no default copy on the Hub"
                 raise UserError(f"{message}: give questions.path=FILE or questions.hub=ID", "missing-value")
-            yield from hub_rows(
-                self.spec, self.hub, self._check_columns, instead="give a local file as questions.path",
-                name=self.config, split=self.hub_split, revision=self.revision,
-            )  # fmt: skip
+            instead = "give a local file as questions.path"
+            where = {"name": self.config, "split": self.hub_split, "revision": self.revision}
+            data = open_stream(self.spec, self.hub, instead=instead, **where)
+            yield from stream_rows(self.spec, data, self._check_columns, instead=instead)
             return
         for row in file_rows(given_records("questions.path", self.path, f"an official one of {self.name}")):
             problem = self.mismatch(row.record) if isinstance(row.record, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ class TwoWikiMultihopQA(QuestionSource):
     """``train.json`` and ``dev.json``, of the plain release or of the one with Wikidata ids.
 
     Questions are made from templates over pairs of articles, so that many share their gold
-    articles: those are one group. The rationale consists of the evidence triples.
+    articles: those are one group.
 
     Attributes:
         aliases: ``id_aliases.json`` of the release with ids: other names of the answer's
@@ -115,10 +114,8 @@ class TwoWikiMultihopQA(QuestionSource):
         id = identifier(record, "_id" if "_id" in record else "id")
         question = text(record, "question")
         answers = accepted([optional(record, "answer"), *self._others(record)])
-        return self.made(
-            id, question, answers, rationale=_triples(record), passages=paragraphs(record, spaced=False),
-            group=self.group_of(record) or id,
-        )  # fmt: skip
+        passages, group = paragraphs(record, spaced=False), self.group_of(record) or id
+        return self.made(id, question, answers, passages=passages, group=group)
 
     def group_of(self, record: Record) -> str:
         gold = supporting_titles(record)
@@ -150,23 +147,9 @@ class TwoWikiMultihopQA(QuestionSource):
         return names
 
 
-def _triples(record: Record) -> str:
-    evidences = record.get("evidences")
-    if isinstance(evidences, dict):  # one list per part
-        evidences = [list(triple) for triple in zip(*evidences.values(), strict=True)]
-    if not isinstance(evidences, list):
-        return ""
-    triples = [list(t.values()) if isinstance(t, dict) else t for t in evidences]
-    if not all(isinstance(t, list) and all(isinstance(part, str) for part in t) for t in triples):
-        raise ValueError("evidences must be a list of [subject, relation, object]")
-    return " ".join(f"{', '.join(triple)}." for triple in triples)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MuSiQue(QuestionSource):
     """``musique_ans_v1.0_{train,dev}.jsonl`` and ``musique_full_v1.0_{train,dev}.jsonl``.
-
-    The rationale is the chain of single questions with their answers.
 
     Attributes:
         unanswerable: treatment of the full set's questions that their paragraphs do not answer.
@@ -191,11 +174,8 @@ class MuSiQue(QuestionSource):
             for i, p in enumerate(records(record, "paragraphs"))
         )
         question, answers = text(record, "question"), accepted(given) if answerable else ("noanswer",)
-        return self.made(
-            id if answerable else f"{id}-unanswerable", question, answers,
-            rationale=_chain(record) if answerable else "",
-            passages=tuple(filter(None, passages)), group=self._groups.get(id, id),
-        )  # fmt: skip
+        more = {"passages": tuple(filter(None, passages)), "group": self._groups.get(id, id)}
+        return self.made(id if answerable else f"{id}-unanswerable", question, answers, **more)
 
     @cached_property
     def _groups(self) -> dict[str, str]:
@@ -217,17 +197,6 @@ class MuSiQue(QuestionSource):
         return {id: f"musique:{least[joined[steps[0]]]}" for id, steps in parts.items()}
 
 
-def _chain(record: Record) -> str:
-    """Write the steps as sentences; "#1" in a question stands for the first step's answer."""
-    sentences: list[str] = []
-    answers: dict[int, str] = {}
-    for number, step in enumerate(records(record, "question_decomposition"), 1):
-        question = re.sub(r"#(\d+)", lambda m: answers.get(int(m[1]), m[0]), optional(step, "question"))
-        answers[number] = optional(step, "answer")
-        sentences.append(f"{question}{'' if question.endswith('?') else ':'} {answers[number]}.")
-    return " ".join(sentences)
-
-
 #: Values in the evidence that replace a paragraph's id.
 _NO_PARAGRAPH = ("operation", "no_evidence")
 
@@ -236,7 +205,7 @@ _NO_PARAGRAPH = ("operation", "no_evidence")
 class StrategyQA(QuestionSource):
     """``strategyqa_train.json`` or ``strategyqa_train_filtered.json``; the test file has no answers.
 
-    The rationale consists of the facts. Questions about one term share facts and are one group.
+    Questions about one term share facts and are one group.
 
     Attributes:
         paragraphs: ``strategyqa_train_paragraphs.json``; the paragraphs that any annotator gave
@@ -257,11 +226,9 @@ class StrategyQA(QuestionSource):
         answer = flag(record, "answer")
         if answer is None:
             raise UnusableError("no gold answer")
-        facts = record.get("facts")
         question, answers = text(record, "question"), ("yes" if answer else "no",)
-        rationale = facts.strip() if isinstance(facts, str) else " ".join(strings(record, "facts"))
         passages, group = self._evidence(record), self.group_of(record) or id
-        return self.made(id, question, answers, rationale=rationale, passages=passages, group=group)
+        return self.made(id, question, answers, passages=passages, group=group)
 
     def _evidence(self, record: Record) -> tuple[Passage, ...]:
         if self.paragraphs is None:

@@ -1,4 +1,4 @@
-"""Questions of retrieval collections: MS MARCO's with answers, BEIR's without."""
+"""Questions of retrieval collections, and sets that tell what a retrieval does to the answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from ...evaluation.answers import accuracy_contains, exact_match
 from ...options import Name, shown
 from ...types import Passage, Question, UserError
 from ..records import UnusableError, bad_line, open_text
 from ..tables import Row
 from .base import Layout, QuestionSource, layout
-from .values import Record, accepted, identifier, optional, records, strings, text
+from .values import Record, accepted, flag, identifier, optional, passage, records, strings, text
 
 #: The judges' answer where no passage answered a query.
 _NO_ANSWER = "No Answer Present."
@@ -117,3 +118,62 @@ class BEIR(QuestionSource):
                 if number > 1 or fields[0] != "query-id":
                     judged.add(fields[0])
         return frozenset(judged)
+
+
+#: Types of documents.
+_TYPES = ("correct", "misinfo", "noise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RAMDocs(QuestionSource):
+    """RAMDocs (Wang et al. 2025), ``RAMDocs_test.jsonl``: questions with documents of three types.
+
+    A document has ``text``, ``type`` and ``answer``. Passages are the documents, gold where they are
+    correct. ``truth`` has the ``wrong_answers`` of the documents of misinformation, and ``documents``, the
+    type of each passage.
+    """
+
+    name: ClassVar[str] = "ramdocs"
+    layouts: ClassVar[tuple[Layout, ...]] = (layout("RAMDocs", "question documents gold_answers"),)
+    has_ids: ClassVar[bool] = False
+
+    def question(self, record: Record) -> Question:
+        question, answers = text(record, "question"), accepted(strings(record, "gold_answers"))
+        passages, kinds = [], []
+        for number, document in enumerate(records(record, "documents")):
+            if (kind := optional(document, "type")) not in _TYPES:
+                raise ValueError(f"documents[{number}].type must be {', '.join(_TYPES)}, found {kind!r:.80}")
+            body = text(document, "text")
+            passages.append(Passage(str(number), "", body, is_gold=kind == "correct"))
+            kinds.append(kind)
+        truth = {"documents": kinds, "wrong_answers": list(strings(record, "wrong_answers"))}
+        return self.made(None, question, answers, passages=tuple(passages), truth=truth)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaRAGUE(QuestionSource):
+    """AdaRAGUE (Moskvoretskii et al. 2025): questions with an 8B's answers before and after a retrieval.
+
+    Columns are ``question_text, context, reference, rag_one_retrieve, no_retrieve`` and a ``qid``. They hold
+    what pandas printed of lists and arrays, which is read as Python literals and never run. Passages are the
+    paragraphs of the context. ``truth`` has both answers (``without``, ``with``) and ``helps``, whether the
+    retrieval turned the answer right (1), wrong (-1) or neither (0). Right is an answer that equals a gold
+    one, or contains one as whole words.
+    """
+
+    name: ClassVar[str] = "adarague"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        layout("AdaRAGUE", "question_text reference rag_one_retrieve no_retrieve"),
+    )
+
+    def question(self, record: Record) -> Question:
+        question, answers = text(record, "question_text"), accepted(strings(record, "reference"))
+        without, with_ = optional(record, "no_retrieve"), optional(record, "rag_one_retrieve")
+        id = None if record.get("qid") is None else identifier(record, "qid")
+        right = [bool(exact_match(a, answers) or accuracy_contains(a, answers)) for a in (without, with_)]
+        truth = {"without": without, "with": with_, "wrong": not right[0], "helps": right[1] - right[0]}
+        texts = (
+            passage(p, str(i), "paragraph_text", is_gold=flag(p, "is_supporting"))
+            for i, p in enumerate(records(record, "context"))
+        )
+        return self.made(id, question, answers, passages=tuple(filter(None, texts)), truth=truth)

@@ -20,7 +20,7 @@ from ...parts import PARTS, load_part
 from ...prompts import turns_of
 from ...types import UserError
 from ...words import Recogniser
-from ..questions.helps import AdaRAGUE
+from ..questions.retrieval import AdaRAGUE
 from ..questions.values import Record, optional, records, strings, text, unchanged
 from ..records import UnusableError, check_object, ending_of, file_rows, open_text
 from ..rows import lacking

@@ -20,7 +20,7 @@ from ...types import SPLITS, Outside, Unit, UserError, count
 from ..records import BadLine, LeftOut, UnusableError, check_unicode, given_records, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_field, unread_labels
 from ..splits import SPLIT_NAMES, Splits
-from ..tables import Row, hub_splits, is_saved, saved_splits
+from ..tables import HUB_FOLDER, Row, hub_splits, is_saved, saved_splits, stream_rows
 from .base import OF_RETRIEVAL, Text, glued, glued_lines, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
@@ -110,8 +110,11 @@ class TextSource:
         if self._records is not None:
             yield from (Row(f"row {number}", record) for number, record in enumerate(self._records, 1))
             return
+        splits: Iterator[tuple[str, Iterator[Row]]]
         if self._spec.startswith("hf:"):
-            splits = hub_splits(self._spec, "texts")
+            spec = f"texts={self._spec}"
+            opened = hub_splits("texts", self._spec).items()
+            splits = ((k, stream_rows(spec, v, instead=HUB_FOLDER, at=f"{k} row")) for k, v in opened)
         elif is_saved(Path(self._spec)):
             splits = saved_splits(Path(self._spec))
         else:
@@ -163,14 +166,14 @@ class TextSource:
 
     def all(self) -> Iterator[Text]:
         """Read every text, with or without labels; unreadable lines are an error or left out."""
-        self.left_out = LeftOut("text")
+        self.left_out = LeftOut("text", f"texts={self._spec}", self.on_bad_line)
         number = 0
         for where, one in self.read():
             if isinstance(one, Text):
                 number += 1
                 yield replace(one, group=one.group or self._group_of(one), dataset=one.dataset or self._name)
             else:
-                self.refuse(where, one)
+                self.left_out.refuse(where, one)
         self.check_found(number)
 
     def _group_of(self, one: Text) -> str:
@@ -182,10 +185,6 @@ class TextSource:
         """Return lines about what was left out, moved or dropped in the last reading."""
         mended = [f"{count(number, noun)} {what}" for (noun, what), number in self.mended.items() if number]
         return [*mended, *self.left_out.lines()]
-
-    def refuse(self, where: str, reason: str) -> None:
-        """Note a line that cannot be used; UserError with ``on_bad_line="error"``."""
-        self.left_out.malformed(self.on_bad_line, f"texts={self._spec}", where, reason)
 
     def check_found(self, texts: object) -> None:
         """Refuse a file of which nothing is left (UserError)."""
@@ -206,7 +205,7 @@ class TextSource:
             if judged or (unit == "token" and one.wrong is not None):
                 yield one
             elif one.wrong is None and "wrong" not in one.record and not one.marked:
-                self.refuse(one.where, f"no label: {lacking('wrong', list(one.record))}")
+                self.left_out.refuse(one.where, f"no label: {lacking('wrong', list(one.record))}")
             elif unit == "sentence" and one.wrong:
                 stay = "right answers of several sentences stay, so length tells labels apart in part"
                 self.left_out.add(one.where, f"wrong, in an unknown one of several sentences: {stay}")
