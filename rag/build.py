@@ -68,10 +68,8 @@ def make_query(given: Any, trigger: Trigger) -> QueryFormulator:
     if given is None:
         method = values_of("", "methods").get(trigger.name, {"query": "answer"})
         return named_part("query", method["query"], method.get("query_options") or {}).make()  # type: ignore[no-any-return]
-    if isinstance(given, str):
-        return Component.of("query", given).make()  # type: ignore[no-any-return]
-    check_part("query", given)
-    return given  # type: ignore[no-any-return]
+    made = Component.of("query", given).make() if isinstance(given, str) else given
+    return check_part("query", made)  # type: ignore[no-any-return]
 
 
 def make_prompt(given: str | PromptTemplate | None) -> PromptTemplate:

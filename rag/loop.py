@@ -36,8 +36,7 @@ _CHUNK = 64  # questions answered together and then written; a kill loses no mor
 _NOTHING = Needs()
 #: Called after each round with the number of questions that ended in it.
 Ended = Callable[[int], object]
-#: Questions, or their texts.
-Asked = Sequence[str | Question]
+Asked = Sequence[str | Question]  # questions, or their texts
 
 
 class _Rounds:

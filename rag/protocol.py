@@ -325,19 +325,18 @@ def as_trigger(part: Any) -> Trigger:
     check_part("trigger", part)
     kind = type(part)
     if isinstance(part, Trigger) and kind.__call__ is Trigger.__call__ and kind.decide is Trigger.decide:
-        message = f"trigger={kind.__name__} never decides: give its class __call__, or decide for a batch"
-        raise UserError(message, "own-class")
+        raise UserError(f"trigger={kind.__name__} never decides: give it __call__ or decide", "own-class")
     return part if isinstance(part, Trigger) else _Adapted(part)
 
 
-def check_part(option: str, part: Any) -> None:
-    """Refuse the class of a part, and a trigger or query without ``needs`` or ``__call__`` (UserError)."""
+def check_part(option: str, part: Any) -> Any:
+    """Return a part (UserError: a class, or a trigger or query without ``needs`` or ``__call__``)."""
     if isinstance(part, type):
         raise UserError(f"{option}={part.__name__} is a class: give an object of it, {part.__name__}(..)")
-    called = callable(part) and isinstance(getattr(part, "needs", None), Needs)
-    if option != "passages" and not called:
+    if option != "passages" and not (callable(part) and isinstance(getattr(part, "needs", None), Needs)):
         message = f"{option}={part!r:.80} is no {option}: give a name, or an object"
         raise UserError(f"{message} that can be called and has needs, such as needs = Needs()")
+    return part
 
 
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:

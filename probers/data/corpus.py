@@ -187,12 +187,10 @@ def search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Pa
     open_, wanted = list(range(len(queries))), k
     while open_:
         lacking = []
-        found = retriever.search([queries[i] for i in open_], wanted)
-        if not _are_hits(found, len(open_)):
-            message = f"retriever={type(retriever).__name__} returned {found!r:.80}"
-            fix = f"return a list of Passage objects for each query, of which there are {len(open_)}"
-            raise UserError(f"{message}: {fix}", "own-class")
-        for i, hits in zip(open_, found, strict=True):
+        for i, hits in zip(open_, retriever.search([queries[i] for i in open_], wanted), strict=True):
+            if not isinstance(hits, Sequence) or not all(isinstance(hit, Passage) for hit in hits):
+                message = f"retriever={type(retriever).__name__} found {hits!r:.80} for a query"
+                raise UserError(f"{message}: return one list of Passage objects for each", "own-class")
             results[i] = list({_key(passage): passage for passage in reversed(hits)}.values())[::-1]
             if len(results[i]) < len(hits):
                 warn_once("passages alike in title and text are found: they share one place of a search")
@@ -200,13 +198,6 @@ def search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Pa
                 lacking.append(i)
         open_, wanted = lacking, wanted * 4
     return [hits[:k] for hits in results]
-
-
-def _are_hits(found: Any, queries: int) -> bool:
-    """Tell whether a search found a list of passages for each query."""
-    if not isinstance(found, Sequence) or len(found) != queries:
-        return False
-    return all(isinstance(hits, Sequence) and all(isinstance(p, Passage) for p in hits) for hits in found)
 
 
 def _size(path: Path) -> int:
