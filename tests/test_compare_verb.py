@@ -110,13 +110,12 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
 
 @pytest.mark.parametrize(("code", "named", "given"), [
     ("unknown-key", ["resample", "resamples"], {"resample": 3}), ("bad-value", ["k='1'"], {"k": "1"}),
-    ("unknown-key", ["engine"], {"engine": "vllm"}), ("bad-value", ["validation=0"], {"validation": 0}),
+    ("unknown-key", ["engine"], {"engine": "vllm"}), ("overlap", ["probing"], {"triggers": [linear_bank()]}),
+    ("bad-value", ["validation=0"], {"validation": 0}), ("conflict", ["never"], {"triggers": ["never"] * 2}),
     ("unknown-key", ["mean validation"], {"valdation": 4}), ("bad-value", ["=BM25"], {"passages": BM25}),
     ("unknown-choice", ["rinds"], {"triggers": [("rinds", "qfs")]}), ("bad-value", ["k=0"], {"k": 0}),
     ("bad-value", ["trigger=3"], {"triggers": [3]}), ("bad-value", ["query=3"], {"triggers": [("rind", 3)]}),
-    ("conflict", ["never"], {"triggers": ["never", "never"]}),
     ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
-    ("overlap", ["probing"], {"triggers": [linear_bank()]}),
 ])  # fmt: skip
 def test_a_wrong_request_is_refused_before_the_model_runs(code, named, given):
     lm = model()
