@@ -25,6 +25,7 @@ from probers.data.splits import Partition
 from probers.files import digest, write_text
 from probers.model.causal_lm import CausalLM
 from probers.model.hidden_states import vector_width
+from probers.model.language_model import check_model
 from probers.options import check_options, refuse_unknown
 from probers.prompts import AUTO, PromptTemplate, form_name
 from probers.store.files import read_manifest
@@ -74,7 +75,7 @@ def label(
         RunError: a failure while the model runs, or no example.
     """
     given: dict[str, Any] = {"layers": layers, "site": site, "pool": pool, **options}
-    known = [f.name for f in fields(Options) if f.name not in ("_record", "engine")]
+    known = [f.name for f in fields(Options) if f.name != "engine" and f.name[0] != "_"]
     refuse_unknown("label", given, known, "; those of a source are given to the source")
     components: dict[str, Any] = {n: _component(n, given[n]) for n in ("prompt", "matcher") if n in given}
     check_options(Options, {name: value for name, value in given.items() if name not in components})
@@ -87,6 +88,7 @@ def label(
             raise UserError(f"{name} does nothing with {type(source).__name__}: leave it out", "conflict")
     read = source.plan(chosen)
     quotas_of(source)
+    check_model("label", lm)
     record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}
     if out is None:
         folder = TemporaryDirectory(prefix="probers-")

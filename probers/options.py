@@ -146,7 +146,9 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
         # Like JSON, where a list is also a tuple, and text is never a number.
         _adapter(annotation).validate_json(json.dumps(value))
     except (ValueError, TypeError):  # pydantic's ValidationError is a ValueError
-        raise UserError(f"{key}={shown(value)} must be {allowed(annotation)}") from None
+        # A text that looks like a number is shown as one in quotes.
+        typed = repr(value) if isinstance(value, str) and re.fullmatch(r"[\d.+-]+", value) else shown(value)
+        raise UserError(f"{key}={typed} must be {allowed(annotation)}") from None
 
 
 def _too_large(value: Any) -> int | None:

@@ -1,8 +1,8 @@
 """The one table of parts: triggers, queries, heads, retrievers, question sets, formats, judges, launchers.
 
-A part is one file and one line here. Names of the command line, choices in messages, ``--help``, the
-reference of commands, exports such as ``from probers.rag.triggers import Rind`` and lazy imports all come
-from this table. It holds dotted paths below ``probers``, so that reading it imports no part.
+A part is one file and one line here, and a trigger to compare one in configs/methods.yaml. Names of the
+command line, choices in messages, ``--help``, the reference of commands, exports of packages and lazy imports
+all come from this table. It holds dotted paths below ``probers``, so that reading it imports no part.
 """
 
 from __future__ import annotations

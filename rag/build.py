@@ -22,7 +22,7 @@ from probers.prober.io import CONFIG, locate
 from probers.prompts import AUTO, AUTO_PROMPT, PromptTemplate
 from probers.types import Generation, Question, Retriever, RunError, UserError
 
-from .protocol import QueryFormulator, Trigger, as_trigger, attends, name_of, reads_states
+from .protocol import QueryFormulator, Trigger, as_trigger, attends, check_part, name_of, reads_states
 from .remote import RemoteLM
 from .triggers.probing import Probing
 from .triggers.rules import ServedProbing
@@ -57,9 +57,6 @@ def make_trigger(given: Any) -> Trigger:
         return as_trigger(Component.of("trigger", given).make())
     if (method := method_of(given)) is not None:
         return as_trigger(Component.of("trigger", method).make(bank=given))
-    if not (callable(given) and hasattr(given, "needs")):
-        message = f"trigger={given!r:.80} is no trigger: give a name such as rind, a prober, or a trigger"
-        raise UserError(message, "bad-value")
     return as_trigger(given)
 
 
@@ -71,7 +68,8 @@ def make_query(given: Any, trigger: Trigger) -> QueryFormulator:
     if given is None:
         method = values_of("", "methods").get(trigger.name, {"query": "answer"})
         return named_part("query", method["query"], method.get("query_options") or {}).make()  # type: ignore[no-any-return]
-    return Component.of("query", given).make() if isinstance(given, str) else given  # type: ignore[no-any-return]
+    made = Component.of("query", given).make() if isinstance(given, str) else given
+    return check_part("query", made)  # type: ignore[no-any-return]
 
 
 def make_prompt(given: str | PromptTemplate | None) -> PromptTemplate:
@@ -82,11 +80,17 @@ def make_prompt(given: str | PromptTemplate | None) -> PromptTemplate:
 
 def make_retriever(given: Any) -> Retriever:
     """Make BM25 of a corpus: its name or file, passages, texts or dictionaries; a retriever stays itself."""
-    if hasattr(given, "search"):
+    if is_retriever(given):
         return given  # type: ignore[no-any-return]
     from .retrievers.bm25 import BM25
 
     return BM25(load_corpus(given) if isinstance(given, (str, Path)) else given)
+
+
+def is_retriever(given: Any) -> bool:
+    """Tell a retriever from passages, also those of a ``datasets.Dataset`` (UserError: the class of one)."""
+    check_part("passages", given)
+    return hasattr(given, "search") and not hasattr(given, "column_names")  # a Dataset searches vectors
 
 
 def served(engine: str) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from probers.data.corpus import search
 from probers.evaluation.answers import final_answer
 from probers.model.kv_cache import PrefixCache
-from probers.model.language_model import SentenceEnd, Stop
+from probers.model.language_model import SentenceEnd, Stop, check_model
 from probers.options import check_keywords
 from probers.prompts import passages_that_fit
 from probers.types import Generation, Needs, Question, Retriever, UserError
@@ -36,6 +36,7 @@ _CHUNK = 64  # questions answered together and then written; a kill loses no mor
 _NOTHING = Needs()
 #: Called after each round with the number of questions that ended in it.
 Ended = Callable[[int], object]
+Asked = Sequence[str | Question]  # questions, or their texts
 
 
 class _Rounds:
@@ -221,6 +222,15 @@ class _Rounds:
         )  # fmt: skip
 
 
+def _as_questions(given: Asked) -> list[Question]:
+    """Make questions of texts, named by their places from 1 on (UserError: one text, or something else)."""
+    each = [Question(str(n), q) if isinstance(q, str) else q for n, q in enumerate(given, 1)]
+    if odd := [given] if isinstance(given, str) else [q for q in each if not isinstance(q, Question)]:
+        message = f"questions must be a list of texts or Question objects, found {odd[0]!r:.80}"
+        raise UserError(f"{message}: correct it, or call rag(question) for one")
+    return each
+
+
 _NEEDED = {"passages": '["..", ".."], a file or a retriever', "trigger": '"entropy", or a prober'}
 _LEAST = {"k": 1, "max_new_tokens": 1, "max_retrievals": 0, "answer_tokens": 0, "draft": 0}
 
@@ -270,6 +280,7 @@ class RAG:
             if vars(self)[name] is None:
                 problem = f"RAG(lm, passages=.., trigger=..) lacks {name}"
                 raise UserError(f"{problem}: give {form}", "missing-value")
+        check_model("RAG", self.lm)
         for name, least in _LEAST.items():
             at_least(name, vars(self)[name], least)
         self.passages = make_retriever(self.passages)
@@ -295,12 +306,11 @@ class RAG:
         return self.passages  # type: ignore[no-any-return]
 
     def __call__(self, question: str | Question, listener: Listener | None = None) -> Answer:
-        if isinstance(question, str):
-            question = Question("question", question)
-        elif not isinstance(question, Question):
+        if not isinstance(question, (str, Question)):
             message = f"one question is asked, a text or a Question, found {type(question).__name__}"
             raise UserError(f"{message}: call rag.answer for several")
-        return self.answer([question], listener)[0]
+        asked = Question("question", question) if isinstance(question, str) else question
+        return self.answer([asked], listener)[0]
 
     def generate(
         self, prompts: Sequence[str], *, max_new_tokens: int | Sequence[int], **options: Any
@@ -309,25 +319,27 @@ class RAG:
         return self.lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
 
     def answer(
-        self, questions: Sequence[Question], listener: Listener | None = None, *, ended: Ended | None = None
+        self, questions: Asked, listener: Listener | None = None, *, ended: Ended | None = None
     ) -> list[Answer]:
         """Answer questions together, in order; each gets the same answer as alone.
 
+        The id of a question that is a text is its place, from 1 on.
         ``listener`` hears of every text and round; ``ended`` hears after each round how many questions ended.
         UserError if the trigger needs gold answers and a question has none, RunError for a score of NaN.
         """
-        self.trigger.check_questions(questions)
+        asked = _as_questions(questions)
+        self.trigger.check_questions(asked)
         started = time.perf_counter()
-        everyone = _Rounds(self, listener, ended).answer(questions)
+        everyone = _Rounds(self, listener, ended).answer(asked)
         seconds = (time.perf_counter() - started) / max(1, len(everyone))
         words = filter_of(self.trigger, self.query)
         return [each.answer(self.prompt.answer_cue, seconds, words) for each in everyone]
 
-    def run(self, questions: Sequence[Question], path: Path, *, progress: str | None = None) -> list[Answer]:
+    def run(self, questions: Asked, path: Path, *, progress: str | None = None) -> list[Answer]:
         """Answer questions into a trace file, in its order; resume where an earlier run of it stopped."""
         from probers.progress import Bar
 
-        file = TraceFile(path)
+        questions, file = _as_questions(questions), TraceFile(path)
         answers = file.resume(questions)
         total, options = len(questions), {"desc": progress, "unit": "question", "disable": progress is None}
         with Bar(total=total, initial=total - answers.count(None), **options) as bar:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, get_origin
@@ -137,7 +138,9 @@ class Checked:
             value = value.item() if isinstance(value, np.generic) else value
             if get_origin(hint) is Literal:
                 one_of(key, value, *get_args(hint))
-            elif any(isinstance(each, Limits) for each in getattr(hint, "__metadata__", ())):
+            limited = any(isinstance(each, Limits) for each in getattr(hint, "__metadata__", ()))
+            # An infinite threshold, which a rule may choose, is a number.
+            if limited or (float in (hint, *get_args(hint)) and value not in (math.inf, -math.inf)):
                 check_value(key, value, hint)
 
 
@@ -318,22 +321,39 @@ class _Adapted(Trigger):
 
 
 def as_trigger(part: Any) -> Trigger:
-    """Return a trigger unchanged; wrap any other object with ``needs`` and ``__call__``."""
+    """Return a trigger unchanged; wrap any other object with ``needs`` and ``__call__`` (UserError: none)."""
+    check_part("trigger", part)
+    kind = type(part)
+    if isinstance(part, Trigger) and kind.__call__ is Trigger.__call__ and kind.decide is Trigger.decide:
+        raise UserError(f"trigger={kind.__name__} never decides: give it __call__ or decide", "own-class")
     return part if isinstance(part, Trigger) else _Adapted(part)
 
 
+def check_part(option: str, part: Any) -> Any:
+    """Return a part (UserError: a class, or a trigger or query without ``needs`` or ``__call__``)."""
+    if isinstance(part, type):
+        raise UserError(f"{option}={part.__name__} is a class: give an object of it, {part.__name__}(..)")
+    if option != "passages" and not (callable(part) and isinstance(getattr(part, "needs", None), Needs)):
+        message = f"{option}={part!r:.80} is no {option}: give a name, or an object"
+        raise UserError(f"{message} that can be called and has needs, such as needs = Needs()")
+    return part
+
+
 def decide(trigger: Trigger, generations: Sequence[Generation], states: Sequence[State]) -> list[Decision]:
-    """Decide on every generation; refuse a NaN, which would pass for "certain" (RunError)."""
-    return _without_nan(trigger, trigger.decide(generations, states), states)
+    """Decide on every generation (UserError: no Decision; RunError: NaN, which would pass for "certain")."""
+    return _checked(trigger, trigger.decide(generations, states), states, Decision)
 
 
 def decide_before(trigger: Trigger, states: Sequence[State]) -> Sequence[Decision | None]:
     """Ask a trigger with ``before`` about every question; refuse a NaN like :func:`decide`."""
-    return _without_nan(trigger, trigger.decide_before(states), states)
+    return _checked(trigger, trigger.decide_before(states), states, Decision | None)
 
 
-def _without_nan(trigger: Trigger, decisions: Any, states: Sequence[State]) -> Any:
+def _checked(trigger: Trigger, decisions: Any, states: Sequence[State], kind: Any) -> Any:
     for decision, state in zip(decisions, states, strict=True):
+        if not isinstance(decision, kind):
+            message = f"trigger={trigger.name} returned {decision!r:.80}, which is no Decision"
+            raise UserError(f"{message}: return Decision(fire, score, threshold)", "own-class")
         if decision and any(map(math.isnan, (decision.score, *decision.token_scores))):
             message = f"trigger={trigger.name} gave NaN on question {state.question.id!r}"
             raise RunError(f"{message}: the model's states or logits are broken there", "model")
@@ -410,6 +430,7 @@ def has_places(option: str, form: str, *names: str) -> None:
 
 
 def at_least(option: str, value: float, least: float = 1) -> None:
-    """Refuse a value that is not a finite number from ``least`` on."""
-    if not least <= value < math.inf:
-        raise UserError(f"{option}={value} must be {least} or more")
+    """Refuse a value that is not a finite number from ``least`` on, and whole if ``least`` is an ``int``."""
+    whole = isinstance(least, int)
+    if not (isinstance(value, Integral if whole else Real) and least <= value < math.inf):
+        raise UserError(f"{option}={value!r} must be a {'whole ' * whole}number of {least:g} or more")

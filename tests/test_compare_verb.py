@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from datasets import Dataset
 from helpers.artefacts import write_lines
 from helpers.fake_lm import FakeLM, FakeRetriever, linear_bank, passage
 from helpers.refusals import fails, interrupted
@@ -57,10 +58,8 @@ def test_the_function_equals_the_command(place):  # noqa: F811
 
 def test_lists_of_questions_and_texts_are_enough_and_nothing_stays_on_disk(place):  # noqa: F811
     before = sorted(place.path.rglob("*"))
-    made = compare(
-        model(), asked("test"), texts(), validation=asked("validation"),
-        triggers=["never", linear_bank(seen=Seen({}))], **QUICK,
-    )  # fmt: skip
+    given = {"validation": asked("validation"), "triggers": ["never", linear_bank(seen=Seen({}))]}
+    made = compare(model(), asked("test"), texts(), **given, **QUICK)
     assert isinstance(made, Comparison) and made.results["n"] == len(TEST)
     frame = made.frame
     assert frame.columns[0] == "gain_share" and {"gain_share_low", "gain_share_high"} <= {*frame.columns}
@@ -68,8 +67,7 @@ def test_lists_of_questions_and_texts_are_enough_and_nothing_stays_on_disk(place
     assert frame.loc["never", "em_low"] < 0.4 < frame.loc["never", "em_high"]
     assert frame.loc["probing", "auroc"] == 1.0 and np.isnan(frame.loc["never", "auroc"])
     assert repr(made) == "Comparison(40 questions; em: never 0.400, probing 1.000)"
-    assert "<table" in made._repr_html_()
-    assert sorted(place.path.rglob("*")) == before
+    assert "<table" in made._repr_html_() and sorted(place.path.rglob("*")) == before
     made.report(place.path / "page.html")
     assert "Which trigger knows when to retrieve?" in (place.path / "page.html").read_text()
 
@@ -83,8 +81,7 @@ def test_objects_are_methods_under_names_of_their_own():
             linear_bank((2,), seen=Seen({})), (linear_bank(seen=Seen({})), "last_sentence"),
         ], **QUICK,
     )  # fmt: skip
-    queries = made.results["queries"]
-    assert queries == {
+    assert made.results["queries"] == {
         "never": "question", "entropy": "answer", "entropy_question": "question", "rind_question": "question",
         "probing": "answer", "probing_2": "answer", "probing_last_sentence": "last_sentence",
     }  # fmt: skip
@@ -102,9 +99,8 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
     assert not (tmp_path / "out/results.json").exists()
     first = run(model(), "entropy")
     assert parts(first.results) == parts(run(model(), "entropy", out=None).results)
-    assert {"results.json", "report.html", "outcomes.jsonl", "report_data.json", "thresholds.json"} <= {
-        file.name for file in (tmp_path / "out").iterdir()
-    }
+    kept = ["results.json", "report.html", "outcomes.jsonl", "report_data.json", "thresholds.json"]
+    assert all((tmp_path / "out" / name).exists() for name in kept)
     silent = model()
     again = run(silent, "entropy")
     assert not silent.prompts and again.results == first.results
@@ -113,19 +109,19 @@ def test_a_folder_keeps_the_comparison_and_resumes_it(tmp_path):
 
 
 @pytest.mark.parametrize(("code", "named", "given"), [
-    ("unknown-key", ["resample", "resamples"], {"resample": 3}),
-    ("unknown-key", ["engine"], {"engine": "vllm"}), ("bad-value", ["k="], {"k": 0}),
-    ("unknown-choice", ["rinds"], {"triggers": [("rinds", "question")]}),
-    ("bad-value", ["trigger=3"], {"triggers": [3]}),
-    ("conflict", ["never"], {"triggers": ["never", "never"]}),
+    ("unknown-key", ["resample", "resamples"], {"resample": 3}), ("bad-value", ["k='1'"], {"k": "1"}),
+    ("unknown-key", ["engine"], {"engine": "vllm"}), ("overlap", ["probing"], {"triggers": [linear_bank()]}),
+    ("bad-value", ["validation=0"], {"validation": 0}), ("conflict", ["never"], {"triggers": ["never"] * 2}),
+    ("unknown-key", ["mean validation"], {"valdation": 4}), ("bad-value", ["=BM25"], {"passages": BM25}),
+    ("unknown-choice", ["rinds"], {"triggers": [("rinds", "qfs")]}), ("bad-value", ["k=0"], {"k": 0}),
+    ("bad-value", ["trigger=3"], {"triggers": [3]}), ("bad-value", ["query=3"], {"triggers": [("rind", 3)]}),
     ("conflict", ["retriever="], {"passages": FakeRetriever(list), "retriever": "bm25"}),
-    ("overlap", ["probing"], {"triggers": [linear_bank()]}),
 ])  # fmt: skip
 def test_a_wrong_request_is_refused_before_the_model_runs(code, named, given):
     lm = model()
-    with fails(code, *named):
+    with fails(code, *named) as refused:
         compare(lm, asked("test"), **{"passages": texts(), **given})
-    assert not lm.prompts
+    assert not lm.prompts and "_typed" not in str(refused.value)
 
 
 def test_thresholds_are_not_chosen_on_questions_that_are_asked():
@@ -141,7 +137,11 @@ def test_thresholds_are_not_chosen_on_questions_that_are_asked():
 def test_the_loop_takes_texts_names_and_probers():
     rag = RAG(model(), texts(), linear_bank())
     assert isinstance(rag.trigger, Probing) and rag("Where is town 2?").answer == "Land2"
-    rag = RAG(model(), [{"text": text} for text in texts()], "rind", prompt="testbed")
+    rag = RAG(model(), Dataset.from_dict({"text": texts()}), "rind", prompt="testbed")
+    first, second = rag.answer(["Where is town 2?", "Where is town 3?"])
+    assert (first.id, first.answer, second.id) == ("1", rag("Where is town 2?").answer, "2")
+    with fails("bad-value", "'Where?'"):
+        rag.answer("Where?")
     assert rag.trigger == Rind() and type(rag.query) is QFS and rag.prompt == TESTBED_PROMPT
     kinds = {
         pool: type(RAG(model(), texts(), linear_bank(pool=pool, position=position)).trigger).__name__
@@ -173,6 +173,9 @@ def test_questions_may_be_texts_files_or_tables_and_a_retriever_is_taken_as_it_i
     for questions in ([row["question"] for row in asked("test")[:3]], tmp_path / "q.jsonl", table):
         made = compare(model(), questions, pd.DataFrame({"text": texts()}), triggers="never", **QUICK)
         assert made.results["n"] == 3
+    rows = [{**asked("test")[i], "split": split} for i, split in enumerate(["train", "test", "test"])]
+    notes = compare(model(), rows, texts(), triggers="never", **QUICK).page["notes"]
+    assert "(1 train, 2 test)" in str(notes)
     with fails(None, "question 1"):
         compare(model(), [3], texts(), triggers=["never"])
     retriever = FakeRetriever(lambda query: [passage("Town 2 is in Land2.")])

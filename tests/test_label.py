@@ -156,6 +156,7 @@ def test_texts_alone_are_rows_where_that_makes_sense():
     (lambda: label(None, Texts([]), max_new_tokens=1), "conflict", "max_new_tokens"),
     (lambda: label(None, Articles([]), per_article=3), "unknown-key", "per_article"),
     (lambda: label(None, Articles([]), limit={"train": 3}), "conflict", "limit="),
+    (lambda: RAG(None, ["a"], "never"), "bad-value", "CausalLM"),
     (lambda: RAG(None, [], "never", querry=1), "unknown-key", "query"),  # type: ignore[call-arg]
 ])  # fmt: skip
 def test_misspelt_and_foreign_options_are_refused_by_name(make, code, named):

@@ -379,10 +379,10 @@ def test_probing_before_takes_the_banks_threshold_and_calibration_and_the_prompt
 
 
 @pytest.mark.parametrize(("make", "code", "named"), [
-    (lambda: Radio(bank()), "mismatch", "pool=tokens"),
+    (lambda: Radio(bank()), "mismatch", "pool=tokens"), (lambda: Probing(bank(), np.nan), "bad-value", "NaN"),
     (lambda: Probing(bank(pool="predicting", position="entity")), "mismatch", "--source cot"),
     (lambda: Probing(bank(pool="prompt")), "mismatch", "trigger=probing_before"),
-    (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"),
+    (lambda: ProbingBefore(bank()), "mismatch", "pool=prompt"), (lambda: Rind("1"), "bad-value", "='1'"),
     (lambda: ProbingBefore(token_bank()), "mismatch", "reads tokens states"),
     (lambda: Probing(bank(), with_entropy=True), "mismatch", "with_entropy=true"),
     (lambda: Probing(bank(), combine="stacked"), "unknown-choice", "trigger.combine=stacked"),

@@ -188,6 +188,9 @@ def search(retriever: Retriever, queries: Sequence[str], k: int) -> list[list[Pa
     while open_:
         lacking = []
         for i, hits in zip(open_, retriever.search([queries[i] for i in open_], wanted), strict=True):
+            if not isinstance(hits, Sequence) or not all(isinstance(hit, Passage) for hit in hits):
+                message = f"retriever={type(retriever).__name__} found {hits!r:.80} for a query"
+                raise UserError(f"{message}: return one list of Passage objects for each", "own-class")
             results[i] = list({_key(passage): passage for passage in reversed(hits)}.values())[::-1]
             if len(results[i]) < len(hits):
                 warn_once("passages alike in title and text are found: they share one place of a search")

@@ -227,6 +227,13 @@ class Decoding(Scoring):
             raise UserError(f"sampling={self.sampling!r} is no Sampling: give {example}")
 
 
+def check_model(verb: str, lm: Any) -> None:
+    """Refuse what is no language model of this package, such as a model of transformers (UserError)."""
+    if not hasattr(lm, "generate_each"):
+        make = "make it by CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)"
+        raise UserError(f"{verb} takes a model first, found {type(lm).__name__}: {make}")
+
+
 class LanguageModel(ABC):
     """A model that writes and reads texts and records its internals; ``attends`` if it has attention.
 

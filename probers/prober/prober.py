@@ -21,6 +21,7 @@ from ..data.records import BadLine
 from ..data.splits import Seen
 from ..data.texts import TextSource
 from ..heads import Memory, ProbeHead, head_name
+from ..model.language_model import check_model
 from ..progress import warn_once
 from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec, ModelSpec
@@ -247,9 +248,7 @@ class Prober(ModelHubMixin):
         Raises:
             UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
         """
-        if not hasattr(lm, "score_each"):
-            make = "CausalLM.from_pretrained(name), or CausalLM(model, tokenizer)"
-            raise UserError(f"score takes a model first, found {type(lm).__name__}: {make}")
+        check_model("score", lm)
         source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line, usual=self.columns)
         return score_rows(lm, self, source, threshold=threshold, unit=unit)
 

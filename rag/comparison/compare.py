@@ -21,6 +21,7 @@ from probers.data.questions import QuestionSource, make_source
 from probers.data.questions.jsonl import Given
 from probers.evaluation.answers import RULES, right_by
 from probers.files import digest
+from probers.model.language_model import check_model
 from probers.options import check_options, refuse_unknown
 from probers.prober.decision import ThresholdRule
 from probers.types import Passage, Retriever, UserError
@@ -28,6 +29,7 @@ from probers.types import Passage, Retriever, UserError
 from ..build import (
     Contamination,
     check_one_model,
+    is_retriever,
     loop_options,
     make_prompt,
     make_query,
@@ -47,10 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare", "plan_of"]
 
-#: Keys of probers-compare that are arguments of :func:`compare`, or about files and machines.
+#: Keys of probers-compare that are about files and machines.
 _NOT_OPTIONS = {
-    "questions", "corpus", "triggers", "out", "validation", "model", "engine",
-    "engine_options", "engine_timeout", "batch_size", "part", "launch",
+    "corpus", "model", "engine", "engine_options", "engine_timeout", "batch_size", "part", "launch",
     "wait", "passage_words", "corpus_cache", "matcher",
 }  # fmt: skip
 #: Methods that need nothing trained.
@@ -85,6 +86,7 @@ def compare(
         UserError: a wrong request, before the model runs.
         RunError: a model that gives NaN, or files that cannot be written.
     """
+    check_model("compare", lm)
     source, settings, notes = make_source(questions), _settings(lm, options), []
     if validation is None and isinstance(source, Given):
         source = source.all_asked()
@@ -92,11 +94,13 @@ def compare(
         triggers = [name for name in _TRIGGERS if name != "oracle"]
         notes = ["oracle left out: it needs gold answers, and some questions have none"]
     others: Any = settings.validation if validation is None else validation
-    if validation is not None and not isinstance(validation, int):
+    if isinstance(validation, int):
+        check_options(Compare, {"validation": validation})
+    elif validation is not None:
         others = make_source(validation)
     common: Retriever | Component = settings.retriever
     corpus: Sequence[Passage] = []
-    if hasattr(passages, "search"):
+    if is_retriever(passages):
         if "retriever" in options:
             raise UserError("passages is a retriever, and retriever= is given too: leave one out", "conflict")
         common = passages
@@ -130,8 +134,8 @@ def compare(
 
 def _settings(lm: Any, options: Mapping[str, Any]) -> Compare:
     """Check the options, and take those that are not given from the command (UserError)."""
-    known = sorted({each.name for each in fields(Compare)} - _NOT_OPTIONS - {"_record"})
-    refuse_unknown("compare", options, known)
+    known = {each.name for each in fields(Compare) if each.name[0] != "_"} - _NOT_OPTIONS
+    refuse_unknown("compare", options, sorted(known))
     plain = {name: options[name] for name in options.keys() - {"prompt", "retriever", "prober"}}
     check_options(Compare, plain)
     table = {**values_of("", "methods"), **plain.pop("methods", {})}

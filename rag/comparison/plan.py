@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from probers.cli.components import Component
 from probers.data.questions import EmptySplitError, QuestionSet, QuestionSource, open_questions
+from probers.data.questions.jsonl import Given
 from probers.progress import Whole
 from probers.types import SPLITS, Needs, Passage, Question, Retriever, UserError
 
@@ -108,13 +109,15 @@ class Choice:
 
     def notes(self) -> list[str]:
         """Tell which questions are asked, where that is not as the set names them."""
-        notes = list(self.chosen.notes)
-        if self.chosen.record["dealt"]:
-            splits = self.chosen.record["splits"]
-            dealt = ", ".join(f"{splits[name]} {name}" for name in SPLITS if name in splits)
+        notes, record = list(self.chosen.notes), self.chosen.record
+        splits = ", ".join(f"{record['splits'][name]} {name}" for name in SPLITS if name in record["splits"])
+        if record["dealt"]:
             why = f"thresholds are chosen on {self.tuned_on} questions: asked are {self.split} questions"
             asks = ": all are asked" if self.split == "all" else f", for {why}"
-            notes.append(f"The questions name no splits and were dealt ({dealt}){asks}.")
+            notes.append(f"The questions name no splits and were dealt ({splits}){asks}.")
+            log.info("%s", notes[-1])
+        elif self.split != "all" and "," in splits and record["source"] == Given().spec:
+            notes.append(f"The questions name their splits ({splits}): asked are {self.split} questions.")
             log.info("%s", notes[-1])
         if self.split == "all":
             notes.append("These are the questions of all splits.")

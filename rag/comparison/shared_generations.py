@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from probers.model.language_model import Sampling, SentenceEnd, Stop
-from probers.types import EndToken, Feature, Generation, Needs, Question
+from probers.types import EndToken, Feature, Generation, Needs
 
-from ..loop import RAG, Ended
+from ..loop import RAG, Asked, Ended
 from ..traces import Answer, Listener
 
 _NOTHING = Needs()
@@ -119,7 +119,7 @@ class SharedRAG(RAG):
         return [narrowed(known[key][0], needs) for key in keys]
 
     def answer(
-        self, questions: Sequence[Question], listener: Listener | None = None, *, ended: Ended | None = None
+        self, questions: Asked, listener: Listener | None = None, *, ended: Ended | None = None
     ) -> list[Answer]:
         """Answer like :meth:`RAG.answer`, with the seconds that it takes without the cache."""
         before = self._saved

@@ -311,6 +311,6 @@ class RankBM25(LexicalRetriever):
 
 def check_options(k1: float, b: float) -> None:
     """Refuse parameters for which the formula is not a ranking function."""
-    at_least("retriever.k1", k1, 0)
+    at_least("retriever.k1", k1, 0.0)
     if not 0 <= b <= 1:
         raise UserError(f"retriever.b={b} must be between 0 and 1")

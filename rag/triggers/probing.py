@@ -61,6 +61,7 @@ class ReadsBank(Trigger):
         """Return the prober in ``bank``, loaded if that is a folder (UserError: there is none)."""
         from probers.prober.prober import Prober
 
+        super().__post_init__()
         if self.bank is None:
             raise UserError(f"trigger={self.name} needs a prober: {self.make}", "no-artifact")
         bank = self.bank if isinstance(self.bank, Prober) else Prober.from_pretrained(self.bank)

@@ -277,6 +277,7 @@ class Verbalised(_OfAnswers):
     reads_tokens = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         has_places("trigger.form", self.form, "question", "answer")
 
     def scores(self, generations: Sequence[Generation], states: Sequence[State]) -> list[Scored]:
