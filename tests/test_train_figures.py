@@ -263,6 +263,7 @@ def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None
         assert f"It {said} than words alone" in str(Report(figures))
     entry = run.summary.ensemble.model_copy(update={"auroc_ci": (0.4, 0.9)})
     assert "chance" in str(Report(run.summary.model_copy(update={"ensemble": entry})))
+    assert all(x in Report(run.summary)._repr_html_() for x in ("<p>test: ", "left out", "<th>prober: all"))
 
 
 def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
@@ -280,10 +281,9 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_every_picture_is_written(run: Any, tmp_path: Path) -> None:
-    draw.write_plots(tmp_path, run.summary, run.trained, run.evaluator)
-    assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
-    assert all(len(path.read_bytes()) > 10_000 for path in tmp_path.iterdir())
+def test_every_picture_is_written(run: Any) -> None:
+    pictures = draw.Pictures(run.summary, run.trained, run.evaluator)
+    assert [*pictures] == NAMES and all(len(png) > 10_000 for png in pictures.values())
 
 
 def card_of(trained: Any, figures: Any) -> str:

@@ -346,8 +346,7 @@ class Prober(ModelHubMixin):
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
         """Write the prober to a folder, as the mixin does; UserError for one that holds a command's run."""
         if (Path(save_directory) / "run.json").exists():
-            message = f"{save_directory} holds the run of a command: save the prober to another folder"
-            raise UserError(message, "out-taken")
+            raise UserError(f"{save_directory} holds a command's run: choose another folder", "out-taken")
         return super().save_pretrained(save_directory, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:

@@ -58,9 +58,8 @@ class Report:
     @property
     def tested(self) -> str:
         """Size of the test split."""
-        test = self.figures.splits["test"]
-        share = f"{test.wrong:.0%} {self.figures.words.texts}"
-        return f"test: {test.n:,} texts, {test.groups:,} groups, {share}; 95% intervals"
+        test, texts = self.figures.splits["test"], self.figures.words.texts
+        return f"test: {test.n:,} texts, {test.groups:,} groups, {test.wrong:.0%} {texts}; 95% intervals"
 
     @property
     def notes(self) -> list[str]:
