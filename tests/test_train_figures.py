@@ -262,8 +262,8 @@ def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None
         figures = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
         assert f"It {said} than words alone" in str(Report(figures))
     entry = run.summary.ensemble.model_copy(update={"auroc_ci": (0.4, 0.9)})
-    assert "chance" in str(Report(run.summary.model_copy(update={"ensemble": entry})))
-    assert all(x in Report(run.summary)._repr_html_() for x in ("<p>test: ", "left out", "<th>prober: all"))
+    one = Report(run.summary.model_copy(update={"ensemble": entry, "notes": ["control 'x' left out: y"]}))
+    assert all(x in str(one) and x in one._repr_html_() for x in ("chance", "test:", "1 control", "prober:"))
 
 
 def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
