@@ -94,6 +94,7 @@ def test_columns_under_other_names_are_named_and_remembered(lm, prober, tmp_path
     assert again.columns == names and prober.columns is None
     again.save_pretrained(tmp_path)
     saved = probers.Prober.from_pretrained(tmp_path)
+    assert set() < {link.split(")")[0] for link in saved.card.split("](plots/")[1:]} < {*saved.pictures}
     for rows in (frame[:4], frame[:4].drop(columns="is_wrong"), sums()[:4]):
         np.testing.assert_allclose(saved.p_wrong(lm, rows), prober.p_wrong(lm, sums()[:4]), atol=1e-4)
     renamed = frame[:4].rename(columns={"output": "text"})
@@ -162,8 +163,7 @@ def test_what_fires_is_acted_on_and_nothing_else(lm, prober):
 
 def test_a_scored_text_shows_its_parts_in_terminal_notebook_and_table(lm):
     row = {"prompt": PROMPT, "answer": " She was born in 1990 & <b>moved</b> in 1995."}
-    scored = bank_for(lm).score(lm, [row], threshold=-1e9)
-    (one,) = scored
+    (one,) = scored = bank_for(lm).score(lm, [row], threshold=-1e9)
     assert [part.text for part in one.spans] == ["1990", "1995"]
     marks = [f"[{part.text} {part.p_wrong:.0%}]" for part in one.spans]
     assert str(scored).endswith(f"in {marks[0]} & <b>moved</b> in {marks[1]}.")
@@ -228,13 +228,10 @@ def test_the_command_scores_like_the_verb(lm, prober, tmp_path):
     prober.save_pretrained(tmp_path / "prober")
     write_lines(tmp_path / "rows.jsonl", sums(4))
     cli.run("score", [f"{tmp_path}/rows.jsonl", f"prober={tmp_path}/prober", f"out={tmp_path}/out"])
-    lines = [json.loads(line) for line in (tmp_path / "out" / "scores.jsonl").read_text().splitlines()]
-    again = probers.Prober.from_pretrained(tmp_path / "prober")
-    scored = again.score(lm, sums(4))
-    assert [line["hallucination"]["p_wrong"] for line in lines] == pytest.approx(
-        [each.p_wrong for each in scored]
-    )
-    assert [line["hallucination"]["fires"] for line in lines] == [each.fires for each in scored]
+    judged = [json.loads(line)["hallucination"] for line in (tmp_path / "out/scores.jsonl").open()]
+    scored = probers.Prober.from_pretrained(tmp_path / "prober").score(lm, sums(4))
+    assert [each["p_wrong"] for each in judged] == pytest.approx([each.p_wrong for each in scored])
+    assert [each["fires"] for each in judged] == [each.fires for each in scored]
 
 
 def test_a_question_is_answered_by_the_command_as_by_the_verb(lm, tmp_path):

@@ -165,7 +165,7 @@ def test_what_a_store_lacks_is_left_out_with_a_reason(tmp_path, caplog):
     for lacks in ("no layer 0", "no column answer_kind", "no column mean_entropy", "no rind_max"):
         assert f"the store has {lacks}" in notes
     assert "question is the same in all training examples" in notes
-    assert "left out (the card says why): " in caplog.text.replace("\n  ", " ")
+    assert "left out (README.md of the saved prober says why): " in caplog.text.replace("\n  ", " ")
     assert bank.entropy_model is None and bank.metrics["with_entropy"] is None
     assert bank.metrics["positive_control"] is None
     absent = {"embedding layer", "RIND maximum", "bag of words, question"}

@@ -261,7 +261,8 @@ def test_a_report_says_whether_the_prober_is_better_than_words(run: Any) -> None
         figures = run.summary.model_copy(update={"pairs": dict.fromkeys(run.summary.pairs, pair)})
         assert f"It {said} than words alone" in str(Report(figures))
     entry = run.summary.ensemble.model_copy(update={"auroc_ci": (0.4, 0.9)})
-    assert "chance" in str(Report(run.summary.model_copy(update={"ensemble": entry})))
+    one = Report(run.summary.model_copy(update={"ensemble": entry, "notes": ["control 'x' left out: y"]}))
+    assert all(x in str(one) and x in one._repr_html_() for x in ("chance", "test:", "1 control", "prober:"))
 
 
 def test_what_is_written_is_what_the_schema_reads(run: Any) -> None:
@@ -279,10 +280,9 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_every_picture_is_written(run: Any, tmp_path: Path) -> None:
-    draw.write_plots(tmp_path, run.summary, run.trained, run.evaluator)
-    assert sorted(p.name for p in tmp_path.iterdir()) == NAMES
-    assert all(len(path.read_bytes()) > 10_000 for path in tmp_path.iterdir())
+def test_every_picture_is_written(run: Any) -> None:
+    pictures = draw.Pictures(run.summary, run.trained, run.evaluator)
+    assert [*pictures] == NAMES and all(len(png) > 10_000 for png in pictures.values())
 
 
 def card_of(trained: Any, figures: Any) -> str:

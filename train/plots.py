@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,7 +14,7 @@ import numpy as np
 from probers.evaluation.metrics import auprc, auroc, ece, risk_coverage
 from probers.prober.calibration import sigmoid
 from probers.prober.figures import EMBEDDING, ENSEMBLE, SHUFFLED, Decision, Figures, Words
-from probers.prober.report import layer_name
+from probers.prober.report import layer_name, of_words
 
 from .assemble import Trained
 from .evaluate import Evaluator
@@ -180,6 +183,20 @@ _LEVELS: dict[str, Any] = {
 _PANELS = (("auroc", "AUROC, finding {} texts (test)"), ("accuracy", "accuracy (test)"))
 
 
+class Pictures(UserDict[str, bytes]):
+    """PNG files by name, made by :func:`write_plots` when first looked at, in a second or two."""
+
+    def __init__(self, *run: Any) -> None:
+        self._run = run
+
+    @cached_property
+    def data(self) -> dict[str, bytes]:  # type: ignore[override]
+        with TemporaryDirectory() as folder:
+            write_plots(Path(folder), *self._run)
+            self._run = ()  # which holds every text's scores
+            return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
+
+
 def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Evaluator) -> None:
     """Write the pictures of one training run."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +215,7 @@ def write_plots(folder: Path, figures: Figures, trained: Trained, evaluator: Eva
         scores.append((name, values, ENTROPY))
         probabilities.append((name, detector.probability(values), ENTROPY))
     beside = [d for name in _BESIDE for d in trained.controls if d.name == name]
-    scores += [(d.name, d.scores[rows], style) for d, style in zip(beside, OTHERS, strict=False)]
+    scores += [(of_words(d.name), d.scores[rows], style) for d, style in zip(beside, OTHERS, strict=False)]
 
     _by_layer(folder / "auroc_by_layer.png", figures)
     roc_pr(folder / "roc_pr.png", wrong, scores, words)
@@ -286,4 +303,4 @@ def _levels(ax: Axes, key: str, levels: Iterable[tuple[str, Decision | None, Sty
 
 def _controls(figures: Figures) -> list[tuple[str, Decision | None, Style]]:
     look: Style = {"color": GREY, "linewidth": 0.8}
-    return [(name, figures.controls.get(name), look | {"linestyle": line}) for name, line in _LEVELS.items()]
+    return [(of_words(n), figures.controls.get(n), look | {"linestyle": line}) for n, line in _LEVELS.items()]

@@ -93,7 +93,7 @@ def write_card(
         bounded, bounds, moment_columns, number, ranges, shared.adapter_rows, shared.best_member, best_name,
         shared.layer_name, shared.promised, shared.summed, shared.warnings,
     )  # fmt: skip
-    return render(
+    return shared.of_words(render(
         "probers.train/card.md.j2",
         bank=bank, figures=figures, data=stores, source=source, read=read, out=shown,
         model=replace(spec.model, id=public_model(spec.model.id)), base_model=hub_id(spec.model.id),
@@ -102,7 +102,7 @@ def write_card(
         by_value=partial(_by_value, figures.words.texts), words=figures.words,
         beaten_by=beaten_by, MOMENTS=MOMENTS, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
         **{function.__name__: function for function in functions},
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def use_command(bank: Prober, out: str | Path, model: str = "testbed", *, read: bool) -> str | None:

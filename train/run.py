@@ -19,6 +19,7 @@ from probers.cli.settings import default_values, plain, read
 from probers.files import canonical_json, write_text
 from probers.options import refuse_unknown
 from probers.prober.figures import Figures
+from probers.prober.io import save
 from probers.prober.prober import Prober
 from probers.prober.report import Report
 from probers.store.files import fingerprint
@@ -33,7 +34,7 @@ from .evaluate import Evaluator, summarise
 from .examples import Examples, SplitRequest
 from .heads import Task, build, head_of, joins_layers, of_tasks, part_tasks
 from .methods import Method, class_of, method_of
-from .plots import write_plots
+from .plots import Pictures
 from .report import compare_runs, use_command, write_card
 from .settings import Stores, Train
 
@@ -300,12 +301,12 @@ def _measure(
     texts, source = config.get("texts"), str(config.get("source", ""))
     bank = replace(
         trained.bank, metrics=figures.to_dict(), seen=examples.seen(), recogniser=_recogniser(config),
+        pictures=Pictures(figures, trained, evaluator),
         card=write_card(trained.bank, figures, plan.stores, out, source=source, read=examples.read),
         columns=(texts.get("columns") or None) if isinstance(texts, Mapping) else None,
     )  # fmt: skip
     if out is not None:
-        bank.save_pretrained(out)
-        write_plots(out / "plots", figures, trained, evaluator)
+        save(out, bank)
     return bank, figures
 
 

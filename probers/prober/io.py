@@ -70,6 +70,8 @@ def save(folder: Path, prober: Any) -> None:
     write_bytes(folder / _HEADS, encode(tensors))
     write_text(folder / _METRICS, canonical_json(dict(prober.metrics)))
     write_text(folder / _CARD, prober.card)
+    for file in (folder / SEEN, *(folder / PICTURES).glob("*.png")):  # of another prober
+        file.unlink(missing_ok=True)
     if prober.seen is not None:
         prober.seen.save(folder)
     for name, picture in prober.pictures.items():

@@ -24,7 +24,7 @@ from ..heads import Memory, ProbeHead, head_name
 from ..model.language_model import check_model
 from ..progress import warn_once
 from ..signals.grounding import Pointer
-from ..store.spec import FeatureSpec, ModelSpec
+from ..store.spec import FeatureSpec, ModelSpec, ranges
 from ..types import Needs, UserError
 from .calibration import Calibration, EntropyModel, Temperature, sigmoid
 from .decision import Ensemble, checked_logits, margins, run_heads, run_heads_on_marked, run_heads_on_spans
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from .watch import Scores, StopOnScore
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Prober(ModelHubMixin):
     """Frozen heads, one per layer of ``spec.layers`` or one of all; call it with states to get scores.
 
     ``save_pretrained(path, push_to_hub=False, repo_id=None)`` and ``push_to_hub(repo_id, private=None, ..)``
     come from :class:`huggingface_hub.ModelHubMixin`, whose uploads are public unless told to be private.
-    ValueError for heads, layers, domain and ensemble that do not fit each other.
+    Probers are compared by identity. ValueError for parts that do not fit each other.
 
     Attributes:
         threshold: fires when the score exceeds it; chosen on validation data, like the calibration.
@@ -116,8 +116,9 @@ class Prober(ModelHubMixin):
         self.head.eval().requires_grad_(False)
 
     def __repr__(self) -> str:
-        places = f"{head_name(self.head)} on {', '.join(dict.fromkeys(self.spec.names))} of {self.spec.model}"
-        return f"Prober({places}, pool={self.spec.pool}, position={self.spec.position})"
+        layers = ", ".join([ranges(self.layers), *dict.fromkeys(self.spec.names[len(self.layers) :])])
+        of = f"{head_name(self.head)} on {layers} of {self.spec.model}"
+        return f"Prober({of}, pool={self.spec.pool}, position={self.spec.position})"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -344,6 +345,12 @@ class Prober(ModelHubMixin):
 
     #: Name of :meth:`stopping` up to version 0.2.
     stopping_criteria = stopping
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """Write the prober to a folder, as the mixin does; UserError for one that holds a command's run."""
+        if (Path(save_directory) / "run.json").exists():
+            raise UserError(f"{save_directory} holds a command's run: choose another folder", "out-taken")
+        return super().save_pretrained(save_directory, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save(save_directory, self)

@@ -15,7 +15,7 @@ from ..types import count
 from .figures import ENSEMBLE, ENSEMBLES, SHUFFLED, WITHOUT, WORDS, Detection, Figures, Layer
 from .risk_control import Promise
 
-_NAME = 38
+_NAME = 45
 #: Title and name of the figures in the terminal after AUROC, and in HTML.
 _SHORT = (("AUPRC", "auprc"), ("acc.", "accuracy"), ("F1", "f1"), ("ECE", "ece"))
 COLUMNS = (
@@ -35,43 +35,50 @@ class Report:
     pictures: Mapping[str, bytes] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        test = self.figures.splits["test"]
         titles = "".join(f"{title:>7}" for title, _ in _SHORT)
-        share = f"{test.wrong:.0%} {self.figures.words.texts}"
-        lines = [
-            f"test: {test.n:,} texts, {test.groups:,} groups, {share}; 95% intervals",
-            f"{'':{_NAME}}{'AUROC':20}{titles}",
-        ]
+        lines = [self.tested, f"{'':{_NAME}}{'AUROC':20}{titles}"]
         for name, entry in self.summary:
             cells = "".join(f"{number(entry.get(key)):>7}" for _, key in _SHORT)
             first = f"{cut(name, _NAME - 3):{_NAME - 2}}{bounded(entry, 'auroc', absent='-'):20}"
             lines.append(f"  {first}{cells}")
         lines += [fill(line, 98, subsequent_indent="  ") for line in self.sentences]
-        notes = [*warnings(self.figures), *summed(self.figures.notes, reasons=False)]
-        lines += [fill(note, 98, initial_indent="note: ", subsequent_indent="  ") for note in notes]
-        return "\n".join(lines)
+        lines += [fill(note, 98, initial_indent="note: ", subsequent_indent="  ") for note in self.notes]
+        return of_words("\n".join(lines))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         pictures = {name: base64.b64encode(png).decode() for name, png in self.pictures.items()}
-        return render(
+        return of_words(render(
             "probers.prober/report.html.j2",
-            figures=self.figures, rows=self.rows, sentences=self.sentences, notes=warnings(self.figures),
+            figures=self.figures, rows=self.rows, sentences=[self.tested, *self.sentences], notes=self.notes,
             columns=COLUMNS, pictures=pictures, bounded=bounded, layer_name=layer_name,
-        )  # fmt: skip
+        ))  # fmt: skip
+
+    @property
+    def tested(self) -> str:
+        """Size of the test split."""
+        test, texts = self.figures.splits["test"], self.figures.words.texts
+        return f"test: {test.n:,} texts, {test.groups:,} groups, {test.wrong:.0%} {texts}; 95% intervals"
+
+    @property
+    def notes(self) -> list[str]:
+        """Reasons to distrust the figures, and what was left out."""
+        return [*warnings(self.figures), *summed(self.figures.notes, reasons=False)]
 
     @property
     def rows(self) -> list[tuple[str, Detection]]:
-        """Every layer, way to join them, member and control, by name."""
+        """The prober's scores, every layer, other way to join them, member and control, by name."""
         figures = self.figures
-        rows: list[tuple[str, Detection]] = [(layer_name(figures, entry), entry) for entry in figures.layers]
-        if len(rows) > 1:
-            for kind, entry in figures.ensembles.items():
-                saved = " (saved)" if kind == figures.combine else ""
-                rows.append((f"{ENSEMBLE}: {ENSEMBLES.get(kind, kind)}{saved}", entry))
+        ways = {kind: f"{ENSEMBLE}: {ENSEMBLES.get(kind, kind)}" for kind in figures.ensembles}
+        layers = [(layer_name(figures, entry), entry) for entry in figures.layers]
+        if len(layers) == 1:
+            ways = {figures.combine: layers.pop()[0]}
+        name = f"prober: {ways.pop(figures.combine, ENSEMBLE)}"
+        rows: list[tuple[str, Detection]] = [(name, figures.ensemble)]
         if figures.with_entropy:
-            rows.append((figures.words.joined, figures.with_entropy))
+            rows.append((figures.joined, figures.with_entropy))
+        rows += [*layers, *((name, figures.ensembles[kind]) for kind, name in ways.items())]
         rows += [(f"member: {name}", member) for name, member in figures.members.items()]
         return rows + [(f"control: {name}", control) for name, control in figures.controls.items()]
 
@@ -80,7 +87,7 @@ class Report:
         """The prober's scores, and the controls to compare them with."""
         figures, single = self.figures, len(self.figures.layers) == 1
         name = layer_name(figures, figures.best) if single else ENSEMBLE
-        rows: list[tuple[str, Detection]] = [(name, figures.ensemble)]
+        rows: list[tuple[str, Detection]] = [(f"prober: {name}", figures.ensemble)]
         if figures.members:
             best = best_member(figures)
             rows.append((f"best member: {best}", figures.members[best]))
@@ -102,7 +109,7 @@ class Report:
             low, high = figures.pairs[f"{ENSEMBLE} vs {words}"]["auroc"].ci95 or (0.0, 0.0)
             verdict = "better" if low > 0 else "worse" if high < 0 else "not shown to be better"
             aim = "" if figures.label == "wrong" else f" at finding {figures.words.texts} answers"
-            verdict = f"It is {verdict} than words alone{aim} ({words})"
+            verdict = f"It is {verdict} than words alone{aim} (a {words})"
             lines.append(f"{verdict}: AUROC {self._pair(words)}.")
         if figures.members:
             best = best_member(figures)
@@ -111,8 +118,9 @@ class Report:
         for name, before, after in adapter_rows(figures):
             lines.append(f"{name}: {before} without adapters, {after} with them.")
         lines += [promised(figures)] if figures.promise else []
-        more = "Every layer, control, calibration and group of texts: README.md and plots of a saved prober."
-        return [*lines, more]
+        control = "A control is a simpler score, like the text's length, that a prober should beat."
+        more = "README.md (the card) and plots of the saved prober"
+        return [*lines, control, f"Every layer, control, calibration and group of texts: {more}."]
 
     @property
     def _words(self) -> str:
@@ -124,6 +132,11 @@ class Report:
     def _pair(self, name: str) -> str:
         pair = self.figures.pairs[f"{ENSEMBLE} vs {name}"]["auroc"]
         return f"{number(pair.diff, '+.3f')} {bounds(pair.ci95, '+.3f')}"
+
+
+def of_words(text: str) -> str:
+    """Write "bag of words of the text" for the name "bag of words, text" of a control."""
+    return re.sub(f"{WORDS}, (?=text|question|answer)", f"{WORDS} of the ", text)
 
 
 def cut(text: str, width: int) -> str:
@@ -183,7 +196,7 @@ def summed(notes: Sequence[str], *, reasons: bool = True) -> list[str]:
     if not each:
         return rest
     listed = [f"{name} ({why})" for name, why in each.items()] if reasons else list(each)
-    where = "" if reasons else " (the card says why)"
+    where = "" if reasons else " (README.md of the saved prober says why)"
     return [*rest, f"{count(len(each), 'control')} left out{where}: {', '.join(listed)}"]
 
 

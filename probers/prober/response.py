@@ -1,6 +1,7 @@
 """A prober's judgement of a text: the response of every engine, and the text with it.
 
 :class:`Response` is the field ``hallucination``: one model for servers, finished texts, and reading it back.
+It is built by :class:`.assessment.Assessor` and completed in :mod:`.scoring` (grounds, what was left out).
 Fields that were not set are left out of its wire form: a streamed chunk has the lists of its tokens alone.
 :class:`Scored` is a text with its response, shown as text in a terminal and coloured in a notebook.
 """

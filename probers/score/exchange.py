@@ -27,7 +27,7 @@ from ..evaluation.metrics import auprc, auroc, ece_interval, recall_at_fpr
 from ..files import write_bytes
 from ..prober.calibration import fit_calibration
 from ..prober.decision import ThresholdRule
-from ..prober.io import locate
+from ..prober.io import locate, save
 from ..prober.prober import Prober
 from ..prober.scoring import readable, score_texts
 from ..prober.value_head import CONFIG, WEIGHTS, ValueHead, fold, read_value_head
@@ -78,7 +78,7 @@ def run_import(settings: Import) -> Path:
         bank = calibrated(bank, lm, source, rule, journal, settings.resamples)
         figures |= dict(bank.metrics)
     lines = [*_findings(bank, probe, figures)]
-    replace(bank, metrics=figures, card=_card(bank, name, lines)).save_pretrained(out)
+    save(out, replace(bank, metrics=figures, card=_card(bank, name, lines)))
     journal.path.unlink(missing_ok=True)
     folder.finish({"model": settings.model.name, "auroc": figures.get("span", {}).get("auroc")})
     for line in lines:
