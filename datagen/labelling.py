@@ -89,21 +89,27 @@ def label(
     read = source.plan(chosen)
     quotas_of(source)
     check_model("label", lm)
+    for notice in source.notices:
+        log.warning(notice)
     record = _record(lm, source, chosen) | {"inputs": inputs(*read.files), **read.record}
+
+    def finish(store: FeatureStore) -> dict[str, Any]:
+        figures, lines = conclude(store, source)
+        store.finish(figures)
+        for line in lines:
+            if line not in source.notices:
+                log.info(line)
+        return figures
+
     if out is None:
         folder = TemporaryDirectory(prefix="probers-")
-        store = make(lm, source, Path(folder.name), record)
-        store.finish(conclude(store, source)[0])
+        finish(store := make(lm, source, Path(folder.name), record))
         return TemporaryStore(store.path, store.features, store.config, store.next_shard, folder=folder)
     run = RunFolder(Path(out), "datagen", record)
     with taking_back():
         if run.begin():
-            store = make(lm, source, run.path, identity(record))
-            figures, lines = conclude(store, source)
-            store.finish(figures)
+            figures = finish(make(lm, source, run.path, identity(record)))
             run.finish({"model": lm.spec.id, "source": source.name, **figures})
-            for line in lines:
-                log.info(line)
     return FeatureStore.open(run.path)
 
 
@@ -136,8 +142,10 @@ def _plain(value: Any) -> Any:
     """Return a plain value as it is, of rows and passages a digest, and of other objects the class."""
     if isinstance(value, (Component, Wikipedia)):
         return plain(value)
-    if value is None or isinstance(value, (str, int, float, Mapping)):
+    if value is None or isinstance(value, (str, int, float)):
         return value
+    if isinstance(value, Mapping):  # perhaps of columns
+        return json.loads(json.dumps(value, default=lambda column: digest(repr([*column]))))
     if hasattr(value, "itertuples"):  # a DataFrame, whose iteration gives columns
         value = value.to_dict("records")
     if not isinstance(value, Iterable):

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,6 @@ from helpers.serving import PROMPT, bank_for
 
 import probers
 from probers.cli import main as cli
-from probers.data.texts import TextSource
 from probers.prompts import AUTO_PROMPT, CHAT_PROMPT, PLAIN_PROMPT, TESTBED_PROMPT
 from probers.types import UserError
 
@@ -70,18 +70,17 @@ def test_a_prober_of_rows_scores_rows_and_warns_of_texts_unlike_its_own(lm, prob
     assert not scored[0].domain.unlike and "unlike" not in str(scored[0])
 
 
-@pytest.mark.parametrize("kind", ["columns", "generator", "dataset", "file"])
-def test_rows_of_every_kind_make_the_same_prober(lm, prober, kind, tmp_path):
-    frame = pd.DataFrame(sums())
-    if kind == "columns":
-        rows = {name: list(frame[name]) for name in frame}
-    elif kind == "generator":
-        rows = (row for row in sums())
-    elif kind == "dataset":
-        rows = pytest.importorskip("datasets").Dataset.from_pandas(frame)
-    else:
-        rows = str(tmp_path / "rows.csv")
-        frame.to_csv(rows, index=False)
+@pytest.mark.parametrize("make", [
+    lambda frame, path: {name: list(frame[name]) for name in frame},
+    lambda frame, path: {name: frame[name] if name == "wrong" else frame[name].to_numpy() for name in frame},
+    lambda frame, path: frame.set_index("prompt"),
+    lambda frame, path: iter(sums()),
+    lambda frame, path: pytest.importorskip("datasets").Dataset.from_pandas(frame),
+    lambda frame, path: {"all": pytest.importorskip("datasets").Dataset.from_pandas(frame)},
+    lambda frame, path: frame.to_csv(path, index=False) or str(path),
+])  # fmt: skip
+def test_rows_of_every_kind_make_the_same_prober(lm, prober, make, tmp_path):
+    rows = make(pd.DataFrame(sums()), tmp_path / "rows.csv")
     again = probers.fit(lm, rows, head="linear", layers=[4, 8], **QUICK)
     np.testing.assert_allclose(again.p_wrong(lm, sums(4)), prober.p_wrong(lm, sums(4)), atol=1e-6)
 
@@ -112,16 +111,28 @@ def test_rows_that_cannot_be_used_are_refused(lm, rows, code):
     assert code_of(probers.fit, lm, rows) == code
 
 
-def test_a_column_of_labels_that_is_not_read_is_named():
-    rows = [{**row, "hallucinated": 1} for row in sums()]
-    assert any("hallucinated" in note for note in TextSource(rows).survey("answer").notes)
-    assert not any("hallucinated" in note for note in TextSource(sums()).survey("answer").notes)
+@pytest.mark.parametrize(("words", "change"), [
+    ("hallucinated", {"hallucinated": 1}), ("anew", {"split": "train"}), ("without a", {"prompt": None}),
+    ("glued to", {"prompt": "5:", "answer": "5"}), ("the first is", {"prompt": "5:", "answer": " 5"}),
+])  # fmt: skip
+def test_rows_that_are_not_read_as_they_are_given_are_told_once(lm, caplog, words, change):
+    caplog.set_level("INFO", "probers")
+    changed = [*sums(8)[12:], *(row | change for row in sums(6))]
+    for rows, times in ((sums(6), 0), (changed, 1)):
+        probers.label(lm, probers.Texts(rows), layers=4)
+        levels = [record.levelname for record in caplog.records if words in record.message]
+        assert levels == ["WARNING"] * times
 
 
 def test_wrong_requests_are_refused_with_a_code(lm, prober):
-    assert code_of(probers.fit, lm, sums(), layers=[99], **QUICK) == "layers"
-    assert code_of(probers.fit, lm, sums(), heads="linear") == "unknown-key"
-    assert code_of(probers.fit, lm, sums(), head="linaer") == "unknown-choice"
+    right = [{**row, "wrong": False} for row in sums()]  # which is refused when texts are read
+    for code, option in (
+        ("layers", {"layers": np.array([0, 4])}), ("layers", {"layers": "stride"}),
+        ("labels", {"layers": range(1, 3)}), ("conflict", {"pool": ["mean", "last"]}),
+        ("mismatch", {"head": "attention_pool"}), ("missing-value", {"head": "stacked"}),
+        ("unknown-key", {"heads": "linear"}), ("unknown-choice", {"head": "linaer"}),
+    ):  # fmt: skip
+        assert code_of(probers.fit, lm, right, **option) == code
     assert code_of(probers.fit, lm) == "missing-value"
     assert code_of(probers.label, lm, sums(2)) == "bad-value"
     assert code_of(probers.fit, lm, sums(), head={"name": "linear"}) == "argument"
@@ -134,6 +145,8 @@ def test_wrong_requests_are_refused_with_a_code(lm, prober):
         "bad-value": {"max_new_tokens": 8.0}, "bad-value ": {"threshold": "a"}, " bad-value": {"sampling": 1},
     }.items():  # fmt: skip
         assert code_of(prober.generate, lm, "2 + 2 =", **options) == code.strip()
+    assert code_of(prober.score, lm, sums(2), thresold=1) == "unknown-key"
+    assert code_of(prober.p_wrong, lm, sums(2), on_bad_line="skip") == "conflict"
     assert code_of(prober.generate, lm, []) == "empty"
     assert code_of(prober.watch, lm) == code_of(prober.stopping, lm, lm.tokenizer) == "model"
     assert code_of(lm.states, ["a"], layers=[99]) == "layers"
@@ -154,10 +167,8 @@ def test_what_fires_is_acted_on_and_nothing_else(lm, prober):
         high = prober.generate(lm, prompts[0], on_high=on_high, threshold=-math.inf, **how)
         assert high.response.acted.action == on_high and high.response.acted.discarded_tokens
         assert high.text != plain[0].text and plain[0].text.startswith(high.text) == (on_high == "stop")
-    once, best = (
-        prober.generate(lm, prompts[0], on_high="retry", draws=draws, threshold=-math.inf, seed=3, **how)
-        for draws in (1, 4)
-    )
+    how |= {"on_high": "retry", "threshold": -math.inf, "seed": 3}
+    once, best = (prober.generate(lm, prompts[0], draws=draws, **how) for draws in (1, 4))
     assert best.response.score < once.response.score
 
 
@@ -175,7 +186,7 @@ def test_a_scored_text_shows_its_parts_in_terminal_notebook_and_table(lm):
 def test_states_are_those_of_a_score(lm):
     texts = ["The river is long.", "The town is old."]
     states = lm.states(texts, layers=[4, 8])
-    assert states.shape == (2, 2, lm.width)
+    assert states.shape == (2, 2, lm.width) and lm.states([], layers=[4]).shape == (0, 1, lm.width)
     tokens = lm.states(texts, layers=[4, 8], pool="tokens")
     np.testing.assert_allclose(states[0], tokens[0].mean(axis=0), atol=1e-4)
     assert lm.states([], layers=[4]).shape == (0, 1, lm.width)
@@ -201,25 +212,16 @@ def test_threads_take_turns(lm):
     expected = [states(part)[0] for part in range(2)]
     with ThreadPoolExecutor(2) as pool:
         for states_of_part, one in zip(pool.map(states, range(2)), expected, strict=True):
-            for state in states_of_part:
-                np.testing.assert_array_equal(state, one)
+            np.testing.assert_array_equal(states_of_part, [one] * 3)
 
 
 def test_prompt_auto_is_the_models_own_form(lm):
-    class Tokenizer:
-        name_or_path = "somewhere"
-        chat_template = None
-
-    class Chat(Tokenizer):
-        chat_template = "some"
-        bos_token = None
-
-        def apply_chat_template(self, messages, **how):
-            return f"U: {messages[0]['content']}\nA:"
-
+    plain = SimpleNamespace(name_or_path="somewhere", chat_template=None)
+    write = "U: {[content]}\nA:".format
+    chat = SimpleNamespace(chat_template="some", apply_chat_template=lambda turns, **how: write(*turns))
     assert AUTO_PROMPT.bind(lm.tokenizer) == TESTBED_PROMPT
-    assert AUTO_PROMPT.bind(Tokenizer()) == PLAIN_PROMPT and AUTO_PROMPT.bind(None) == PLAIN_PROMPT
-    bound = AUTO_PROMPT.bind(Chat())
+    assert AUTO_PROMPT.bind(plain) == PLAIN_PROMPT and AUTO_PROMPT.bind(None) == PLAIN_PROMPT
+    bound = AUTO_PROMPT.bind(SimpleNamespace(**vars(plain) | vars(chat), bos_token=None))
     assert bound.fingerprint == CHAT_PROMPT.fingerprint
     assert bound.question("Who?") == "U: Question: Who?\nAnswer:\nA:"
 

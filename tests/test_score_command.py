@@ -197,7 +197,7 @@ def test_an_end_marker_is_no_part_of_an_answer_and_no_answer_alone(place, caplog
     plain, ended, _ = lines_of(score("on_bad_line=skip", "out=second"))
     assert ended["text"] == plain["text"] == " Lima."
     assert ended["hallucination"]["token_scores"] == plain["hallucination"]["token_scores"]
-    assert "note: 1 of 3 answers continue the prompt's last word" in caplog.text
+    assert "1 answer glued to the last word of the prompt" in caplog.text
 
 
 def test_heads_of_entities_say_nothing_of_a_text_without_one(place):

@@ -207,8 +207,8 @@ class SplitRequest:
             ordered = sorted(set(groups), key=lambda group: draw_key("split", self.seed, str(group)))
             split_of = deal(ordered, shares := list(map(float, self.split)))
             if len(set(split_of.values())) < len(SPLITS):
-                few = f"the {len(ordered)} groups of {what} are too few"
-                raise UserError(f"split={shares}: {few}", code="labels")
+                few = f"the {len(ordered)} groups of {what} are too few for three splits"
+                raise UserError(f"split={shares}: {few}: take texts of more groups", code="labels")
             split = groups.map(split_of).to_numpy(dtype=object)
         if not self.train_on and not self.test_on:
             return split
@@ -299,7 +299,8 @@ def _check_splits(table: pd.DataFrame, what: str) -> None:
     for split in SPLITS:
         labels = table["correct"].to_numpy()[table["split"] == split]
         if not len(labels):
-            raise UserError(f"{what} has no {split} examples: {_ANEW}, or take more texts (limit)", "labels")
+            anew = f"{_ANEW}, or " if len({*deal([*sides.index]).values()}) == len(SPLITS) else ""
+            raise UserError(f"{what} has no {split} examples: {anew}take more texts (limit)", "labels")
         if labels.min() == labels.max():
             few = f"only {'right' if labels[0] else 'wrong'} texts among its {len(labels)} {split} examples"
             raise UserError(f"{what} has {few}: take more texts (limit), or another label", code="labels")

@@ -180,14 +180,7 @@ def fit(
 
     UserError for an unknown option, a value that is not allowed, and what cannot be trained on the stores.
     """
-    component = head_of(head)
-    settings = settings_of(component, layers, options)
-    if method_of(component) == "questions":
-        raise UserError(f"head={head} classifies questions: use probers-train", "unsupported")
-    files = [name for name in _FILES if getattr(settings, name) not in ([], False, None, "none")]
-    if out is None and (files or method_of(component) == "adapters"):
-        what = f"{files[0]}={getattr(settings, files[0])}" if files else "head=lora"
-        raise UserError(f"{what} writes files: give out=FOLDER", "missing-value")
+    settings = settings_of(head_of(head), layers, out, options)
     opening = partial(FeatureStore.open, checksums=settings.checksums)
     opened = [store if isinstance(store, FeatureStore) else opening(store) for store in listed(stores)]
     if not opened:
@@ -201,15 +194,22 @@ def fit(
     return Prober.from_pretrained(run_on(settings, opened))
 
 
-def settings_of(head: Component, layers: Any, options: Mapping[str, Any]) -> Train:
-    """Make the settings of the command; UserError names an unknown option, and the nearest known one."""
+def settings_of(head: Component, layers: Any, out: Any, options: Mapping[str, Any]) -> Train:
+    """Make the settings of the command; UserError for an unknown option, and for what needs ``out``."""
     refuse_unknown("fit", options, ["layers", "head", *OPTIONS])
     texts = options.get("texts")
     if isinstance(texts, (str, Path)):
         options = {**options, "texts": default_values(Train)["texts"] | {"path": str(texts)}}
-    values = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-    layer = list(layers) if isinstance(layers, (tuple, range)) else layers
-    return replace(read(Train, {**values, "layer": layer}), head=head)
+    given = {**options, "layer": layers}.items()
+    values = {name: list(value) if isinstance(value, (tuple, range)) else value for name, value in given}
+    settings = replace(read(Train, values), head=head)
+    if method_of(head) == "questions":
+        raise UserError("head=adaptive classifies questions: use probers-train", "unsupported")
+    files = [name for name in _FILES if getattr(settings, name) not in ([], False, None, "none")]
+    if out is None and (files or method_of(head) == "adapters"):
+        what = f"{files[0]}={getattr(settings, files[0])}" if files else "head=lora"
+        raise UserError(f"{what} writes files: give out=FOLDER", "missing-value")
+    return settings
 
 
 def run(settings: Train, parts: PartRuns | None = None, search: Chosen | None = None) -> Path:

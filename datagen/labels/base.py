@@ -82,6 +82,7 @@ class Source(ABC):
         folder: folder of the run.
         prompt: prompt template; a chat prompt is bound to the model's own template.
         items: number of items read so far, for the progress bar.
+        notices: what was left out, guessed or unusual in the inputs that :meth:`plan` read.
     """
 
     name: ClassVar[str] = "own"
@@ -97,6 +98,7 @@ class Source(ABC):
     folder: Path
     prompt: PromptTemplate
     items: int
+    notices: Sequence[str] = ()
 
     def __new__(cls, *given: Any, **options: Any) -> Source:
         """Refuse an unknown option by name, a column with the way to give it (UserError)."""

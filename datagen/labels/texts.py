@@ -64,6 +64,9 @@ class Texts(OfTexts, Source):
         )  # fmt: skip
         position = position_of(self.reads) if unit == "answer" else unit
         self.keep(source=source, survey=source.survey(unit), example_unit=unit, position=position)
+        unused = options.prompt.name != AUTO and self.survey.form != "passages"
+        form = f"prompt={options.prompt.name} is not used: it shows passages, and these texts have none"
+        self.keep(notices=[*[form] * unused, *self.survey.notes, *source.lines()])
         return Inputs(record={"texts_read": source.inputs})
 
     def begin(self, lm: CausalLM | None, needs: Needs, folder: Path) -> None:
@@ -128,10 +131,6 @@ class Texts(OfTexts, Source):
 
     def summarise(self, store: FeatureStore) -> tuple[dict[str, Any], list[str]]:
         """Report figures of the labels, how splits were made, and the texts that could not be read."""
-        survey, form = self.survey, self.options.prompt.name
-        figures, line = self.marked.summarise(store, survey.texts)
+        figures, line = self.marked.summarise(store, self.survey.texts)
         figures["lines_left_out"] = dict(self.source.left_out.counts)
-        lines = [line, *survey.notes, *self.source.lines()]
-        if form != AUTO and survey.form != "passages":
-            lines.insert(1, f"prompt={form} is not used: it shows passages, and these texts have none")
-        return figures, lines
+        return figures, [line, *self.notices]

@@ -139,8 +139,11 @@ def line_rows(
 
 
 def as_rows(rows: Any) -> Any:
-    """Return the rows of a table of pandas as dictionaries, and any other rows as they are."""
-    return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
+    """Return the rows of a table of pandas as dictionaries, with its named index; other rows as they are."""
+    if not hasattr(rows, "iterrows"):
+        return rows
+    named = [name for name in rows.index.names if name is not None and name not in rows]
+    return (rows.reset_index(named) if named else rows).to_dict("records")
 
 
 #: Keys of the object in TriviaQA's files; its records are under the first.

@@ -14,6 +14,7 @@ from typing import Any
 from ..options import nearest, shown
 from ..types import UserError
 from .records import as_rows
+from .splits import SPLIT_NAMES
 
 #: Fields of a labelled text, and names under which others have them.
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -45,17 +46,21 @@ def records_of(
     """Turn rows into plain records, in their order; cells without a value are None.
 
     Args:
-        rows: a DataFrame of pandas, a ``datasets.Dataset``, a mapping of columns of equal length or of one
-            row, or an iterable of mappings or of texts, which is read once.
+        rows: a DataFrame of pandas, a ``datasets.Dataset``, or a ``DatasetDict`` of splits; a mapping of
+            columns of equal length or of one row, or an iterable of mappings or of texts, which is read once.
         field: what a text alone is; None if it makes no row.
         needs: fields of a row, for messages.
 
     Raises:
         UserError: no rows, or something else.
     """
-    if isinstance(rows, Mapping):
-        columns = any(isinstance(value, Sequence) and not isinstance(value, str) for value in rows.values())
-        rows = _of_columns(rows) if columns else [rows]
+    if isinstance(rows, Mapping) and rows and all(hasattr(value, "column_names") for value in rows.values()):
+        sides = {name: {"split": name} if name in SPLIT_NAMES else {} for name in rows}
+        rows = [sides[name] | row for name, split in rows.items() for row in split]
+    elif isinstance(rows, Mapping):
+        lists = (isinstance(each, Sequence) and not isinstance(each, str) for each in rows.values())
+        arrays = (getattr(each, "ndim", 0) for each in rows.values())
+        rows = _of_columns(rows) if any(lists) or any(arrays) else [rows]
     else:
         rows = as_rows(rows)
     if hasattr(rows, "read"):
@@ -69,7 +74,7 @@ def records_of(
             noun = "row" if field in (None, "answer") else field
             layout = ", ".join(f"{name!r}: .." for name in needs)
             raise UserError(f"{noun} {number} must be a dictionary {{{layout}}}, found {shown(row)}")
-        records.append({str(name): _plain(value) for name, value in row.items()})
+        records.append({str(name): plain(value) for name, value in row.items()})
     if not records:
         fields = f"{needs[-2]} and {needs[-1]}"
         raise UserError(f"there are no rows: give some with {fields} (a generator is read once)", "empty")
@@ -84,7 +89,7 @@ def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turn numpy scalars and arrays into Python values, and cells without a value into None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -130,6 +135,8 @@ def lacking(field: str, names: Collection[str]) -> str:
         return f"{message}: if {column} holds it, give {field}={column!r} ({mapping})"
     if field == "wrong" and (opposite := [name for name in names if name.lower() in _OPPOSITE]):
         return f"{message}: {opposite[0]} says the opposite, so give its negation as wrong"
+    if field == "answer" and "messages" in names:
+        return f"{message}: messages stand before it, so put the last one, of the assistant, into answer"
     mapping = f"give {field}='COLUMN' (texts.columns={{{field}: COLUMN}} in a command)"
     return f"{message}: rename the column that holds it to {field!r}, or {mapping}"
 

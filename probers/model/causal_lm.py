@@ -370,7 +370,8 @@ class CausalLM(LanguageModel):
         left_out = [i for i, prompt in enumerate(fitting) if not prompt.ids]
         if left_out:
             names = shortlist([fitting[i].name for i in left_out])
-            log.warning("left out prompts longer than the context of %s tokens: %s", self.context, names)
+            why = "left out, as prompt and answer together exceed the context of %s tokens: %s"
+            log.warning(why, self.context, names)
         empty = (self.tokenizer, (), np.zeros((2, 0), dtype=np.float32))
         if new := [i for i in left_out if i not in known]:
             yield {i: encoded[i].continued(*empty, stop="skipped", needs=needs) for i in new}

@@ -18,10 +18,12 @@ import torch
 from huggingface_hub import ModelHubMixin
 
 from ..data.records import BadLine
+from ..data.rows import FIELDS
 from ..data.splits import Seen
 from ..data.texts import TextSource
 from ..heads import Memory, ProbeHead, head_name
 from ..model.language_model import check_model
+from ..options import refuse_unknown
 from ..progress import warn_once
 from ..signals.grounding import Pointer
 from ..store.spec import FeatureSpec, ModelSpec, ranges
@@ -250,11 +252,14 @@ class Prober(ModelHubMixin):
             UserError: no rows, a row that cannot be read, another model, or a unit that it cannot judge.
         """
         check_model("score", lm)
+        refuse_unknown("score", columns, ["threshold", "unit", "on_bad_line", *FIELDS])
         source = TextSource(rows, columns=columns or None, on_bad_line=on_bad_line, usual=self.columns)
         return score_rows(lm, self, source, threshold=threshold, unit=unit)
 
     def p_wrong(self, lm: CausalLM, rows: Any, **options: Any) -> np.ndarray:
         """Compute P(wrong) of texts (n,), NaN where nothing is judged; arguments as in :meth:`score`."""
+        if options.get("on_bad_line") == "skip":
+            raise UserError('on_bad_line="skip" gives fewer numbers than rows: use score(..)', "conflict")
         each = (text.p_wrong for text in self.score(lm, rows, **options))
         return np.array([np.nan if p is None else p for p in each])
 

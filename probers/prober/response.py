@@ -229,7 +229,9 @@ class Scored:
     @property
     def warning(self) -> str:
         """Sentence on a text that is unlike the training texts or could not be judged; "" for others."""
-        if self.response is not None and self.response.not_scored:
+        if self.response is None:
+            return "not judged: too long for the model's context"
+        if self.response.not_scored:
             return f"not judged: {self.response.not_scored}"
         if self.domain is None or not self.domain.unlike:
             return ""

@@ -22,7 +22,6 @@ from ..cli.inputs import find_prober, load_model
 from ..cli.runs import RunFolder
 from ..cli.settings import plain
 from ..data.texts import Text, TextSource
-from ..data.texts.base import glued, glued_lines
 from ..evaluation.bootstrap import few_groups
 from ..evaluation.metrics import Bootstrap, auroc, ece_interval
 from ..files import canonical_json, write_text
@@ -69,7 +68,7 @@ def run(settings: Score) -> Path:
     lm = load_model(settings, folder, adapter=bank.adapter)
     bank.check_model(lm.spec)
     texts = readable(source, given, bank, lm.tokenizer)
-    for line in [*glued_lines(sum(map(glued, texts)), len(texts)), *source.lines()]:
+    for line in source.lines():
         log.info("%s", line)
     journal = Journal(out / UNFINISHED)
     responses = score_texts(lm, bank, texts, threshold=settings.threshold, journal=journal)

@@ -13,7 +13,7 @@ import numpy as np
 from ...checksums import draw_key
 from ...options import shown
 from ...prompts import AUTO_PROMPT, PromptTemplate, chat_text, turns_of
-from ...types import Outside, Unit, count
+from ...types import Outside, Unit
 from ...words.text import split_sentences
 from ..questions.values import Record, identifier, optional, records, strings, unwritten
 from ..records import check_object
@@ -293,14 +293,6 @@ def _check_overlap(marks: Sequence[Mark], name: str) -> None:
         if (other := max((e for w, e in reach.items() if w is not wrong), default=0)) > start:
             raise ValueError(f"{name} of different label overlap at characters {start} to {min(end, other)}")
         reach[wrong] = max(end, reach.get(wrong, 0))
-
-
-def glued_lines(glued: int, texts: int) -> list[str]:
-    """Return a line about answers that are :func:`glued` to their prompts; none without any."""
-    if not glued:
-        return []
-    answers = f"{glued:,} of {count(texts, 'answer')}"
-    return [f"note: {answers} continue the prompt's last word: begin a new word with a space"]
 
 
 def glued(one: Text) -> bool:

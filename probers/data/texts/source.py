@@ -9,19 +9,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from ...checksums import draw_key
 from ...checksums import inputs as content_of
 from ...files import digest
+from ...options import shown
 from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
 from ..records import BadLine, LeftOut, UnusableError, check_unicode, given_records, what_is_wrong
 from ..rows import lacking, records_of, renamed, unread_field, unread_labels
 from ..splits import SPLIT_NAMES, Splits
 from ..tables import HUB_FOLDER, Row, hub_splits, is_saved, saved_splits, stream_rows
-from .base import OF_RETRIEVAL, Text, glued, glued_lines, read_text
+from .base import OF_RETRIEVAL, Text, glued, read_text
 from .formats import Place, format_of, lines_of, opening, rows_of, sources_beside
 
 log = logging.getLogger(__name__)
@@ -73,7 +75,8 @@ class TextSource:
         if self.path is None:
             raise UserError("no texts are given: texts=FILE with answer and wrong, or hf:ID", "missing-value")
         if not self._spec.startswith("hf:"):
-            given_records("texts", self._spec, "JSON lines with answer and wrong, or hf:ID")
+            give = "JSON lines with answer and wrong, or hf:ID (in Python, one text alone is [text])"
+            given_records("texts", self._spec, give)
 
     @property
     def _spec(self) -> str:
@@ -157,12 +160,15 @@ class TextSource:
                         one = replace(one, id=f"{one.id} ({where})")  # nobody else can mend their ids
                         mended[_REPEATED_ID] += 1
                     mended[_MOVED] += one.moved
+                    mended[_GLUED] += glued(one)
+                    mended[_ALONE] += not (one.prompt or one.messages or one.passages)
                     yield where, one
             except UnusableError as error:
                 self.left_out.add(row.where, str(error))
             except (ValueError, KeyError) as error:
                 yield row.where, what_is_wrong(error)
         mended.update({("annotation", f"dropped: {why}"): n for why, n in place.dropped.items()})
+        mended[_ALONE] *= mended[_ALONE] < len(seen)
 
     def all(self) -> Iterator[Text]:
         """Read every text, with or without labels; unreadable lines are an error or left out."""
@@ -182,7 +188,7 @@ class TextSource:
         return digest(one.answer if self._alone else one.question or one.answer)
 
     def lines(self) -> list[str]:
-        """Return lines about what was left out, moved or dropped in the last reading."""
+        """Return lines about what was left out, moved, dropped or noticed in the last reading."""
         mended = [f"{count(number, noun)} {what}" for (noun, what), number in self.mended.items() if number]
         return [*mended, *self.left_out.lines()]
 
@@ -205,7 +211,9 @@ class TextSource:
             if judged or (unit == "token" and one.wrong is not None):
                 yield one
             elif one.wrong is None and "wrong" not in one.record and not one.marked:
-                self.left_out.refuse(one.where, f"no label: {lacking('wrong', list(one.record))}")
+                spans = one.record.get("spans") is not None
+                fix = f"no span, give {_OUTSIDE}" if spans else lacking("wrong", list(one.record))
+                self.left_out.refuse(one.where, f"no label: {fix}")
             elif unit == "sentence" and one.wrong:
                 stay = "right answers of several sentences stay, so length tells labels apart in part"
                 self.left_out.add(one.where, f"wrong, in an unknown one of several sentences: {stay}")
@@ -222,7 +230,7 @@ class TextSource:
         groups, sides, units, characters = array("Q"), array("b"), array("L"), array("L")
         texts, columns = dict[int, tuple[int, int, str]](), dict[str, None]()
         labels, forms = Counter[bool](), Counter[str]()
-        named, contradicted, run_on = False, 0, 0
+        named, contradicted = False, 0
         for one in self._usable(unit):
             columns |= dict.fromkeys(one.record)
             named |= one.record.get("group") is not None
@@ -235,7 +243,6 @@ class TextSource:
             judged = [wrong for wrong in verdicts if wrong is not None]
             if where == one.where:
                 labels.update(judged)
-                run_on += glued(one)
                 forms["passages" if one.passages else MESSAGES if one.messages else AS_GIVEN] += 1
             else:
                 side = _REPEATED
@@ -260,7 +267,7 @@ class TextSource:
                 return replace(survey, notes=(note, *survey.notes))
             message = f"texts={self._spec} has {count(different, 'group')}, too few for three splits"
             raise UserError(f"{message}: give group, by default one for each prompt", "labels")
-        where_of, notes = self._dealt(groups, sides)
+        where_of, notes = self._dealt(groups, sides, unit)
         drawn = self._limited(groups)
         if self._layout == "statements" and not self._alone:
             notes.append("statements are grouped by subject, or by their words up to a name or a quotation")
@@ -269,7 +276,6 @@ class TextSource:
             if contradicted:
                 message += f"; {contradicted:,} of them with another label (the first is taken)"
             notes.append(message)
-        notes += glued_lines(run_on, len(sides) - repeated)
         if self._no_prompts:
             notes.append("no source_info.jsonl beside the file: answers are read without their prompts")
         unread = "column {0} is not read: name the column of labels by wrong={0!r}"
@@ -287,13 +293,14 @@ class TextSource:
     def _one_kind(self, unit: Unit, labels: Counter[bool]) -> UserError:
         kind, fix = "right", "texts with wrong ones, or another unit"
         if True in labels:
-            also = "" if unit in ("sentence", "answer") else " with unit=sentence or unit=answer"
-            kind = "wrong"
-            fix = f"texts.outside=right{also} if all that is wrong is marked, or texts with right ones"
+            kind, fix = "wrong", "texts with right ones"
+            if any(one.marked for one in self._usable(unit)):
+                also = "" if unit in ("sentence", "answer") else " with unit=sentence or unit=answer"
+                fix = f"{_OUTSIDE}{also}, or {fix}"
         message = f"texts={self._spec}: every label of unit={unit} is {kind} (of {labels.total():,})"
         return UserError(f"{message}, and a detector needs both: give {fix}", "labels")
 
-    def _dealt(self, groups: array[int], sides: array[int]) -> tuple[dict[int, int], list[str]]:
+    def _dealt(self, groups: array[int], sides: array[int], unit: Unit) -> tuple[dict[int, int], list[str]]:
         """Assign each group its split, if possible the file's, with notes (UserError: a group in two)."""
         given = {side for side in sides if side != _REPEATED}
         if not {0, 2} <= given or -1 in given:
@@ -303,10 +310,13 @@ class TextSource:
             notes = [f"{message}: groups are dealt to splits anew"] if there else []
             return {group: SPLITS.index(splits.of_key(group)) for group in groups}, notes
         where = dict[int, int]()
-        for group, side in zip(groups, sides, strict=True):
+        for place, (group, side) in enumerate(zip(groups, sides, strict=True)):
             if side != _REPEATED and where.setdefault(group, side) != side:
                 two = " and ".join(SPLITS[s] for s in sorted((where[group], side)))
-                raise UserError(f"texts={self._spec}: a group is in {two}: give it one split", "overlap")
+                one = next(islice(self._usable(unit), place, None))
+                name = shown(one.record.get("group") or one.question or one.answer)
+                message = f"texts={self._spec} {one.where}: its group ({name}) is in {two}"
+                raise UserError(f"{message}: give it one split", "overlap")
         if 1 in given:
             return where, []
         upto = int(_VALIDATION * 2**64)
@@ -329,12 +339,16 @@ class TextSource:
         return draw_key(what, self.seed, str(group))
 
 
+#: The option by which an answer is right outside of its wrong spans.
+_OUTSIDE = 'outside="right" (texts.outside=right in a command) if all that is wrong is marked'
 #: What a reading mended or noticed: a noun that is counted, and what happened to it.
 _MOVED = (
     "label",
     "moved to the only place of its text, as start and end contradict it (do they count bytes or UTF-16?)",
 )
 _REPEATED_ID = ("id", "given twice in the file: the line was added to it")
+_GLUED = ("answer", "glued to the last word of the prompt: begin a new word with a space")
+_ALONE = ("text", "without a prompt, which others have: the answer is read alone")
 #: In place of the split of a text that stands in the file before.
 _REPEATED = -2
 
