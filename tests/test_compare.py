@@ -485,7 +485,7 @@ def test_the_workload_counts_shared_texts_once_and_leaves_out_those_that_exist(t
     stages = {THRESHOLDS: 30, "never": 10, "entropy": 30, "again": 0, "flare": 40}
     assert work.stages == stages | {REPLAY: 30} and work.texts == sum(work.stages.values())
     assert "4 methods on 10 questions, thresholds on 30: at most 140 generations" in work.summary(4, 10)
-    assert work.left("never", 40.0) == "about 2 min more, at most"  # 100 texts after 40 in 40 seconds
+    assert work.left("never", 40.0).startswith("about 2 min more")  # 100 texts after 40 in 40 seconds
     assert Workload({"never": 0, "flare": 3}).left("never", 1.0) == ""  # a resumed run has timed nothing
     (tmp_path / "flare.jsonl").write_text("{}\n" * 4)
     assert Workload.of(methods, 10, **given).stages["flare"] == 24
