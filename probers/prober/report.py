@@ -101,9 +101,9 @@ class Report:
         if words := self._words:
             low, high = figures.pairs[f"{ENSEMBLE} vs {words}"]["auroc"].ci95 or (0.0, 0.0)
             verdict = "better" if low > 0 else "worse" if high < 0 else "not shown to be better"
-            aim = "" if figures.label == "wrong" else f" at finding {figures.words.texts} answers"
             if (groups := figures.splits["test"].groups) < LEAST_GROUPS:
                 verdict = f"not shown by {count(groups, 'test group')} to be better"
+            aim = "" if figures.label == "wrong" else f" at finding {figures.words.texts} answers"
             verdict = f"It is {verdict} than words alone{aim} ({words})"
             lines.append(f"{verdict}: AUROC {self._pair(words)}.")
         if figures.members:
