@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from probers.cli.components import choices
 from probers.prober.response import Scored
+from probers.prober.token_scores import reads_passages
 from probers.types import ProbersError, first_line
 
 from .answers import as_json
@@ -34,7 +35,7 @@ from .http import ApiError, new_id
 from .protocol import ChatRequest, CompletionRequest
 from .retrieval import Replay, replay
 from .scheduler import SharedLM
-from .scoring import FORMS, Form, RouterClassify, scored
+from .scoring import FORMS, Form, RouterClassify, ScoreRequest, scored
 
 #: Security policy of the page: it loads only its own files and runs no inline script.
 _POLICY = (
@@ -107,7 +108,10 @@ def _scoring(served: Served, form: type[Form]) -> Callable[[Form], Response]:
     """Make the function that answers requests of a form by the server's prober of finished answers."""
 
     def score(row: Mapping[str, Any], **how: Any) -> Scored:
-        prober = served.scorer or served.scheduler.bank
+        bank = served.scheduler.bank
+        prober, alone = served.scorer or bank, form is ScoreRequest and not row["passages"]
+        if alone and bank is not None and reads_passages(served.scorer or bank):
+            prober = bank
         if prober is None:
             message = "this server has no prober that scores finished answers: start it with prober="
             raise ApiError(400, message, code="no_prober")
@@ -126,7 +130,7 @@ def _add_listings(app: FastAPI, served: Served) -> None:
     tokenizer = served.scheduler.lm.tokenizer
     entry = {
         "id": served.name, "object": "model", "created": 0, "owned_by": "probers", "prober": served.prober,
-        "triggers": served.retrieving.triggers if served.retrieving else [],
+        "scorer": served.scorer_name, "triggers": served.retrieving.triggers if served.retrieving else [],
         "queries": choices("query") if served.retrieving else [],
         "chat": bool(getattr(tokenizer, "chat_template", None)), "corpus": served.corpus,
     }  # fmt: skip

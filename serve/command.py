@@ -81,9 +81,10 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     import uvicorn
 
     from probers.model.blocks import decoder_layers
+    from probers.prober.assessment import units_of
     from probers.prober.io import shipped
     from probers.prober.prober import Prober
-    from probers.prober.token_scores import check_growing
+    from probers.prober.token_scores import check_growing, reads_passages
     from probers.words.thinking import Thinking
 
     from .app import make_app
@@ -98,8 +99,8 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
         check_growing(bank, sentences=True)
         promise, spec = None if bank.promise is None else bank.promise.to_dict(), bank.spec
         entry = {
-            "name": str(settings.prober or spec.model.id), "pool": spec.pool, "site": spec.site,
-            "layers": list(spec.layers), "threshold": bank.threshold, "promise": promise,
+            "name": prober, "pool": spec.pool, "site": spec.site, "layers": list(spec.layers),
+            "threshold": bank.threshold, "promise": promise, "unit": units_of(bank)[0],
         }  # fmt: skip
     searched = settings.corpus
     if settings.retriever.get("existing"):
@@ -119,9 +120,11 @@ def _serve(settings: Serve, key: str | None, listening: socket.socket) -> None:
     if name := settings.scorer or shipped(f"{settings.model.name}-grounding"):
         scorer = Prober.from_pretrained(name, allow_other=settings.allow_other)
         scorer.check_model(lm.spec)
+        alone = f"; {prober} without passages" if prober and reads_passages(scorer) else ""
+        log.info("POST /v1/score: %s (scorer=)%s", name, alone)
     served = Served(
         scheduler, settings.served_name or settings.model.name, scorer=scorer,
-        prober=entry,
+        scorer_name=name, prober=entry,
         corpus=None if searched is None else Path(searched).name,  # its folder stays private
         api_key=key, log_requests=settings.log_requests, max_tokens=settings.max_tokens,
         thinking=Thinking.of(lm.tokenizer, settings.thinking), abstention=settings.abstention,

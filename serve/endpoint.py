@@ -51,7 +51,8 @@ class Served:
     Attributes:
         name: name of the model in requests.
         prober: entry of the prober in the list of models.
-        scorer: prober of finished answers; None is the one that scores what the server writes.
+        scorer: prober of finished answers; None is the one that scores what the server writes, which also
+            judges answers without passages where ``scorer`` reads passages. ``scorer_name`` is its name.
         thinking: marks around the model's thinking; None for a model that does not think.
         abstention: sentence of ``on_high=abstain``, unless the request has its own.
         max_tokens: most tokens per text. Without a limit of its own, a completion gets 16, as with OpenAI,
@@ -63,6 +64,7 @@ class Served:
     name: str
     prober: Mapping[str, Any] | None = None
     scorer: Prober | None = None
+    scorer_name: str | None = None
     retrieving: Retrieving | None = None
     corpus: str | None = None
     thinking: Thinking | None = None

@@ -239,15 +239,15 @@ def test_a_server_scores_finished_answers_also_in_the_form_of_lettucedetect(lm, 
     (one,) = prober.score(lm, [row])
     with running(lm, bank_for(lm), scorer=prober) as server:
         status, scored = post(server, "/v1/score", model="testbed", **row)
-        response = scored["hallucination"]
-        assert (status, scored["text"]) == (200, answer)
-        assert response["score"] == pytest.approx(one.score, abs=1e-4)
+        response, score = scored["hallucination"], pytest.approx(one.score, abs=1e-4)
+        assert (status, scored["text"], response["score"]) == (200, answer, score)
         assert response["grounds"][0]["passage"] == one.response.grounds[0].passage
-        status, spans = post(server, "/v1/lettucedetect/spans", **example)
-        assert status == 200 and len(spans["predictions"]) == int(one.fires)
+        assert len(post(server, "/v1/lettucedetect/spans", **example)[1]["predictions"]) == int(one.fires)
         status, tokens = post(server, "/v1/lettucedetect/token", **example)
         assert "".join(each["token"] for each in tokens["predictions"]) == answer
         assert all(0 <= each["hallucination_score"] <= 1 for each in tokens["predictions"])
+        alone = post(server, "/v1/score", model="testbed", **row | {"passages": []})[1]["hallucination"]
+        assert alone["score"] is not None and "grounds" not in alone  # by the server's own prober
         # Without passages nothing is judged, which must not look like a faithful answer.
         for path in ("/v1/lettucedetect/spans", "/v1/lettucedetect/token"):
             assert post(server, path, **example | {"contexts": []})[0] == 400

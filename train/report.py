@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from probers.cli.command_lines import command_line
-from probers.evaluation.bootstrap import bounded, bounds, few_groups, number
+from probers.evaluation.bootstrap import LEAST_GROUPS, bounded, bounds, few_groups, number
 from probers.files import read_json
 from probers.heads import head_name
 from probers.pages import hub_id, public_model, public_path, render
@@ -101,6 +101,7 @@ def write_card(
         rows=Report(figures).rows, columns=COLUMNS, calibrated=_calibrated(bank, figures),
         by_value=partial(_by_value, figures.words.texts), words=figures.words,
         beaten_by=beaten_by, MOMENTS=MOMENTS, ENSEMBLE=ENSEMBLE, ENSEMBLES=ENSEMBLES,
+        few=figures.splits["test"].groups < LEAST_GROUPS,
         **{function.__name__: function for function in functions},
     ))  # fmt: skip
 

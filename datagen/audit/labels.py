@@ -150,13 +150,17 @@ def _warnings(leaks: Leaks, two_sided: list[str], config: Mapping[str, Any], dra
         chance = f"the probe is not above chance (AUROC {_shown(probe)})"
         remark = "these states are not shown to tell the labels apart, and every baseline is within reach"
         lines.append(f"warning: {chance}: {remark}")
+    same: dict[tuple[Interval, Interval], list[str]] = {}  # where answer and text are the same words
     for name, difference in leaks.differences.items():
-        measured = leaks.detectors[name].auroc
-        far = measured is not None and measured.low > 0.5 and measured.value >= FAR
-        near = not blind and not difference.low > 0
+        same.setdefault((leaks.detectors[name].auroc or UNDEFINED, difference), []).append(name)
+    for (measured, difference), names in same.items():
+        above = measured.low > 0.5
+        far, near = above and measured.value >= FAR, not blind and not difference.low > 0
         claim = f"the probe has {_shown(probe)}, difference {_shown(difference, sign=True)}"
         reach = f", and is within reach of what a head could claim: {claim}" if near else ""
-        line = f"warning: {name} predicts the labels without the model, AUROC {_shown(measured)}{reach}"
+        what = f"predict{'s' * (len(names) == 1)} the labels without the model"
+        what = what if above else "not shown to be above chance"
+        line = f"warning: {' and '.join(names)} {what}, AUROC {_shown(measured)}{reach}"
         lines += [line] if far or near else []
     if not lines:
         return []

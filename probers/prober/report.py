@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
 
-from ..evaluation.bootstrap import bounded, bounds, number
+from ..evaluation.bootstrap import LEAST_GROUPS, bounded, bounds, number
 from ..pages import render
 from ..store.spec import ranges
 from ..types import count
@@ -108,6 +108,8 @@ class Report:
         if words := self._words:
             low, high = figures.pairs[f"{ENSEMBLE} vs {words}"]["auroc"].ci95 or (0.0, 0.0)
             verdict = "better" if low > 0 else "worse" if high < 0 else "not shown to be better"
+            if (groups := figures.splits["test"].groups) < LEAST_GROUPS:
+                verdict = f"not shown by {count(groups, 'test group')} to be better"
             aim = "" if figures.label == "wrong" else f" at finding {figures.words.texts} answers"
             verdict = f"It is {verdict} than words alone{aim} (a {words})"
             lines.append(f"{verdict}: AUROC {self._pair(words)}.")

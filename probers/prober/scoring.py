@@ -25,7 +25,7 @@ from ..types import EndToken, Generation, UserError, count
 from ..words.text import tokenize
 from .assessment import Assessor, WrittenText
 from .response import Acted, Response, Scored, ScoredSpan, ScoredTexts
-from .token_scores import Scorer, check_growing, text_needs, text_scores
+from .token_scores import Scorer, check_growing, reads_passages, text_needs, text_scores
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def assessed_each(
 def _assessed(assess: Assessor, written: Generation, reading: ScoreRequest) -> Response:
     """Assess a text that was read, and ground it in its passages if the prober reads these."""
     more = {"left_out": reading.left_out} if reading.left_out else {}
-    if text_needs(assess.bank).of_passages and (reading.passages is None or not tokenize(written.text)):
+    if reads_passages(assess.bank) and (reading.passages is None or not tokenize(written.text)):
         why = "the prompt shows no passage" if reading.passages is None else "the answer has no word"
         empty = assess(WrittenText(written.prompt, ""))
         return empty.model_copy(update={"grounds": (), "not_scored": why, **more})

@@ -282,6 +282,11 @@ def text_needs(bank: Scorer) -> Needs:
     return Needs((replace(bank.spec.feature, pool=pooling.token_pool(bank.spec.pool)),))
 
 
+def reads_passages(bank: Scorer) -> bool:
+    """Tell whether a prober judges what answers take from passages."""
+    return text_needs(bank).of_passages
+
+
 def text_scores(
     bank: Scorer, vectors: np.ndarray, pieces: Sequence[Sequence[int]] | None = None
 ) -> tuple[list[float | None], list[float | None] | None]:

@@ -174,7 +174,7 @@ def _quality(judged: Sequence[tuple[Any, ...]], seed: int) -> dict[str, Any]:
     ranked = bootstrap.interval(scores, partial(auroc, wrong))
     for name, measured in (("auroc", ranked), ("ece", ece_interval(bootstrap, wrong, p_wrong))):
         value = None if np.isnan(measured.value) else measured.value
-        figures[name] = {"value": value, "ci95": measured.limits}
+        figures[name] = {"value": value, "ci95": measured.limits if bootstrap.size > 1 else None}
     return figures
 
 

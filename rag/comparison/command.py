@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +86,10 @@ def _typed(settings: Compare, plan: Plan) -> str:
 
 
 def _report(comparison: Comparison, out: Path, took: str) -> None:
-    log.info("%s\n\n%s", comparison.verdict, "\n".join(comparison.lines))
+    lines, rest = comparison.lines, "what the columns mean"
+    if sys.stdout.isatty() and shutil.get_terminal_size().columns < len(lines[0]):
+        lines, rest = comparison.table(wide=False), "all columns, and what they mean"
+    log.info("%s\n\n%s", comparison.verdict, "\n".join([*lines, f"{rest}: {out}/report.html"]))
     for flag, names in grouped(comparison.page["flags"]).items():
         them = "it" if len(names) == 1 else "them"
         log.info("note: %s %s on these questions, so they do not test %s", ", ".join(names), flag, them)

@@ -85,7 +85,12 @@ class Comparison:
     @property
     def lines(self) -> list[str]:
         """Lines of the table on the terminal."""
-        return table_lines(*(self.results[key] for key in ("methods", "random_at_budget", "headline")))
+        return self.table()
+
+    def table(self, *, wide: bool = True) -> list[str]:
+        """Format the figures as lines of text; if not ``wide``, those that fit into 80 characters."""
+        parts = (self.results[key] for key in ("methods", "random_at_budget", "headline"))
+        return table_lines(*parts, wide=wide)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -282,30 +282,39 @@ _COLUMNS = [
 
 def table_lines(
     methods: Mapping[str, Mapping[str, Any]], at_random: Mapping[str, Mapping[str, Any]] | None = None,
-    headline: str = "em",
+    headline: str = "em", *, wide: bool = True,
 ) -> list[str]:  # fmt: skip
-    """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table."""
+    """Format results.json, with ``random_at_budget`` if it has that, as lines of a text table.
+
+    The table has every column, or (``wide`` false) those that fit into 80 characters.
+    """
+    few = (headline, "retrievals", "trigger.auroc")
     columns = [
         (title, key, digits)
         for title, key, digits, beside in _COLUMNS
-        if key == headline
-        or beside is None
-        or any(e.get(key) != (e[beside] if beside else None) for e in methods.values())
+        if (wide or key in few)
+        and (
+            key == headline
+            or beside is None
+            or any(e.get(key) != (e[beside] if beside else None) for e in methods.values())
+        )
     ]
     width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)
-    shares = any(entry.get("gain_share") is not None for entry in methods.values())
+    shares = wide and any(entry.get("gain_share") is not None for entry in methods.values())
     heads = [f"{'share of gain':>22}"] if shares else []
-    heads += [f"{f'{short} 95%':>13}", *(f"{title:>{max(6, len(title))}}" for title, *_ in columns)]
+    for title, key, _ in columns:
+        heads += [f"{title:>{max(6, len(title))}}", *([f"{'95%':>13}"] if key == headline else [])]
     heads += [f"{f'{short} vs random':>23}"] if at_random else []
     lines = [" ".join([" " * width, *heads])]
     for name, entry in methods.items():
-        ci = entry["ci95"].get(headline)
         cells = [f"{_bounded(entry, 'gain_share'):>22}"] if shares else []
-        cells += [f"{f'{ci[0]:.3f}-{ci[1]:.3f}' if ci else '-':>13}"]
         for title, key, digits in columns:
             value = entry["trigger"]["auroc"] if key == "trigger.auroc" else entry.get(key)
             cells.append(f"{'-' if value is None else f'{value:.{digits}f}':>{max(6, len(title))}}")
+            if key == headline:
+                ci = entry["ci95"].get(key)
+                cells.append(f"{f'({ci[0]:.3f} {ci[1]:.3f})' if ci else '-':>13}")
         if at_random:
             cells.append(f"{_compared(at_random.get(name), headline):>23}")
         lines.append(" ".join([f"{name:<{width}}", *cells]))

@@ -83,7 +83,9 @@ class Workload:
         """Say how long the rest takes after the closed-book answers took ``seconds``; "" if that is unknown.
 
         Closed-book answers are needed anyway, so that no text is written only to learn the model's speed.
+        Texts that read passages take several times as long.
         """
         written = self.stages.get(THRESHOLDS, 0) + self.stages[closed]
         rest = self.texts - written
-        return f"about {duration(seconds / written * rest)} more, at most" if written and rest else ""
+        more = duration(seconds / written * rest) if written and rest else ""
+        return more and f"about {more} more at this speed; texts with passages take longer"

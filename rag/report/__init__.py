@@ -52,7 +52,8 @@ def conclusion(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 def advice(findings: Findings) -> list[Advice]:
     """List what to try next, the most telling first."""
     steps = []
-    if findings.n is not None and findings.n < _ENOUGH and findings.methods:
+    there = findings.results.get("config", {}).get("asked", {}).get("available", _ENOUGH)
+    if findings.n is not None and findings.n < min(_ENOUGH, there) and findings.methods:
         why = f"More questions: with {count(int(findings.n), 'question')} only large differences show."
         steps.append(Advice(why, f"limit={10 * _ENOUGH // 4}"))
     if findings.data.get("replay") and not findings.data.get("reruns"):

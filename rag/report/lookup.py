@@ -75,8 +75,9 @@ class Findings:
         return (figures.get(part, {}) if part else figures).get(last)
 
     def by_gain(self) -> list[tuple[str, Json]]:
-        """Sort the methods by their share of the oracle's gain, highest first, those without one last."""
-        return sorted(self.methods.items(), key=lambda item: -item[1].get("gain_share", -math.inf))
+        """Sort the methods by their share of the oracle's gain, highest first, then by the headline."""
+        keys = ("gain_share", self.headline.key)
+        return sorted(self.methods.items(), key=lambda item: [-item[1].get(key, -math.inf) for key in keys])
 
     def interval(self, method: str, name: str) -> Sequence[float] | None:
         """Look up the 95% interval of a figure."""

@@ -67,6 +67,9 @@ function introduce() {
   const made = `(${pool}, layers ${layers?.join(", ")}; threshold ${number(threshold)}${promised(promise)})`;
   const reads = prober ? `prober ${name} ${made}` : "no prober";
   say(at("about"), [`Model ${id}`, reads, corpus ? `passages ${corpus}` : "no passages"].join(" · "));
+  const whole = at("bracketed").hidden = prober?.unit === "answer";
+  at("bracket").textContent = whole ? "The whole text has one chance, which stands above it; that of a word is of the text up to it."
+    : "A bracket is a name, date, number or sentence with a chance of its own.";
   const talks = document.querySelector("[name=form][value=chat]");
   talks.disabled = !chat;
   talks.parentElement.title = chat ? "" : "This model has no chat template.";
