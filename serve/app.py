@@ -35,7 +35,7 @@ from .http import ApiError, new_id
 from .protocol import ChatRequest, CompletionRequest
 from .retrieval import Replay, replay
 from .scheduler import SharedLM
-from .scoring import FORMS, Form, RouterClassify, ScoreRequest, scored
+from .scoring import FORMS, Form, ScoreRequest, scored
 
 #: Security policy of the page: it loads only its own files and runs no inline script.
 _POLICY = (
@@ -43,7 +43,7 @@ _POLICY = (
 )
 
 #: Paths that need the key besides those of /v1.
-_GUARDED = ("/metrics", "/openapi.json", RouterClassify.path)
+_GUARDED = ("/metrics", "/openapi.json")
 _BODY = 4_000_000  # most bytes of a request
 _HEADERS = 200  # most headers of one
 _SHOWN = 100  # characters of a client's text in a message

@@ -2,8 +2,7 @@
 
 A form is a request and its reply, and one entry of :data:`FORMS`. LettuceDetect's API asks for spans or for
 tokens. The router of vllm-project/semantic-router asks its detector by a chat whose answer is JSON
-(``backend: endpoint``, as LettuceDetect's generative models are asked too), or as a classifier of spans
-(``http_classify``).
+(``backend: endpoint``, as LettuceDetect's generative models are asked too).
 """
 
 from __future__ import annotations
@@ -169,29 +168,8 @@ class RouterChat(Form):
         }  # fmt: skip
 
 
-class RouterClassify(Form):
-    """Request of semantic-router's ``http_classify`` with the contract ``token_spans.v1``.
-
-    Places are in code points of the answer, which is ``inputs``.
-    """
-
-    path = "/classify"
-    model_config = ConfigDict(extra="ignore")
-
-    inputs: str
-    parameters: dict[str, Any] = Field(default_factory=dict)
-
-    def row(self) -> dict[str, Any]:
-        question, context = (str(self.parameters.get(name) or "") for name in ("question", "context"))
-        return {"prompt": question, "answer": self.inputs, "passages": [context]}
-
-    def reply(self, one: Scored) -> dict[str, Any]:
-        spans = [(p, {"start": p.start, "end": p.end, "text": p.text}) for p in _fired(one)]
-        return {"spans": [{"label": "HALLUCINATED", **place, "score": p.p_wrong} for p, place in spans]}
-
-
 #: The forms of requests that are answered.
-FORMS: tuple[type[Form], ...] = (ScoreRequest, LettuceSpans, LettuceTokens, RouterChat, RouterClassify)
+FORMS: tuple[type[Form], ...] = (ScoreRequest, LettuceSpans, LettuceTokens, RouterChat)
 
 
 def scored(request: Form, score: Score) -> HttpResponse:
