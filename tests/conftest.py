@@ -114,7 +114,6 @@ def unhurried() -> Iterator[None]:
 
 @pytest.fixture
 def pictures(drawn: dict[str, Callable[..., None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw pictures."""
     for name, draws in drawn.items():
         monkeypatch.setattr(f"matplotlib.figure.Figure.{name}", draws)
 
@@ -148,7 +147,6 @@ def lm() -> CausalLM:
 
 @pytest.fixture(scope="session")
 def examples(store: FeatureStore) -> Examples:
-    """Its texts."""
     from probers.train.examples import load_examples
 
     return load_examples([store])

@@ -42,7 +42,6 @@ MANY = Needs(
 
 @cache
 def plain(family: str, attn: str = "eager"):
-    """An untouched model."""
     return AutoModelForCausalLM.from_pretrained(tiny_path(family), attn_implementation=attn).eval()
 
 

@@ -13,7 +13,6 @@ from probers.testbed.assets import model_path
 
 
 def made(out, *typed):
-    """The store of the command."""
     return FeatureStore.open(cli.run("datagen", [f"out={out}", *typed]))
 
 

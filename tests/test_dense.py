@@ -54,7 +54,6 @@ def corpus(n):
 
 @pytest.fixture
 def dense(tiny, tmp_path):
-    """Dense with the tiny model."""
     return lambda passages, **options: Dense(
         passages, **{"model": tiny, "cache": tmp_path / "cache", "device": "cpu"} | options
     )

@@ -23,7 +23,6 @@ WORDS = "amber basil cedar dune ember fjord grove heron inlet juniper kelp larch
 
 
 def by(monkeypatch, count):
-    """Load so many passages per request."""
     monkeypatch.setitem(server_index.BULK, "passages", count)
 
 

@@ -58,7 +58,6 @@ def halves(path: Path, n: int = 800, name: str = "") -> FeatureStore:
 
 
 def train(store: FeatureStore, out: Path, head: Any = LinearHead, layer: Any = 1, **how: Any) -> Path:
-    """A prober without figures."""
     dataset, settings = Dataset.load([store], layer), Train(**QUICK, **how)
     joint = is_joint(getattr(head, "func", head))
     columns = [column for column in dataset.columns if column.layer]
@@ -69,7 +68,6 @@ def train(store: FeatureStore, out: Path, head: Any = LinearHead, layer: Any = 1
 
 
 def stacking(members: list[str]) -> Stacking:
-    """The method of a stack."""
     stack = method_for(Train(**QUICK, head=Component.of("head", "stacked", probers=members)))
     assert isinstance(stack, Stacking)
     return stack
@@ -85,7 +83,6 @@ def weighed(store: FeatureStore, *members: Path) -> Prober:
 
 
 def stack(store: FeatureStore, out: Path, *members: Path, **changes: Any) -> Prober:
-    """By the command."""
     head = Component.of("head", "stacked", probers=list(map(str, members)))
     run(Train(head=head, **{**QUICK, "data": str(store.path), "out": str(out), **changes}))
     return Prober.from_pretrained(out)

@@ -106,7 +106,6 @@ def test_ctrl_c_stops_the_whole_sweep(command: Command, capsys: Any) -> None:
 
 @cache
 def figures() -> dict[str, Any]:
-    """All figures of a prober."""
     examples = make_examples()
     return summarise(make_trained(examples, curve=False), evaluator_of(examples), {}).to_dict()
 

@@ -25,7 +25,6 @@ QUICK: dict[str, Any] = {
 
 
 def command(store: FeatureStore, out: Path, *typed: str) -> Prober:
-    """The prober that the command makes."""
     options = [f"{name}={str(value).lower()}" for name, value in QUICK.items()]
     return Prober.from_pretrained(cli.run("train", [f"data={store.path}", f"out={out}", *typed, *options]))
 

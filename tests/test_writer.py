@@ -69,7 +69,6 @@ cot_several = partial(cot, more=(SITE, Feature((2,), pool="last")))
 
 
 def filled(tmp_path, name, make, lm, *, balanced=False):
-    """A finished store."""
     source = make(tmp_path, lm)
     specs = [FeatureSpec(SPEC, f.layers, 4, site=f.site, pool=f.pool) for f in source.needs.features]
     store = FeatureStore.create(tmp_path / name, specs, config={})
