@@ -39,7 +39,7 @@ class Report:
         titles = "".join(f"{title:>7}" for title, _ in _SHORT)
         share = f"{test.wrong:.0%} {self.figures.words.texts}"
         lines = [
-            f"test: {test.n:,} texts, {test.groups:,} groups, {share}; 95% intervals",
+            f"test: {count(test.n, 'text')}, {count(test.groups, 'group')}, {share}; 95% intervals",
             f"{'':{_NAME}}{'AUROC':20}{titles}",
         ]
         for name, entry in self.summary:
@@ -159,7 +159,7 @@ def warnings(figures: Figures) -> list[str]:
     shuffled = figures.controls.get(SHUFFLED)
     if shuffled is not None and not shuffled.at_chance:
         why = "by chance (one run in twenty) or because something is wrong; train with another seed"
-        reached = bounds(shuffled.auroc_ci)
+        reached = f"{number(shuffled.auroc)} {bounds(shuffled.auroc_ci)}"
         messages.append(f"a head on shuffled labels reached AUROC {reached}, not 0.5: {why}")
     if figures.calibration.constant:
         why = f"on validation, higher scores are not more often {figures.words.texts}"
