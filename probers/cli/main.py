@@ -185,10 +185,7 @@ def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
 
 
 def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
-    """Return the jobs of a sweep, each with a folder below ``out``, or a suffix to its default folder.
-
-    Parts of one run share its folder.
-    """
+    """Return the jobs of a sweep, each with a folder below ``out`` or a suffix; parts share theirs."""
     typed, differing = dict(map(key_value, jobs[0])), varied(jobs)
     keys, out = {key_value(option)[0] for option in differing[0]}, typed.get("out", "null")
     if "suffix" in typed or "out" in keys or keys == {"part"}:

@@ -21,10 +21,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "prompt": ("question", "query", "input", "instruction", "context", "user"),
     "messages": ("conversation", "chat", "dialogue", "dialog"),
     "answer": ("response", "output", "completion", "generation", "generated", "prediction", "reply", "text"),
-    "passages": (
-        "contexts", "context", "passage", "documents", "document", "docs", "retrieved_contexts", "knowledge",
-        "evidence",
-    ),
+    "passages": ("contexts", "context", "documents", "document", "docs", "retrieved_contexts", "knowledge",
+                 "evidence"),
     "wrong": (
         "is_wrong", "incorrect", "is_incorrect", "hallucinated", "hallucination", "is_hallucination",
         "is_hallucinated", "label", "labels", "target", "y",

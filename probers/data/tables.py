@@ -54,7 +54,7 @@ def table_rows(
                 continue
             if not names:
                 names = [name.strip("\ufeff ") for name in row]
-                if ";" in names[0] and len(names) == 1:
+                if len(names) == 1 and ";" in names[0]:
                     yield first, None, "the columns are separated by semicolons: save the table with commas"
                     return
                 check(names)
