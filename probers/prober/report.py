@@ -39,7 +39,7 @@ class Report:
         titles = "".join(f"{title:>7}" for title, _ in _SHORT)
         share = f"{test.wrong:.0%} {self.figures.words.texts}"
         lines = [
-            f"test: {count(test.n, 'text')}, {count(test.groups, 'group')}, {share}; 95% intervals",
+            f"test: {test.n:,} texts, {test.groups:,} groups, {share}; 95% intervals",
             f"{'':{_NAME}}{'AUROC':20}{titles}",
         ]
         for name, entry in self.summary:
