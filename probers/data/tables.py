@@ -54,10 +54,10 @@ def table_rows(
                 continue
             if not names:
                 names = [name.strip("\ufeff ") for name in row]
+                check(names)
                 if len(names) == 1 and ";" in names[0]:
                     yield first, None, "the columns are separated by semicolons: save the table with commas"
                     return
-                check(names)
                 if twice := [name for name in names if name and names.count(name) > 1]:
                     yield first, None, f"two columns are called {twice[0]}: rename one"
                     return
