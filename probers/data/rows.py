@@ -126,6 +126,8 @@ def alias_of(field: str, names: Collection[str]) -> str | None:
 def lacking(field: str, names: Collection[str]) -> str:
     """Describe a missing field: the columns that are there, and the mapping that probably mends it."""
     message = f"no field {field!r} among the columns {', '.join(map(str, names)) or '(none)'}"
+    if len(names) == 1 and ";" in next(iter(names)):
+        return f"{message}: separate the columns by commas, not by semicolons"
     if (column := alias_of(field, names)) is not None:
         return f"{message}: if {column} holds it, give {_mapping({field: column})}"
     if field == "wrong" and (opposite := [name for name in names if name.lower() in _OPPOSITE]):

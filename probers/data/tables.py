@@ -55,9 +55,6 @@ def table_rows(
             if not names:
                 names = [name.strip("\ufeff ") for name in row]
                 check(names)
-                if len(names) == 1 and ";" in names[0]:
-                    yield first, None, "the columns are separated by semicolons: save the table with commas"
-                    return
                 if twice := [name for name in names if name and names.count(name) > 1]:
                     yield first, None, f"two columns are called {twice[0]}: rename one"
                     return
