@@ -31,7 +31,7 @@ from probers.prompts import AUTO, PromptTemplate, form_name
 from probers.store.files import read_manifest
 from probers.store.spec import FeatureSpec, parse_layers
 from probers.store.store import FeatureStore
-from probers.types import BESIDE, OF_PASSAGES, Feature, Needs, RunError, UserError
+from probers.types import BESIDE, OF_PASSAGES, Feature, Needs, RunError, UserError, count
 
 from .audit import audit
 from .labels.base import JOURNAL, VECTORS, Source
@@ -280,10 +280,11 @@ def run(settings: Datagen, parts: PartRuns | None = None) -> Path:
     for line in [*lines, *audited.lines]:
         log.info(line)
     log.info("examples to read: %s", page)
-    listed = ", ".join(f"pool={s.pool} site={s.site} ({len(s.layers)} layers)" for s in store.features)
-    log.info("wrote %s examples to %s, each as %s", f"{len(store):,}", folder.path, listed)
+    each = (f"pool={s.pool} site={s.site} ({count(len(s.layers), 'layer')})" for s in store.features)
+    log.info("wrote %s examples to %s, each as %s", f"{len(store):,}", folder.path, ", ".join(each))
     if figures.get("no_final_answer") == len(store):
-        log.info("all labels are the same, as no answer was found: see above what was looked for")
+        fix = "prompt.answer_cue='' or another prompt" if source.prompt.answer_cue else "another prompt"
+        log.warning("no text has a final answer, so all labels are wrong and nothing can train: give %s", fix)
     elif audited.figures["wrong"] in (0, 1):
         log.info("all labels are the same, but a head needs both: raise limit or choose another model")
     else:

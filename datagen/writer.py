@@ -22,7 +22,7 @@ from probers.data.splits import Partition
 from probers.files import write_bytes, write_text
 from probers.progress import Bar
 from probers.store.store import FeatureStore
-from probers.types import SPLITS, UserError
+from probers.types import SPLITS, UserError, count
 
 from .audit.sampling import stored_columns
 from .labels.base import Source
@@ -79,7 +79,8 @@ def _shards(
     A shard grows beyond its size, up to twofold, until a unit of another group comes: texts after one prompt
     are read together, so that what is known before them is the same number in all.
     """
-    done = store.units
+    if done := store.units:
+        log.info("resuming after %s", count(len(done), source.item_name))
     units = takewhile(lambda _: not all(map(quotas.full, SPLITS)), _counted(source))
     missing = (unit for unit in units if unit.id not in done and (part is None or part.owns(unit.group)))
     waiting = (unit for unit in missing if not quotas.full(unit.split))

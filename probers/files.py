@@ -57,14 +57,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write into a RunError that says what is kept."""
+def writing(path: Path, then: str = RESUMES) -> Iterator[None]:
+    """Turn a failure to write into a RunError that says what is kept, or what to do ``then``."""
     try:
         yield
     except OSError as error:
         causes = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
         cause = causes.get(error.errno or 0, error.strerror or str(error))
-        raise RunError(f"cannot write {path}: {cause}; {RESUMES}", "disk") from error
+        raise RunError(f"cannot write {path}: {cause}; {then}", "disk") from error
 
 
 #: Failures of a lock on file systems that have none.

@@ -65,8 +65,8 @@ class RemoteLM(LanguageModel):
     """Language model behind a URL, as the loop uses it.
 
     A server cannot end a text after a sentence or by a function: it writes on, and the text beyond the end is
-    cut off here. The length of a prompt is unknown until it is sent. ``url`` ends with ``/v1``; the key comes
-    from the environment's OPENAI_API_KEY. ``timeout`` are the seconds that a request may take, including
+    cut off here. The length of a prompt is unknown until it is sent. A bare ``url`` gets ``/v1``. The
+    key is the environment's OPENAI_API_KEY. ``timeout`` are the seconds that a request may take, including
     those in which the server is busy, loading or away; ``options`` are further fields of every request.
     UserError for an unknown model, a rejected key, or a server that puts prompts into a chat template,
     RunError for an unreachable server.

@@ -100,7 +100,7 @@ def test_other_figures_are_made_again_from_the_same_answers(tmp_path):
     assert other.complete and not first.complete
     third = RunFolder(tmp_path / "a", "compare", {"seed": 1, "a": {"b": 1}, "inputs": {"c": 1}})
     assert third.changed == {"seed": 1, "a.b": 1}
-    with fails("out-taken", "a.b: null there, 1 now; inputs"):
+    with fails("out-taken", "a.b: null there, 1 now; c is read only now"):
         third.claim()
 
 

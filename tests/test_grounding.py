@@ -119,10 +119,9 @@ def test_stores_of_passages_have_the_states_without_them_and_the_controls_of_the
     assert actual == ["passage", "memory", "neither"]
 
 
-def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober, tmp_path):
+def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober, tmp_path, caplog):
     prober.save_pretrained(tmp_path / "prober")
     loaded = probers.Prober.from_pretrained(tmp_path / "prober")
-    assert loaded.pointer == prober.pointer
     with fails("unsupported", "site=resid_diff and site=passages"):  # before vLLM loads its model
         ServedProber(str(tmp_path / "prober")).load()
     subject, other = (each.text for each in load_corpus("testbed")[:2])
@@ -136,8 +135,9 @@ def test_a_prober_names_the_passage_and_keeps_its_pointer_when_saved(lm, prober,
         (ground,) = one.response.grounds
         assert ground.source in ("passage", "memory", "neither")
         assert subject[slice(*ground.evidence)] == f"{subject.split('.')[0]}."
-    (bare,) = loaded.score(lm, [{"prompt": "Who is it?", "answer": " Nobody."}])
+    (bare,) = loaded.score(lm, [{"question": "Who is it?", "context": other, "answer": " Nobody."}])
     assert (bare.p_wrong, bare.response.grounds, bool(bare.warning)) == (None, (), True)
+    assert loaded.pointer == prober.pointer and "{passages: context, prompt: question}" in caplog.text
 
 
 def test_passages_beyond_the_context_are_left_out_from_the_end_by_name(lm, prober, caplog, monkeypatch):

@@ -18,6 +18,7 @@ from probers.cli.compose import request
 from probers.cli.inputs import find_classifier, find_prober
 from probers.cli.runs import RunFolder
 from probers.data.splits import Seen
+from probers.prober.io import save as write_prober
 from probers.prober.prober import Prober
 from probers.rag.comparison.compare import selection_of
 from probers.rag.comparison.methods import available
@@ -149,8 +150,8 @@ BANKS = {
 def test_the_newest_of_the_kind_that_is_wanted_is_taken(rag, caplog):
     questions = [f"{word} {i}?" for word in ("where", "who") for i in range(3)]
     classifier = AdaptiveClassifier.fit(questions, ["no"] * 3 + ["multi"] * 3).save
-    made = {name: linear_bank(**options).save_pretrained for name, options in BANKS.values()}
-    made |= {"adaptive": classifier, "answers of another": linear_bank().save_pretrained}
+    made = {name: partial(write_prober, prober=linear_bank(**options)) for name, options in BANKS.values()}
+    made |= {"adaptive": classifier, "answers of another": partial(write_prober, prober=linear_bank())}
     for time, (name, save) in enumerate((made | {"adaptive of another": classifier}).items(), 1000):
         folder = rag.path / "runs/train" / name
         run = RunFolder(folder, "train", {})

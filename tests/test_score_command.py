@@ -154,7 +154,7 @@ def test_a_chat_is_put_as_the_tokenizer_puts_it(place):
 CHAT = [{"role": "user", "content": "x"}]
 #: Malformed lines, and the field or value that the message names.
 BAD = [
-    ('{"prompt": "a", "answer": ', "line 2"), ("[1]", "object"), ({"prompt": "a b"}, "no answer"),
+    ('{"prompt": "a", "answer": ', "column"), ("[1]", "object"), ({"prompt": "a b"}, "no answer"),
     ({"prompt": "a", "messages": CHAT, "answer": "a"}, "messages"), ({"prompt": 3, "answer": "x"}, "prompt"),
     ({"prompt": "a", "answer": "x", "wrong": 2}, "wrong"),
     ({"prompt": "a", "answer": "x", "id": "one"}, "line 1"),

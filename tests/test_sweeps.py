@@ -74,8 +74,8 @@ def test_each_job_has_a_folder_and_the_table_comes_last(command: Command, capsys
     assert [(c.seed, c.lr, c.suffix) for c in command.called] == [(1, 0.3, "seed=1"), (2, 0.3, "seed=2")]
     table = "TABLE [['seed=1'], ['seed=2']] ['runs/default/seed=1', 'runs/default/seed=2']"
     assert capsys.readouterr().out.splitlines()[:3] == ["== seed=1", "== seed=2", table]
-    assert sweep("out=a,b", "seed=1") == 0  # a folder that was given is left alone
-    assert [(c.out, c.suffix) for c in command.called[2:]] == [("a", None), ("b", None)]
+    assert sweep("out=a,b", "seed=1") == sweep("out=c", "seed=1,2") == 0  # one folder is for all
+    assert [c.out for c in command.called[2:]] == ["a", "b", "c/seed=1", "c/seed=2"]
 
 
 @pytest.mark.parametrize(("errors", "code"), [

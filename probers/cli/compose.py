@@ -311,7 +311,7 @@ def _read(override: str) -> Override:
     key, equals, value = override.partition("=")
     typed = shown(override)
     if not equals or override.startswith("-"):
-        raise UserError(f"cannot read the argument {typed!r}: write key=value (see --help)")
+        raise UserError(f"cannot read {typed!r}{nearest(key, ('--source',))}: write key=value (see --help)")
     if not _KEY.fullmatch(key):
         raise UserError(f"cannot read the key {shown(key)!r} of {typed}: give a name like seed or model.name")
     if max(itertools.accumulate((c in "[{(") - (c in "]})") for c in value), default=0) > _DEEPEST:

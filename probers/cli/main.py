@@ -99,7 +99,10 @@ def main(command: str, argv: Sequence[str] | None = None) -> None:
         with console():
             code = _main(command, arguments)
     except KeyboardInterrupt:
-        code = _fail(f"probers-{command}: interrupted; finished work is kept, the same command resumes", 130)
+        kept = "finished work is kept, the same command resumes"
+        if command in ("train", "search"):
+            kept = "the same command resumes from the last checkpoint, one each save_every seconds"
+        code = _fail(f"probers-{command}: interrupted; {kept}", 130)
     except BrokenPipeError:  # the reader of the output went away (`| head`)
         sys.stderr.close()
         code = 1
@@ -152,6 +155,7 @@ def _main(command: str, arguments: list[str]) -> int:
     show = _take_cfg_flag(arguments)
     overrides = normalise(command, arguments)
     jobs = combinations(overrides) if several else [overrides]
+    names = varied(jobs)
     if len(jobs) > 1:
         jobs = _with_folders(command, jobs)
     requests = [request(command, job) for job in jobs]
@@ -169,7 +173,7 @@ def _main(command: str, arguments: list[str]) -> int:
     for note in filter(None, dict.fromkeys(notes)):
         log.info("note: %s", note)
     if len(jobs) > 1:
-        return _run_all(command, targets, jobs, requests)
+        return _run_all(command, targets, names, requests)
     with taking_back():
         targets[0](requests[0])
     return 0
@@ -181,19 +185,25 @@ def _target(command: str, settings: Settings) -> Callable[[Settings], Any]:
 
 
 def _with_folders(command: str, jobs: list[list[str]]) -> list[list[str]]:
-    """Return the jobs of a sweep, each with a suffix to the name of its default folder, if it has one."""
-    if "suffix" not in compose(command, []) or {"suffix", "out"} & dict(map(key_value, jobs[0])).keys():
+    """Return the jobs of a sweep, each with a folder below ``out`` or a suffix; parts share theirs."""
+    typed, differing = dict(map(key_value, jobs[0])), varied(jobs)
+    keys, out = {key_value(option)[0] for option in differing[0]}, typed.get("out", "null")
+    if "suffix" in typed or "out" in keys or keys == {"part"}:
         return jobs
-    names = folder_names(varied(jobs))
+    names = folder_names([[o for o in job if key_value(o)[0] != "part"] for job in differing])
+    if out != "null":
+        others = [[o for o in job if key_value(o)[0] != "out"] for job in jobs]
+        return [[*job, f"out={quote(f'{out}/{name}')}"] for job, name in zip(others, names, strict=True)]
+    if "suffix" not in compose(command, []):
+        return jobs
     return [[*job, f"suffix={quote(name)}"] for job, name in zip(jobs, names, strict=True)]
 
 
 def _run_all(
-    command: str, targets: Sequence[Callable[[Settings], Any]], jobs: list[list[str]],
+    command: str, targets: Sequence[Callable[[Settings], Any]], names: list[list[str]],
     requests: list[Settings],
 ) -> int:  # fmt: skip
     """Run the jobs of a sweep, also after a failure, and compare the others; return the worst code."""
-    names = [[part for part in job if not part.startswith("suffix=")] for job in varied(jobs)]
     done: list[tuple[list[str], Path]] = []
     worst = 0
     for name, target, settings in zip(names, targets, requests, strict=True):

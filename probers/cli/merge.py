@@ -7,6 +7,7 @@ command without ``part``, and takes the model's output or the trained heads from
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ class Merge(Settings):
     )  # fmt: skip
 
     parts: list[Name] = field(default_factory=lambda: [])
-    """folders of the parts, given without a key; each once, in any order"""
+    """folders of the parts, given without a key, each once, in any order; or the folder that holds parts/"""
     out: Name | None = None
     """folder to write; null is the folder that holds parts/"""
     device: Device | None = None
@@ -140,7 +141,7 @@ class PartRuns:
         """The folder of the run; None for parts of several places."""
         places = {run.path.absolute().parent for run in self.runs}
         place = places.pop()
-        return None if places or place.name != PARTS else place.parent
+        return None if places or place.name != PARTS else Path(os.path.relpath(place.parent))
 
 
 def gather(paths: Sequence[str | Path]) -> PartRuns:
@@ -150,7 +151,8 @@ def gather(paths: Sequence[str | Path]) -> PartRuns:
     """
     if not paths:
         raise UserError("give the folders of the parts to merge, as runs/x/parts/*", "missing-value")
-    given = {Path(path).resolve(): PartRun.read(Path(path)) for path in paths}
+    folders = [folder for path in map(Path, paths) for folder in sorted(path.glob(f"{PARTS}/*of*")) or [path]]
+    given = {path.resolve(): PartRun.read(path) for path in folders}
     first, *others = given.values()
     for run in others:
         _check_alike(first, run)

@@ -14,6 +14,7 @@ from json import JSONDecodeError
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError, model_validator
 
@@ -75,7 +76,7 @@ class Server:
 
     Attributes:
         option: option that chose it, such as "engine".
-        url: its address, which ends with ``/v1``.
+        url: its address, to which ``/v1`` is added where it has no path.
         fewer: option that lowers the number of concurrent requests.
     """
 
@@ -88,12 +89,17 @@ class Server:
         """The server as the user typed it."""
         return f"{self.option}={self.url}"
 
+    @property
+    def address(self) -> str:
+        """The address under which the API's paths stand."""
+        return self.url.rstrip("/") + ("" if urlsplit(self.url).path.strip("/") else "/v1")
+
     def client(self, **options: Any) -> OpenAI:
         """Make the client, with :func:`api_key`; UserError without openai."""
         check_extra(self.name, "remote", "openai")
         import openai
 
-        return openai.OpenAI(base_url=self.url, api_key=api_key() or "-", **options)
+        return openai.OpenAI(base_url=self.address, api_key=api_key() or "-", **options)
 
     def read(self, kind: type[_Body], raw: Any) -> _Body:
         """Check a raw response (:class:`Unreadable`)."""

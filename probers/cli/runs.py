@@ -153,7 +153,7 @@ class RunFolder:
             return True  # nothing is written, so a read-only folder works
         new = not os.path.lexists(self.path)
         self._check()
-        with writing(self.path):
+        with writing(self.path, "choose another out"):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
         state, old = self._check(), None  # again: another process may have written meanwhile
@@ -297,6 +297,11 @@ def differences(
     if "texts_read.rows" in {*keys} & {*ours} & {*others}:
         return "other rows"
     listed = [f"{k}: {shown(others.get(k))} {names[0]}, {shown(ours.get(k))} {names[1]}" for k in keys]
+    for place, key in enumerate(keys):
+        if key.startswith("inputs."):
+            sides = [name for name, each in zip(names, (others, ours), strict=True) if key in each]
+            what = "has other content" if len(sides) > 1 else f"is read only {sides[0]}"
+            listed[place] = f"{key.removeprefix('inputs.')} {what}"
     return shortlist(listed, 2, "; ")
 
 

@@ -53,9 +53,7 @@ Split = Literal["train", "validation", "test"]
 ReadPool = Literal["mean", "last", "mind", "prompt", "tokens", "predicting"]
 Several = Annotated[list[_Each], Limits("a list of these", min_length=1)]
 OnBadLine = Literal["error", "skip"]
-Part = Annotated[
-    str, Limits("i/n, one of 1/n to n/n such as 2/4, or null for the whole", check=Partition.parse)
-]
+Part = Annotated[str, Limits("i/n, one of 1/n to n/n such as 2/4", check=Partition.parse)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ def what_is_wrong(error: Exception) -> str:
     """Describe why a record cannot be read; name a missing key."""
     if isinstance(error, RecursionError):
         return DEEP
+    if isinstance(error, json.JSONDecodeError) and error.lineno == 1:
+        return f"{error.msg.removesuffix(' starting at')}, column {error.colno}"
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
@@ -112,7 +114,12 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[tuple[io.TextI
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
             with io.TextIOWrapper(binary, encoding="utf-8-sig", newline=newline) as lines:
                 yield lines, raw.tell
-    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+    except UnicodeDecodeError as error:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as raw:
+            bad = (n for n, line in enumerate(raw, 1) if line.decode(errors="ignore").encode() != line)
+            message = f"{path} is not UTF-8 text (line {next(bad, 1)}): save it as UTF-8"
+        raise UserError(message, "bad-file") from error
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text: {error}", "bad-file") from error
 
 

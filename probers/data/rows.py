@@ -22,7 +22,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "prompt": ("question", "query", "input", "instruction", "context", "user"),
     "messages": ("conversation", "chat", "dialogue", "dialog"),
     "answer": ("response", "output", "completion", "generation", "generated", "prediction", "reply", "text"),
-    "passages": ("contexts", "documents", "docs", "knowledge", "evidence"),
+    "passages": ("contexts", "context", "documents", "document", "docs", "retrieved_contexts", "knowledge",
+                 "evidence"),
     "wrong": (
         "is_wrong", "incorrect", "is_incorrect", "hallucinated", "hallucination", "is_hallucination",
         "is_hallucinated", "label", "labels", "target", "y",
@@ -130,22 +131,36 @@ def alias_of(field: str, names: Collection[str]) -> str | None:
 def lacking(field: str, names: Collection[str]) -> str:
     """Describe a missing field: the columns that are there, and the mapping that probably mends it."""
     message = f"no field {field!r} among the columns {', '.join(map(str, names)) or '(none)'}"
+    if len(names) == 1 and ";" in next(iter(names)):
+        return f"{message}: separate the columns by commas, not by semicolons"
     if (column := alias_of(field, names)) is not None:
-        mapping = f"texts.columns={{{field}: {column}}}"
-        return f"{message}: if {column} holds it, give {field}={column!r} ({mapping})"
+        return f"{message}: if {column} holds it, give {_mapping({field: column})}"
     if field == "wrong" and (opposite := [name for name in names if name.lower() in _OPPOSITE]):
         return f"{message}: {opposite[0]} says the opposite, so give its negation as wrong"
     if field == "answer" and "messages" in names:
         return f"{message}: messages stand before it, so put the last one, of the assistant, into answer"
-    mapping = f"give {field}='COLUMN' (texts.columns={{{field}: COLUMN}} in a command)"
+    mapping = f"give {_mapping({field: 'COLUMN'})}"
     return f"{message}: rename the column that holds it to {field!r}, or {mapping}"
 
 
-def unread_field(field: str, names: Collection[str]) -> str | None:
-    """Describe the column that probably holds a field which rows may lack; None if none does."""
-    if field in names or (column := alias_of(field, names)) is None:
+def unread_fields(fields: Iterable[str], names: Collection[str]) -> str | None:
+    """Describe the columns that probably hold fields which rows may lack; None if none does."""
+    columns: dict[str, str] = {}
+    for field in fields:
+        left = [name for name in names if name not in columns.values()]
+        if field not in names and (column := alias_of(field, left)) is not None:
+            columns[field] = column
+    if not columns:
         return None
-    return f"answers are read without {field}: if {column} holds it, give {field}={column!r}"
+    message, hold = f"answers are read without {' and '.join(columns)}", " and ".join(columns.values())
+    return f"{message}: if {hold} hold{'s it' if len(columns) == 1 else ' them'}, give {_mapping(columns)}"
+
+
+def _mapping(columns: Mapping[str, str]) -> str:
+    """Write how columns are mapped to fields in Python, and in a command."""
+    python = ", ".join(f"{field}={column!r}" for field, column in columns.items())
+    command = ", ".join(f"{field}: {column}" for field, column in columns.items())
+    return f'{python} (in a command "texts.columns={{{command}}}")'
 
 
 def unread_labels(names: Collection[str]) -> list[str]:

@@ -59,7 +59,8 @@ class Report:
     def tested(self) -> str:
         """Size of the test split."""
         test, texts = self.figures.splits["test"], self.figures.words.texts
-        return f"test: {test.n:,} texts, {test.groups:,} groups, {test.wrong:.0%} {texts}; 95% intervals"
+        of = f"{count(test.n, 'text')}, {count(test.groups, 'group')}"
+        return f"test: {of}, {test.wrong:.0%} {texts}; 95% intervals"
 
     @property
     def notes(self) -> list[str]:
@@ -174,7 +175,7 @@ def warnings(figures: Figures) -> list[str]:
     shuffled = figures.controls.get(SHUFFLED)
     if shuffled is not None and not shuffled.at_chance:
         why = "by chance (one run in twenty) or because something is wrong; train with another seed"
-        reached = bounds(shuffled.auroc_ci)
+        reached = f"{number(shuffled.auroc)} {bounds(shuffled.auroc_ci)}"
         messages.append(f"a head on shuffled labels reached AUROC {reached}, not 0.5: {why}")
     if figures.calibration.constant:
         why = f"on validation, higher scores are not more often {figures.words.texts}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from ..checksums import Journal
-from ..data.rows import unread_field
+from ..data.rows import unread_fields
 from ..data.texts import Text, TextSource
 from ..model.causal_lm import CausalLM
 from ..model.language_model import Decoding, Sampling, ScoreRequest, Scoring
@@ -46,8 +46,9 @@ def readable(source: TextSource, texts: Sequence[Text], prober: Scorer, tokenize
             source.left_out.refuse(one.where, str(error))
     source.check_found(written)
     names = dict.fromkeys(name for one in written for name in one.record)
-    bare = not any(one.passages or one.passages_at or one.messages for one in written)
-    if bare and (hint := unread_field("passages" if prober.spec.needs.of_passages else "prompt", names)):
+    reads = prober.spec.needs.of_passages and not any(one.passages or one.passages_at for one in written)
+    fields = ["passages"] * reads + ["prompt"] * (not any(one.messages for one in written))
+    if hint := unread_fields(fields, names):
         log.warning(hint)
     return written
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..cli.inputs import find_prober, load_model
-from ..cli.openai_client import api_key
+from ..cli.openai_client import Server, api_key
 from ..data.records import what_is_wrong
 from ..prober.prober import Prober
 from ..prober.token_scores import check_growing, text_needs, text_scores
@@ -222,15 +222,15 @@ def _check_server(settings: Check, lm: CausalLM, bank: Prober, tolerance: float)
 
 def _completion(url: str, prompt: str, length: int) -> tuple[str, list[tuple[int, int]], np.ndarray]:
     """Have a server continue a prompt greedily; return text, offsets and scores of its tokens (RunError)."""
-    address = url.rstrip("/").removesuffix("/v1")
+    address = Server("engine", url, "").address
     try:
         key = api_key()
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         with httpx.Client(timeout=120, follow_redirects=False, headers=headers) as client:
-            listed = client.get(f"{address}/v1/models")
+            listed = client.get(f"{address}/models")
             listed.raise_for_status()
             body = {"model": listed.json()["data"][0]["id"], "prompt": prompt, "max_tokens": length}
-            answer = client.post(f"{address}/v1/completions", json=body | {"temperature": 0})
+            answer = client.post(f"{address}/completions", json=body | {"temperature": 0})
             answer.raise_for_status()
         choice = Completion.model_validate(answer.json()).choices[0]
         if (response := choice.hallucination) is None or None in response.token_scores:

@@ -192,13 +192,13 @@ def _promised(results: Mapping[str, Any], *, known: bool) -> list[str]:
 
 def _summary(scored: Sequence[Scored], results: Mapping[str, Any], limit: float) -> list[str]:
     """Summarise hits, the worst spans and the fit to labels, as lines for the terminal."""
-    lines = [
-        f"{results['fires']:,} of {count(results['n'], 'text')} fire: "
-        f"score above {results['threshold']:.3g}, P(wrong) above {limit:.0%}",
-        *results["promised"],
-    ]
-    if silent := results["n"] - results["too_long"] - results["judged"]:
-        lines.append(f"{count(silent, 'text')} without an entity, which this prober cannot score")
+    above = f"score above {results['threshold']:.3g}, P(wrong) above {limit:.0%}"
+    lines = [f"{results['fires']:,} of {count(results['n'], 'text')} fire: {above}", *results["promised"]]
+    if not results["judged"]:
+        lines = [f"nothing was judged of {count(results['n'], 'text')}"]
+    reasons = (one.not_scored or "the answer has no entity" for _, one in scored if one.score is None)
+    for reason, silent in Counter(reasons).most_common():
+        lines.append(f"{count(silent, 'text')} not judged: {reason}")
     if unlike := results["unlike"]:
         texts = f"{unlike:,} of {count(results['judged'], 'judged text')}"
         lines.append(f"{texts} unlike the prober's training texts: their P(wrong) is no tested probability")

@@ -49,6 +49,8 @@ def run(settings: Compare, parts: PartRuns | None = None) -> Path:
     config = record | {"inputs": files, "asked": choice.chosen.record}
     folder = RunFolder(out if part is None else part.folder(out), "compare", config)
     if not (folder.begin("comparison") if parts is None else parts.begin(folder, "comparison")):
+        if part is None:
+            log.info("its report: %s", for_shell(f"{folder.path}/report.html"))
         return folder.path
     if parts is not None:
         _take_answers(parts, choice.questions, folder.path)

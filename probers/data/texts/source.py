@@ -20,7 +20,7 @@ from ...options import shown
 from ...prompts import AS_GIVEN, MESSAGES
 from ...types import SPLITS, Outside, Unit, UserError, count
 from ..records import BadLine, LeftOut, UnusableError, check_unicode, given_records, what_is_wrong
-from ..rows import lacking, records_of, renamed, unread_field, unread_labels
+from ..rows import lacking, records_of, renamed, unread_fields, unread_labels
 from ..splits import SPLIT_NAMES, Splits
 from ..tables import HUB_FOLDER, Row, hub_splits, is_saved, saved_splits, stream_rows
 from .base import OF_RETRIEVAL, Text, glued, read_text
@@ -255,8 +255,7 @@ class TextSource:
             raise UserError(f"texts={self._spec} has no text with a label for unit={unit}", "labels")
         if unit != "token" and len(labels) < 2:
             raise self._one_kind(unit, labels)
-        plain = not (self._alone or forms["passages"] or forms[MESSAGES])
-        if plain and (hint := unread_field("prompt", columns)):
+        if not (self._alone or forms[MESSAGES]) and (hint := unread_fields(["prompt"], columns)):
             log.warning("texts=%s: %s", self._spec, hint)
         if (different := len(set(groups))) < len(SPLITS):
             if not (named or self._alone):
