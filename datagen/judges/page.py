@@ -89,8 +89,7 @@ def reading_page(texts: Sequence[Text], *, about: Mapping[str, str], count: int 
     Args:
         texts: judged texts, as :class:`~probers.data.texts.TextSource` reads them.
         about: facts for the head.
-        count: decided spans and sentences to draw, half of each verdict; up to 15 unknown ones are added.
-        seed: seed of the draw.
+        count, seed: decided parts to draw, and seed of the draw (:func:`draw_verdicts`).
 
     The page saves the verdicts read as ``hand.jsonl``, labelled texts with the drawn parts alone, for
     ``probers-judge agreement``. Choices are kept in the browser under a name made from the page's content.

@@ -38,8 +38,6 @@ _SCHEMA = 2
 _SECONDS, _DISK, _MEMORY = 3e-7, 6.5, 13.0
 #: Narrower models keep float32 on a CPU: their products are slower in bfloat16 even where it is native.
 _LEAST_WIDTH = 512
-#: Largest number of values of a weight in :func:`weight_sample`.
-_SAMPLED = 64
 
 
 def pick_device(device: str) -> torch.device:
@@ -342,16 +340,15 @@ def _fingerprint(source: str, model: Any) -> str:
 def weight_sample(model: Any) -> str:
     """Digest some weights as they are in memory; it is the same in single precision and in bfloat16.
 
-    A model that was trained further, or that nobody loaded from a file, differs from another of its shape. ""
-    for half precision and quantized weights, which are rounded otherwise, and for weights that lie elsewhere.
-    An adapter's own weights are left out.
+    A model that was trained further differs. "" for half precision and quantized weights, which are rounded
+    otherwise, and for weights that lie elsewhere. An adapter's own weights are left out.
     """
     weights = [weight for name, weight in model.named_parameters() if "lora_" not in name]
     known = all(weight.dtype in (torch.float32, torch.bfloat16) and not weight.is_meta for weight in weights)
     if not known or getattr(model.config, "quantization_config", None) is not None:
         return ""
     flat = (weight.detach().flatten() for weight in weights)
-    few = [each[:: 1 + len(each) // _SAMPLED].to("cpu", torch.bfloat16) for each in flat]
+    few = [each[:: 1 + len(each) // 64].to("cpu", torch.bfloat16) for each in flat]
     return digest(torch.cat(few).view(torch.int16).numpy().tobytes(), 12)
 
 

@@ -292,12 +292,9 @@ def table_lines(
     columns = [
         (title, key, digits)
         for title, key, digits, beside in _COLUMNS
-        if (wide or key in few)
-        and (
-            key == headline
-            or beside is None
-            or any(e.get(key) != (e[beside] if beside else None) for e in methods.values())
-        )
+        if key in few
+        or (wide and beside is None)
+        or (wide and any(e.get(key) != (e[beside] if beside else None) for e in methods.values()))
     ]
     width = max(map(len, [*methods, "method"]))
     short = next(title for title, key, _ in columns if key == headline)

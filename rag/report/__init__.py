@@ -34,9 +34,8 @@ def conclusion(results: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """Say in one sentence how a comparison came out; ``results`` and ``data`` as of :func:`write_report`.
 
     The sentence is about the best method that decides for itself, if possible one that did not always or
-    never fire: how often it is right, at how many retrievals, against always and never retrieving, and
-    whether it is above random retrieval at the same budget. Of few questions it says first that they settle
-    nothing.
+    never fire: how often it is right, at how many retrievals, against always and never, and whether it is
+    above random retrieval at the same budget. Of few questions it says first that they settle nothing.
     """
     findings = Findings(results, data)
     groups = findings.results.get("bootstrap", {}).get("units", findings.n)
