@@ -164,7 +164,7 @@ def compared(
     row("server", "one query alone, p50 / p95", "", *spans)
     row("server", f"one of {len(queries)} queries at once", "", *(f"{m.batched:.2f} ms" for m in each))
     row("server", f"one of {len(phrases)} counts at once", "", *(f"{m.counting:.2f} ms" for m in each))
-    agree = [agreement(ours.found, m.found) for m in theirs]
+    agree = [agreement(ours.results, m.results) for m in theirs]
     counts = [float(np.mean(np.equal(ours.counts, m.counts))) for m in theirs]
     row("server", "the embedded index's ranking", "", "", *(f"{a.same:.1%} of the questions" for a in agree))
     row("server", f"its first {K}", "", "", *(f"{a.shared:.1%} of the passages" for a in agree))

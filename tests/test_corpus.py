@@ -42,7 +42,6 @@ def records(n):
 
 @pytest.fixture(params=["memory", "disk"])
 def load(request, tmp_path):
-    """load_corpus with one of the two backings."""
 
     def call(path, **options):
         limit = 10**9 if request.param == "memory" else 0

@@ -110,7 +110,6 @@ def test_what_cannot_be_read_is_named_in_one_sentence(files, tmp_path, damage, n
 
 
 def folders(cache: Path) -> list[Path]:
-    """Models in a cache, whole or not."""
     return [path for path in cache.iterdir() if path.is_dir() and path.name != "files"]
 
 

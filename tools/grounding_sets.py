@@ -29,8 +29,8 @@ from sklearn.model_selection import GroupKFold, LeaveOneGroupOut
 import probers
 from probers.data.records import file_rows
 from probers.data.texts import TextSource
-from probers.evaluation.baselines import RANGES, Strata, logistic_regression, numbers, pooled_auroc
-from probers.evaluation.metrics import Bootstrap, auroc
+from probers.evaluation.baselines import RANGES, Strata, logistic_regression, numbers
+from probers.evaluation.metrics import Bootstrap, auroc, pooled_auroc
 from probers.store.store import FeatureStore
 from probers.words.text import split_sentences
 

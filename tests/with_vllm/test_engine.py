@@ -1,6 +1,7 @@
 """``engine=vllm`` writes, reads and records what our own engine does; the commands make the same of it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,7 +141,8 @@ def test_padded_rows_are_never_written_and_prompts_end_as_ours(tmp_path: Path) -
 @pytest.mark.parametrize("stop", STOPS)
 def test_what_it_writes_is_recorded_as_ours(engines: tuple[CausalLM, VllmLM], stop: list[Any]) -> None:
     ours, theirs = engines
-    assert theirs.spec == ours.spec and theirs.width == ours.width and theirs.num_layers == ours.num_layers
+    assert theirs.spec == replace(ours.spec, sample="")  # of weights in another process
+    assert theirs.width == ours.width and theirs.num_layers == ours.num_layers
     prompts = [*PROMPTS[::9], "A", PROMPTS[0]]
     limits = [1 + 3 * i for i in range(len(prompts))]
     for needs in needs_of(ours.num_layers):
