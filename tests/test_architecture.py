@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 #: Ratchet: what is there now, which nothing may exceed. Lower a number when it falls; the goal stands behind.
 LIMITS = {
     "modules": 251,  # goal 235, and grounding, the value of a retrieval, engines and texts of others
-    "lines": 56165,  # goal 43,500; without tests, benchmarks, tools and docs
+    "lines": 56162,  # goal 43,500; without tests, benchmarks, tools and docs
     "lines of tests": 31000,
     "modules of a folder": 16,  # goal 16
     "modules on the route of a question": 49,  # goal 46, and the thinking before an answer

@@ -145,11 +145,8 @@ class CausalLM(LanguageModel):
     @cached_property
     def spec(self) -> ModelSpec:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        marks = text_marks(self.tokenizer, self._eos)
-        sample = weight_sample(self.model)
-        return ModelSpec(
-            self._name, self._revision, self.num_layers, self.width, dtype, **marks, sample=sample
-        )
+        marks = text_marks(self.tokenizer, self._eos) | {"sample": weight_sample(self.model)}
+        return ModelSpec(self._name, self._revision, self.num_layers, self.width, dtype, **marks)
 
     def generate_each(
         self, requests: Sequence[GenerationRequest], how: Decoding, *, known: Container[int] = ()
